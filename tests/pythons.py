@@ -1,6 +1,6 @@
 """Run the core tests on every CPython that this project supports and this machine has.
 
-    python tests/pythons.py [--but-own] [--lowest] [pytest arguments]
+    python tests/pythons.py [--but-own | --only-own] [--lowest] [pytest arguments]
 
 It looks on PATH, in ~/.pyenv/versions and where uv keeps interpreters, and starts each one that it
 finds: a shim of pyenv's may not work. Each minor version gets a virtual environment of its own,
@@ -9,8 +9,9 @@ jobs, store, tools and the HTTP backends, without a local model.
 
 The run fails if fewer than three minor versions were found, unless ANABRANCH_PYTHONS=any is set.
 `--but-own` leaves out the version of the Python that runs this: there `make test` runs everything.
-`--lowest` runs the tests that need anyio and pydantic alone, on the oldest version that is found,
-with the lowest versions of these two that pyproject.toml allows.
+`--only-own` runs that version alone. `--lowest` runs the tests that need anyio and pydantic alone,
+on the oldest version that is found, with the lowest versions of these two that pyproject.toml
+allows.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ class Python(NamedTuple):
 def main() -> int:
     """Run the tests; return the exit status."""
     arguments = sys.argv[1:]
-    own, lowest = "--but-own" in arguments, "--lowest" in arguments
-    arguments = [each for each in arguments if each not in ("--but-own", "--lowest")]
+    options = {"--but-own", "--only-own", "--lowest"}.intersection(arguments)
+    arguments = [each for each in arguments if each not in options]
     pythons = find()
     if not pythons:
         print(f"no CPython from {_dotted(OLDEST)} up was found: install one")
         return 1
-    if lowest:
+    if "--lowest" in options:
         return run_lowest(pythons[0], arguments)
     found = {python.minor for python in pythons}
     if len(found) < ENOUGH and os.environ.get("ANABRANCH_PYTHONS") != "any":
@@ -82,8 +83,11 @@ def main() -> int:
         return 1
     ended: list[tuple[str, int]] = []
     for python in pythons:
-        if own and python.minor == sys.version_info[:2]:
+        is_own = python.minor == sys.version_info[:2]
+        if "--but-own" in options and is_own:
             print(f"== {python.version}: left to `make test`", flush=True)
+            continue
+        if "--only-own" in options and not is_own:
             continue
         tests = tests_of(CORE, LEFT_OUT)
         venv = ROOT / f".venv-{_dotted(python.minor)}"
@@ -123,18 +127,23 @@ def install(python: Python, venv: Path, packages: list[str]) -> None:
     """Make the environment, or bring it up to date."""
     print(f"== {python.version}: installing into {venv.name}", flush=True)
     uv("venv", "-q", "--allow-existing", "--python", python.path, str(venv))
-    uv("pip", "install", "-q", "--upgrade", "--python", str(venv / "bin" / "python"), *packages)
+    uv("pip", "install", "-q", "--upgrade", "--python", str(_python_of(venv)), *packages)
 
 
 def run_tests(python: Python, venv: Path, tests: list[str], arguments: list[str]) -> int:
     """Run pytest; return its exit status."""
     print(f"== {python.version}: {len(tests)} test files", flush=True)
     parallel = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
-    command = [str(venv / "bin" / "python"), "-m", "pytest", "-q", *parallel, *tests, *arguments]
-    path = os.pathsep.join([str(venv / "bin"), os.environ["PATH"]])
+    python_path = _python_of(venv)
+    command = [str(python_path), "-m", "pytest", "-q", *parallel, *tests, *arguments]
+    path = os.pathsep.join([str(python_path.parent), os.environ["PATH"]])
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False
     ).returncode
+
+
+def _python_of(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 def uv(*arguments: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
+import pytest
 from support.paths import ROOT
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -23,21 +28,111 @@ def python(code: str, *options: str, cwd: str | Path = "/") -> str:
     return done.stdout
 
 
-def test_every_room_is_packaged() -> None:
-    """A room left out of the list, or one inside a room, would be absent from the wheel."""
-    packages = SETTINGS["tool"]["setuptools"]["packages"]
-    inner = [path.parent for room in rooms() for path in (ROOT / room).glob("*/**/__init__.py")]
-    names = [*rooms(), *(".".join(path.relative_to(ROOT).parts) for path in inner)]
-    assert sorted(packages) == sorted(["anabranch", *(f"anabranch.{name}" for name in names)])
-
-
-def test_every_room_is_mapped_checked_and_linked() -> None:
-    """The mapping, pyright's folders and the links name the same rooms."""
-    mapping = SETTINGS["tool"]["setuptools"]["package-dir"]
-    assert {f"anabranch.{room}": room for room in rooms()}.items() <= mapping.items()
+def test_every_package_is_checked_and_linked() -> None:
+    """pyright's folders and the links name the same packages."""
     assert set(rooms()) <= set(SETTINGS["tool"]["pyright"]["include"])
     for room in rooms():
         assert (ROOT / room / "__init__.py").is_file()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files, in a folder that is not named like the package."""
+    folder = tmp_path_factory.mktemp("layout") / "x"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.split("\0"):
+        if name and not name.startswith(("tests/", "docs/", "benchmarks/", "examples/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def build(clone: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Build a wheel as pip does, `wheel` or `editable`, with the setuptools of this environment."""
+    def build(kind: str) -> subprocess.CompletedProcess[str]:
+        code = f"from setuptools import build_meta; print(build_meta.build_{kind}('dist-{kind}'))"
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True, text=True, check=False, cwd=clone,
+        )  # fmt: skip
+
+    return build
+
+
+def names_in(clone: Path, kind: str) -> set[str]:
+    (wheel,) = (clone / f"dist-{kind}").glob("*.whl")
+    return set(ZipFile(wheel).namelist())
+
+
+def test_the_wheel_has_each_module_and_data_file_once(
+    clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    """Nothing of the packages is left out, and nothing else is in it."""
+    assert build("wheel").returncode == 0
+    kinds = {".py", ".md", ".html", ".js", ".css", ".typed"}
+    expected = {
+        f"anabranch/{path.relative_to(clone).as_posix()}"
+        for room in rooms()
+        for path in (clone / room).rglob("*")
+        if path.suffix in kinds
+    } | {f"anabranch/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    found = {name for name in names_in(clone, "wheel") if ".dist-info/" not in name}
+    assert found == expected
+
+
+def test_an_editable_install_shows_the_package_to_type_checkers(
+    clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    """They read a path file, and no import hook; new files need no new install."""
+    assert build("editable").returncode == 0
+    (wheel,) = (clone / "dist-editable").glob("*.whl")
+    (path_file,) = (name for name in names_in(clone, "editable") if name.endswith(".pth"))
+    assert ZipFile(wheel).read(path_file).decode().strip() == str(clone)
+
+
+def test_a_program_elsewhere_has_the_package_and_its_types(tmp_path: Path) -> None:
+    """In the environment that the tests run in: what `make` has installed."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from anabranch import Job, run\n"
+        "class Shout(Job[str]):\n"
+        "    text: str\n"
+        "    async def task(self) -> str:\n"
+        "        return self.text.upper()\n"
+        "reveal_type(run(Shout('hi')))\n"
+    )
+    for tool, option in ("pyright", "--pythonpath"), ("mypy", "--python-executable"):
+        command = [sys.executable, "-m", tool, option, sys.executable, program.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+        assert re.search(r'(Type of .* is|Revealed type is) "(builtins\.)?str"', done.stdout)
+
+
+def test_a_clone_without_symbolic_links_says_what_to_do(
+    clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    """As git makes it on Windows: links are text files."""
+    links = [path for path in (clone / "anabranch").iterdir() if path.is_symlink()]
+    targets = {path: path.readlink() for path in links}
+    for path, target in targets.items():
+        path.unlink()
+        path.write_text(str(target))
+    try:
+        built = build("wheel")
+        imported = subprocess.run(
+            [sys.executable, "-S", "-c", "import anabranch"],
+            capture_output=True, text=True, check=False, cwd=clone,
+        )  # fmt: skip
+    finally:
+        for path, target in targets.items():
+            path.unlink()
+            path.symlink_to(target)
+    for done in built, imported:
+        assert done.returncode != 0
+        assert "git config core.symlinks true" in done.stderr.splitlines()[-1]
 
 
 def test_only_the_agents_and_the_terminal_have_rooms_inside() -> None:
