@@ -16,6 +16,8 @@ from anabranch.backends._weights import cache_folder
 from anabranch.commander import ConfigurationError, MissingExtra
 from anabranch.messages import Message, Request
 
+pytestmark = pytest.mark.contract("B1")
+
 
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +63,7 @@ def test_an_address_must_be_one() -> None:
         connect("http://", model="x")
 
 
+@pytest.mark.contract("B3")
 @pytest.mark.parametrize(
     ("provider", "variable", "address"),
     [
@@ -98,6 +101,7 @@ def test_openai_base_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert (one.base_url, other.base_url) == ("http://localhost:1/v1", "http://localhost:2")
 
 
+@pytest.mark.contract("B3")
 def test_a_password_in_an_address_is_not_shown() -> None:
     """Nor a query, which may hold a key."""
     backend = connect("http://me:pass@localhost:8000/v1?api-key=hidden", model="x")

@@ -21,6 +21,8 @@ from anabranch.commander import (
     StreamInterrupted,
 )
 
+pytestmark = pytest.mark.contract("B1")
+
 __all__ = ["line"]  # the fixture
 
 

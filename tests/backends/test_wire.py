@@ -30,6 +30,8 @@ from anabranch.commander import (
 from anabranch.messages import ChunkReader, delta_from_chunk
 from anabranch.messages.text import encodable
 
+pytestmark = pytest.mark.contract("B1")
+
 __all__ = ["line"]  # the fixture
 
 

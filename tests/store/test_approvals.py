@@ -35,6 +35,8 @@ from anabranch.store import (
 from anabranch.tools import Approvals, Decision
 from tests.store.test_effects import change, kills, require_alike, told
 
+pytestmark = pytest.mark.contract("D12")
+
 
 async def found(n: int, *, effect_key: str) -> Done | NotDone:
     done = _disk[-1].done

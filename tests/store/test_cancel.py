@@ -17,6 +17,8 @@ from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D6")
+
 
 class Waits(Durable[str]):
     seconds: float = 3600

@@ -38,6 +38,8 @@ from support.scale import SEED, many
 from anabranch import Conversation, Job, Message, connect, handler, tool
 from anabranch.store._canonical import DEEPEST, canonical, digest
 
+pytestmark = pytest.mark.contract("D5")
+
 # --- values, as recipes: what is built twice is equal, and compared without the code under test
 
 

@@ -30,6 +30,8 @@ from anabranch.store import Durable, Journal
 from anabranch.store._file import JournalFile, Row
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("D10")
+
 DAY = 86400.0
 USED: list[float] = []
 

@@ -55,6 +55,8 @@ from anabranch.store._canonical import canonical
 from anabranch.store._codec import Codec
 from anabranch.store.errors import JournalMismatch, NotStorable
 
+pytestmark = pytest.mark.contract("D18")
+
 T = TypeVar("T")
 
 

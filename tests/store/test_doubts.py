@@ -17,6 +17,8 @@ from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
 from anabranch.testing import ScriptedBackend
 from tests.store.test_effects import change, failures, kills, left_after, require_alike
 
+pytestmark = pytest.mark.contract("D7")
+
 # What the world outside says when it is asked: for a test to set.
 SAYS: list[Callable[[str], Any]] = []
 ASKED: list[str] = []

@@ -19,6 +19,8 @@ from anabranch.store.errors import (
     RunNotFound,
 )
 
+pytestmark = pytest.mark.contract("D1")
+
 
 @pytest.fixture(params=["file", "memory"])
 async def file(request, tmp_path):

@@ -17,6 +17,8 @@ from anabranch.store._file import JournalFile
 from anabranch.store._schema import network_disk
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D19")
+
 
 def content(path: Path | str) -> bytes | None:
     return Path(path).read_bytes() if os.path.isfile(path) else None

@@ -17,6 +17,8 @@ from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D19")
+
 
 async def all_waiting(file: JournalFile, fence: int) -> list[object]:
     """Wait for everything that one can wait for, at once; none of it hangs."""

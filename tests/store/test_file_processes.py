@@ -13,6 +13,8 @@ from support.scale import SEED, many
 
 from anabranch.store import Journal, RunBusy
 
+pytestmark = pytest.mark.contract("D2")
+
 # Appends numbers from the last on, each some rows after a barrier, and says up to where barriers
 # have returned. Several of these begin at once, on a file that is not there yet.
 APPENDS = """

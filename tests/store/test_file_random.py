@@ -15,6 +15,8 @@ from support.scale import many
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError, LeaseLost
 
+pytestmark = pytest.mark.contract("D2")
+
 RUNS = ["a", "b"]
 QUICK = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
 run_ids = st.sampled_from(RUNS)

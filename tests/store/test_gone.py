@@ -16,6 +16,8 @@ from anabranch.store._gone import child_name
 from anabranch.store._look import RunView, view
 from anabranch.store._rows import FIRST
 
+pytestmark = pytest.mark.contract("D15")
+
 CODE: dict[str, list[str]] = {}
 
 

@@ -25,6 +25,8 @@ from anabranch.store import (
     live,
 )
 
+pytestmark = pytest.mark.contract("D1")
+
 
 class Plain(Durable[str]):
     async def task(self) -> str:

@@ -16,6 +16,8 @@ from support.scale import SEED, many
 from anabranch.store import JournalError, RunBusy, _schema
 from anabranch.store._file import JournalFile
 
+pytestmark = pytest.mark.contract("D2")
+
 # Holds a run of the file, with all that it wrote in the WAL.
 HOLDS = """
 async def main():

@@ -26,6 +26,8 @@ from support.scale import many, seeds
 from anabranch.store._file import Row
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D14")
+
 Body = list[Any]
 
 

@@ -30,6 +30,8 @@ from anabranch.store import (
 )
 from anabranch.testing import ScriptedBackend, run_seeded
 
+pytestmark = pytest.mark.contract("D22")
+
 MAILS = "notes/s"
 
 

@@ -16,6 +16,8 @@ from anabranch.store import Durable, Journal, NotStorable
 from anabranch.store._codec import Codec
 from anabranch.store._look import view
 
+pytestmark = pytest.mark.contract("D12")
+
 
 class Number(Durable[list[Any]]):
     timeout: float | None = None

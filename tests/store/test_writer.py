@@ -21,6 +21,8 @@ from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("D2")
+
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there are no timers' signals")
 
 SIGNALLED = """

@@ -26,6 +26,8 @@ from anabranch.messages import Message, Request
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import Trace, live
 
+pytestmark = pytest.mark.contract("S9")
+
 HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": True}
 
 

@@ -24,6 +24,8 @@ from anabranch.commander.tap import Tap
 from anabranch.tracing import read, record
 from anabranch.tracing._record import is_recorded
 
+pytestmark = pytest.mark.contract("S1")
+
 
 @handler
 async def give(node: Node, value: Any = None) -> Any:
@@ -221,6 +223,7 @@ def test_a_tap_that_takes_when_it_is_told_loses_nothing(
         assert [event.node_id for event in own if event.kind == "put"] == [*range(1, count + 1)]
 
 
+@pytest.mark.contract("S7")
 async def test_odd_data_end_no_recording(tmp_path: Path) -> None:
     """S7: a program may tell anything by `emit`; what cannot be read says nothing."""
     kinds: list[Any] = [
@@ -384,6 +387,7 @@ def test_a_program_that_ends_in_the_middle_has_it_all(leave: str, tmp_path: Path
     assert trace.lives[0].ended
 
 
+@pytest.mark.contract("S4")
 def test_a_program_that_leaves_its_loop_has_what_happened(tmp_path: Path) -> None:
     """S4: nobody closes the tree, and the end of the program writes what there is."""
     run = """
@@ -397,6 +401,7 @@ os.environ["x"] = "1"
     assert not trace.lives[0].ended
 
 
+@pytest.mark.contract("S4")
 def test_a_program_that_is_gone_at_once_leaves_a_file_that_reads(tmp_path: Path) -> None:
     """S4: `os._exit` waits for nobody."""
     trace = left_by("os._exit(1)", tmp_path / "r", 0.5)
