@@ -9,18 +9,17 @@ from support.contracts import PAGE, MarkedTest, marked_tests, promises, table
 from support.paths import ROOT, TESTS
 
 TEXT = PAGE.read_text(encoding="utf-8")
-MARKED = marked_tests()
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_each_promise_has_tests() -> None:
     """A promise that no test holds the package to is no promise."""
-    assert promises(TEXT).keys() - {test.contract for test in MARKED} == set()
+    assert promises(TEXT).keys() - {test.contract for test in marked_tests()} == set()
 
 
 def test_each_mark_names_a_promise() -> None:
     """A number that was mistyped would be counted nowhere."""
-    assert {test.contract for test in MARKED} - promises(TEXT).keys() == set()
+    assert {test.contract for test in marked_tests()} - promises(TEXT).keys() == set()
 
 
 def test_each_mark_was_read() -> None:
@@ -31,13 +30,13 @@ def test_each_mark_was_read() -> None:
         text = path.read_text(encoding="utf-8")
         file = str(path.relative_to(ROOT))
         written = {*re.findall(r"mark\.contract\(\W*(\w+)", text)}
-        assert written == {test.contract for test in MARKED if test.file == file}, file
+        assert written == {test.contract for test in marked_tests() if test.file == file}, file
 
 
 def test_a_marked_test_is_found_by_its_number(request: pytest.FixtureRequest) -> None:
     """The marks that are read from the files are those that pytest gives its tests."""
     path = TESTS / "dispatch/test_fork_end.py"
-    read = {(test.name, test.contract) for test in MARKED if test.file.endswith(path.name)}
+    read = {(test.name, test.contract) for test in marked_tests() if test.file.endswith(path.name)}
     module = pytest.Module.from_parent(request.session, path=path)
     collected = {
         (item.name.partition("[")[0], mark.args[0])
@@ -61,20 +60,20 @@ def test_files_with_a_number_in_their_name_hold_that_promise() -> None:
     for path in (TESTS / "commander").glob("test_t[0-9]*.py"):
         number = f"T{int(path.name[6:8])}"
         file = str(path.relative_to(ROOT))
-        assert {test.contract for test in MARKED if test.file == file} == {number}, file
+        assert {test.contract for test in marked_tests() if test.file == file} == {number}, file
 
 
 def test_each_file_about_durable_runs_holds_a_promise() -> None:
     """A new file of tests says what it is about."""
     files = {str(path.relative_to(ROOT)) for path in (TESTS / "store").glob("test_*.py")}
-    assert files - {test.file for test in MARKED} == set()
+    assert files - {test.file for test in marked_tests()} == set()
 
 
 @pytest.mark.parametrize("folder", ["commander", "dispatch", "store", "tracing"])
 def test_where_one_test_holds_a_promise_all_of_the_file_do(folder: str) -> None:
     """So a new test there is not forgotten."""
-    marked = {(test.file, test.name) for test in MARKED}
-    for file in {test.file for test in MARKED if test.file.startswith(f"tests/{folder}/")}:
+    marked = {(test.file, test.name) for test in marked_tests()}
+    for file in {test.file for test in marked_tests() if test.file.startswith(f"tests/{folder}/")}:
         body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
         functions = [each for each in body if isinstance(each, FUNCTION)]
         names = {each.name for each in functions if each.name.startswith("test_")}
@@ -106,4 +105,6 @@ def test_the_table_has_each_promise_with_its_tests() -> None:
         "  tests/a.py",
         "    test_two: It holds too.",
     ]
-    assert all(f"    {test.name}: {test.claim}" in table(TEXT, MARKED) for test in MARKED)
+    assert all(
+        f"    {test.name}: {test.claim}" in table(TEXT, marked_tests()) for test in marked_tests()
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ def promises(page: str) -> dict[str, str]:
     return dict(re.findall(r"^### ([A-Z]\d+): (.+)$", page, re.MULTILINE))
 
 
+@cache
 def marked_tests() -> list[MarkedTest]:
     """Return all tests with a number, in the order of their files."""
     return [test for path in sorted(TESTS.rglob("test_*.py")) for test in tests_in(path)]
