@@ -443,6 +443,8 @@ async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before:
         ({"error": {"message": "wait", "status": "RESOURCE_EXHAUSTED"}}, RateLimited),
         ({"error": {"message": "oh", "type": "InternalServerError"}}, BackendUnavailable),
         ({"error": {"message": "pay", "code": "insufficient_balance"}}, BackendError),
+        ({"error": {"message": "pay", "code": "insufficient_quota"}}, BackendError),
+        ({"error": {"message": "pay", "type": "insufficient_quota"}}, BackendError),
     ],
 )
 async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
