@@ -45,6 +45,7 @@ class Told:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     items: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    refused: bool = False  # the text is a refusal
 
     @classmethod
     def of(cls, served: Served, result: Any, usage: dict[str, Any]) -> Told:
@@ -56,7 +57,8 @@ class Told:
             said = {"name": call.name, "arguments": text, "index": call.index}
             calls.append({"id": call.id, **said})
         items = [item.model_dump(exclude_defaults=True) for item in served.items(result)]
-        return cls(served.text(result), served.status(result), calls, usage, items)
+        refused = served.refused(result)
+        return cls(served.text(result), served.status(result), calls, usage, items, refused)
 
 
 class Answer(Durable[Told]):

@@ -162,7 +162,8 @@ class KeptLog(Log):
             if row.kind in ("reply", "broken"):
                 value: Any = json.loads(row.value)
                 said = value["said"] if row.kind == "broken" else value
-                texts.append(said["message"].get("content") or "")
+                message = said["message"]
+                texts += [message.get("content") or "", message.get("refusal") or ""]
         return texts
 
     # --- what is added

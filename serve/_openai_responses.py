@@ -19,7 +19,6 @@ from ._log import Entry
 
 __all__ = ["ResponseEvents"]
 
-MORE = "response.output_text.delta"
 STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
 # Why a run failed, in the codes that this wire has.
 ERRORS = {
@@ -42,6 +41,7 @@ class ResponseEvents:
         self._begun = False
         self._speech: object = None  # whose text the open message is
         self._message: dict[str, Any] | None = None
+        self._key = "text"  # of its part, where the text stands
         self._around: list[str] = []  # of the events that say more of it
         self._calls: dict[str, tuple[int, dict[str, Any]]] = {}
         # The item of the reasoning that grows, and whose it is.
@@ -95,7 +95,7 @@ class ResponseEvents:
             case "text":
                 if entry.data["speech"] != self._speech:
                     yield from self._end_message("completed")
-                    yield from self._begin_message(entry.data["speech"])
+                    yield from self._begin_message(entry.data)
                 yield from self._say(entry.data["text"])
             case "broken":
                 yield from self._end_message("incomplete")
@@ -117,7 +117,7 @@ class ResponseEvents:
         if entry.kind != "text" or entry.data["speech"] != self._speech or self._message is None:
             return None
         text = entry.data["text"]
-        self._message["content"][0]["text"] += text
+        self._message["content"][0][self._key] += text
         first, between, last = self._around
         number = self._number
         self._number += 1
@@ -125,7 +125,7 @@ class ResponseEvents:
 
     # --- messages
 
-    def _begin_message(self, speech: object) -> Iterator[dict[str, Any]]:
+    def _begin_message(self, said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         place = len(self.output)
         item: dict[str, Any] = {
             "id": f"msg_{self.response['id']}_{place}",
@@ -134,19 +134,31 @@ class ResponseEvents:
             "status": "in_progress",
             "content": [],
         }
-        self._speech, self._message = speech, item
+        self._speech, self._message = said["speech"], item
         self.output.append(item)
         yield self._event("response.output_item.added", output_index=place, item=_copy(item))
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        if "refusal" in said:
+            part = {"type": "refusal", "refusal": ""}
+        self._key = "refusal" if "refusal" in said else "text"
         item["content"].append(part)
         yield self._of_part("response.content_part.added", part=_copy(part))
-        more = {"type": MORE, "sequence_number": HOLE, **self._place, "delta": HOLE}
-        self._around = frame_around({**more, "logprobs": list[Any]()}, event=MORE)
+        more = {"type": self._kind("delta"), "sequence_number": HOLE, **self._place, "delta": HOLE}
+        self._around = frame_around({**more, **self._logprobs()}, event=self._kind("delta"))
 
     def _say(self, text: str) -> Iterator[dict[str, Any]]:
         assert self._message is not None
-        self._message["content"][0]["text"] += text
-        yield self._of_part(MORE, delta=text, logprobs=[])
+        if self._key == "refusal" and not self._message["content"][0]["refusal"]:
+            text = text.removeprefix("\n")  # which separates it from the text before it
+        self._message["content"][0][self._key] += text
+        yield self._of_part(self._kind("delta"), delta=text, **self._logprobs())
+
+    def _kind(self, what: str) -> str:
+        """Return the type of an event of the part that grows."""
+        return f"response.{'output_text' if self._key == 'text' else 'refusal'}.{what}"
+
+    def _logprobs(self) -> dict[str, list[Any]]:
+        return {"logprobs": []} if self._key == "text" else {}
 
     def _end_message(self, status: str) -> Iterator[dict[str, Any]]:
         item = self._message
@@ -154,7 +166,8 @@ class ResponseEvents:
             return
         part = item["content"][0]
         item["status"] = status
-        yield self._of_part("response.output_text.done", text=part["text"], logprobs=[])
+        done = {self._key: part[self._key], **self._logprobs()}
+        yield self._of_part(self._kind("done"), **done)
         yield self._of_part("response.content_part.done", part=_copy(part))
         place = self.output.index(item)
         yield self._event("response.output_item.done", output_index=place, item=_copy(item))

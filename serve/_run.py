@@ -18,6 +18,7 @@ from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
+from ..messages.text import RefusalText
 from ..store import Journal, JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
 from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tools.origins import definition_of
@@ -172,7 +173,10 @@ class Run(Node[None], internal=True):
                     record_into(self.trace, tree)
                 told = await self._answer(tree)
             if told.text and told.text != "".join(self._said):
-                self._say("text", text=told.text, speech="result", agent=self.served.name)
+                refused = {"refusal": True} if told.refused else {}
+                self._say(
+                    "text", text=told.text, speech="result", agent=self.served.name, **refused
+                )
             if told.items:
                 self._say("items", items=told.items)
                 if told.calls and self.echo.get("store", True):
@@ -287,7 +291,15 @@ class Run(Node[None], internal=True):
             self._speech = node
             self._said.clear()
         self._said.append(text)
-        self._say("text", text=text, **self._speaker)
+        if type(text) is RefusalText:
+            self._say("text", text=str(text), **self._refuser)
+        else:
+            self._say("text", text=text, **self._speaker)
+
+    @property
+    def _refuser(self) -> dict[str, Any]:
+        """What an entry says of the speaker's refusal, which is not part of its other text."""
+        return {**self._speaker, "speech": f"{self._speaker['speech']}:refusal", "refusal": True}
 
     def _overhear(self, event: Event) -> None:
         """Pass over what an agent below has said: it is no part of the answer."""

@@ -53,6 +53,8 @@ class Served(ABC):
     keeps = False
     # The agent, where it is one by itself.
     agent: Agent[Any] | None = None
+    # Whether a question without a message is refused.
+    needs_text = True
     # What may be given beside what is said; a text alone answers what has none.
     fields: Sequence[Field] = ()
 
@@ -65,13 +67,21 @@ class Served(ABC):
 
     def text(self, result: Any) -> str:
         """Return what the result of that node says."""
-        if isinstance(result, (AgentMessage, ChatResult)):
+        if isinstance(result, AgentMessage):
+            refusal = result.extra.get("refusal")
+            behind = [refusal] if isinstance(refusal, str) and refusal != result.text else []
+            return "\n".join([result.text, *behind])
+        if isinstance(result, ChatResult):
             return result.text
         return result_text(result)
 
     def status(self, result: Any) -> str:
         """Return why it said no more: "ok", "length", "content_filter", "tool_calls"."""
         return "ok"
+
+    def refused(self, result: Any) -> bool:
+        """Return whether the text of the result is the model's refusal."""
+        return isinstance(result, AgentMessage) and result.extra.get("refusal") == result.text
 
     def calls(self, result: Any) -> Sequence[ToolCall]:
         """Return the calls that the client is to run."""
@@ -166,6 +176,8 @@ class _Orchestrator(Served):
 class _Made(Served):
     """A class of jobs, or a handler: its fields come from the request, checked by their types."""
 
+    needs_text = False
+
     def __init__(self, make: Callable[..., Node[Any]], name: str) -> None:
         super().__init__(name)
         self._make = make
@@ -232,7 +244,11 @@ class _Backend(Served):
 
     def text(self, result: Any) -> str:
         message = cast("Message", result)
-        return message.content or message.refusal or ""
+        return "\n".join(filter(None, (message.content, message.refusal)))
+
+    def refused(self, result: Any) -> bool:
+        message = cast("Message", result)
+        return bool(message.refusal) and not message.content
 
     def status(self, result: Any) -> str:
         message = cast("Message", result)

@@ -241,7 +241,7 @@ async def test_a_used_up_quota_is_not_asked_again(line: Line, named: dict[str, s
     assert (type(failure), failure.status) == (BackendError, 429)
     assert "current quota" in str(failure)
     assert len(line.server.requests) == 1
-    other = ScriptedBackend(["Hi"])
+    other = ScriptedBackend("Hi")
     assert (await Fallback([backend, other]).complete(ASK)).content == "Hi"
 
 
