@@ -64,7 +64,7 @@ async def test_what_is_taken_can_be_asked(address: str) -> None:
 )
 def test_a_malformed_address_is_no_address(address: str) -> None:
     """For every kind of backend alike."""
-    with pytest.raises(ConfigurationError, match=r"is not an address|nothing is known"):
+    with pytest.raises(ConfigurationError, match=r"is not an address|unknown model"):
         connect(address, model="m")
     with pytest.raises(ConfigurationError, match="is not an address"):
         connect("openai:m", base_url=address, api_key="k")
