@@ -32,9 +32,9 @@ from ._address import (
 from ._embedding import Embedded, read_embeddings
 from ._failure import LONGEST, any_reply, describe, whole_body
 from ._model import ModelBackend
+from ._request_events import names_listener
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
-from ._tell import names_listener
 
 __all__ = ["ReadOther", "WireBackend"]
 

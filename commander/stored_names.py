@@ -20,7 +20,9 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # name. If it moves again, change its place. A class or function with an entry takes those inside it
 # along. The identity of a node also has the names of its attributes, and its own name: a class that
 # is renamed keeps that by `name=`.
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
+}
 
 
 def stored_name(thing: Any) -> str:
