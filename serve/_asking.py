@@ -173,6 +173,8 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             raise Refusal(400, f"this is no message{text:.500}", field=field) from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
+        if message.role == "user" and fields.get("content") in (None, []):
+            raise Refusal(400, "a user's message needs a content", field=field)
         if message.role == "tool" and not message.tool_call_id:
             raise Refusal(400, "it does not say which call it answers", field=field)
         before = messages[-1] if messages else None

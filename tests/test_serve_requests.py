@@ -120,3 +120,44 @@ async def test_an_agent_needs_a_text(fields: dict[str, Any]) -> None:
             asked = {"model": "writer", "fields": fields}
             answer = await ask(app, "POST", path, body_of(asked))
             assert (answer.status, answer.json["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
+async def test_a_users_message_without_content_is_refused(content: dict[str, Any]) -> None:
+    """As OpenAI refuses it; an empty text is a text."""
+    app = serve(_agent())
+    async with app.running():
+        for path, name in ((CHAT, "messages"), (RESPONSES, "input"), (RUNS, "input")):
+            asked = {**_asked(path), name: [{"role": "user", **content}]}
+            answer = await ask(app, "POST", path, body_of(asked))
+            assert (answer.status, answer.json["error"]["param"]) == (400, f"{name}[0]")
+            asked[name] = [{"role": "user", "content": ""}]
+            assert (await ask(app, "POST", path, body_of(asked))).status < 300
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/models", "/models/"])
+async def test_an_address_without_v1_hears_of_it(path: str) -> None:
+    """Clients with a wrong base URL hear how it ends; at other addresses there is nothing."""
+    app = serve(_agent())
+    async with app.running():
+        answer = await ask(app, "GET" if "models" in path else "POST", path, b"")
+        other = await ask(app, "GET", "/nothing")
+    assert answer.status == other.status == 404
+    assert "/v1" in answer.json["error"]["message"]
+    assert "/v1" not in other.json["error"]["message"]
+
+
+async def test_an_agent_passes_over_fields_that_ask_for_nothing() -> None:
+    """As litellm and others write them out, each with its usual value."""
+    usual: dict[str, Any] = {
+        "n": 1, "logprobs": False, "top_logprobs": None, "modalities": ["text"],
+        "response_format": {"type": "text"}, "service_tier": "auto", "store": False,
+        "tools": [], "functions": None, "tool_choice": "auto", "parallel_tool_calls": True,
+        "stop": [], "logit_bias": {}, "prediction": None, "reasoning_effort": None,
+        "user": "u", "safety_identifier": "u", "prompt_cache_key": "k", "metadata": {"a": "b"},
+        "stream": False, "stream_options": None, "temperature": None, "max_tokens": None,
+    }
+    app = serve(_agent())
+    async with app.running():
+        answer = await ask(app, "POST", CHAT, body_of({**_asked(CHAT), **usual}))
+    assert answer.status == 200, answer.body
