@@ -12,7 +12,7 @@ from ..messages.mask import mask
 from ..tracing import diff, read
 from ._exit import USAGE, report_errors
 from ._runs_view import print_json
-from ._terminal import accept_all_signs, in_line
+from ._terminal import allow_unencodable, in_line
 
 __all__ = ["show_diff"]
 
@@ -36,7 +36,7 @@ def show_diff(
     The exit status is 0 if nothing is, 1 if anything is, 2 if they cannot be compared. Times are no
     difference, nor is the order of what ran at once.
     """
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(USAGE, debug):
         difference = diff(read(before), read(after))
         if as_json:

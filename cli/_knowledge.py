@@ -22,7 +22,7 @@ from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
 from ._exit import FAILED, report_errors
 from ._runs_view import count, print_json
-from ._terminal import accept_all_signs, complain, in_line
+from ._terminal import allow_unencodable, complain, in_line
 
 __all__ = ["Embedder", "knowledge", "open_index"]
 
@@ -81,7 +81,7 @@ async def open_index(
 
 
 def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if status := asyncio.run(work()):
             raise SystemExit(status)

@@ -19,7 +19,7 @@ from ..handlers.legible import legible
 from ..messages.mask import mask
 from ..store import Durable, Journal
 from ..tracing import live, record
-from ._drawing import Drawing, Watcher, open_drawing
+from ._display import TreeDisplay, Watcher
 from ._exit import FAILED, INTERRUPTED, KILLED, TERMINATING, handle_signals
 from ._fields import Work, find_work
 from ._named import users_codec
@@ -74,14 +74,14 @@ def run_job(place: str, fields: list[str], options: RunOptions) -> int:
     Raises `ConfigurationError` before anything has run.
     """
     options.check()
-    drawing = open_drawing(place) if options.watch else None
+    display = TreeDisplay(place) if options.watch else None
     interrupted = False
-    # What a module prints at its import stands above the drawing too.
-    with nullcontext() if drawing is None else drawing:
+    # What a module prints at its import stands above the display too.
+    with nullcontext() if display is None else display:
         logging.getLogger().addHandler(LegibleLog())
         work = find_work(place, fields)
         try:
-            outcome = asyncio.run(_run(place, work, options, drawing))
+            outcome = asyncio.run(_run(place, work, options, display))
         except KeyboardInterrupt:
             outcome, interrupted = _Outcome(), True
     if not (interrupted or outcome.killed):
@@ -94,7 +94,9 @@ def run_job(place: str, fields: list[str], options: RunOptions) -> int:
     return INTERRUPTED if interrupted else KILLED + outcome.killed
 
 
-async def _run(place: str, work: Work, options: RunOptions, drawing: Drawing | None) -> _Outcome:
+async def _run(
+    place: str, work: Work, options: RunOptions, display: TreeDisplay | None
+) -> _Outcome:
     """Run it in a tree of its own, until a signal says otherwise."""
     killed = 0
     task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -107,7 +109,7 @@ async def _run(place: str, work: Work, options: RunOptions, drawing: Drawing | N
     # The first Ctrl-C cancels the tree, the second is immediate: so asyncio has it.
     with handle_signals(stop, TERMINATING):
         try:
-            return await _run_in_tree(place, work, options, drawing)
+            return await _run_in_tree(place, work, options, display)
         except asyncio.CancelledError:
             if not killed:
                 raise
@@ -115,7 +117,7 @@ async def _run(place: str, work: Work, options: RunOptions, drawing: Drawing | N
 
 
 async def _run_in_tree(
-    place: str, work: Work, options: RunOptions, drawing: Drawing | None
+    place: str, work: Work, options: RunOptions, display: TreeDisplay | None
 ) -> _Outcome:
     # What is in the stack outlives the tree: its end is drawn too.
     async with AsyncExitStack() as stack:
@@ -127,9 +129,9 @@ async def _run_in_tree(
         async with Commander() as commander:
             if options.record is not None:
                 record(commander, options.record, content=options.content, append=options.append)
-            if drawing is not None:
+            if display is not None:
                 seen = live(commander, content=options.content)
-                stack.enter_context(Watcher(drawing, seen.trace))
+                stack.enter_context(Watcher(display, seen.trace))
             try:
                 made: Any = work()
                 if not isinstance(made, Node) and isawaitable(made):

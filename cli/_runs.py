@@ -41,7 +41,7 @@ from ._runs_view import (
     show_run,
     show_runs,
 )
-from ._terminal import accept_all_signs
+from ._terminal import allow_unencodable
 
 __all__ = ["runs"]
 
@@ -80,7 +80,7 @@ def _do(
         async with Journal(file, codec=users_codec()) as journal:
             return await work(journal)
 
-    accept_all_signs()
+    allow_unencodable()
     wrong = (ConfigurationError, RunNotFound, RunExists)
     with report_errors(FAILED, debug, wrong):
         try:

@@ -17,11 +17,10 @@ from rich.console import Console
 
 from ..commander import ConfigurationError
 from ..tracing import Trace, follow, read
-from ._drawing import FRAME, Drawing, open_drawing
+from ._display import FRAME_SECONDS, TreeDisplay, can_draw
 from ._exit import FAILED, report_errors
-from ._screen import can_draw
 from ._summary import summarize
-from ._terminal import accept_all_signs, complain, in_line
+from ._terminal import allow_unencodable, complain, has_unicode, in_line
 
 __all__ = ["run", "view", "watch"]
 
@@ -94,7 +93,7 @@ def run(
         as_json=as_json,
         debug=debug,
     )
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if status := run_job(job, fields or [], options):
             raise SystemExit(status)
@@ -117,7 +116,7 @@ def watch(
     A file that is not there yet is waited for. Ends with status 0; 1 if the process has ended
     before the run, or the server shows no such run; 2 for wrong usage; 130 after Ctrl-C.
     """
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if "://" in what:
             from ._watch_url import follow_url
@@ -143,8 +142,8 @@ def _wait_for(path: Path) -> None:
 
 
 async def _watch(title: str, traces: AsyncGenerator[Trace]) -> int:
-    with open_drawing(in_line(title, 100)) as drawing:
-        trace = await _draw(traces, drawing)
+    with TreeDisplay(in_line(title, 100)) as display:
+        trace = await _draw(traces, display)
     if trace is None or not trace.lives or trace.lives[-1].ended:
         return 0
     life = trace.lives[-1]
@@ -154,7 +153,7 @@ async def _watch(title: str, traces: AsyncGenerator[Trace]) -> int:
     return FAILED
 
 
-async def _draw(traces: AsyncGenerator[Trace], drawing: Drawing) -> Trace | None:
+async def _draw(traces: AsyncGenerator[Trace], display: TreeDisplay) -> Trace | None:
     """Draw what is read, several times a second, until there is no more."""
     latest: Trace | None = None
 
@@ -167,13 +166,13 @@ async def _draw(traces: AsyncGenerator[Trace], drawing: Drawing) -> Trace | None
     try:
         while not reading.done():
             if latest is not None:
-                drawing.show(latest)
-            await asyncio.wait([reading], timeout=FRAME)
+                display.show(latest)
+            await asyncio.wait([reading], timeout=FRAME_SECONDS)
         reading.result()
     finally:
         reading.cancel()
         if latest is not None:
-            drawing.end(latest)
+            display.end(latest)
     return latest
 
 
@@ -193,7 +192,7 @@ def view(
 
     The page is one file that asks nobody. Ends with status 0; 1 if it failed; 2 for wrong usage.
     """
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         trace = read(file)
         if text:
@@ -214,8 +213,7 @@ def _show_text(trace: Trace, title: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     plain = not can_draw(sys.stdout)
     width = WIDE if plain else console.width
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    for line in summarize(trace, title, width, HIGH, signs="utf" in encoding.lower()):
+    for line in summarize(trace, title, width, HIGH, unicode=has_unicode(sys.stdout)):
         if plain:
             print(line.plain.rstrip())
         else:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..messages import Usage
 from ..tracing import Trace, TraceNode
-from ._survey import Survey
+from ._tree_model import TreeSummary
 from ._tree_view import clean, draw, label, money, name_failure, seconds, tokens
 
 __all__ = ["summarize"]
@@ -18,9 +18,9 @@ SLOWEST = 10
 PATH = 100
 
 
-def summarize(trace: Trace, title: str, width: int, height: int, *, signs: bool) -> list[Text]:
+def summarize(trace: Trace, title: str, width: int, height: int, *, unicode: bool) -> list[Text]:
     """Return the lines; the tree has at most `height` of them."""
-    lines = draw(Survey(trace), width, height, trace.end, title=title, signs=signs)
+    lines = draw(TreeSummary(trace), width, height, trace.end, title=title, unicode=unicode)
     for life in trace.lives:
         if life.content:
             lines += [Text("with content: prompts, replies and arguments stand in it", "dim")]

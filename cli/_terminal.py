@@ -17,8 +17,9 @@ from ..messages.mask import mask
 __all__ = [
     "LONGEST",
     "LegibleLog",
-    "accept_all_signs",
+    "allow_unencodable",
     "complain",
+    "has_unicode",
     "in_line",
     "show_traceback",
 ]
@@ -35,11 +36,16 @@ def complain(error: BaseException | str) -> None:
     )
 
 
-def accept_all_signs() -> None:
-    """Let the standard output write out what its encoding has not."""
-    out: Any = sys.stdout
-    if isinstance(out, TextIOWrapper):
-        cast("Any", out).reconfigure(errors="backslashreplace")
+def allow_unencodable(stream: Any = None, errors: str = "backslashreplace") -> None:
+    """Let a stream, or else standard output, escape or replace what its encoding lacks."""
+    stream = sys.stdout if stream is None else stream
+    if isinstance(stream, TextIOWrapper):
+        cast("Any", stream).reconfigure(errors=errors)
+
+
+def has_unicode(stream: Any) -> bool:
+    """Return whether the encoding of a stream has more than ASCII."""
+    return "utf" in (getattr(stream, "encoding", None) or "ascii").lower()
 
 
 def show_traceback(error: BaseException) -> None:

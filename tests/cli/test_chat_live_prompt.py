@@ -20,13 +20,13 @@ from rich.progress import Progress as Bar
 from support.until import until
 
 from anabranch import AnabranchError, Commander, Message, handler
-from anabranch.cli._keys import Mode
+from anabranch.cli._keyboard import Mode
+from anabranch.cli._streams import MAX_LINE_CHARS, CapturedStream
 from anabranch.cli.chat import _markdown_view
 from anabranch.cli.chat._live import LiveScreen
 from anabranch.cli.chat._loop import Chat
 from anabranch.cli.chat._partner import Partner
 from anabranch.cli.chat._status import Status
-from anabranch.cli.chat._streams import LONGEST, Above
 from tests.cli.test_chat_prompt import Heard, stage
 
 
@@ -37,7 +37,7 @@ class Printed:
         self.text = ""
         self.changes = 0
         stream: Any = SimpleNamespace(fileno=lambda: 1, encoding="utf-8")
-        self.stream = Above(stream, self.put, self.change)
+        self.stream = CapturedStream(stream, self.put, self.change)
 
     def put(self, text: str) -> None:
         self.text += text
@@ -113,7 +113,7 @@ def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> No
     for thread in threads:
         thread.join()
     assert seen.text.count("x\n") == 8000
-    seen.stream.write("y" * (LONGEST + 1))
+    seen.stream.write("y" * (MAX_LINE_CHARS + 1))
     assert seen.text.endswith("y\n")
     seen.stream.write("and so on")
     assert seen.stream.take() == "and so on\n"
@@ -128,16 +128,16 @@ def test_the_mode_of_the_terminal_is_taken_back() -> None:
         raw[3] &= ~(termios.ECHO | termios.ICANON)
         termios.tcsetattr(theirs, termios.TCSANOW, raw)
         mode = Mode(theirs)
-        assert not mode.take_back()
+        assert not mode.restore()
         sane = termios.tcgetattr(theirs)
         sane[3] |= termios.ECHO | termios.ICANON
         termios.tcsetattr(theirs, termios.TCSANOW, sane)
-        assert mode.take_back()
+        assert mode.restore()
         assert not termios.tcgetattr(theirs)[3] & termios.ECHO
     finally:
         os.close(ours)
         os.close(theirs)
-    assert not mode.take_back()  # the terminal has gone
+    assert not mode.restore()  # the terminal has gone
 
 
 async def test_a_burst_of_letters_is_one_key() -> None:
