@@ -18,10 +18,11 @@ from ..commander.errors import ConfigurationError
 from ..dispatch import fork
 from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
+from ..jobs.fields import Field, InvalidValue
 from ..messages import Conversation, Message, ProviderItem, Request, ToolCall
 from ..tools import result_text
 from ._failure import log_failure
-from ._fields import BadQuestion, Field, fields_of
+from ._fields import BadQuestion, fields_of
 from ._options import ModelOptions, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
@@ -201,7 +202,11 @@ class _Made(Served):
             raise BadQuestion("all fields are given, and none is left for this text", "messages")
         if missing:
             raise BadQuestion(f"{missing[0]!r} is missing; there are: {self._known}", "fields")
-        given = {name: self._fields[name].read(value) for name, value in given.items()}
+        for name, value in given.items():
+            try:
+                given[name] = self._fields[name].read(value)
+            except InvalidValue as error:
+                raise BadQuestion(f"{name!r}: {error}", "fields") from None
         try:
             return self._make(**given)
         except (TypeError, ValueError) as error:
