@@ -49,8 +49,8 @@ def find_work(place: str, given: Sequence[str]) -> Work:
             make = cast("Any", found).call
     if make is None:
         raise ConfigurationError(
-            f"{place} is a {type(found).__name__}: name a class of jobs, a @handler function, or a"
-            " function that makes a job"
+            f"{place} is a {type(cast('object', found)).__name__}: name a class of jobs, a @handler"
+            " function, or a function that makes a job"
         )
     args, kwargs = _read_arguments(place, make, given)
     return lambda: make(*args, **kwargs)

@@ -28,20 +28,18 @@ from ..store import (
     RunRow,
     RunView,
 )
-from ._exit import FAILED, report_errors
+from ._exit import FAILED, AsJson, Debug, report_errors
 from ._named import users_codec
 from ._runs_view import (
     COLOURS,
     age,
-    count,
     describe_run,
     describe_view,
-    print_json,
     say,
     show_run,
     show_runs,
 )
-from ._terminal import allow_unencodable
+from ._terminal import allow_unencodable, count, print_json
 
 __all__ = ["runs"]
 
@@ -66,8 +64,6 @@ File: TypeAlias = Annotated[
     str,
     typer.Option("--journal", "-j", envvar="ANABRANCH_JOURNAL", help="The journal's file."),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
-Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 DEFAULT = "runs.db"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -24,11 +23,9 @@ from ._terminal import in_line
 __all__ = [
     "COLOURS",
     "age",
-    "count",
     "describe_run",
     "describe_view",
     "describe_wait",
-    "print_json",
     "read_json",
     "say",
     "show_run",
@@ -74,30 +71,11 @@ def say(text: str | Text) -> None:
     _console().print(text)
 
 
-def print_json(value: object) -> None:
-    """Print a value for programs; what looks like a key is masked in it too.
-
-    What would steer a terminal, and half of a surrogate pair, are written as JSON's escapes.
-    """
-    encoding = getattr(sys.stdout, "encoding", "")  # none where it is closed
-    text = json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2)
-    print(text if text == legible(text) else "".join(map(_escaped, text)))
-
-
-def _escaped(sign: str) -> str:
-    return sign if sign == legible(sign) else json.dumps(sign)[1:-1]
-
-
 def shown(value: Any, most: int = LONGEST) -> str:
     """Return a JSON value in one line that is not too long, without keys; a text as it is."""
     value = mask(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return in_line(text, most)
-
-
-def count(number: int, what: str) -> str:
-    """Say how many there are."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def age(seconds: float) -> str:

@@ -10,7 +10,7 @@ import pexpect
 import pytest
 from support.runs import begin, runs, runs_json, screen, table
 
-from anabranch.cli._exact import width as cells
+from anabranch.cli._question import width as cells
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = {"pending": "2", "completed": "32", "cancelled": "33", "suspended": "34"}
