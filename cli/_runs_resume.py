@@ -42,7 +42,7 @@ async def resume_run(
 ) -> int:
     """Resume a run, wait for its end, and print its result; return the exit status."""
     run_id, state = view.run.run_id, view.run.state
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if state == "completed":
         notes.print(Text(legible(f"{run_id} has completed before"), "dim"))
         return _print_result(view, as_json)
