@@ -23,7 +23,15 @@ from ._terminal import allow_unencodable, complain, has_unicode
 from ._tree_model import TreeSummary
 from ._tree_view import ascii_signs, draw, name_failure, sum_line
 
-__all__ = ["FRAME_SECONDS", "LiveRegion", "TreeDisplay", "Watcher", "can_draw", "elapsed"]
+__all__ = [
+    "FRAME_SECONDS",
+    "LiveRegion",
+    "TreeDisplay",
+    "Watcher",
+    "can_draw",
+    "elapsed",
+    "print_lines",
+]
 
 FRAME_SECONDS = 0.125
 # A thread that draws rests so many times as long as a frame takes: a very large tree moves slowly.
@@ -166,7 +174,7 @@ class TreeDisplay:
         if self._region is not None:
             self.show(trace)
         else:
-            _print(self._draw(trace, PLAIN_COLUMNS, PLAIN_LINES))
+            self._print(self._draw(trace, PLAIN_COLUMNS, PLAIN_LINES))
 
     def _draw(self, trace: Trace, columns: int, lines: int) -> list[Text]:
         summary, unicode = self._summarize(trace), has_unicode(sys.stderr)
@@ -187,7 +195,11 @@ class TreeDisplay:
         if len(summary.failed) > self._failed:
             words += f" · {name_failure(next(islice(summary.failed, self._failed, None)))}"
         self._failed = len(summary.failed)
-        _print([Text(words)])
+        self._print([Text(words if has_unicode(sys.stderr) else ascii_signs(words))])
+
+    def _print(self, lines: Sequence[Text]) -> None:
+        allow_unencodable(sys.stderr, "replace")
+        print_lines(Console(stderr=True, highlight=False, force_terminal=False), lines)
 
     def __enter__(self) -> Self:
         if self._region is not None:
@@ -199,13 +211,11 @@ class TreeDisplay:
             self._region.__exit__()
 
 
-def _print(lines: list[Text]) -> None:
-    text = "".join(f"{line.plain.rstrip()}\n" for line in lines)
-    if not has_unicode(sys.stderr):
-        text = ascii_signs(text)
-    encoding = getattr(sys.stderr, "encoding", None) or "ascii"
-    sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stderr.flush()
+def print_lines(console: Console, lines: Sequence[Text]) -> None:
+    """Print lines as they are, without wrapping them."""
+    for line in lines:
+        line.rstrip()
+        console.print(line, soft_wrap=True, end="\n")
 
 
 class Watcher:

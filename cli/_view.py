@@ -20,7 +20,7 @@ from ..commander import ConfigurationError
 from ..messages import Usage
 from ..messages.mask import mask
 from ..tracing import Trace, TraceNode, diff, read
-from ._display import can_draw
+from ._display import can_draw, print_lines
 from ._exit import FAILED, USAGE, AsJson, Debug, report_errors
 from ._terminal import allow_unencodable, complain, has_unicode, in_line, print_json
 from ._tree_model import TreeSummary
@@ -72,16 +72,10 @@ def view(
 
 
 def _show_text(trace: Trace, title: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    plain = not can_draw(sys.stdout)
-    width = PLAIN_COLUMNS if plain else console.width
-    for line in summarize(trace, title, width, MAX_TREE_LINES, unicode=has_unicode(sys.stdout)):
-        if plain:
-            print(line.plain.rstrip())
-        else:
-            line.end = "\n"
-            line.rstrip()
-            console.print(line, end="\n")
+    console = Console(highlight=False, force_terminal=can_draw(sys.stdout))
+    width = console.width if console.is_terminal else PLAIN_COLUMNS
+    unicode = has_unicode(sys.stdout)
+    print_lines(console, summarize(trace, title, width, MAX_TREE_LINES, unicode=unicode))
 
 
 def summarize(trace: Trace, title: str, width: int, height: int, *, unicode: bool) -> list[Text]:
@@ -176,9 +170,5 @@ def _print_diff(lines: list[str]) -> None:
     for line in lines:
         rest = line.lstrip(" ")
         indent = line[: len(line) - len(rest)]
-        shown = indent + in_line(rest, MAX_LINE_CHARS)
-        if console.is_terminal:
-            style = "" if indent else DIFF_STYLES.get(rest.split(" ", 1)[0], "")
-            console.print(Text(shown, style))
-        else:
-            print(shown)
+        style = "" if indent else DIFF_STYLES.get(rest.split(" ", 1)[0], "")
+        console.print(Text(indent + in_line(rest, MAX_LINE_CHARS), style))
