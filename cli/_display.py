@@ -57,8 +57,8 @@ def elapsed(trace: Trace) -> float:
 class LiveRegion:
     """Lines at the bottom of the terminal, drawn again below everything that is printed.
 
-    In its block, text printed to standard output or error appears above the lines; a line without
-    an end waits at their top. Each frame overwrites the one before instead of clearing it first, so
+    In its block, text printed to standard output or error appears above the lines, as it was
+    written; a line without an end waits at their top. Each frame overwrites the one before instead of clearing it first, so
     nothing flickers. Any thread may draw and print.
     """
 
@@ -130,7 +130,9 @@ class LiveRegion:
         self._painted = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._captured = self._stack.enter_context(captured_streams(self._print, self._refresh))
+        self._captured = self._stack.enter_context(
+            captured_streams(self._print, self._refresh, raw=True)
+        )
         if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGCONT, self._continue)
             self._stack.callback(signal.signal, signal.SIGCONT, before)

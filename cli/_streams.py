@@ -30,13 +30,20 @@ _OTHER_SEQUENCE = re.compile(r"\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]")
 class CapturedStream:
     """A terminal stream whose complete lines go to `put`, from any thread.
 
-    `begun` is the line without its end, which a progress bar may write again behind a carriage
-    return; a flush calls `changed`. All other attributes are those of the stream.
+    Unless it is `raw`, nothing in these lines moves the cursor. `begun` is the line without its
+    end, which a progress bar may write again behind a carriage return; a flush calls `changed`. All
+    other attributes are those of the stream.
     """
 
     def __init__(
-        self, stream: TextIO, put: Callable[[str], None], changed: Callable[[], None]
+        self,
+        stream: TextIO,
+        put: Callable[[str], None],
+        changed: Callable[[], None],
+        *,
+        raw: bool = False,
     ) -> None:
+        self._raw = raw
         self._stream = stream
         self._put = put
         self._changed = changed
@@ -51,9 +58,11 @@ class CapturedStream:
         with self._lock:
             lines, newline, self._line = (self._line + text).rpartition("\n")
             if len(self._line) > MAX_LINE_CHARS:
+                self._line = _last_state(self._line)  # a progress bar may never end its line
+            if len(self._line) > MAX_LINE_CHARS:
                 lines, newline, self._line = lines + newline + self._line, "\n", ""
             if newline:
-                self._put("".join(_last_state(line) + "\n" for line in lines.split("\n")))
+                self._put(self._shown(lines) + "\n")
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -73,14 +82,17 @@ class CapturedStream:
     @property
     def begun(self) -> str:
         """The line that has no end yet, without its colours."""
-        return _STYLE.sub("", _last_state(self._line)).rstrip()
+        return _STYLE.sub("", _legible_state(self._line)).rstrip()
 
     def take(self) -> str:
         """Return the line that has no end yet, with an end: later text begins another line."""
         with self._lock:
             line, self._line = self._line, ""
-        state = _last_state(line)
-        return state + "\n" if _STYLE.sub("", state).strip() else ""
+        shown = self._shown(line)
+        return shown + "\n" if _STYLE.sub("", shown).strip() else ""
+
+    def _shown(self, lines: str) -> str:
+        return lines if self._raw else "\n".join(map(_legible_state, lines.split("\n")))
 
     def release(self) -> None:
         """Write directly to the stream from now on."""
@@ -94,17 +106,25 @@ def begun_lines(streams: Sequence[CapturedStream], columns: int) -> list[str]:
 
 
 def _last_state(line: str) -> str:
-    """Return what a line shows in the end, with its colours; nothing in it moves the cursor."""
+    """Return the part of a line that overwrites the others."""
     line = _OTHER_SEQUENCE.sub("", _ERASE_LINE.sub("\r", line))
-    states = [each for each in line.split("\r") if each] or [""]
-    text, *styles = _STYLE.split(states[-1])
+    return next((each for each in reversed(line.split("\r")) if each), "")
+
+
+def _legible_state(line: str) -> str:
+    """Return what a line shows in the end, with its colours; nothing in it moves the cursor."""
+    text, *styles = _STYLE.split(_last_state(line))
     shown = [piece if at % 2 == 0 else legible(piece) for at, piece in enumerate(styles)]
     return "".join([legible(text), *shown, "\x1b[0m" if styles else ""])
 
 
 @contextmanager
 def captured_streams(
-    put: Callable[[str], None], changed: Callable[[], None], *, hide_input: bool = False
+    put: Callable[[str], None],
+    changed: Callable[[], None],
+    *,
+    raw: bool = False,
+    hide_input: bool = False,
 ) -> Generator[list[CapturedStream]]:
     """Capture standard output and error during this block, as far as they are terminals.
 
@@ -115,7 +135,7 @@ def captured_streams(
     captured: list[CapturedStream] = []
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         if stream.isatty():
-            captured.append(CapturedStream(stream, put, changed))
+            captured.append(CapturedStream(stream, put, changed, raw=raw))
             setattr(sys, name, cast("TextIO", captured[-1]))
     nothing: Any = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - closed below
     if hide_input and cast("Any", sys.stdin) is not None and sys.stdin.isatty():

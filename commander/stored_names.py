@@ -22,6 +22,17 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # is renamed keeps that by `name=`.
 MOVED: dict[str, str] = {
     "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
+    "anabranch.cli._drawing:Watcher": "anabranch.cli._display:Watcher",
+    "anabranch.cli._drawing:_Tree": "anabranch.cli._display:TreeDisplay",
+    "anabranch.cli._fold:Choice": "anabranch.cli._tree_model:_Choice",
+    "anabranch.cli._keys:Mode": "anabranch.cli._keyboard:Mode",
+    "anabranch.cli._screen:Screen": "anabranch.cli._display:LiveRegion",
+    "anabranch.cli._survey:Spent": "anabranch.cli._tree_model:TreeUsage",
+    "anabranch.cli._survey:Survey": "anabranch.cli._tree_model:TreeSummary",
+    "anabranch.cli._watch_url:_Again": "anabranch.cli._watch:_Reconnect",
+    "anabranch.cli.chat._job_fields:FieldMissing": "anabranch.cli._fields:FieldMissing",
+    "anabranch.cli.chat._streams:Above": "anabranch.cli._streams:CapturedStream",
+    "anabranch.serve._fields:Field": "anabranch.jobs.fields:Field",
 }
 
 

@@ -59,6 +59,15 @@ def test_a_line_that_is_written_anew_is_printed_once() -> None:
     assert seen.stream.begun == ""
 
 
+def test_a_bar_that_never_ends_its_line_stays_one_line() -> None:
+    """However long it goes on: no part of it is printed before its end."""
+    seen = Printed()
+    for step in range(5_000):
+        seen.stream.write(f"\r\x1b[2Kstep {step} of many")
+        seen.stream.flush()
+    assert (seen.text, seen.stream.begun) == ("", "step 4999 of many")
+
+
 def test_what_a_tool_prints_has_colours_and_moves_nothing() -> None:
     """S19: no sequence that a tool prints reaches the terminal, but those of colours."""
     seen = Printed()
