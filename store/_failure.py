@@ -13,10 +13,11 @@ from types import MemberDescriptorType
 from typing import Any, cast
 
 from ..commander.stored_names import find_loaded, find_stored, stored_name
+from ..messages.text import message_of
 from ._codec import Codec, dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of", "was_awaited"]
+__all__ = ["decode_failure", "encode_failure", "mark", "marks", "was_awaited"]
 
 MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
 MARKS = 100  # that one error may have
@@ -188,14 +189,6 @@ def _slots(error: BaseException) -> dict[str, Any]:
                     found[name] = member.__get__(error)
         kind = _base(kind)
     return found
-
-
-def message_of(error: BaseException) -> str:
-    """Return the text of an exception; none if it cannot be had."""
-    try:
-        return f"{error}"
-    except Exception:  # noqa: BLE001 - a `__str__` that raises
-        return ""
 
 
 def _causes(error: BaseException) -> list[str]:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
+from ..messages.sqlite import MEMORY
 from ._canonical import digest
 from ._keys import Keys
 from ._lock import RunLock
 from ._purge import remove_some
 from ._rows import clock_at_end
-from ._schema import MEMORY
 from ._seal import BytesCodec, Row, Seal, check_size
 from ._watch import Watch
 from ._writer import Claim, Writer

@@ -23,6 +23,7 @@ from ..commander import Commander, ConfigurationError, Node, NodeLimits, parent_
 from ..commander import scope as seam
 from ..commander.kinds import NUMBER, require
 from ..commander.waiting import outlast
+from ..messages.sqlite import MEMORY
 from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
@@ -32,7 +33,7 @@ from ._lock import RunLock
 from ._look import RunView, view
 from ._rows import last_clock
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
-from ._schema import MEMORY, trouble
+from ._schema import explain
 from ._session import Session, open_session
 from .errors import JournalError, RunBusy
 
@@ -349,7 +350,7 @@ class Journal:
         except RunBusy as busy:
             raise RunBusy(name, busy.pid, busy.since) from None
         except OSError as error:
-            raise trouble(self.name, error) from error
+            raise explain(self.name, error) from error
         try:
             yield
         finally:

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError
+from ..messages.sqlite import is_file_fault
 from ._canonical import canonical
 from ._file import Row
-from ._schema import is_trouble
 
 if TYPE_CHECKING:
     from ._ledger import Ledger
@@ -111,7 +111,7 @@ class Transaction:
                 rows: Any = [list(row) for row in connection.execute(sql, params)]
                 json.dumps(rows)
             except Exception as error:
-                if is_trouble(error) or not connection.in_transaction:
+                if is_file_fault(error) or not connection.in_transaction:
                     raise  # nothing of the block is left in the file, whatever its author does
                 self._loop.call_soon_threadsafe(_set, answer, None, error)
             else:

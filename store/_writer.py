@@ -23,9 +23,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from ..messages.sqlite import MEMORY, is_file_fault, is_same_file
 from ._lock import RunLock
 from ._mark import COUNTS, Mark
-from ._schema import MEMORY, connect, find_place, is_trouble, trouble
+from ._schema import connect, explain, find_place
 from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
 
@@ -309,7 +310,7 @@ class Writer:
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, JournalError):
-            error = trouble(self._name, error)
+            error = explain(self._name, error)
         self._failure = error
         if self._refusal is None:
             self._refusal = error
@@ -357,7 +358,7 @@ class Writer:
         connection.execute("commit")
         if writes:
             for path, stat in files.items():
-                if not _is_still(path, stat):
+                if not is_same_file(path, stat):
                     why = f"was taken away or replaced while it was open ({path!r})"
                     remedy = "put its files back from a backup, or start the runs anew"
                     raise JournalError(self._name, why, remedy)
@@ -386,14 +387,14 @@ class Writer:
                 columns = (asked.claim.key, asked.seq, ident, kind, value, None, time.time())
                 connection.execute(_INSERT, self._sealed(connection, columns))
         except Exception as error:
-            if is_trouble(error) or not connection.in_transaction:
+            if is_file_fault(error) or not connection.in_transaction:
                 raise
             connection.execute("rollback to call")
             failure = error
             if isinstance(error, StopIteration):  # which no future takes
                 failure = RuntimeError("the function raised StopIteration")
             elif not asked.seq and isinstance(error, sqlite3.Error | OSError):
-                failure = trouble(self._name, error)  # the store's own statements are right
+                failure = explain(self._name, error)  # the store's own statements are right
         connection.execute("release call")
         return result, failure
 
@@ -425,13 +426,6 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def _is_still(path: str, stat: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), stat)
-    except OSError:
-        return False
 
 
 _READS = {sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION}

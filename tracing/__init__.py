@@ -11,7 +11,7 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_trace`, `_trace_node`: lines read again, as a tree of nodes
 - `_live`, `_follow`: a trace that grows: of a tree in this process; of another's recording
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's;
-  `_replace`: a file that is whole or as it was
+  `_replace`: pages and Perfetto files are written
 - `_diff`: what is different between two traces: of what is compared (`_facts`), nodes are paired
   (`_match`), and what only follows from something else is left out (`_cause`); `_tell` says it
 - `_otel`, `_spans`: spans of OpenTelemetry, made from the events; `_genai`, the names in them;

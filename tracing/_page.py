@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from ..backends import Price
 from ..messages import Usage
-from ._replace import replace_file
+from ._replace import write_output
 from ._trace import Trace, TraceError, TraceNode, TraceRequest, TraceState
 
 __all__ = ["write_page"]
@@ -31,7 +31,7 @@ MOST_LINKS = 50
 def write_page(trace: Trace, file: str | PathLike[str], prices: Mapping[str, Price] | None) -> None:
     """Write the page; what is in `prices` goes before the prices that were recorded."""
     known = {**trace.prices, **(prices or {})}
-    replace_file(file, [_page(_data(trace, known))])
+    write_output(file, [_page(_data(trace, known))])
 
 
 def _page(data: Mapping[str, Any]) -> str:

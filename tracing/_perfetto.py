@@ -19,7 +19,7 @@ from os import PathLike
 from typing import Any
 
 from ..messages import Usage
-from ._replace import replace_file
+from ._replace import write_output
 from ._trace import Life, Trace, TraceNode, TraceRequest
 
 __all__ = ["write_perfetto"]
@@ -35,7 +35,7 @@ def write_perfetto(trace: Trace, file: str | PathLike[str]) -> None:
     each attempt, and so is a request to a model. What ran one after the other shares a track with
     what it ran in; what ran at once has tracks of its own.
     """
-    replace_file(file, _write(trace))
+    write_output(file, _write(trace))
 
 
 def _write(trace: Trace) -> Iterator[str]:

@@ -12,6 +12,7 @@ from support.faulty import Disk
 from support.journal import opened, program, row, taken, values
 
 from anabranch import Agent, Commander
+from anabranch.messages import sqlite
 from anabranch.store import Durable, Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
@@ -254,7 +255,7 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
 
 async def test_another_processs_long_transaction_is_waited_for_and_then_said(tmp_path, monkeypatch):
     """The remedy names what may hold the file."""
-    monkeypatch.setattr(_schema, "PATIENCE", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     async with opened(tmp_path / "runs.db") as file:
         fence = await taken(file)
         other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
