@@ -33,6 +33,11 @@ MOVED: dict[str, str] = {
     "anabranch.cli.chat._job_fields:FieldMissing": "anabranch.cli._fields:FieldMissing",
     "anabranch.cli.chat._streams:Above": "anabranch.cli._streams:CapturedStream",
     "anabranch.serve._fields:Field": "anabranch.jobs.fields:Field",
+    "anabranch.store._canonical:_Walk": "anabranch.store._json:_Walk",
+    "anabranch.store._codec:_Exact": "anabranch.store._json:Exact",
+    "anabranch.store._shape:Shape": "anabranch.store._codec:Shape",
+    "anabranch.store._shape:_Missing": "anabranch.store._codec:_Missing",
+    "anabranch.store._shape:_NotWritten": "anabranch.store._codec:_NotWritten",
 }
 
 

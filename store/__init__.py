@@ -57,6 +57,8 @@ from ..tools import Unknown as Unknown
 from ..tools import effect_key as effect_key
 from ._approvals import PendingApproval as PendingApproval
 from ._approvals import PendingDoubt as PendingDoubt
+from ._codec import Live as Live
+from ._codec import live as live
 from ._durable import Durable as Durable
 from ._durable import DurableCalls as DurableCalls
 from ._file import Letter as Letter
@@ -68,8 +70,6 @@ from ._look import RunView as RunView
 from ._look import Wait as Wait
 from ._session import Session as Session
 from ._session import SessionCall as SessionCall
-from ._shape import Live as Live
-from ._shape import live as live
 from .errors import JournalError as JournalError
 from .errors import JournalMismatch as JournalMismatch
 from .errors import LeaseLost as LeaseLost

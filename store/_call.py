@@ -14,9 +14,9 @@ from ..commander import Node, ToolError
 from ..commander.scope import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
-from ._canonical import canonical_inputs
 from ._codec import Codec
 from ._effect import KeptEffect, storable
+from ._json import canonical_inputs
 from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError, current_node
 from ..commander.scope import is_aside_here
-from ._canonical import digest
 from ._held import Stuck
+from ._json import digest
 from ._unreplayed import SHORT, caller_in, caller_node, hold, wait_for_unreplayed
 
 if TYPE_CHECKING:

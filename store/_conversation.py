@@ -24,7 +24,7 @@ from ..messages import Conversation, Message, Request, ToolSchema
 from ..messages.kept import read_message, write_json, write_message
 from ..tools import Illustrated, ToolResult
 from ..tools.calls import read_text
-from ._canonical import digest
+from ._json import digest
 from .errors import JournalError, NotDurable, NotStorable
 
 if TYPE_CHECKING:

@@ -30,13 +30,12 @@ from ..jobs import Job
 from ..messages import Conversation
 from ..tools import AnyTool, Tool
 from ._call import call_tool
-from ._canonical import canonical, canonical_inputs, digest
-from ._codec import Codec
+from ._codec import MISSING, Codec, Shape, shape_of
 from ._inbox import LOOK
+from ._json import canonical, canonical_inputs, digest
 from ._ledger import Ledger
 from ._put import find_named, write_put
 from ._scope import NodeScope
-from ._shape import MISSING, Shape, shape_of
 from ._transaction import IN_TRANSACTION, Transaction, require_no_transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
@@ -311,7 +310,7 @@ class DurableCalls:
         """
         codec = Codec(type, f"the signal {name!r}")
         ident = self._ident(f"signal {name}")
-        with self._waiting(ident, "signal", name, timeout, type=codec.shown) as due:
+        with self._waiting(ident, "signal", name, timeout, type=codec.type_name) as due:
             data = await self._scope.ledger.take_letter(ident, "signal", name, due, codec)
         return codec.decode(data, foreign=True)
 

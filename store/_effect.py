@@ -24,9 +24,9 @@ from ..commander.scope import scope_of
 from ..commander.waiting import lending_slot
 from ..tools.results import describe_error
 from ._approvals import APPROVAL, DOUBT, write_question
-from ._canonical import canonical, digest
 from ._claim import Claim
 from ._failure import encode_failure, mark
+from ._json import canonical, digest
 from .errors import NotStorable
 
 if TYPE_CHECKING:

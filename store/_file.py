@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
 from ..messages.sqlite import MEMORY
-from ._canonical import digest
+from ._json import digest
 from ._keys import Keys
 from ._lock import RunLock
 from ._purge import remove_some

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from ..commander import ConfigurationError, NodeLimits
 from ..commander.private import running_loop
 from ..commander.scope import Attempt, Scope
-from ._canonical import digest
 from ._file import Row
+from ._json import digest
 from .errors import NotDurable
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import Node, NodeLimits
 from ..commander.errors import AnabranchError
-from ._canonical import digest
 from ._codec import Codec
 from ._conversation import Talks
 from ._failure import decode_failure, mark, marks
 from ._file import Row
 from ._gone import Gone
 from ._inbox import Inbox
+from ._json import digest
 from ._keys import Keys
 from ._roots import Roots
 from ._rows import FIRST, Cancel, Rows
@@ -251,13 +251,13 @@ class Ledger(Rows):
         """
         if (row := self.find(ident, "letter")) is None:
             letter = await self.inbox.take(kind, name, due)
-            while letter is not None and codec is not None and (why := codec.misfit(letter.value)):
-                refused = {"id": letter.id, "name": name, "type": codec.shown, "why": why}
+            while letter is not None and codec is not None and (why := codec.refusal(letter.value)):
+                refused = {"id": letter.id, "name": name, "type": codec.type_name, "why": why}
                 self.append(digest("letter", letter.id), "refused", json.dumps(refused).encode())
                 logger.warning(
                     "the run %r waits for a signal %r of the type %s, and letter %d does not fit"
                     " it: %s; it is refused, and the run waits for the next one",
-                    *(self.run_id, name, codec.shown, letter.id, why),
+                    *(self.run_id, name, codec.type_name, letter.id, why),
                 )
                 letter = await self.inbox.take(kind, name, due)
             value = {"id": None, "value": None}

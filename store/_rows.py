@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
-from ._canonical import digest
+from ._json import digest
 from ._seal import Row
 from ._unreplayed import SHORT, Intents
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ..commander import ConfigurationError, Node, NodeCancelled, NodeLimits, limits_around
 from ..commander.scope import adopt, scope_of
 from ..commander.waiting import observe, outlast
-from ._canonical import canonical, digest
 from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
+from ._json import canonical, digest
 from ._keys import Keys
 from ._ledger import Ledger
 from ._put import put_again

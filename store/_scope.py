@@ -37,7 +37,6 @@ from ..commander.scope import (
 )
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lending_slot
-from ._canonical import canonical_inputs, digest, digest_put
 from ._codec import Codec
 from ._effect import KeptEffect, Limited
 from ._endings import PAUSE, Endings, until_awaited
@@ -45,6 +44,7 @@ from ._failure import encode_failure, mark, marks, was_awaited
 from ._gone import child_ident, name_bytes
 from ._held import end_again
 from ._identity import NodeIdentity
+from ._json import canonical_inputs, digest, digest_put
 from ._ledger import Ledger
 from ._reply import ReplyRow
 from ._roots import PutBy

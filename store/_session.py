@@ -13,9 +13,9 @@ from ..commander import Node
 from ..commander.scope import adopt, is_leaving
 from ..commander.waiting import observe, outlast
 from ..messages import Usage
-from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
+from ._json import digest
 from ._ledger import Ledger
 from ._look import RunView, view
 from ._rows import FIRST

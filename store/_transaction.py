@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError
 from ..messages.sqlite import is_file_fault
-from ._canonical import canonical
 from ._file import Row
+from ._json import canonical
 
 if TYPE_CHECKING:
     from ._ledger import Ledger

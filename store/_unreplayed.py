@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from ..commander import Node, current_node
 from ..commander.scope import scope_of
 from ..commander.waiting import lending_slot
-from ._canonical import digest
 from ._held import Stuck
+from ._json import digest
 
 if TYPE_CHECKING:
     from ._file import Row

@@ -24,7 +24,7 @@ from support.scale import many, seeds
 from anabranch.commander import Commander, Node, QuorumNotMet, quorum, settle
 from anabranch.handlers import handler
 from anabranch.store import Durable, DurableCalls, JournalMismatch
-from anabranch.store._canonical import digest
+from anabranch.store._json import digest
 
 pytestmark = pytest.mark.contract("D6")
 

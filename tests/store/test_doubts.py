@@ -261,7 +261,7 @@ async def test_what_was_done_is_in_no_doubt_though_its_result_is_too_large(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is told so in each life, and nobody is asked."""
-    monkeypatch.setattr("anabranch.store._seal.LARGEST", 10_000)
+    monkeypatch.setattr("anabranch.store._seal.MAX_VALUE_BYTES", 10_000)
     GIVEN.clear()
     async with Journal(tmp_path / "runs.db") as journal:
         said = await journal.run(Calls(), run_id="r")
