@@ -20,7 +20,7 @@ from ._json import canonical_inputs
 from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["call_tool"]
 
@@ -152,7 +152,7 @@ class _Called(Node[Any], internal=True):
                 raise
             raise told from error
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         return canonical_inputs(self)
 
     def _node_codec(self) -> _Call:

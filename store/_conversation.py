@@ -29,8 +29,8 @@ from .errors import JournalError, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
-    from ._ledger import Ledger
     from ._scope import NodeScope
+    from ._state import JournalState
 
 __all__ = ["KeptConversation", "Talks"]
 
@@ -43,7 +43,7 @@ RESULT = ("content", "parts", "files")  # the fields of a `ToolResult` that the 
 class Talks:
     """The conversations of one run, by name."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: JournalState) -> None:
         self._ledger = ledger
         self._open: dict[str, KeptConversation] = {}
         # The tag of each node that a row names, and the tag of the node above it, "" at a root.
@@ -239,7 +239,9 @@ class KeptConversation(Conversation):
     cannot be changed in place: `NotStorable`. Adding outside the run's nodes is `NotDurable`.
     """
 
-    def __init__(self, name: str, talks: Talks, ledger: Ledger, entries: list[_Entry]) -> None:
+    def __init__(
+        self, name: str, talks: Talks, ledger: JournalState, entries: list[_Entry]
+    ) -> None:
         super().__init__(thread_id=f"{ledger.run_id}/{name}")
         self._name = name
         self._talks = talks

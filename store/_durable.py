@@ -31,11 +31,11 @@ from ..messages import Conversation
 from ..tools import AnyTool, Tool
 from ._call import call_tool
 from ._codec import MISSING, Codec, Shape, shape_of
-from ._inbox import LOOK
+from ._inbox import WALL_CLOCK_POLL_SECONDS
 from ._json import canonical, canonical_inputs, digest
-from ._ledger import Ledger
-from ._put import find_named, write_put
+from ._roots import find_named, write_put
 from ._scope import NodeScope
+from ._state import JournalState
 from ._transaction import IN_TRANSACTION, Transaction, require_no_transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
@@ -101,7 +101,7 @@ class Durable(Job[T_co], internal=True):
     def _node_codec(self) -> Codec:
         return (self._node_shape or self._node_of()).result
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         shape = self._node_shape or self._node_of()
         for name in shape.live:
             if (value := getattr(self, name, MISSING)) is not MISSING:
@@ -293,7 +293,7 @@ class DurableCalls:
         seconds = length.total_seconds()
         with self._waiting(self._ident(f"sleep {seconds}"), "sleep", "", seconds) as due:
             while (left := cast("float", due) - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
-                await asyncio.sleep(min(left, LOOK))
+                await asyncio.sleep(min(left, WALL_CLOCK_POLL_SECONDS))
 
     async def signal(
         self,
@@ -409,7 +409,7 @@ class Step(Node[T_co], internal=True):
             return await self._function(*self._args)
         return await self.in_thread(self._function, *self._args)
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         return canonical_inputs(self)
 
     def _node_codec(self) -> Codec:

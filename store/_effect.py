@@ -17,22 +17,24 @@ from ..commander import (
     NodeCancelled,
     NodeClosed,
     ToolError,
+    actor_of,
     current_node,
 )
 from ..commander.kept import Effect
 from ..commander.scope import scope_of
 from ..commander.waiting import lending_slot
 from ..tools.results import describe_error
-from ._approvals import APPROVAL, DOUBT, write_question
-from ._claim import Claim
 from ._failure import encode_failure, mark
 from ._json import canonical, digest
+from ._match import EffectMatch
+from ._view import APPROVAL, DOUBT
 from .errors import NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
     from ._reply import ReplyRow
     from ._scope import NodeScope
+    from ._state import JournalState
 
 __all__ = ["KeptEffect", "Limited", "storable"]
 
@@ -45,8 +47,8 @@ _INSIDE: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
 class KeptEffect(Effect):
     """An effect of a node: first its intent is written, then what it gave.
 
-    Which one it is says its `Claim`, which is made with it. What is asked about it, and the inputs
-    that it gets by that, belong to it.
+    Its `EffectMatch` says which one it is. Questions about it belong to it, and so do the inputs
+    that an answer changes.
 
     In its place may come those with `changed` inputs, each another effect of the same call.
 
@@ -82,15 +84,15 @@ class KeptEffect(Effect):
         self._gave: Any = None
         # The number of the row with its end.
         self._ended = 0
-        self._claim = Claim(caller, name, self._text, harmless=harmless, key=key)
+        self._match = EffectMatch(caller, name, self._text, harmless=harmless, key=key)
         # Where the next attempt looks for it; and in whose place it is, if its inputs are changed.
-        self._shared = self._claim.shared
+        self._shared = self._match.shared
         self._original: KeptEffect | None = None
 
     @property
     def ident(self) -> bytes:
         if self._original is None:
-            return self._claim.ident
+            return self._match.ident
         return digest(self._original.ident, "changed", self._text)
 
     @property
@@ -132,7 +134,7 @@ class KeptEffect(Effect):
                 f"the arguments of {self._name} about which a person is to be asked: {error}"
             ) from error
         await self._until_replies_are_whole()
-        await self._claim.settle()
+        await self._match.settle()
         ident = digest(self.ident, APPROVAL)
         while ident in self._ledger.unanswered:
             ident = digest(ident, "again")
@@ -176,7 +178,7 @@ class KeptEffect(Effect):
         check: Callable[[Mapping[str, Any]], Any] | None,
     ) -> Any:
         ledger = self._ledger
-        await self._claim.settle()
+        await self._match.settle()
         while (doing := ledger.doing.get(self.ident)) is not None:
             await asyncio.wait([doing])  # a round that an earlier attempt has put does it now
         if (row := ledger.find(self.ident, "gave")) is not None:
@@ -202,7 +204,7 @@ class KeptEffect(Effect):
                 return self._keep(known)
         elif doubt is None and not failures:
             await self._caller.until_on_course()
-            await self._claim.wait_for_unreplayed()
+            await self._match.wait_for_unreplayed()
         if ledger.suspending and not _INSIDE.get():
             async with lending_slot():
                 await asyncio.get_running_loop().create_future()  # until the tree is cancelled
@@ -212,12 +214,12 @@ class KeptEffect(Effect):
         inside = _INSIDE.set(True)
         try:
             if doubt is None or not again:
-                intent = {**self._claim.intent(), **self._shared}
+                intent = {**self._match.intent(), **self._shared}
                 if self._original is not None:
-                    intent["call"] = self._claim.ident.hex()
+                    intent["call"] = self._match.ident.hex()
                 self._append("intent", intent)
                 if self._shared:
-                    ledger.begun[self._shared["of"]][self.ident] = self._shared["in"]
+                    ledger.intents.begun[self._shared["of"]][self.ident] = self._shared["in"]
             await ledger.barrier()
             return await self._work(work, timeout)
         finally:
@@ -256,7 +258,7 @@ class KeptEffect(Effect):
     def _attempt(self) -> str:
         """Say which attempt this is: of its caller, and of the node in which it is done."""
         scope: Any = scope_of(current_node())
-        return f"{self._claim.attempt()} {scope.attempt}"
+        return f"{self._match.attempt()} {scope.attempt}"
 
     def _append(self, kind: str, value: Any) -> bytes:
         data = json.dumps(value).encode()
@@ -345,7 +347,7 @@ class KeptEffect(Effect):
         """
         ledger, node = self._ledger, current_node()
         scope: Any = scope_of(node)
-        question = write_question(ledger, ident, question, node)
+        question = _write_question(ledger, ident, question, node)
         ledger.asks[scope.ident] = ident, scope
         answered = ledger.find(ident, "letter") is not None
         if not answered:
@@ -380,6 +382,19 @@ class KeptEffect(Effect):
     async def _until_replies_are_whole(self) -> None:
         for reply in self._because:
             await reply.whole()
+
+
+def _write_question(
+    ledger: JournalState, ident: bytes, question: dict[str, Any], node: Node[Any]
+) -> dict[str, Any]:
+    """Record a question of `node`, and return it as an earlier execution has recorded it."""
+    row, withdrawn = ledger.find(ident, "question"), ledger.find(ident, "withdrawn")
+    if row is not None and (withdrawn is None or withdrawn.seq < row.seq):
+        return json.loads(row.value)
+    actor = actor_of(node)
+    by = (None, None) if actor is None else (actor.agent, actor.session_id)
+    data = json.dumps({**question, "path": node.path, "agent": by[0], "session_id": by[1]})
+    return json.loads(ledger.append(ident, "question", data.encode(), find=True))
 
 
 class Limited(Node[Any], internal=True, name="work"):

@@ -6,6 +6,7 @@ The SQL stands here; the thread that runs it, and when it commits, in `_writer`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sqlite3
@@ -15,17 +16,25 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
 from ..messages.sqlite import MEMORY
+from ._inbox import Watch
 from ._json import digest
 from ._keys import Keys
 from ._lock import RunLock
 from ._purge import remove_some
-from ._rows import clock_at_end
 from ._seal import BytesCodec, Row, Seal, check_size
-from ._watch import Watch
 from ._writer import Claim, Writer
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
-__all__ = ["ENDED", "JournalFile", "Letter", "Row", "RunRow", "check_name"]
+__all__ = [
+    "ENDED",
+    "JournalFile",
+    "Letter",
+    "Row",
+    "RunRow",
+    "check_name",
+    "clock_at_end",
+    "last_clock",
+]
 
 T = TypeVar("T")
 
@@ -85,6 +94,25 @@ def check_name(name: object, what: str = "a run_id") -> None:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+
+def last_clock(rows: list[Row]) -> float:
+    """Return the run's clock at the last of these rows that has it."""
+    said = [row.value for row in rows if row.kind in ("began", "attempt", "clock")]
+    return json.loads(said[-1])["clock"] if said else 0.0
+
+
+def clock_at_end(rows: list[Row], claimed_at: int, clock: float, claimed: float) -> float:
+    """Return the run's clock at the last row of an owner that died.
+
+    The owner acquired the run after the row `claimed_at`, at the time `claimed`, when the clock was
+    `clock`. A row of the kind "clock" corrects it after the wall clock was set.
+    """
+    own = [row for row in rows if row.seq > claimed_at]
+    for row in own:
+        if row.kind == "clock":
+            clock, claimed = json.loads(row.value)["clock"], row.time
+    return clock + max(0.0, own[-1].time - claimed) if own else clock
 
 
 class JournalFile:

@@ -21,7 +21,7 @@ from ._json import digest
 from .errors import NotDurable
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["NodeIdentity"]
 
@@ -64,7 +64,7 @@ class NodeIdentity(Scope):
     _attempt: Attempt | None = None
 
     def __init__(
-        self, ledger: Ledger, ident: bytes, free: bytes, parent: Self | None, root: bytes
+        self, ledger: JournalState, ident: bytes, free: bytes, parent: Self | None, root: bytes
     ) -> None:
         self.ledger = ledger
         self.ident = ident

@@ -24,17 +24,15 @@ from ..commander import scope as seam
 from ..commander.kinds import NUMBER, require
 from ..commander.waiting import outlast
 from ..messages.sqlite import MEMORY
-from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
-from ._file import ENDED, JournalFile, check_name
+from ._file import ENDED, JournalFile, check_name, last_clock
 from ._inbox import NOTE
 from ._lock import RunLock
-from ._look import RunView, view
-from ._rows import last_clock
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
 from ._schema import explain
 from ._session import Session, open_session
+from ._view import PendingApproval, PendingDoubt, RunView, pending, view
 from .errors import JournalError, RunBusy
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from ._failure import decode_failure
 from ._file import ENDED, Row
 from ._json import canonical, digest
 from ._keys import Keys
-from ._ledger import Ledger
-from ._put import put_again
-from ._rows import FIRST
+from ._roots import put_again
 from ._scope import NodeScope
+from ._state import FIRST, JournalState
 from .errors import (
     JournalError,
     JournalMismatch,
@@ -58,7 +57,7 @@ class KeptRun:
     """A run that this process has claimed, or one that has ended."""
 
     def __init__(
-        self, job: Durable[Any] | None, ledger: Ledger, *, ended: bool, grace: float
+        self, job: Durable[Any] | None, ledger: JournalState, *, ended: bool, grace: float
     ) -> None:
         self._job: Any = job
         self._timeout: float | None = None
@@ -228,7 +227,7 @@ class KeptRun:
             self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
 
 
-def _state(ledger: Ledger) -> str:
+def _state(ledger: JournalState) -> str:
     """Return the state of a run that nobody drives: suspended, if not all its roots are over."""
     idents = ledger.root_idents()
     if not all(map(ledger.is_over, idents)):
@@ -274,7 +273,7 @@ async def take_up(
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
-        yield KeptRun(job, Ledger(file, run, rows, live), ended=True, grace=grace)
+        yield KeptRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
         return
     made = partial(KeptRun, job, ended=False, grace=grace)
     async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
@@ -286,16 +285,16 @@ async def claimed(
     file: JournalFile,
     run_id: str,
     live: Mapping[str, Any],
-    make: Callable[[Ledger], K],
+    make: Callable[[JournalState], K],
     *,
     max_recoveries: int,
 ) -> AsyncGenerator[K]:
     """Claim a run for as long as the block lasts; `make` makes of it what drives it."""
     run, rows = await file.claim(run_id, owner_here())
-    ledger: Ledger | None = None
+    ledger: JournalState | None = None
     state, note = "suspended", None
     try:
-        ledger = Ledger(file, run, rows, live)
+        ledger = JournalState(file, run, rows, live)
         file.keys[run_id] = ledger.keys
         if run.recoveries > max_recoveries:
             state = "parked"
@@ -325,7 +324,7 @@ def owner_here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def note_taken(ledger: Ledger, letter: Letter) -> None:
+def note_taken(ledger: JournalState, letter: Letter) -> None:
     """Keep that a letter was dealt with: it says nothing to a run that is resumed."""
     taken = json.dumps({"id": letter.id, "value": None}).encode()
     ledger.append(digest("letter", letter.id), "letter", taken)
@@ -334,7 +333,7 @@ def note_taken(ledger: Ledger, letter: Letter) -> None:
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     """Cancel what is left of a run that nobody drives, by its letters. Raises `RunBusy`."""
     run, rows = await file.claim(run_id, "cancel")
-    ledger = Ledger(file, run, rows, {})
+    ledger = JournalState(file, run, rows, {})
     left = [each for each in ledger.root_idents() if not ledger.is_over(each)]
     whom = [each for each in left if ledger.outcome(each) is None]
     cancelled = False
@@ -358,7 +357,7 @@ async def resume(file: JournalFile, run_id: str) -> None:
     if before in ("pending", "cancelled"):
         return
     run, rows = await file.claim(run_id, "resume")
-    ledger = Ledger(file, run, rows, {})
+    ledger = JournalState(file, run, rows, {})
     state = _state(ledger)  # it may have ended by now
     if before == "parked" or ledger.failed_roots():
         # What has failed in a session is over: others have followed.

@@ -16,11 +16,10 @@ from ..messages import Usage
 from ._codec import Codec
 from ._file import ENDED
 from ._json import digest
-from ._ledger import Ledger
-from ._look import RunView, view
-from ._rows import FIRST
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
+from ._state import FIRST, JournalState
+from ._view import RunView, view
 from .errors import JournalError, RunNotFound
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Written(Protocol[T]):
 class SessionCall:
     """A call of a session that the journal has; `inputs` as they were given to `Session.begin`."""
 
-    def __init__(self, ledger: Ledger, ident: bytes, inputs: Any) -> None:
+    def __init__(self, ledger: JournalState, ident: bytes, inputs: Any) -> None:
         self._ledger = ledger
         self.ident = ident
         self.inputs = inputs
@@ -96,7 +95,7 @@ class Session(KeptRun):
     begins.
     """
 
-    def __init__(self, ledger: Ledger, *, grace: float) -> None:
+    def __init__(self, ledger: JournalState, *, grace: float) -> None:
         super().__init__(None, ledger, ended=False, grace=grace)
         self.is_calling = False
         self.calls = [

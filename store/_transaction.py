@@ -17,7 +17,7 @@ from ._file import Row
 from ._json import canonical
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["IN_TRANSACTION", "Transaction", "require_no_transaction"]
 
@@ -43,7 +43,7 @@ class _LeftBlock(Exception):
 class Transaction:
     """One block. `done` says that an earlier life has done it: its statements answer from there."""
 
-    def __init__(self, ledger: Ledger, ident: bytes) -> None:
+    def __init__(self, ledger: JournalState, ident: bytes) -> None:
         self._ledger = ledger
         self._ident = ident
         self._loop = asyncio.get_running_loop()

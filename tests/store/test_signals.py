@@ -14,7 +14,7 @@ from anabranch.commander import ConfigurationError, Node
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, NotStorable
 from anabranch.store._codec import Codec
-from anabranch.store._look import view
+from anabranch.store._view import view
 
 pytestmark = pytest.mark.contract("D12")
 

@@ -22,9 +22,8 @@ from weakref import finalize
 from anabranch.commander import Commander, NodeLimits
 from anabranch.commander.scope import scope_here
 from anabranch.store import Journal
-from anabranch.store._file import ENDED, Letter, Row, RunRow
+from anabranch.store._file import ENDED, Letter, Row, RunRow, clock_at_end
 from anabranch.store._json import digest
-from anabranch.store._rows import clock_at_end
 from anabranch.store.errors import LeaseLost, RunBusy, RunExists, RunNotFound
 from anabranch.testing import run_seeded
 
