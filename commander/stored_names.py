@@ -51,6 +51,7 @@ MOVED: dict[str, str] = {
     "anabranch.store._shape:_NotWritten": "anabranch.store._codec:_NotWritten",
     "anabranch.store._watch:Call": "anabranch.store._inbox:Call",
     "anabranch.store._watch:Watch": "anabranch.store._inbox:Watch",
+    "anabranch.store._writer:Claim": "anabranch.store._writer:Lease",
 }
 
 

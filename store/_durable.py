@@ -345,7 +345,7 @@ class DurableCalls:
         if row is None or value["seconds"] != seconds:
             until = None if seconds is None else time.time() + seconds
             value = {"kind": kind, "name": name, "seconds": seconds, "until": until, **more}
-            ledger.append(ident, "waits", json.dumps(value).encode())
+            ledger.record(ident, "waits", value)
         try:
             yield value["until"]
         except asyncio.CancelledError:
@@ -369,7 +369,7 @@ class DurableCalls:
         if (row := ledger.find(ident, "once")) is not None:
             return json.loads(row.value)
         value = make()
-        ledger.append(ident, "once", json.dumps(value).encode())
+        ledger.record(ident, "once", value)
         return value
 
     def _ident(self, what: str) -> bytes:

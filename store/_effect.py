@@ -143,7 +143,7 @@ class KeptEffect(Effect):
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
         question, answer = await self._wait_for_answer(ident, question, here)
         if "failure" in answer:
-            raise self._ledger.read_failure(json.dumps(answer["failure"]).encode(), ident)
+            raise self._ledger.read_failure(answer["failure"], ident)
         if check is not None and answer["arguments"] is not None:
             try:
                 check(answer["arguments"])
@@ -194,7 +194,7 @@ class KeptEffect(Effect):
         for row, failed in zip(rows, failures, strict=True):
             if failed["by"] == self._attempt():
                 self._ended = row.seq
-                raise ledger.read_failure(json.dumps(failed["failure"]).encode(), self.ident)
+                raise ledger.read_failure(failed["failure"], self.ident)
         await self._until_replies_are_complete()
         if self._harmless:
             return await self._work(work, timeout)
@@ -246,7 +246,7 @@ class KeptEffect(Effect):
             kept = json.loads(self._append("failed", failed))["failure"]
             self._ended = self._ledger.last
             if kept != failed["failure"]:
-                raise self._ledger.read_failure(json.dumps(kept).encode(), self.ident) from None
+                raise self._ledger.read_failure(kept, self.ident) from None
             mark(error, self.ident)
             raise
 
@@ -263,10 +263,9 @@ class KeptEffect(Effect):
         return f"{self._match.attempt()} {scope.attempt}"
 
     def _append(self, kind: str, value: Any) -> bytes:
-        data = json.dumps(value).encode()
         # This object has its own result; a new attempt of the caller makes another object.
         find = kind != "gave" or self._caller.retried
-        return self._ledger.append(self.ident, kind, data, find=find)
+        return self._ledger.record(self.ident, kind, value, find=find)
 
     # --- in doubt
 
@@ -391,8 +390,8 @@ def _write_question(
         return json.loads(row.value)
     actor = actor_of(node)
     by = (None, None) if actor is None else (actor.agent, actor.session_id)
-    data = json.dumps({**question, "path": node.path, "agent": by[0], "session_id": by[1]})
-    return json.loads(ledger.append(ident, "question", data.encode(), find=True))
+    written = {**question, "path": node.path, "agent": by[0], "session_id": by[1]}
+    return json.loads(ledger.record(ident, "question", written, find=True))
 
 
 class Limited(Node[Any], internal=True, name="work"):

@@ -133,8 +133,7 @@ class EffectMatch:
             found = digest(caller.free_now, "effect", self._name, self._text, number)
             if ledger.find(found, "intent") is None:
                 return ident
-            value = json.dumps({"effect": found.hex(), "in": ""}).encode()
-            ledger.append(ident, "takes", value)
+            ledger.record(ident, "takes", {"effect": found.hex(), "in": ""})
         caller.number(what)  # it still counts among those without a key
         return found
 
@@ -152,8 +151,7 @@ class EffectMatch:
             self.ident, attempt = left[0], self.shared["in"]
             ledger.intents.taken_over[self.ident] = attempt
             ledger.claimed.add(self.ident)
-            value = {"effect": self.ident.hex(), "in": attempt}
-            ledger.append(here, "takes", json.dumps(value).encode())
+            ledger.record(here, "takes", {"effect": self.ident.hex(), "in": attempt})
 
     async def wait_for_unreplayed(self) -> None:
         """Hold a new effect while a recorded one that it may be can still be replayed.

@@ -93,7 +93,7 @@ class ReplyRow(KeptReply):
         if self._ledger.suspended or self._leaves():
             # It is requested again; its usage still counts.
             if said["taken"] and self._ledger.trouble is None:
-                self._in_loop(self._append_spent, json.dumps({"taken": said["taken"]}).encode())
+                self._in_loop(self._append_spent, {"taken": said["taken"]})
             return
         ended: dict[str, Any]
         if isinstance(error, Exception):
@@ -103,14 +103,11 @@ class ReplyRow(KeptReply):
             ended = {"left": type(error).__name__}
         else:
             return  # it ends the process
-        value = json.dumps({"said": said, **ended}).encode()
-        self._in_loop(self._ledger.append, self._ident, "broken", value)
+        self._in_loop(self._ledger.record, self._ident, "broken", {"said": said, **ended})
 
     async def end(self) -> None:
         if "failure" in self._broken:
-            raise self._ledger.read_failure(
-                json.dumps(self._broken["failure"]).encode(), self._ident
-            )
+            raise self._ledger.read_failure(self._broken["failure"], self._ident)
         if self._broken.get("left") == "GeneratorExit":
             raise self._ledger.mismatch(
                 "a reply is read on where it was left, and what comes after that is not known"
@@ -135,9 +132,9 @@ class ReplyRow(KeptReply):
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
                 ledger.loop.call_soon_threadsafe(call_later)
 
-    def _append_spent(self, value: bytes) -> None:
+    def _append_spent(self, value: dict[str, Any]) -> None:
         with suppress(LeaseLost, JournalError):  # the run is stopped
-            self._ledger.append(self._ident, "spent", value)
+            self._ledger.record(self._ident, "spent", value)
 
     def _append(self, text: str) -> None:
         self._stop()
@@ -168,10 +165,9 @@ class ReplyRow(KeptReply):
             self._append_partial(0, "")
 
     def _append_partial(self, at: int, text: str) -> None:
-        value = json.dumps({"at": at, "text": text}).encode()
         if not self._ledger.suspended:
             with suppress(LeaseLost, JournalError):  # others that need the journal raise it
-                self._ledger.append(self._ident, "partial", value)
+                self._ledger.record(self._ident, "partial", {"at": at, "text": text})
 
     def _stop(self) -> None:
         if self._timer is not None:

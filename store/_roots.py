@@ -8,7 +8,6 @@ of each round as JSON.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
@@ -82,7 +81,7 @@ class Roots:
                 # The round itself fails with it when it begins.
                 new.scope.refused = ConfigurationError(str(error))
                 written["put"] = {"refused": str(error)}
-            self._ledger.append(ident, "root", json.dumps(written).encode(), find=True)
+            self._ledger.record(ident, "root", written, find=True)
             del self._new[ident]
 
     def puts_again(self, written: dict[str, Any]) -> bool:

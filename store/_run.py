@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "SESSION",
     "KeptRun",
+    "acquired",
     "cancel_unowned",
-    "claimed",
     "note_taken",
     "resume",
     "start",
@@ -268,7 +268,7 @@ async def take_up(
     except JournalMismatch as error:
         if (await file.run(run_id)).state not in ENDED:
             with suppress(RunBusy):  # its owner has the code
-                run, _ = await file.claim(run_id, owner_here())
+                run, _ = await file.acquire(run_id, owner_here())
                 await file.release(run_id, run.fence, "parked", str(error).encode())
         raise
     if run.state in ENDED:
@@ -276,12 +276,12 @@ async def take_up(
         yield KeptRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
         return
     made = partial(KeptRun, job, ended=False, grace=grace)
-    async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
+    async with acquired(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
         yield kept
 
 
 @asynccontextmanager
-async def claimed(
+async def acquired(
     file: JournalFile,
     run_id: str,
     live: Mapping[str, Any],
@@ -290,7 +290,7 @@ async def claimed(
     max_recoveries: int,
 ) -> AsyncGenerator[K]:
     """Acquire a run for the block; `make` returns the object that drives it."""
-    run, rows = await file.claim(run_id, owner_here())
+    run, rows = await file.acquire(run_id, owner_here())
     ledger: JournalState | None = None
     state, note = "suspended", None
     try:
@@ -326,13 +326,12 @@ def owner_here() -> str:
 
 def note_taken(ledger: JournalState, letter: Letter) -> None:
     """Record that a letter was handled: a resumed run does not get it again."""
-    taken = json.dumps({"id": letter.id, "value": None}).encode()
-    ledger.append(digest("letter", letter.id), "letter", taken)
+    ledger.record(digest("letter", letter.id), "letter", {"id": letter.id, "value": None})
 
 
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     """Cancel a run without an owner, if a letter says so. Raises `RunBusy`."""
-    run, rows = await file.claim(run_id, "cancel")
+    run, rows = await file.acquire(run_id, "cancel")
     ledger = JournalState(file, run, rows, {})
     left = [each for each in ledger.root_idents() if not ledger.is_over(each)]
     whom = [each for each in left if ledger.outcome(each) is None]
@@ -356,7 +355,7 @@ async def resume(file: JournalFile, run_id: str) -> None:
     before = (await file.run(run_id)).state
     if before in ("pending", "cancelled"):
         return
-    run, rows = await file.claim(run_id, "resume")
+    run, rows = await file.acquire(run_id, "resume")
     ledger = JournalState(file, run, rows, {})
     state = _state(ledger)  # it may have ended by now
     if before == "parked" or ledger.failed_roots():

@@ -16,7 +16,7 @@ from ..messages import Usage
 from ._codec import Codec
 from ._file import ENDED
 from ._json import digest
-from ._run import SESSION, KeptRun, claimed, note_taken
+from ._run import SESSION, KeptRun, acquired, note_taken
 from ._scope import NodeScope
 from ._state import FIRST, JournalState
 from ._view import RunView, view
@@ -135,7 +135,7 @@ class Session(KeptRun):
     def keep(self, call: SessionCall, value: Any) -> None:
         """Store plain JSON beside the result of a call, in place of an earlier value."""
         if not self._ledger.suspended:
-            self._ledger.append(call.ident, "kept", json.dumps(value).encode(), find=True)
+            self._ledger.record(call.ident, "kept", value, find=True)
 
     async def end(self, call: SessionCall) -> None:
         """End a call without a result, durably.
@@ -249,5 +249,5 @@ async def open_session(
             "give another session_id=, or remove it: anabranch runs purge",
         )
     made = partial(Session, grace=grace)
-    async with claimed(file, run_id, {}, made, max_recoveries=max_recoveries) as session:
+    async with acquired(file, run_id, {}, made, max_recoveries=max_recoveries) as session:
         yield session

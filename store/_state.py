@@ -323,6 +323,10 @@ class JournalState:
             self._add(row._replace(seq=self.last, time=time.time()))
         return value
 
+    def record(self, ident: bytes, kind: str, value: Any, *, find: bool = False) -> bytes:
+        """Append a row with JSON data; otherwise as `append`."""
+        return self.append(ident, kind, json.dumps(value).encode(), find=find)
+
     def keep_cancel(
         self,
         whom: list[bytes],
@@ -339,14 +343,13 @@ class JournalState:
         """
         cancel = {"reason": reason, "whom": [each.hex() for each in whom], "failed": failed}
         cancel |= {"by": by or [[FIRST.hex(), FIRST.hex()]], "after": after}
-        data = self.append(of, "cancelled", json.dumps(cancel).encode())
+        data = self.record(of, "cancelled", cancel)
         self._note_cancel(self.last, data)
 
     def keep_causes(self, ident: bytes, error: BaseException, *others: bytes) -> None:
         """Record the failures that made a node fail, which no code has caught, for a resume."""
         if causes := marks(error).union(others):
-            value = json.dumps(sorted(each.hex() for each in causes)).encode()
-            self.append(ident, "because", value)
+            self.record(ident, "because", sorted(each.hex() for each in causes))
 
     def withdraw(self, ended: set[bytes]) -> None:
         """Withdraw the questions of these nodes and of those below them."""
@@ -378,8 +381,10 @@ class JournalState:
         self.fail(error)
         return error
 
-    def read_failure(self, data: bytes, ident: bytes) -> BaseException:
+    def read_failure(self, data: bytes | dict[str, Any], ident: bytes) -> BaseException:
         """Return a recorded failure; if it cannot be made again, stop this execution."""
+        if not isinstance(data, bytes):
+            data = json.dumps(data).encode()
         error = decode_failure(data)
         if isinstance(error, JournalMismatch):
             self.fail(error)
@@ -425,7 +430,7 @@ class JournalState:
             letter = await self.inbox.take(kind, name, due)
             while letter is not None and codec is not None and (why := codec.refusal(letter.value)):
                 refused = {"id": letter.id, "name": name, "type": codec.type_name, "why": why}
-                self.append(digest("letter", letter.id), "refused", json.dumps(refused).encode())
+                self.record(digest("letter", letter.id), "refused", refused)
                 logger.warning(
                     "the run %r waits for a signal %r of the type %s, and letter %d does not fit"
                     " it: %s; it is refused, and the run waits for the next one",
@@ -437,7 +442,7 @@ class JournalState:
                 value = {"id": letter.id, "value": letter.value.decode()}
             # The next attempt asks the same question and gets this answer.
             find = kind == "answer"
-            data = self.append(ident, "letter", json.dumps(value).encode(), find=find)
+            data = self.record(ident, "letter", value, find=find)
         else:
             data = row.value
         value = json.loads(data)

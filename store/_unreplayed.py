@@ -261,7 +261,7 @@ class Unreplayed:
         if len(names) > MAX_REPORTED_NAMES:
             names[MAX_REPORTED_NAMES:] = [f"{len(names) - MAX_REPORTED_NAMES} others"]
         value = {"by": path, "what": names, "effects": effects}
-        ledger.append(putter, "gone", json.dumps(value).encode(), find=True)
+        ledger.record(putter, "gone", value, find=True)
         ledger.intents.lost.update(map(bytes.fromhex, effects))
         logger.warning(
             "the run %r goes on without what its journal has below %s and its code does not come"

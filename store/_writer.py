@@ -30,7 +30,7 @@ from ._schema import connect, explain, find_place
 from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
 
-__all__ = ["Claim", "Writer"]
+__all__ = ["Lease", "Writer"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ _INSERT = (
 )
 
 
-class Claim:
+class Lease:
     """A run that is owned here: what is written for it carries its fence."""
 
     __slots__ = ("fence", "key", "left", "lock", "lost", "run_id", "seq")
@@ -66,7 +66,7 @@ _Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 
 # A row that waits to be written, as if its value were short, and for whom.
-_Written = tuple[Claim, _Columns]
+_Written = tuple[Lease, _Columns]
 
 
 class _Asked(NamedTuple):
@@ -74,7 +74,7 @@ class _Asked(NamedTuple):
 
     future: asyncio.Future[Any]
     function: Callable[[sqlite3.Connection], Any] | None = None  # None: a barrier
-    claim: Claim | None = None  # whose fence has to hold
+    lease: Lease | None = None  # whose fence has to hold
     writes: bool = True
     seq: int = 0  # if not 0, the function is a user's and returns the row of this number
 
@@ -174,35 +174,35 @@ class Writer:
             if ended.done() and not ended.cancelled():
                 self._thread.join()
 
-    def append(self, claim: Claim, row: Row) -> int:
+    def append(self, lease: Lease, row: Row) -> int:
         """Queue a row and return its number."""
         if self._refusal is not None:
             raise self._again(self._refusal)
-        if claim.lost:
-            raise LeaseLost(claim.run_id)
+        if lease.lost:
+            raise LeaseLost(lease.run_id)
         ident, kind, value, *_ = row
         check_size(value)
         now = time.time()
-        claim.seq = seq = claim.seq + 1  # no call from here on: another append might come before
-        self._queue.append((claim, (claim.key, seq, ident, kind, value, None, now)))
+        lease.seq = seq = lease.seq + 1  # no call from here on: another append might come before
+        self._queue.append((lease, (lease.key, seq, ident, kind, value, None, now)))
         self._some.ring()
         return seq
 
     async def ask(
         self,
         function: Callable[[sqlite3.Connection], T] | None,
-        claim: Claim | None = None,
+        lease: Lease | None = None,
         *,
         writes: bool = True,
         seq: int = 0,
     ) -> T:
         """Return when all that was queued before is on disk and `function` has been called.
 
-        Its exception takes back what it did itself. With a claim whose fence is no longer in the
+        Its exception takes back what it did itself. With a lease whose fence is no longer in the
         file it is not called: `LeaseLost`. Cancelling this wait takes back nothing.
         """
         future = asyncio.get_running_loop().create_future()
-        self._push(_Asked(future, function, claim, writes, seq))
+        self._push(_Asked(future, function, lease, writes, seq))
         return await future
 
     def follow(self, function: Callable[[sqlite3.Connection], object]) -> None:
@@ -323,24 +323,24 @@ class Writer:
     ) -> list[_Outcome]:
         writes = any(type(each) is tuple or each.writes for each in batch)
         connection.execute("begin immediate" if writes else "begin")
-        checked: set[Claim] = set()
+        checked: set[Lease] = set()
         rows: list[_Columns] = []
         outcomes: list[_Outcome] = []
         last: tuple[int, int] | None = None  # the run and the number of the last row
         counts: tuple[int, int] | None = None
         for each in batch:
             is_row = each.__class__ is tuple
-            claim: Claim | None = each[0] if is_row else each.claim
-            if claim is not None and claim not in checked:
-                checked.add(claim)
-                found = connection.execute(_FENCE, (claim.key,)).fetchone()
-                claim.lost = claim.lost or found != (claim.fence,)
+            lease: Lease | None = each[0] if is_row else each.lease
+            if lease is not None and lease not in checked:
+                checked.add(lease)
+                found = connection.execute(_FENCE, (lease.key,)).fetchone()
+                lease.lost = lease.lost or found != (lease.fence,)
             if is_row:
                 if not each[0].lost:
                     columns: _Columns = each[1]
                     rows.append(self._sealed(connection, columns))
-            elif claim is not None and claim.lost:
-                outcomes.append((each.future, None, LeaseLost(claim.run_id)))
+            elif lease is not None and lease.lost:
+                outcomes.append((each.future, None, LeaseLost(lease.run_id)))
             elif each.function is None:
                 outcomes.append((each.future, None, None))
             else:
@@ -350,7 +350,7 @@ class Writer:
                 result, failure = self._call(connection, each)
                 outcomes.append((each.future, result, failure))
                 if each.seq and failure is None:
-                    last = each.claim.key, each.seq
+                    last = each.lease.key, each.seq
                 elif each.writes:
                     counts = connection.execute(COUNTS).fetchone()
         connection.executemany(_INSERT, rows)
@@ -381,10 +381,10 @@ class Writer:
                 if asked.seq:
                     connection.set_authorizer(None)
             if asked.seq:
-                assert asked.claim is not None
+                assert asked.lease is not None
                 check_size(result.value)
                 ident, kind, value, *_ = result
-                columns = (asked.claim.key, asked.seq, ident, kind, value, None, time.time())
+                columns = (asked.lease.key, asked.seq, ident, kind, value, None, time.time())
                 connection.execute(_INSERT, self._sealed(connection, columns))
         except Exception as error:
             if is_file_fault(error) or not connection.in_transaction:

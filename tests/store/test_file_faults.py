@@ -59,7 +59,7 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
     disk.mend()
     async with opened(tmp_path / "runs.db") as file:
         assert (await values(file))[:1] == [b"1"]
-        await file.claim("run", "next")
+        await file.acquire("run", "next")
 
 
 async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
@@ -141,7 +141,7 @@ async def test_a_full_disk(tmp_path, monkeypatch):
             assert {type(each) for each in errors} == {JournalError}
     async with opened(path) as file:
         assert len(await values(file)) == written
-        fence = (await file.claim("run", "next"))[0].fence
+        fence = (await file.acquire("run", "next"))[0].fence
         file.append("run", fence, row(b"x" * 3000))
         await file.barrier()
 
@@ -200,9 +200,9 @@ async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
             with pytest.raises(JournalError, match=why):
-                await file.claim("other", "test")
+                await file.acquire("other", "test")
         file.append("run", fence, row(1))
-        await file.claim("other", "test")
+        await file.acquire("other", "test")
         assert await values(file) == [b"1"]
 
 

@@ -150,7 +150,7 @@ class Model:
         self.owned = set(RUNS)
         for run in RUNS:
             await file.start(run, "Order", 1, b"")
-            claimed, rows = await file.claim(run, "x")
+            claimed, rows = await file.acquire(run, "x")
             survived = [(each.seq, each.value) for each in rows]
             assert survived == self.appended[run][: len(survived)]
             assert len(survived) >= self.safe[run]

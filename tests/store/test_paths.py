@@ -98,7 +98,7 @@ async def test_a_file_that_is_mounted_alone_is_refused_and_a_folder_is_not(tmp_p
             async with opened(other / "runs.db") as file:
                 assert len(await file.runs()) == 21
                 with pytest.raises(RunBusy):
-                    await file.claim("run", "test")
+                    await file.acquire("run", "test")
 
 
 MOUNTS = r"""22 27 0:21 / / rw shared:1 - ext4 /dev/vda rw

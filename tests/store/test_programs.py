@@ -114,9 +114,9 @@ class Suspending(MemoryFile):
         super().__init__(disk)
         self._at = at
 
-    async def claim(self, run_id: str, owner: str) -> Any:
+    async def acquire(self, run_id: str, owner: str) -> Any:
         self._driver = asyncio.current_task()
-        return await super().claim(run_id, owner)
+        return await super().acquire(run_id, owner)
 
     def append(self, run_id: str, fence: int, row: Row) -> int:
         number = super().append(run_id, fence, row)

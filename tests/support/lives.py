@@ -179,7 +179,7 @@ class MemoryFile:
         await self.run(run_id)
         return list(self.disk.rows[run_id])
 
-    async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
+    async def acquire(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
         run = await self.run(run_id)
         if run_id in self._taken:
             raise RunBusy(run_id)
