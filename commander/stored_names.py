@@ -39,6 +39,11 @@ MOVED: dict[str, str] = {
     "anabranch.store._canonical:_Walk": "anabranch.store._json:_Walk",
     "anabranch.store._claim:Claim": "anabranch.store._match:EffectMatch",
     "anabranch.store._codec:_Exact": "anabranch.store._json:Exact",
+    "anabranch.store._conversation:KeptConversation": (
+        "anabranch.store._conversation:DurableConversation"
+    ),
+    "anabranch.store._conversation:Talks": "anabranch.store._conversation:Conversations",
+    "anabranch.store._effect:KeptEffect": "anabranch.store._effect:DurableEffect",
     "anabranch.store._gone:Gone": "anabranch.store._unreplayed:Unreplayed",
     "anabranch.store._held:Stuck": "anabranch.store._match:_Stuck",
     "anabranch.store._ledger:Ledger": "anabranch.store._state:JournalState",
@@ -46,6 +51,7 @@ MOVED: dict[str, str] = {
     "anabranch.store._look:RunView": "anabranch.store._view:RunView",
     "anabranch.store._look:Wait": "anabranch.store._view:Wait",
     "anabranch.store._rows:Cancel": "anabranch.store._state:Cancel",
+    "anabranch.store._run:KeptRun": "anabranch.store._run:OwnedRun",
     "anabranch.store._shape:Shape": "anabranch.store._codec:Shape",
     "anabranch.store._shape:_Missing": "anabranch.store._codec:_Missing",
     "anabranch.store._shape:_NotWritten": "anabranch.store._codec:_NotWritten",

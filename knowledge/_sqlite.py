@@ -1,7 +1,7 @@
-"""An index in a file of SQLite: words by FTS5, vectors beside the pieces.
+"""An index in an SQLite file: words by FTS5, vectors beside the pieces.
 
-The tables are made in one transaction, a document is put in one, and so is what is removed: whoever
-is killed leaves the file as it was before. Several processes may use one file.
+The tables are created in one transaction. A document is added in one and removed in one, so a kill
+leaves the file as it was before. Several processes may use one file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REMEDIES = {
 
 
 class SqliteStore:
-    """One file, or ":memory:". Each call is made in a thread, one after the other."""
+    """One file, or ":memory:". Calls run in a thread, one after the other."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,19 +79,19 @@ class SqliteStore:
         )
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        # Closes the connection of a store that is never closed, when it is garbage or at exit.
+        # Closes the connection of a store that is never closed, when it is collected or at exit.
         self._closer: weakref.finalize[[], SqliteStore] | None = None
         self._stat: os.stat_result | None = None  # of the file that is open
         self._inherited: list[sqlite3.Connection] = []
-        # All vectors, and what `changes` said when they were read.
+        # All vectors, and the value of `changes` when they were read.
         self._vectors: tuple[int, Vectors] | None = None
         _stores.add(self)
 
-    def begin_anew(self) -> None:
-        """Begin in a fork: a thread of the parent may have the lock, and the connection is its."""
+    def reset(self) -> None:
+        """Reset in a fork: the connection is the parent's, and a thread of it may hold the lock."""
         self._lock = threading.Lock()
         if self._connection is not None:
-            self._inherited.append(self._connection)  # closing it would end both
+            self._inherited.append(self._connection)  # closing it would end both connections
             self._connection = None
             if self._closer is not None:
                 self._closer.detach()
@@ -143,7 +143,7 @@ class SqliteStore:
 
         return await self._call(read_all)
 
-    # What follows runs in a thread.
+    # The rest runs in a thread.
 
     async def _call(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
         def call() -> T:
@@ -212,13 +212,13 @@ class SqliteStore:
 _stores = weakref.WeakSet[SqliteStore]()
 
 
-def _begin_anew() -> None:
+def _reset_all() -> None:
     for store in _stores:
-        store.begin_anew()
+        store.reset()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_all)
 
 
 def _remove(sql: sqlite3.Connection, origin: str) -> int:
@@ -244,7 +244,7 @@ def _maker(sql: sqlite3.Connection) -> Maker | None:
 
 
 def _check_maker(name: str, sql: sqlite3.Connection, maker: Maker | None) -> None:
-    """Refuse what would not fit what is there; the first maker's vectors say what fits."""
+    """Refuse vectors of another embedding model than that of the index."""
     before = _maker(sql)
     if before is None and maker is not None:
         values = [("embedder", maker.embedder), ("size", maker.size)]

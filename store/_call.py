@@ -15,7 +15,7 @@ from ..commander.scope import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
 from ._codec import Codec
-from ._effect import KeptEffect, storable
+from ._effect import DurableEffect, storable
 from ._json import canonical_inputs
 from .errors import JournalMismatch, NotStorable
 
@@ -45,7 +45,7 @@ def call_tool(
     except PydanticSerializationError as error:
         raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
     tool.check(arguments)
-    effect = cast("KeptEffect", effect_of(caller, tool, arguments, key))
+    effect = cast("DurableEffect", effect_of(caller, tool, arguments, key))
     call = _Call(tool, effect, _codec(tool))
     return caller.call_handler(_Called(arguments, call))
 
@@ -63,7 +63,7 @@ class _Call:
     """The tool that is called, and how its result is stored."""
 
     tool: AnyTool
-    effect: KeptEffect
+    effect: DurableEffect
     codec: Codec | None  # None if it returns texts with images
 
     def encode(self, value: object) -> bytes:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._scope import NodeScope
     from ._state import JournalState
 
-__all__ = ["KeptConversation", "Talks"]
+__all__ = ["Conversations", "DurableConversation"]
 
 # Bytes of an identity that name a node in the row of a message: under "by", and in earlier versions
 # under "above", which had all nodes above it.
@@ -40,20 +40,20 @@ TAG_BYTES, OLD_TAG_BYTES = 8, 4
 RESULT_FIELDS = ("content", "parts", "files")  # the fields of a `ToolResult` that the tool returned
 
 
-class Talks:
+class Conversations:
     """The conversations of one run, by name."""
 
     def __init__(self, ledger: JournalState) -> None:
         self._ledger = ledger
-        self._open: dict[str, KeptConversation] = {}
+        self._open: dict[str, DurableConversation] = {}
         # By tag of a node that a row names: the tag of the node above it, "" at a root.
         self._parents: dict[str, str] = {}
 
-    def open(self, scope: NodeScope, name: str, system: str | None = None) -> KeptConversation:
+    def open(self, scope: NodeScope, name: str, system: str | None = None) -> DurableConversation:
         """Return the one of this name, as it was when the root above `scope` began or later."""
         talk = self._open.get(name)
         if talk is None:
-            talk = self._open[name] = KeptConversation(
+            talk = self._open[name] = DurableConversation(
                 name, self, self._ledger, self._entries.get(name, [])
             )
         talk.apply(self._ledger.first_row(scope.root))
@@ -202,7 +202,7 @@ class _Entry:
 class _Messages(list[Message]):
     """The messages of a durable conversation, which can only be appended."""
 
-    def __init__(self, talk: KeptConversation) -> None:
+    def __init__(self, talk: DurableConversation) -> None:
         super().__init__()
         self._talk = talk
 
@@ -234,7 +234,7 @@ class _Messages(list[Message]):
         return list, (list(self),)
 
 
-class KeptConversation(Conversation):
+class DurableConversation(Conversation):
     """A conversation of a run, whose messages are recorded and replayed.
 
     A body that runs again has to add the same messages, else `JournalMismatch`. Changing a message
@@ -242,7 +242,7 @@ class KeptConversation(Conversation):
     """
 
     def __init__(
-        self, name: str, talks: Talks, ledger: JournalState, entries: list[_Entry]
+        self, name: str, talks: Conversations, ledger: JournalState, entries: list[_Entry]
     ) -> None:
         super().__init__(thread_id=f"{ledger.run_id}/{name}")
         self._name = name

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ._scope import NodeScope
     from ._state import JournalState
 
-__all__ = ["KeptEffect", "Limited", "storable"]
+__all__ = ["DurableEffect", "Limited", "storable"]
 
 MIN_RECONCILE_SECONDS = 60.0  # before a person is asked instead
 
@@ -49,7 +49,7 @@ AskHere: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | No
 _INSIDE: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
 
 
-class KeptEffect(Effect):
+class DurableEffect(Effect):
     """An effect of a node: its intent is recorded before the call, and its result after it.
 
     Its `EffectMatch` says which one it is. Questions about it belong to it, and so do the inputs
@@ -85,14 +85,14 @@ class KeptEffect(Effect):
         self._harmless = harmless
         self._text = self._ledger.keys.cut_text(canonical(inputs)[0])
         # By changed inputs: the effects that replace it.
-        self._others: dict[str, KeptEffect] = {}
+        self._others: dict[str, DurableEffect] = {}
         self._gave: Any = None
         # The number of the row with its result or failure.
         self._ended = 0
         self._match = EffectMatch(caller, name, self._text, harmless=harmless, key=key)
         # For the next attempt (see `EffectMatch`), and the effect that this one replaces.
         self._shared = self._match.shared
-        self._original: KeptEffect | None = None
+        self._original: DurableEffect | None = None
 
     @property
     def ident(self) -> bytes:
@@ -116,7 +116,7 @@ class KeptEffect(Effect):
             return json.loads(row.value)
         return self._gave
 
-    def changed(self, inputs: Mapping[str, Any]) -> KeptEffect:
+    def changed(self, inputs: Mapping[str, Any]) -> DurableEffect:
         text = self._ledger.keys.cut_text(canonical(inputs)[0])
         if text == self._text:
             return self
@@ -417,7 +417,7 @@ class _AskHere(Node[None], internal=True, name="ask"):
     """A question to a person at this process."""
 
     def __init__(
-        self, effect: KeptEffect, ident: bytes, here: AskHere, question: dict[str, Any]
+        self, effect: DurableEffect, ident: bytes, here: AskHere, question: dict[str, Any]
     ) -> None:
         self._effect = effect
         self.ident = ident

@@ -29,7 +29,7 @@ from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name, last_clock
 from ._inbox import NOTE
 from ._lock import RunLock
-from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from ._run import OwnedRun, cancel_unowned, resume, start, take_up
 from ._schema import explain
 from ._session import Session, open_session
 from ._view import PendingApproval, PendingDoubt, RunView, pending, view
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Journal"]
 
 T = TypeVar("T")
-K = TypeVar("K", bound=KeptRun)
+K = TypeVar("K", bound=OwnedRun)
 
 STATES = ("pending", "running", "suspended", "parked", *ENDED)
 
@@ -91,7 +91,7 @@ class Journal:
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
         # The runs and sessions that are owned here, each with a future that is done on release.
-        self._driven: dict[KeptRun, asyncio.Future[None]] = {}
+        self._driven: dict[OwnedRun, asyncio.Future[None]] = {}
 
     async def __aenter__(self) -> Self:
         await self._file.open()
@@ -351,7 +351,7 @@ class Journal:
     @asynccontextmanager
     async def taken_up(
         self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
-    ) -> AsyncGenerator[KeptRun]:
+    ) -> AsyncGenerator[OwnedRun]:
         """Acquire a run for the block."""
         if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
@@ -400,7 +400,7 @@ async def _kept(
     journal: str | os.PathLike[str] | Journal,
     run_id: str | None,
     live: Mapping[str, Any] | None,
-) -> AsyncGenerator[KeptRun]:
+) -> AsyncGenerator[OwnedRun]:
     """Implement `run(job, journal=...)`."""
     if run_id is None:
         raise ConfigurationError(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SESSION",
-    "KeptRun",
+    "OwnedRun",
     "acquired",
     "cancel_unowned",
     "note_taken",
@@ -47,13 +47,13 @@ __all__ = [
     "take_up",
 ]
 
-K = TypeVar("K", bound="KeptRun")
+K = TypeVar("K", bound="OwnedRun")
 
 SESSION = "anabranch.store:Session"
 """The class of a run that stays open: only its calls resume it."""
 
 
-class KeptRun:
+class OwnedRun:
     """A run that this process has acquired, or one that has ended."""
 
     def __init__(
@@ -248,7 +248,7 @@ async def take_up(
     queue: str = "",
     grace: float,
     max_recoveries: int,
-) -> AsyncGenerator[KeptRun]:
+) -> AsyncGenerator[OwnedRun]:
     """Acquire a run for the block, and start it if there is none of this name.
 
     Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for a missing run
@@ -273,9 +273,9 @@ async def take_up(
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
-        yield KeptRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
+        yield OwnedRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
         return
-    made = partial(KeptRun, job, ended=False, grace=grace)
+    made = partial(OwnedRun, job, ended=False, grace=grace)
     async with acquired(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
         yield kept
 

@@ -38,7 +38,7 @@ from ..commander.scope import (
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lending_slot
 from ._codec import Codec
-from ._effect import KeptEffect, Limited
+from ._effect import DurableEffect, Limited
 from ._endings import PAUSE, Endings, until_awaited
 from ._failure import encode_failure, mark, marks, was_awaited
 from ._identity import NodeIdentity
@@ -469,13 +469,13 @@ class NodeScope(NodeIdentity):
         harmless: bool = False,
         early: bool = False,
         key: str | None = None,
-    ) -> KeptEffect:
+    ) -> DurableEffect:
         require_no_transaction()
         self.require_own_loop(name)
         coming = [] if early else self.ledger.coming
         above = list(self.up()) if coming else []  # those who may have asked for them
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
-        return KeptEffect(self, name, inputs, harmless, awaited, key)
+        return DurableEffect(self, name, inputs, harmless, awaited, key)
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()

@@ -16,7 +16,7 @@ from ..messages import Usage
 from ._codec import Codec
 from ._file import ENDED
 from ._json import digest
-from ._run import SESSION, KeptRun, acquired, note_taken
+from ._run import SESSION, OwnedRun, acquired, note_taken
 from ._scope import NodeScope
 from ._state import FIRST, JournalState
 from ._view import RunView, view
@@ -87,7 +87,7 @@ class SessionCall:
         return None if row is None else json.loads(row.value)
 
 
-class Session(KeptRun):
+class Session(OwnedRun):
     """A run that never ends by itself, acquired by `Journal.session`.
 
     Its calls are made one after the other. A call that was interrupted, by a crash or the end of

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from ..commander import Node, NodeLimits
 from ..commander.errors import AnabranchError
 from ._codec import Codec
-from ._conversation import Talks
+from ._conversation import Conversations
 from ._failure import decode_failure, mark, marks
 from ._inbox import Inbox
 from ._json import digest
@@ -114,7 +114,7 @@ class JournalState:
         # By node: the question that it asks a person.
         self.asks: dict[bytes, tuple[bytes, NodeScope]] = {}
         self.inbox = Inbox()
-        self.talks = Talks(self)
+        self.talks = Conversations(self)
         self.roots = Roots(self)
         # The error that stopped this execution: nothing more can be appended.
         self.trouble: BaseException | None = None

@@ -180,7 +180,7 @@ def _failing(name: str) -> Any:
     return call
 
 
-for _name in ("barrier", "transact", "post", "mail", "watch", "release", "claim"):
+for _name in ("barrier", "transact", "post", "mail", "watch", "release", "acquire"):
     setattr(Failing, _name, _failing(_name))
 
 
