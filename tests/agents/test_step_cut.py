@@ -53,11 +53,11 @@ class World:
         return StepAgent(model, name="buyer", plugins=[self.order], journal=where)
 
 
-async def _cut(world: World, agent: StepAgent) -> None:
+async def _cut(world: World, agent: StepAgent, question: str = "Get a lamp.") -> None:
     """Begin a call, and cut it where the world hangs."""
 
     async def ask() -> None:
-        await agent("Get a lamp.", session_id="s")
+        await agent(question, session_id="s")
 
     asking = asyncio.create_task(ask())
     await world.hung.wait()
@@ -113,16 +113,7 @@ async def test_the_action_of_a_call_that_was_cut_is_remembered(
 async def test_a_cut_call_that_had_no_action_is_remembered(tmp_path: Path) -> None:
     """Its question, and what it had said."""
     world = World("reply", read_only=True)
-    agent = world.agent(tmp_path / "s.db")
-
-    async def ask() -> None:
-        await agent("Hello", session_id="s")
-
-    asking = asyncio.create_task(ask())
-    await world.hung.wait()
-    asking.cancel()
-    with suppress(asyncio.CancelledError):
-        await asking
+    await _cut(world, world.agent(tmp_path / "s.db"), "Hello")
     again = world.agent(tmp_path / "s.db")
     assert await again.stop_cut("s")
     assert [each.text for each in again.agent.memory.messages("s")] == ["Hello"]

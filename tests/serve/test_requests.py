@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from _asgi import ask, body_of
-from _serving import client_of, on_uvicorn
 from openai import BadRequestError
+from support.asgi import ask, body_of
+from support.serving import client_of, on_uvicorn
 
 from anabranch import Agent, Job
 from anabranch.serve import serve
@@ -150,12 +150,29 @@ async def test_an_address_without_v1_hears_of_it(path: str) -> None:
 async def test_an_agent_passes_over_fields_that_ask_for_nothing() -> None:
     """As litellm and others write them out, each with its usual value."""
     usual: dict[str, Any] = {
-        "n": 1, "logprobs": False, "top_logprobs": None, "modalities": ["text"],
-        "response_format": {"type": "text"}, "service_tier": "auto", "store": False,
-        "tools": [], "functions": None, "tool_choice": "auto", "parallel_tool_calls": True,
-        "stop": [], "logit_bias": {}, "prediction": None, "reasoning_effort": None,
-        "user": "u", "safety_identifier": "u", "prompt_cache_key": "k", "metadata": {"a": "b"},
-        "stream": False, "stream_options": None, "temperature": None, "max_tokens": None,
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": None,
+        "modalities": ["text"],
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "store": False,
+        "tools": [],
+        "functions": None,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "stop": [],
+        "logit_bias": {},
+        "prediction": None,
+        "reasoning_effort": None,
+        "user": "u",
+        "safety_identifier": "u",
+        "prompt_cache_key": "k",
+        "metadata": {"a": "b"},
+        "stream": False,
+        "stream_options": None,
+        "temperature": None,
+        "max_tokens": None,
     }
     app = serve(_agent())
     async with app.running():

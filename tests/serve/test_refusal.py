@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from _serving import client_of, on_uvicorn, talk
+from support.serving import client_of, on_uvicorn, talk
 
 from anabranch import Agent
 from anabranch.backends import Backend
