@@ -18,7 +18,18 @@ from weakref import ref
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
-from ._reach import Wait, awaited, gathering, postpone, reach, relays, timed, times_out
+from ._reach import (
+    NO_WAIT,
+    BodyWait,
+    Wait,
+    awaited,
+    gathering,
+    postpone,
+    reach,
+    relays,
+    times_out,
+    wait_of,
+)
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
@@ -29,14 +40,17 @@ if TYPE_CHECKING:
     from .kept import Effect, KeptReply
 
 __all__ = [
+    "NO_WAIT",
     "Attempt",
+    "BodyWait",
     "Keeper",
     "KeptRun",
     "Put",
     "Scope",
     "adopt",
-    "body_timers",
+    "body_task",
     "body_times_out",
+    "body_wait",
     "cancel_again",
     "charge_again",
     "fails_parent",
@@ -498,17 +512,18 @@ def hears_alone(node: Node[Any]) -> bool:
     return awaited(task) is waiters[0] and task is not asyncio.current_task()
 
 
-def body_timers(putter: Node[Any]) -> tuple[bool, list[asyncio.TimerHandle]]:
-    """Say whether a node's body goes on in a few turns; return the timers that may let it go on.
+def body_task(node: Node[Any]) -> asyncio.Task[Any] | None:
+    """Return the task of a node's body; None if the body does not run."""
+    task = record_of(node).task
+    return task if isinstance(task, asyncio.Task) and not task.done() else None
 
-    Also by a plain node for which it waits.
-    """
-    task = record_of(putter).task
-    if not isinstance(task, asyncio.Task) or task.done():
-        return False, []
-    if task is asyncio.current_task():
-        return True, []
-    return timed(task, _plain_work)
+
+def body_wait(putter: Node[Any]) -> BodyWait:
+    """Return the wait at which a node's body stands, also by a plain node for which it waits."""
+    task = body_task(putter)
+    if task is None:
+        return NO_WAIT
+    return BodyWait(task, True) if task is asyncio.current_task() else wait_of(task, _plain_work)
 
 
 def _plain_work(wait: Wait) -> asyncio.Task[Any] | None:
@@ -524,15 +539,14 @@ def body_times_out(node: Node[Any]) -> float | None:
     Also a sleep; and what `times_out` says. 0 if that body goes on now: then it may be about to
     wait so.
     """
-    task = record_of(node).task
-    if not isinstance(task, asyncio.Task) or task.done():
+    task, wait = body_task(node), body_wait(node)
+    if task is None:
         return None
-    moves, timers = body_timers(node)
-    if moves:
+    if wait.goes_on:
         return 0.0
     tasks, _, _ = reach(task.get_coro(), awaited(task))
     every = [times_out(each.get_coro()) for each in (task, *tasks)]
-    every += [each.when() - task.get_loop().time() for each in timers]
+    every += [each.when() - task.get_loop().time() for each in wait.timers]
     return min((each for each in every if each is not None), default=None)
 
 
