@@ -7,9 +7,10 @@ and every text can be sent on.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -35,7 +36,6 @@ SLICE = 1000
 DIGITS = 1000
 _TO_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG = b"0" * (DIGITS + 1)
-_TOO_DEEP = f"the body has more than {DEPTH} levels"
 # An escaped character, which may be a pair of halves, or a half without the other.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -132,7 +132,7 @@ async def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refusal(400, "the body is no JSON object")
     if depth > DEPTH:
-        raise Refusal(400, _TOO_DEEP)
+        raise Refusal(400, f"the body has more than {DEPTH} levels")
     return cast("dict[str, Any]", found)
 
 
@@ -140,9 +140,16 @@ def _read(body: bytes) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)  # holds the loop far shorter than `json`
     except ValueError as error:
-        if "recursion limit" in str(error):  # more than 200 levels
-            raise Refusal(400, _TOO_DEEP) from None
-        raise
+        if "recursion limit" not in str(error):
+            raise
+    try:  # more than 200 levels
+        return json.loads(body.decode(), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 async def _without_halves(body: bytes) -> bytes:
