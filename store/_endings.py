@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
-from ..commander.scope import (
+from ..commander.ends import (
     NO_WAIT,
     BodyWait,
     body_task,
@@ -32,9 +32,9 @@ from ..commander.scope import (
     postpone,
     putter_of,
     relays_of,
-    scope_of,
     until_parent_has_slot,
 )
+from ..commander.scope import scope_of
 from ..commander.waiting import LocalFuture, Wait, begin_wait
 from ._failure import was_awaited
 from .errors import JournalError, LeaseLost
