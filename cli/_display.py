@@ -58,8 +58,8 @@ class LiveRegion:
     """Lines at the bottom of the terminal, drawn again below everything that is printed.
 
     In its block, text printed to standard output or error appears above the lines, as it was
-    written; a line without an end waits at their top. Each frame overwrites the one before instead of clearing it first, so
-    nothing flickers. Any thread may draw and print.
+    written; a line without an end waits at their top. Each frame overwrites the one before instead
+    of clearing it first, so nothing flickers. Any thread may draw and print.
     """
 
     def __init__(self) -> None:
