@@ -130,9 +130,8 @@ class LiveRegion:
         self._painted = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._captured = self._stack.enter_context(
-            captured_streams(self._print, self._refresh, raw=True)
-        )
+        capture = captured_streams(self._print, self._refresh, raw=True)
+        self._captured = self._stack.enter_context(capture)
         if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGCONT, self._continue)
             self._stack.callback(signal.signal, signal.SIGCONT, before)
