@@ -186,8 +186,8 @@ _MAX_MARKS = 2
 def exact(text: str, encoding: str = "utf-8") -> str:
     r"""Return a text in one line of printable characters; different texts look different.
 
-    Each character that does not fill one or two cells of its own is written as `\u{1b}`, and so are
-    characters that `encoding` lacks, a space at the end, and a backslash that starts such an escape.
+    Each character that does not fill one or two cells of its own is written as `\u{1b}`. So are
+    characters that `encoding` lacks, a space at the end, and the backslash of such an escape.
     """
     return replace_unfit(text, lambda character: f"\\u{{{ord(character):x}}}", encoding)
 
