@@ -45,6 +45,8 @@ from ._explain import Explanation as Explanation
 from ._limits import NodeLimits as NodeLimits
 from ._node import Node as Node
 from ._node import current_node as current_node
+from ._options import HandlerOptions as HandlerOptions
+from ._options import JobOptions as JobOptions
 from ._place import Away as Away
 from ._place import On as On
 from ._place import Place as Place

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Collection
 from contextvars import Context, copy_context
 from inspect import isawaitable
-from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from . import _blocking
 from ._cancel import Sweep, cancel_subtrees
@@ -23,8 +22,8 @@ from ._failure import log_lost
 from ._life import spawn, spawn_measured
 from ._limits import NodeLimits, check_limits
 from ._node import Node, require_kind
-from ._place import On
-from ._policy import Policy, Quorum, Restart, Retry, check_policy
+from ._options import HandlerOptions, JobOptions
+from ._policy import Policy, Quorum, check_policy
 from ._queue import Queue
 from ._record import (
     CURRENT,
@@ -303,24 +302,15 @@ class Commander(Node[Any], internal=True):
 
     # --- work
 
-    async def run(
-        self,
-        job: Node[T],
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        retry: Retry | Restart | None = None,
-        policy: Policy | None = None,
-        on: On | None = None,
-        limits: NodeLimits | None = None,
-    ) -> T:
+    async def run(self, job: Node[T], **options: Unpack[JobOptions]) -> T:
         """Put a job or start a handler, wait for it, and return its result.
 
         Raises the node's failure, or `NodeCancelled`. Cancelling this call cancels the node, waits
         for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
         """
-        require_kind(job, "a job or a handler" if on is None else "a Job")
-        enter(self, job, timeout, retry, policy, True, index(priority), on, limits)
+        require_kind(job, "a job or a handler" if options.get("on") is None else "a Job")
+        options["claim"] = True
+        enter(self, job, **options)
         try:
             return await job
         except asyncio.CancelledError:
@@ -333,16 +323,7 @@ class Commander(Node[Any], internal=True):
             return self._tree.exit[0]
 
     def put_job_threadsafe(
-        self,
-        job: Node[T],
-        *,
-        parent: Node[Any] | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        retry: Retry | Restart | None = None,
-        policy: Policy | None = None,
-        on: On | None = None,
-        limits: NodeLimits | None = None,
+        self, job: Node[T], *, parent: Node[Any] | None = None, **options: Unpack[JobOptions]
     ) -> concurrent.futures.Future[T]:
         """Put `job` from any thread; return a future of its result.
 
@@ -352,39 +333,17 @@ class Commander(Node[Any], internal=True):
         future run in the loop's thread, or in the one that cancels it. What is unanswered at the
         commander's end gets `NodeClosed`; after it, this raises `NodeClosed` at once.
         """
-
-        return self._tree.requests.put(
-            self.put_job,
-            job,
-            parent=parent,
-            priority=priority,
-            timeout=timeout,
-            retry=retry,
-            policy=policy,
-            on=on,
-            limits=limits,
-        )
+        return self._tree.requests.put(self.put_job, job, parent=parent, **options)
 
     def call_handler_threadsafe(
         self,
         handler: Node[T],
         *,
         parent: Node[Any] | None = None,
-        timeout: float | None = None,
-        retry: Retry | Restart | None = None,
-        policy: Policy | None = None,
-        limits: NodeLimits | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> concurrent.futures.Future[T]:
         """Start `handler` from any thread; the rest is as in `put_job_threadsafe`."""
-        return self._tree.requests.put(
-            self.call_handler,
-            handler,
-            parent=parent,
-            timeout=timeout,
-            retry=retry,
-            policy=policy,
-            limits=limits,
-        )
+        return self._tree.requests.put(self.call_handler, handler, parent=parent, **options)
 
     def exit_threadsafe(self, result: Any = None) -> None:
         """Call `exit` from any thread or signal handler; it takes effect a moment later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import copy_context
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ._event import KeyedName
@@ -58,6 +59,8 @@ def enter(
     """
     # One long function: every node comes by. What is stored although it is the class's default, the
     # hot path reads from the instance.
+    if priority != 0:
+        priority = index(priority)
     parent = above._node_record or record_of(above)
     record = node._node_record
     if record is None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from difflib import get_close_matches
-from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
-from ._limits import NodeLimits
+from ._options import HandlerOptions, JobOptions
 from ._place import On
-from ._policy import Policy, Restart, Retry, check_policy, check_retry, check_timeout
+from ._policy import Policy, check_policy, check_retry, check_timeout
 from ._record import DONE, Callback, Moment, NodeBase, NodeState, enclosing, record_of, require_loop
 from ._report import type_name
 from .private import running_loop
@@ -233,18 +232,7 @@ class Node(NodeBase, Generic[T_co]):
     # --- the tree below
 
     def put_job(
-        self,
-        job: N,
-        *,
-        parent: Node[Any] | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        retry: Retry | Restart | None = None,
-        policy: Policy | None = None,
-        claim: bool = False,
-        on: On | None = None,
-        limits: NodeLimits | None = None,
-        key: str | None = None,
+        self, job: N, *, parent: Node[Any] | None = None, **options: Unpack[JobOptions]
     ) -> N:
         """Put `job` into the commander's queue, as a child of this node or of `parent`.
 
@@ -265,23 +253,13 @@ class Node(NodeBase, Generic[T_co]):
         """
         if not isinstance(job, NodeBase) or not job._node_queued:  # pyright: ignore
             require_kind(job, "a Job")
-        if priority != 0:
-            priority = index(priority)
         above = self if parent is None else parent
-        enter(above, job, timeout, retry, policy, claim, priority, on, limits, key)
+        # Without options a call with `**` would cost more than the two names.
+        enter(above, job, **options) if options else enter(above, job)
         return job
 
     def call_handler(
-        self,
-        handler: N,
-        *,
-        parent: Node[Any] | None = None,
-        timeout: float | None = None,
-        retry: Retry | Restart | None = None,
-        policy: Policy | None = None,
-        claim: bool = False,
-        limits: NodeLimits | None = None,
-        key: str | None = None,
+        self, handler: N, *, parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
     ) -> N:
         """Start `handler` as a child of this node or of `parent`; its body runs from the next turn.
 
@@ -291,7 +269,12 @@ class Node(NodeBase, Generic[T_co]):
         if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
             require_kind(handler, "a handler")
         above = self if parent is None else parent
-        enter(above, handler, timeout, retry, policy, claim, 0, None, limits, key)
+        if options:
+            if "priority" in options or "on" in options:
+                raise TypeError("priority= and on= are for jobs: a handler passes no queue")
+            enter(above, handler, **options)
+        else:
+            enter(above, handler)
         return handler
 
     def in_thread(

@@ -45,7 +45,7 @@ class Requests:
     ) -> concurrent.futures.Future[T]:
         """Let the loop call `put(node, **options)`; return a future of the node's outcome."""
         loop = self._loop()
-        start = partial(put, node, claim=True, **options)
+        start = partial(put, node, **{**options, "claim": True})
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         request = self._open[future] = _Request(node, start, future, loop)
         # Before any callback of the caller's, which might raise.
