@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, cast
 
 from ..commander.errors import ConfigurationError
-from ..commander.kinds import require
+from ..commander.kinds import passes_with, require
 from ..commander.scope import scope_here
 from ..commander.thread import at_cancel
 from ..dispatch import Format
@@ -33,6 +33,7 @@ class Recipe:
     has_key: bool
 
 
+@passes_with("stream", "one that connect(...) makes")
 class Backend(ABC):
     """A model that answers requests with a stream of deltas.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..commander import Node, NodeLimits, limits_around
 from ..commander.errors import BudgetExceeded, ConfigurationError
-from ..commander.kinds import NUMBER, require
+from ..commander.kinds import NUMBER, checked, require
 from ..messages import Usage
 from ._turn import LOCK, Gate, Turn
 
@@ -34,6 +34,7 @@ _GOES_ALONE = (
 )
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Price:
     """What a million tokens cost. Cached input costs as input does unless said otherwise."""
@@ -41,13 +42,6 @@ class Price:
     input: float
     output: float
     cached_input: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in "input", "output":
-            require(getattr(self, name), NUMBER, f"{name} of a Price must be a number")
-        require(
-            self.cached_input, NUMBER | None, "cached_input of a Price must be a number or None"
-        )
 
     def of(self, usage: Usage) -> float:
         """Return what `usage` costs."""

@@ -2,11 +2,12 @@
 
 It stands on the standard library and anyio alone and knows nothing of language models.
 
-A node comes in by `Node.put_job` or `call_handler` (`_node.py`, the public face), passes one gate
-(`_entry.py`), perhaps the queue (`_queue.py`, with its seats in `_seat.py`), and gets a task
-(`_task.py`) that runs its body (`_life.py`). Whoever ends last calls its final callbacks, closes it
-and hands its outcome to those who await it (`_end.py`, `waiting.py`), its failure to the parent's
-policy (`_failure.py`, `_policy.py`); `_cancel.py` ends it early. `_settle.py` waits for several.
+A node comes in by `Node.put_job` or `call_handler` (`_node.py`, the public face; `_options.py` has
+the options of both), passes one gate (`_entry.py`), perhaps the queue (`_queue.py`, with its seats
+in `_seat.py`), and gets a task (`_task.py`) that runs its body (`_life.py`). Whoever ends last
+calls its final callbacks, closes it and hands its outcome to those who await it (`_end.py`,
+`waiting.py`), its failure to the parent's policy (`_failure.py`, `_policy.py`); `_cancel.py` ends
+it early. `_settle.py` waits for several.
 `_policy.py` also says when a node is tried again and after what pause (`Retry`, `Restart`; for
 requests: `backends/_retry.py`). Callbacks are taken by `_node.py` and kept in the record;
 `at_start` and `at_retry` run in `_life.py`, the final ones in `_end.py`. What all of these know of

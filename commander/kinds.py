@@ -1,19 +1,39 @@
-"""Arguments of the wrong kind: refused where they are given, and the message says what to give."""
+"""Arguments of the wrong kind: refused where they are given, and the message says what to give.
+
+`@checked` reads a function's annotations. `require` is for what these do not say, such as what a
+list contains, and for hot paths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
+from itertools import chain
 from numbers import Real
-from types import UnionType
-from typing import Any
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
 
-__all__ = ["FUNCTION", "NUMBER", "require"]
+__all__ = ["FUNCTION", "NUMBER", "checked", "passes_with", "require"]
 
 FUNCTION: Any = Callable
 NUMBER = Real
 
+C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T")
 
-def require(given: object, kind: type | UnionType, wanted: str, *, like: str = "") -> None:
+
+def require(
+    given: object, kind: type | UnionType | tuple[type, ...], wanted: str, *, like: str = ""
+) -> None:
     """Raise a `TypeError` unless `given` is of `kind`, or an object with the method `like`.
 
     `wanted` says which argument it is and what it must be: "view must be a View or None". A class
@@ -30,3 +50,150 @@ def require(given: object, kind: type | UnionType, wanted: str, *, like: str = "
         is_class = False
     remedy = f": make one, {made.__name__}(...)" if is_class else ""
     raise TypeError(f"{wanted}, not {given!r:.200}{remedy}")
+
+
+class _StandIn(NamedTuple):
+    method: str
+    words: str
+
+
+_STAND_INS: dict[Any, _StandIn] = {}
+
+
+def passes_with(method: str, words: str = "") -> Callable[[T], T]:
+    """Let any object with `method` pass for the decorated class in `@checked` functions.
+
+    `words` describe it in messages, by default its name.
+    """
+
+    def decorate(kind: T) -> T:
+        _STAND_INS[kind] = _StandIn(method, words)
+        return kind
+
+    return decorate
+
+
+@overload
+def checked(function: C, /) -> C: ...
+@overload
+def checked(**words: str) -> Callable[[C], C]: ...
+def checked(function: Any = None, /, **words: str) -> Any:
+    """Refuse arguments that do not fit the annotations of a function or a dataclass.
+
+        @checked
+        @checked(speaker="a function, such as round_robin")
+
+    Checks classes, numbers, functions, `None`, `Literal`s and unions of these, but not what a
+    container contains. It leaves out arguments whose annotations only type checkers can read, as
+    they name a `TypeVar` or what is imported for type checkers alone. `words` describe arguments in
+    messages better than their annotations do.
+    """
+    if function is None:
+        return partial(_check, words)
+    return _check({}, function)
+
+
+def _check(words: Mapping[str, str], function: Any) -> Any:
+    if isinstance(function, type):
+        kind: Any = function
+        kind.__init__ = _check(words, kind.__init__)
+        return kind
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    wanted: dict[str, _Wanted] = {}  # read at the first call, when all names are known
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not wanted:
+            wanted.update(_read_annotations(function, words))
+        for name, given in chain(zip(names, args, strict=False), kwargs.items()):
+            want = wanted.get(name)
+            if want is None or isinstance(given, want.kinds):
+                continue
+            if not want.choices:
+                require(given, want.kinds, f"{name} must be {want.words}", like=want.like)
+            elif given not in want.choices:
+                raise ValueError(f"{name} must be {want.words}, not {given!r:.200}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+class _Wanted(NamedTuple):
+    """What an argument must be: of `kinds`, in `choices`, or an object with the method `like`."""
+
+    kinds: tuple[type, ...]
+    choices: tuple[Any, ...]
+    like: str
+    words: str
+
+
+_WORDS: Mapping[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    Real: "a number",
+    Iterable: "a list",
+    Sequence: "a list",
+    Mapping: "a mapping",
+    FUNCTION: "a function",
+    NoneType: "None",
+}
+
+
+def _read_annotations(function: Callable[..., Any], words: Mapping[str, str]) -> dict[str, _Wanted]:
+    """Return what each argument must be, without those that cannot be checked."""
+    found = {"": _Wanted((), (), "", "")}  # no argument, but never empty
+    for name, annotation in function.__annotations__.items():
+        try:
+            kinds = _alternatives(annotation, function.__globals__)
+        except (NameError, TypeError):
+            continue
+        choices = tuple(each for kind in kinds for each in get_args(kind))  # of `Literal`s
+        plain = [kind for kind in kinds if not get_args(kind)]
+        stand_ins = [_STAND_INS[kind] for kind in plain if kind in _STAND_INS]
+        found[name] = _Wanted(
+            tuple(kind for kind in plain if not _is_static(kind)),
+            choices,
+            stand_ins[0].method if stand_ins else "",
+            words.get(name) or _join([*map(repr, choices), *map(_describe, plain)]),
+        )
+    return found
+
+
+def _alternatives(annotation: Any, names: dict[str, Any]) -> list[Any]:
+    """Return the classes and `Literal`s of an annotation; `TypeError` if there is anything else."""
+    if isinstance(annotation, str):
+        annotation = eval(annotation, names)  # noqa: S307 - as `typing.get_type_hints` does
+        return _alternatives(annotation, names)
+    origin = get_origin(annotation) or annotation
+    if origin in (Union, UnionType):
+        return [each for part in get_args(annotation) for each in _alternatives(part, names)]
+    if origin is Literal:
+        return [annotation]
+    if origin is None:
+        return [NoneType]
+    if origin is object or (_is_static(origin) and origin not in _STAND_INS):
+        raise TypeError(f"{annotation!r} is no class that an object can be checked for")
+    return [Real if origin is float else origin]
+
+
+def _is_static(kind: Any) -> bool:
+    """Return whether only type checkers check for a kind, as for a protocol or a `TypedDict`."""
+    try:
+        isinstance(None, kind)
+    except TypeError:
+        return True
+    return False
+
+
+def _describe(kind: type) -> str:
+    words = _STAND_INS[kind].words if kind in _STAND_INS else _WORDS.get(kind)
+    name = kind.__name__
+    return words or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _join(words: list[str]) -> str:
+    """Return "a, b or c", None last; with a comma before "or" if that reads better."""
+    *first, last = sorted(words, key="None".__eq__)
+    comma = "," if any(len(each.split()) > 3 for each in first) else ""
+    return f"{', '.join(first)}{comma} or {last}" if first else last

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 from typing import TextIO
 
+from ..commander.kinds import passes_with
 from ..messages import Message, Request, ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from ..tools.calls import NOBODY
@@ -14,6 +15,7 @@ from .legible import legible
 __all__ = ["ConsoleView", "View"]
 
 
+@passes_with("ended")
 class View:
     """Sees an exchange, and is asked whether a tool may run; it shows nothing and refuses.
 

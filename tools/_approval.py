@@ -132,7 +132,7 @@ class Approvals(PendingList[Approval]):
 
 
 Approve: TypeAlias = (
-    "Approvals | Callable[[ToolQuestion], Awaitable[bool | Decision] | bool | Decision]"
+    Approvals | Callable[[ToolQuestion], Awaitable[bool | Decision] | bool | Decision]
 )
 """Who says whether calls may run: a function, plain or async, or a place where they wait."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..commander.kinds import NUMBER, require
+from ..commander.kinds import checked
 from ._extra import import_extra
 from ._figures import Figures
 from ._kernel_pool import Pool
@@ -72,6 +72,7 @@ class PythonKernel(Toolkit):
     See `docs/tools.md`. Environment variables are not passed on, except harmless ones and `env`.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -88,14 +89,6 @@ class PythonKernel(Toolkit):
         executable: str = sys.executable,
         approve: bool = False,
     ) -> None:
-        for name, seconds in {
-            "timeout": timeout,
-            "grace": grace,
-            "start_timeout": start_timeout,
-        }.items():
-            require(seconds, NUMBER, f"{name} must be a number of seconds")
-        require(idle, NUMBER | None, "idle must be a number of seconds or None")
-        require(most, int | None, "most must be a number of kernels or None")
         if (idle is not None and idle <= 0) or (most is not None and most < 1):
             raise ValueError(f"idle={idle!r}, most={most!r}: too few; None is no limit")
         self.timeout = timeout

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import pytest
 from hypothesis import assume, given
@@ -29,6 +30,7 @@ from anabranch.agents import (
 )
 from anabranch.backends import Limits, Price
 from anabranch.commander import Restart, Retry, quorum
+from anabranch.commander.kinds import checked, passes_with
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, ResponseJob, add_conditional_edge, add_edge
 from anabranch.messages import Conversation
@@ -188,3 +190,70 @@ async def test_an_object_that_does_what_is_needed_passes_for_one() -> None:
     for wrong in (Parrot, open):
         with pytest.raises(TypeError, match="backend must be"):
             Agent(wrong)
+
+
+# --- annotations
+
+
+if TYPE_CHECKING:
+    Hidden: TypeAlias = Any
+
+
+class Door(Protocol):
+    def knock(self) -> None: ...
+
+
+@passes_with("sing", "one that sings")
+class Bird:
+    def sing(self) -> str:
+        """Sing."""
+        return "peep"
+
+
+@checked
+def visit_bird(
+    bird: Bird | None,
+    mode: Literal["day", "night"] = "day",
+    *more: Bird,
+    seconds: float = 1,
+    door: Door | None = None,
+    unknown: Hidden = None,
+    **options: int,
+) -> str:
+    """Visit a bird."""
+    return f"{mode} {seconds}"
+
+
+visit: Callable[..., str] = visit_bird
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("bird",), {}, r"^bird must be one that sings or None, not 'bird'$"),
+        ((Bird,), {}, r"make one, Bird\(\.\.\.\)$"),
+        ((None, 3), {}, r"^mode must be 'day' or 'night', not 3$"),
+        ((None,), {"mode": "noon"}, r"^mode must be 'day' or 'night', not 'noon'$"),
+        ((None,), {"seconds": "1"}, r"^seconds must be a number, not '1'$"),
+    ],
+)
+def test_a_checked_function_refuses_what_its_annotations_do_not_say(
+    arguments: Any, options: Any, said: str
+) -> None:
+    """By position and by keyword, in the words of `require`."""
+    with pytest.raises((TypeError, ValueError), match=said):
+        visit(*arguments, **options)
+
+
+def test_a_checked_function_takes_all_else_as_before() -> None:
+    """Stand-ins, and what no annotation can be checked for; its signature is its own."""
+
+    class Parrot:
+        sing = Bird.sing
+
+    parrot: Any = Parrot()
+    assert visit(parrot, "night", seconds=2, door=3, unknown=Odd(), other=4) == "night 2"
+    assert visit(Bird()) == "day 1"
+    assert [*signature(visit).parameters][:3] == ["bird", "mode", "more"]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'bird'"):
+        visit()
