@@ -8,8 +8,10 @@ A source comes in by `fork` (`_reply`); text, calls and the message go out by th
 - `assembly`: from deltas to branches and to the message; also of deltas that are all there
 - `_call`, `_user_text`: one tool call while it arrives, and what the user is told in it
 - `_scan`: the incremental reader of one JSON object
-- `formats`: calls written as text, a class for each way; `_format` is their base
-- `_splitter`, `_body`, `_json_body`, `_marked`: finding formats in text, and reading what they hold
+- `formats`: calls written as text, a class for each way, and where a complete reply has one;
+  `_format` is their base
+- `_splitter`: finds formats in text that streams
+- `_body`, `_json_body`, `_marked`: read what formats hold
 """
 
 from ._format import Body as Body

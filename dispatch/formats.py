@@ -1,15 +1,18 @@
-"""The ways in which models write tool calls as text, one small class each.
+"""The ways in which models write tool calls as text, and the first call of a complete reply.
 
 A further one is a class here, with a line in `FORMATS`; in an application, a class of its own.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from ..messages import ToolCall
+from ..messages.arguments import read_arguments
+from ..messages.text import overlap
 from ._body import ChoiceBody, CodeBody, NamedBody
 from ._format import Body, CollectedBody, Format, Output
 from ._json_body import JsonBody
@@ -17,6 +20,7 @@ from ._json_body import JsonBody
 __all__ = [
     "FORMATS",
     "BareJSON",
+    "FencedCall",
     "FencedCode",
     "Hermes",
     "InternLMInterpreter",
@@ -24,7 +28,10 @@ __all__ = [
     "Llama",
     "Mistral",
     "ReAct",
+    "TextCall",
     "Think",
+    "WrittenCall",
+    "find_call",
 ]
 
 # The heads of calls that begin with a name, and what can no longer become one.
@@ -94,7 +101,61 @@ class InternLMPlugin(Format):
         return JsonBody(output, self.close, _ACTION)
 
 
-class InternLMInterpreter(Format):
+class _TextArgument:
+    """What formats share whose body is the only argument of a call of one tool."""
+
+    _tool: str
+    _argument: str
+
+    def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Take the text as it is."""
+        yield self._tool, {self._argument: body}
+
+    def write(self, call: ToolCall) -> str:
+        """Write the text between the marks."""
+        own = cast("Format", self)
+        return f"{own.open}{call.arguments.get(self._argument, call.text)}{own.close}"
+
+
+class TextCall(_TextArgument, Format):
+    """A call of `tool` whose only argument is the text between `begin` and `end`.
+
+    `instruction` tells a model of this form.
+    """
+
+    def __init__(
+        self, tool: str, begin: str, end: str, *, argument: str = "text", instruction: str = ""
+    ) -> None:
+        self.open, self.close = begin, end
+        self.tool = self._tool = tool
+        self._argument = argument
+        self.instruction = instruction
+
+
+class FencedCall(Format):
+    """A JSON object with `name` and `parameters` in a fence, which any model can write."""
+
+    open, close = "```json\n", "\n```"
+    instruction = (
+        "You have these tools:\n{tools}\n\nTo use one, write a JSON object with its name and"
+        " parameters in this form, and end your message there:\n"
+        '```json\n{"name": ..., "parameters": {...}}\n```'
+    )
+
+    def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Take the object."""
+        call, error = read_arguments(body)
+        if error is not None or not isinstance(call.get("name"), str):
+            raise ValueError(error or "it has no name")
+        yield call["name"], call.get("parameters", call.get("arguments", {}))
+
+    def write(self, call: ToolCall) -> str:
+        """Write the object in its fence."""
+        written = {"name": call.name, "parameters": call.arguments}
+        return f"{self.open}{json.dumps(written, ensure_ascii=False)}{self.close}"
+
+
+class InternLMInterpreter(_TextArgument, Format):
     """`<|action_start|><|interpreter|>code<|action_end|>`, fenced or not: code for `tool`."""
 
     open, close = "<|action_start|><|interpreter|>", "<|action_end|>"
@@ -106,18 +167,14 @@ class InternLMInterpreter(Format):
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
         """Take the code out of its fence, if it has one."""
         fenced = _FENCE.fullmatch(body)
-        yield self._tool, {self._argument: fenced[1] if fenced else body.strip()}
+        return super().read(fenced[1] if fenced else body.strip())
 
     def body(self, output: Output) -> Body:
-        """Read the code when it is whole."""
+        """Read the code when it is complete."""
         return CollectedBody(output, self, _ACTION)
 
-    def write(self, call: ToolCall) -> str:
-        """Write the code between the marks."""
-        return f"{self.open}{call.arguments.get(self._argument, call.text)}{self.close}"
 
-
-class FencedCode(Format):
+class FencedCode(_TextArgument, Format):
     """A fenced block of code at the start of a line, which is code for `tool`."""
 
     close = "\n```"
@@ -137,10 +194,6 @@ class FencedCode(Format):
     def body(self, output: Output) -> Body:
         """Read the code as it arrives, up to a fence at the start of a line."""
         return CodeBody(output, self._tool, self._argument, "\n```")
-
-    def write(self, call: ToolCall) -> str:
-        """Write the code between fences."""
-        return f"{self.open}{call.arguments.get(self._argument, call.text)}\n```"
 
 
 class ReAct(Format):
@@ -195,3 +248,79 @@ FORMATS: Mapping[str, Callable[[], Format]] = {
     "think": Think,
 }
 """Each by the name that the terminal takes."""
+
+
+class WrittenCall(NamedTuple):
+    """The first call of a complete reply: the text before it, its own text and what it calls.
+
+    `name` is "" and `arguments` is its raw text if it cannot be read.
+    """
+
+    before: str
+    text: str
+    name: str
+    arguments: str
+
+
+def find_call(text: str, formats: Sequence[Format], *, stopped: bool = False) -> WrittenCall | None:
+    """Return the first call in a complete reply, None if it has none.
+
+    Of formats with the same marker the first one counts. A missing or incomplete end mark is
+    completed, because servers remove stop words from the reply. With `stopped` the reply was cut
+    off: a call without any of its end mark is not completed.
+    """
+    found = [
+        (marker, each)
+        for each in formats
+        for marker in re.finditer(_marker_at(each), text)  # one without a marker begins the reply
+    ]
+    end = 0  # of a body that is no call, such as reasoning: a marker inside it does not count
+    for marker, each in sorted(found, key=lambda pair: pair[0].start()):
+        if marker.start() < end:
+            continue
+        rest, close = text[marker.end() :], each.close or ""
+        present = overlap(rest, close)
+        # White space at the end of a mark may be missing, but not all of the mark.
+        if close not in rest and (not stopped or 0 < len(close.rstrip()) <= present):
+            rest += close[present:]
+        call = _FirstCall()
+        body = each.body(call)
+        after = body.feed(rest)
+        if after is None:
+            after = body.end(stopped=stopped)
+        if call.count:
+            written = marker[0] + rest.removesuffix(after)
+            return WrittenCall(text[: marker.start()], written, call.name, call.arguments)
+        if not body.void:
+            end = len(text) - len(after)
+    return None
+
+
+def _marker_at(format: Format) -> str:  # noqa: A002 - the field's term
+    place = r"(?m:^)" if format.at_line_start else "" if format.open else r"\A"
+    return place + re.escape(format.open)
+
+
+class _FirstCall:
+    """An `Output` that keeps the first call of a body."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.name = self.arguments = ""
+
+    def show(self, text: str) -> None:
+        """Drop text."""
+
+    def put(self, branch: str, text: str) -> None:
+        """Drop text for a branch."""
+
+    def new_call(self) -> int:
+        """Begin a call."""
+        self.count += 1
+        return self.count - 1
+
+    def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
+        """Keep what belongs to the first call."""
+        if index == 0:
+            self.name += name or ""
+            self.arguments += arguments
