@@ -1,14 +1,14 @@
-"""Agents over the tree: the everyday names; all others stand in one of the three rooms.
+"""Agents over the tree: the everyday names; all others are in one of the three packages.
 
 - `layers`: an agent, and agents made of agents: memory, aggregators, parsers, hooks, tools
 - `conversation`: agents that talk with each other, in pairs and groups, and with people
-- `orchestration`: a function names the agent that is next, an environment answers; strategies
-- `errors`: what can go wrong; `remote`: what a place where agents live needs;
-  `hearing`: what a room needs that lets people elsewhere talk to them
+- `orchestration`: a function names the next agent, an environment answers; strategies
+- `errors`: what can go wrong; `remote`: for agents on other machines; `hearing`: for servers that
+  let people talk to agents
 
-`layers` knows nothing of the other two, and these nothing of each other. An agent's call comes in
-as messages, is a node of the tree, and asks its model by `handlers.respond`; what it says goes
-back as a message, and to whoever listens on the way.
+`layers` imports neither of the other two, and these do not import each other. A call of an agent
+brings messages, is a node of the tree, and asks the model by `handlers.respond`. The answer goes
+back as a message, and to listeners on the way.
 """
 
 from .conversation import NOT_MINE as NOT_MINE

@@ -1,8 +1,8 @@
-"""What a room needs that lets people elsewhere talk to agents.
+"""For servers that let people talk to agents.
 
-`APPROVE`, set in a context, is asked about the calls of all agents below that name nobody.
-`LISTENER` is a `Feed` that hears what agents below say: also that a text was no answer.
-`OwnSession` is a session that ends with whoever has made it.
+`APPROVE`, set in a context, decides on the tool calls of all agents below that have no `approve`.
+`LISTENER` is a `Feed` of all messages of agents below, also of replies that were no answer.
+`OwnSession` is a session that ends with its owner.
 """
 
 from __future__ import annotations

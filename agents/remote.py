@@ -1,11 +1,10 @@
-"""What a place where agents live needs: on the side of the caller, and on that of the agent.
+"""For agents on other machines: the side of the caller and that of the agent.
 
 The caller's side is a `Participant`. It asks with `run_in_tree`, so that the question is a node of
-the caller's tree. The conversation goes along as two numbers, `limit` and `left` of
-`current_scope()`, and as `current_session()`; parts of the answer that come back go to
-`audible_scope()`, which is None if nobody listens. There, `continue_scope` continues the
-conversation for what the agent says. The caller's side then subtracts from `left` what was spent
-there.
+the caller's tree, and sends `limit` and `left` of `current_scope()` and `current_session()` along.
+Parts of the answer go to `audible_scope()`, which is None without listeners. On the agent's side
+`continue_scope` continues the conversation. Afterwards the caller's side subtracts the messages
+sent there from `left`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import asyncio
 
 from anabranch import Backend, connect
 from anabranch.agents import ConversableAgent, GroupTalk, Participant, UserProxyAgent
-from anabranch.agents.conversation import Talk, role_prompt
+from anabranch.agents.conversation import GroupConversation, role_prompt
 
 ROLES = {
     "Casperian": "You contradict the others, cleverly and without mercy, and find every fault.",
@@ -24,7 +24,9 @@ ROLES = {
 OPENING = "Hello everyone, it is a beautiful day. Please introduce yourselves."
 
 
-async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = False) -> Talk:
+async def talk(
+    backend: Backend, opening: str, speeches: int, *, join: bool = False
+) -> GroupConversation:
     members: list[Participant | str] = [
         ConversableAgent(name, backend, role_prompt(name, character), seed=1)
         for name, character in ROLES.items()

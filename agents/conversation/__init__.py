@@ -1,16 +1,14 @@
 """Agents that talk with each other, in pairs and groups, and with people.
 
-A message comes in by `receive`, from a `Chat` or a group; `_answering` finds the answer (a
-function's, a person's or the model's), which goes back the same way. Whoever listens hears it as it
-grows.
+A message comes in by `receive`, from a `Chat` or a group. The reply comes from a function, a person
+or the model, and goes back the same way. Listeners receive it while it grows.
 
-- `_conversable`: the agents; `_reply`: their functions; `_answering`: one answer as a node
-- `_chat`: a conversation of two as a node; `_transcript` prints one
-- `_messages`: what counts as a message
-- `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak;
-  `_talk`: what was said so far, as each who chooses a speaker gets it
-- `_directory`: agents by name, and what a participant is; `_human`: asks people
-- `_scope`: what a whole conversation shares: its limit of messages, and who listens
+- `_conversable`: the agents; `_reply`: their reply functions, and one reply as a node
+- `_chat`: a conversation of two as a node
+- `_group`: groups with one speaker at a time, and who is next; `_turns`: groups in which all read
+  everything and ask for their turn
+- `_participant`: participants, messages and the directory; `_human`: people and the transcript
+- `_scope`: what a complete conversation shares: its limit of messages, and the listeners
 """
 
 from ._chat import Chat as Chat
@@ -20,30 +18,30 @@ from ._conversable import ConversableAgent as ConversableAgent
 from ._conversable import GroupAggregator as GroupAggregator
 from ._conversable import HumanInputMode as HumanInputMode
 from ._conversable import UserProxyAgent as UserProxyAgent
-from ._directory import Answer as Answer
-from ._directory import Directory as Directory
-from ._directory import Participant as Participant
-from ._directory import Status as Status
-from ._floor import GroupTalk as GroupTalk
-from ._floor import role_prompt as role_prompt
 from ._group import Group as Group
 from ._group import GroupChat as GroupChat
+from ._group import GroupConversation as GroupConversation
 from ._group import SpeakerPolicy as SpeakerPolicy
+from ._group import choose_by_model as choose_by_model
+from ._group import random_speaker as random_speaker
+from ._group import round_robin as round_robin
 from ._human import HumanInput as HumanInput
 from ._human import Question as Question
 from ._human import Questions as Questions
 from ._human import QueueInput as QueueInput
 from ._human import TerminalInput as TerminalInput
-from ._messages import TERMINATE as TERMINATE
-from ._messages import MessageLike as MessageLike
+from ._human import Transcript as Transcript
+from ._participant import TERMINATE as TERMINATE
+from ._participant import Answer as Answer
+from ._participant import Directory as Directory
+from ._participant import MessageLike as MessageLike
+from ._participant import Participant as Participant
+from ._participant import Status as Status
 from ._reply import NOT_MINE as NOT_MINE
 from ._reply import ReplyResult as ReplyResult
 from ._reply import SenderFilter as SenderFilter
 from ._reply import reply as reply
 from ._scope import MAX_MESSAGES as MAX_MESSAGES
 from ._scope import Listener as Listener
-from ._speakers import choose_by_model as choose_by_model
-from ._speakers import random_speaker as random_speaker
-from ._speakers import round_robin as round_robin
-from ._talk import Talk as Talk
-from ._transcript import Transcript as Transcript
+from ._turns import GroupTalk as GroupTalk
+from ._turns import role_prompt as role_prompt

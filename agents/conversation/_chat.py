@@ -11,8 +11,7 @@ from ...commander.scope import scope_here
 from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
-from ._directory import Answer, Participant, Status, name_of
-from ._messages import MessageLike, as_message
+from ._participant import Answer, MessageLike, Participant, Status, as_message, name_of
 from ._scope import MAX_MESSAGES, Listener, Scope, converse_in, current_session, open_scope
 
 if TYPE_CHECKING:

@@ -11,21 +11,17 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 from ...backends import Backend
 from ...commander import current_node, emit
 from ...commander.awaitable import require_awaitable
-from ...commander.kinds import FUNCTION, require
+from ...commander.kinds import checked
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
-from ..layers._call import run_in_tree, stream_call
+from ..layers._call import add_usage, run_in_tree, stream_call
 from ..layers._memory import OwnSession
 from ..layers._stream import LISTENER, Speech
-from ..layers._usage import add_usage
-from ._answering import Answering
 from ._chat import Chat, ChatOptions, ChatResult
-from ._directory import Answer, Directory, Participant, name_of
-from ._human import HumanInput, TerminalInput
-from ._messages import MessageLike, is_termination
-from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
+from ._human import HumanInput, TerminalInput, Transcript
+from ._participant import Answer, Directory, MessageLike, Participant, is_termination, name_of
+from ._reply import Answering, ReplyResult, ReplyRule, SenderFilter, reply_rules
 from ._scope import Listener, ScopeFeed, current_session, is_with, key_of
-from ._transcript import Transcript
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
 
@@ -62,6 +58,7 @@ class ConversableAgent(Agent[Any]):
 
     _reserved_names = ()  # a person who takes part may be called "user"
 
+    @checked
     def __init__(
         self,
         name: str,
@@ -79,12 +76,6 @@ class ConversableAgent(Agent[Any]):
     ) -> None:
         aggregator = aggregator or GroupAggregator()
         super().__init__(backend, system, name=name, aggregator=aggregator, **options)
-        if human_input_mode not in ("NEVER", "TERMINATE", "ALWAYS"):
-            raise ValueError(
-                f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
-            )
-        require(directory, Directory | None, "directory must be a Directory or None")
-        require(human_input, FUNCTION, "human_input must be an async function")
         # The session of what it begins: another agent of this name continues it.
         self.identity = f"@{key_of(name)}"
         self.directory = directory

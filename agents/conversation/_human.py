@@ -1,4 +1,4 @@
-"""Where a person's words come from: the terminal, a queue, or an application that asks them."""
+"""People in a conversation: where their input comes from, and the transcript they read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TextIO, TypeAlias
 
+from ...handlers.legible import legible
 from ...jobs import read_line
 from ...tools import Pending, PendingList
+from ..layers import AgentMessage
 
-__all__ = ["HumanInput", "Question", "Questions", "QueueInput", "TerminalInput"]
+__all__ = ["HumanInput", "Question", "Questions", "QueueInput", "TerminalInput", "Transcript"]
 
 HumanInput: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Asks a person: takes what to show, gives what they say, None if they have left.
@@ -63,9 +66,9 @@ class TerminalInput:
 
 
 class QueueInput:
-    """Takes what people say from a queue, in order; `put` may be called before they are asked.
+    """Takes a person's answers from a queue, in order; `put` may be called before the question.
 
-    Attribute: `prompts`, all that was asked. It belongs to one loop.
+    Attribute: `prompts`, all questions. It belongs to one loop.
     """
 
     def __init__(self, *said: str | None) -> None:
@@ -75,17 +78,17 @@ class QueueInput:
             self.put(text)
 
     def put(self, text: str | None) -> None:
-        """Say something; None says that the person leaves."""
+        """Add an answer; None means that the person leaves."""
         self._said.put_nowait(text)
 
     async def __call__(self, prompt: str) -> str | None:
-        """Wait for the next that is said."""
+        """Wait for the next answer."""
         self.prompts.append(prompt)
         return await self._said.get()
 
 
 class Question(Pending["str | None"], internal=True):
-    """A question whose answer is what the person says."""
+    """A question whose answer is a person's text."""
 
     def __init__(self, prompt: str) -> None:
         super().__init__()
@@ -113,3 +116,59 @@ class Questions(PendingList[Question]):
     async def __call__(self, prompt: str) -> str | None:
         """Put the question as a child of the current node and wait for its answer."""
         return await self.put(Question(prompt))
+
+
+RULE = "-" * 80
+BROKEN_OFF = "\n(broken off)"
+
+
+@dataclass(slots=True)
+class _Entry:
+    heading: str
+    text: str = ""
+    shown: int = -1  # -1 until the heading is written
+    ending: str | None = None
+
+
+class Transcript:
+    """Writes messages: `alice (to bob):`, an empty line, the text, a line of dashes.
+
+    A message that streams is written as it arrives; other messages wait for its end, so that no two
+    are mixed. Without `file` it writes to the standard output of the moment.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._entries: list[_Entry] = []
+
+    def __call__(self, part: AgentMessage) -> None:
+        """Take a part of a message, or a complete one; those without a receiver are not shown."""
+        if part.receiver is None or part.type in ("tool_call", "tool_result"):
+            return
+        heading = f"{part.sender} (to {part.receiver}):"
+        for entry in self._entries:
+            if entry.heading == heading and entry.ending is None:
+                if part.text.startswith(entry.text):
+                    entry.text = part.text
+                    break
+                entry.ending = BROKEN_OFF  # it became something else
+        else:
+            entry = _Entry(heading, part.text)
+            self._entries.append(entry)
+        if part.stream_state == "end":
+            entry.ending = ""
+        elif part.stream_state == "failed":
+            entry.ending = BROKEN_OFF
+        out = self._file or sys.stdout
+        while self._entries:
+            entry = self._entries[0]
+            if entry.shown < 0:
+                out.write(f"{legible(entry.heading)}\n\n")
+                entry.shown = 0
+            out.write(legible(entry.text[entry.shown :]))
+            entry.shown = len(entry.text)
+            if entry.ending is None:
+                break
+            out.write(f"{entry.ending}\n\n{RULE}\n")
+            del self._entries[0]
+        out.flush()

@@ -1,19 +1,38 @@
-"""`@reply`: the functions by which an agent answers, tried in the order they are written in."""
+"""How a conversable agent replies: its reply functions, and one reply as a node."""
 
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isawaitable
 from itertools import count
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
+from ...commander import act_as
+from ...commander.awaitable import require_awaitable
+from ...commander.errors import ConfigurationError
+from ...commander.scope import once
 from ..layers import AgentMessage
-from ._directory import Participant, name_of
-from ._messages import MessageLike
+from ..layers._call import OUTER_SESSION, CountedCall
+from ._human import Transcript
+from ._participant import Answer, MessageLike, Participant, Status, as_message, name_of
+from ._scope import current_scope
 
-__all__ = ["NOT_MINE", "ReplyResult", "ReplyRule", "SenderFilter", "reply", "reply_rules"]
+if TYPE_CHECKING:
+    from ._conversable import ConversableAgent
+
+
+__all__ = [
+    "NOT_MINE",
+    "Answering",
+    "ReplyResult",
+    "ReplyRule",
+    "SenderFilter",
+    "reply",
+    "reply_rules",
+]
 
 
 class _Mark(enum.Enum):
@@ -105,3 +124,103 @@ def reply_rules(agent: type[Any]) -> list[ReplyRule]:
         # Not in the order of the class's dictionary: cloudpickle sorts it by name.
         rules = dict(sorted(own.items(), key=lambda item: item[1].number)) | rules
     return [rule for rule in rules.values() if rule is not None]
+
+
+logger = logging.getLogger("anabranch.agents")
+
+EXIT = "exit"
+
+
+class Answering(CountedCall[Answer], internal=True):
+    """One reply of `agent` to a message that is in its history with `partner` already.
+
+    Attributes: `agent`, `partner`, `message`.
+    """
+
+    def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
+        super().__init__(f"{agent.name}.reply")
+        act_as(self, agent.name, agent.session_with(partner))
+        self.agent = agent
+        self.partner = partner
+        self.message = message
+
+    async def task(self) -> Answer:
+        """Ask the person if it is their turn, else answer without one, or end."""
+        agent, mode = self.agent, self.agent.human_input_mode
+        if agent.journal is not None or OUTER_SESSION.get() is not None:
+            raise ConfigurationError(
+                f"{agent.name} talks with others, and no session of an agent's journal= keeps what"
+                " they remember: let them talk in a Durable job"
+            )
+        session = agent.session_with(self.partner)
+        self.begin(agent, session)
+        self.message = await agent.hear(self.message, self.partner)
+        ending = self._ending()
+        if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
+            scope = current_scope()
+            listeners = () if scope is None else scope.listeners
+            seen = any(isinstance(each, Transcript) for each in listeners)
+            # All messages since the agent's last one: in a group, those of several.
+            history = agent.memory.messages(session)
+            own = [number for number, each in enumerate(history) if each.sender == agent.name]
+            shown = "".join(
+                f"{each.sender} (to {each.receiver or agent.name}):\n\n{each.text}\n\n"
+                for each in history[own[-1] + 1 if own else 0 :] or [self.message]
+            )
+            enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
+            question = (
+                f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
+                f" '{EXIT}' to leave): "
+            )
+
+            async def ask() -> str | None:
+                return await require_awaitable(agent.human_input(question), agent, "human_input")
+
+            text = await once("human input", ask)
+            if text is None or text.strip() == EXIT:
+                return Answer(status="left")
+            if text.strip():
+                agent.auto_replies[session] = 0
+                return await self._deliver(text)
+            if ending == "terminated":
+                return Answer(status=ending)
+        elif ending is not None:
+            return Answer(status=ending)
+        agent.auto_replies[session] += 1
+        try:
+            for rule in agent.rules:
+                if (reply := await rule(agent, self.message)) is not NOT_MINE:
+                    return await self._deliver(reply)
+            return await self._deliver(await agent.generate_reply(self.message))
+        except BaseException:
+            agent.auto_replies[session] = max(0, agent.auto_replies[session] - 1)  # it has failed
+            raise
+
+    def _ending(self) -> Status | None:
+        """Return why the conversation ends here, unless a person continues it."""
+        agent, limit = self.agent, self.agent.max_consecutive_auto_reply
+        if agent.is_termination(self.message):
+            return "terminated"
+        if limit is None or agent.auto_replies[agent.session_with(self.partner)] < limit:
+            return None
+        if limit and agent.human_input_mode == "NEVER":
+            logger.warning(
+                "%s: %s has answered %s %d times in a row, and the conversation ends"
+                " (max_consecutive_auto_reply)",
+                self.path,
+                agent.name,
+                self.partner,
+                limit,
+            )
+        return "auto_reply_limit"
+
+    async def _deliver(self, reply: ReplyResult) -> Answer:
+        if reply is None or reply is NOT_MINE:
+            return Answer(status="no_answer")
+        agent = self.agent
+        message = as_message(reply, agent.name, self.partner)
+        session = agent.session_with(self.partner)
+        message = await agent.hooks_of("after_agent").run(agent, message, session)
+        answer = as_message(message, agent.name, self.partner)
+        answer.usage = self.usage
+        return Answer(answer)

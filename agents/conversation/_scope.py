@@ -1,4 +1,4 @@
-"""What all that belongs to one conversation shares: its limit of messages, and who listens."""
+"""The scope of a complete conversation: its session, its limit of messages and its listeners."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 MAX_MESSAGES = 100
 
 Listener: TypeAlias = Callable[[AgentMessage], object]
-"""Is told what is said: growing parts of a message ("begin", "streaming"), then the whole ("end").
+"""Receives messages while they grow ("begin", "streaming"), then each complete one ("end").
 
 A message that was not streamed comes as its "end" alone; one that broke off ends as "failed". The
 parts have the text so far as `content`, and what is new as `extra["delta"]`.
@@ -51,7 +51,7 @@ def current_session() -> str | None:
 
 @contextmanager
 def converse_in(session: str | None) -> Generator[None]:
-    """Let all that is said in the block, and in nodes that it starts, belong to a session."""
+    """Let all messages of the block, and of nodes that it starts, belong to a session."""
     token = _SESSION.set(session)
     try:
         yield
@@ -60,22 +60,22 @@ def converse_in(session: str | None) -> Generator[None]:
 
 
 def with_session(partner: str) -> str:
-    """Return a name for what is said with `partner` in the session of the conversation."""
+    """Return the key of the messages with `partner` in the session of the conversation."""
     session, key = current_session(), key_of(partner)
     return key if session in (None, f"@{key}") else f"{key}{session}"
 
 
 def key_of(name: str) -> str:
-    """Return a name as it stands in sessions: as Python writes it, if it has their marks in it.
+    """Return a name as sessions contain it: as Python writes it, if it has their marks in it.
 
-    So what somebody called "ann#7" says is not what ann says in session 7.
+    So messages of somebody called "ann#7" are not those of ann in session 7.
     """
     marked = name.startswith(("'", '"')) or "#" in name or "@" in name
     return repr(name) if marked else name
 
 
 def is_with(session: SessionId, key: str) -> bool:
-    """Whether a session is one of what is said with a partner, in whatever conversation.
+    """Return whether a session is one with a partner, in whatever conversation.
 
     `key` is the partner's, see `key_of`.
     """
@@ -85,9 +85,9 @@ def is_with(session: SessionId, key: str) -> bool:
 class Scope:
     """The outermost conversation, as all conversations inside it see it.
 
-    `left` is how many messages may still be said. An answer that has been given is counted and
-    never refused, so those under way at the limit may exceed it. `feed` is read by somebody who may
-    be slow: it has new text alone, where each part for the `listeners` has all the text so far.
+    `left` is the number of messages until the limit. An answer that was given counts and is never
+    refused, so answers that run at the limit may exceed it. `feed` is for a reader that may be
+    slow: it has new text alone, while each part for the `listeners` has all the text so far.
     """
 
     def __init__(self, limit: int, feed: Feed | None = None) -> None:
@@ -97,17 +97,17 @@ class Scope:
         self.left = limit
         self.listeners: list[Listener] = []
         self.feed = feed
-        # Of replies from elsewhere that grow, by the names of who says it to whom.
+        # Growing replies of remote agents, by sender and receiver.
         self._speeches: dict[tuple[str, str | None], Speech] = {}
 
     def spend(self) -> None:
-        """Count a message that is about to be said; raise `ConversationTooLong` if none is left."""
+        """Count a message before it is sent; raise `ConversationTooLong` at the limit."""
         if self.left < 1:
             raise ConversationTooLong(self.limit)
         self.left -= 1
 
     def tell(self, part: AgentMessage) -> None:
-        """Tell those who listen."""
+        """Publish a part of a message to all listeners."""
         self.tell_listeners(part)
         if self.feed is None:
             return
@@ -123,13 +123,13 @@ class Scope:
             self.feed.put(part)
 
     def tell_listeners(self, part: AgentMessage) -> None:
-        """Tell those who listen by a function."""
+        """Publish a part of a message to the listeners that are functions."""
         for listener in tuple(self.listeners):
             listener(part)
 
     @contextmanager
     def listen(self, listener: Listener | None) -> Generator[None]:
-        """Let one more listen as long as the block lasts."""
+        """Add a listener for the block."""
         if listener is None:
             yield
             return
@@ -155,9 +155,9 @@ def current_scope() -> Scope | None:
 
 @contextmanager
 def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
-    """Give the scope that is open, or open one; say whether it was opened here.
+    """Give the current scope, or open one, and whether it was opened here.
 
-    Who listens to all that agents say (`Agent.stream`) listens to a new scope too.
+    A listener to all agents (`Agent.stream`) listens to a new scope too.
     """
     if (scope := _SCOPE.get()) is not None:
         yield scope, False
@@ -174,7 +174,7 @@ def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
 def continue_scope(
     limit: int, left: int, session: str | None, listener: Listener | None
 ) -> Generator[Scope]:
-    """Continue a conversation of another process here; `left` messages may still be said.
+    """Continue a conversation of another process here, with `left` messages until the limit.
 
     No conversation in the block is the outermost: `ConversationTooLong` leaves the block.
     """
@@ -190,7 +190,7 @@ def continue_scope(
 
 @contextmanager
 def mute() -> Generator[None]:
-    """Keep what is said in the block, and in nodes that it starts, from those who listen."""
+    """Publish nothing of the block, and of nodes that it starts, to listeners."""
     token = _MUTED.set(True)
     try:
         yield
@@ -199,7 +199,7 @@ def mute() -> Generator[None]:
 
 
 def audible_scope() -> Scope | None:
-    """Return the scope if somebody listens to what is said here, else None."""
+    """Return the scope if it has listeners that receive messages from here, else None."""
     scope = _SCOPE.get()
     if scope is None or _MUTED.get():
         return None
@@ -207,9 +207,9 @@ def audible_scope() -> Scope | None:
 
 
 class ScopeFeed(Feed):
-    """Passes each part of an answer to `partner` at once to those who listen to the conversation.
+    """Passes each part of an answer to `partner` at once to the listeners of the conversation.
 
-    The whole answer is not passed on: `Scope.tell` gets it when it is delivered.
+    It leaves out the complete answer: `Scope.tell` gets it when it is delivered.
     """
 
     def __init__(self, partner: str) -> None:
@@ -218,12 +218,12 @@ class ScopeFeed(Feed):
         self._partner = partner
 
     def put(self, message: AgentMessage) -> None:
-        """Pass on a call of a tool, or its result."""
+        """Pass on a tool call, or its result."""
         if self._scope is not None and message.type is not None:
             self._scope.tell(message)
 
     def grow(self, speech: Speech, text: str) -> None:
-        """Pass on text that is new."""
+        """Pass on new text."""
         speech.receiver = self._partner
         self._grow_outer(speech, text)
         speech.fresh.append(text)
@@ -231,7 +231,7 @@ class ScopeFeed(Feed):
             self._scope.tell_listeners(speech.message())
 
     def fail(self, speech: Speech) -> None:
-        """Tell that an answer which has begun broke off."""
+        """Publish that a reply broke off."""
         self._fail_outer(speech)
         if self._scope is not None and self._scope.listeners:
             self._scope.tell_listeners(speech.message("failed"))

@@ -1,25 +1,22 @@
 """Agents and what they are made of; agents are layers of larger agents.
 
-Messages come in by a call of an agent and are remembered; an aggregator makes a request of the
-memory, `handlers.respond` asks the model and runs its tools, a parser reads the reply.
+A call brings messages, which the memory stores. An aggregator makes a request of the memory,
+`handlers.respond` asks the model and runs its tools, and a parser reads the reply.
 
-- `_agent`: `Agent`; `_describe`: it in words; `_call`: one call as a node; `_answer`: its steps
-- `_sessions`: sessions that a journal keeps; `_cut`: what a call had said when it was cut
-- `_steer`: what calls are told while they are made
-- `_usage`: what calls take, counted for their agents and sessions
-- `_state`: the saved memories of an agent and all below it
-- `_sequential`: agents one after the other, as one
-- `_message`: what is handed on; `_memory`: what is kept; `_aggregators`: what the model reads of it
-- `_parsers`: what a reply means; `_strict`: schemas that servers follow strictly
-- `_actions`: calls that are found in a reply; `_prompt`: `@prompt`
-- `_hooks`: what sees messages pass; `_stream`: what is said, as it grows
-- `_knowledge`: documents that are searched before the model is asked, and what an answer cites
+- `_agent`: `Agent`; `_call`: one call as a node, and its usage; `_answer`: how an agent answers
+- `_sessions`: sessions that a journal stores; `_cut`: what an interrupted call had done
+- `_steer`: messages to a call while it runs
+- `_message`: messages between agents; `_memory`: the memory of each session
+- `_state`: saved memories; `_aggregators`: from a memory to a request
+- `_parsers`: from a reply to a value; `_actions`: calls in a reply's text; `_prompt`: `@prompt`
+- `_hooks`: functions that see messages pass; `_stream`: messages of a call while they grow
 - `_executor`: runs the calls in a message; `_step_agent`: thinks, acts and thinks again
+- `_sequential`: agents one after the other, as one
 """
 
+from ...dispatch.formats import FencedCall as FencedCall
+from ...dispatch.formats import TextCall as TextCall
 from ._actions import AgentStep as AgentStep
-from ._actions import FencedCall as FencedCall
-from ._actions import TextCall as TextCall
 from ._actions import ToolAction as ToolAction
 from ._actions import ToolParser as ToolParser
 from ._agent import Agent as Agent

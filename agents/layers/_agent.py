@@ -13,20 +13,19 @@ from ...backends import Backend
 from ...commander import Node, NodeLimits, run
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
-from ...commander.kinds import FUNCTION, require
+from ...commander.kinds import checked, require
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
-from ...tools import AnyTool, Approvals, Approve, Toolkit
+from ...tools import AnyTool, Approve, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
-from ._answer import answer
-from ._call import ROUND, AgentCall, KeptCall, run_in_tree, stream_call
-from ._describe import describe_agent
+from ._answer import Knowledge, answer
+from ._call import OUTER_SESSION, AgentCall, JournalCall, Spending, run_in_tree, stream_call
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -37,19 +36,18 @@ from ._hooks import (
     Moment,
     methods_of,
 )
-from ._knowledge import Knowledge
-from ._memory import Memory, OwnSession, SessionId, SummaryMemory, read_again, read_records
+from ._memory import Memory, OwnSession, SessionId, SummaryMemory
 from ._message import AgentMessage, read_inputs
 from ._parsers import Parser
-from ._state import mark_own, read_state
-from ._usage import Spending
+from ._state import mark_own, read_again, read_records, read_state
 
 if TYPE_CHECKING:
     from ...store import Journal
     from ._cut import Cut
-    from ._sessions import KeptSessions
+    from ._sessions import JournalSessions
 
-__all__ = ["Agent"]
+
+__all__ = ["Agent", "describe_agent"]
 
 F = TypeVar("F", default=Any)
 
@@ -57,7 +55,7 @@ ODD_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # cannot stand in a path as it is
 
 
 class Agent(Generic[F]):
-    """Takes messages and answers with one; what it heard and said is its memory.
+    """Takes messages and answers with one, and remembers all of them.
 
         agent = Agent(backend, "You answer in one word.")
         answer = await agent("Which is the longest river?")
@@ -65,9 +63,9 @@ class Agent(Generic[F]):
     Called inside a node, or in a commander's block, it is a child of that, so that cancellation,
     timeouts, limits and events reach it; outside it runs under a commander of its own.
 
-    What a call hears and says is remembered in the session that `session_id` names, and read by
-    the next call in it; calls in different sessions may run at once. A call that names none
-    remembers nothing beyond itself, so that those who share an agent never read each other; with a
+    A call remembers its messages in the session that `session_id` names, and the next call in it
+    reads them; calls in different sessions may run at once. A call without a session remembers
+    nothing beyond itself, so that users of one agent never read each other's messages; with a
     `memory` of your own it is in session 0.
 
     By default an agent asks its model, with its tools, until there is an answer: after `max_rounds`
@@ -101,6 +99,7 @@ class Agent(Generic[F]):
     # Who sends messages to all agents of this class: none of them can have such a name.
     _reserved_names: ClassVar[Sequence[str]] = ("user",)
 
+    @checked(approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
         backend: Backend | None = None,
@@ -132,22 +131,7 @@ class Agent(Generic[F]):
             )
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
-        made = "backend must be one that connect(...) makes, or None"
-        require(backend, Backend | None, made, like="stream")
-        known = "knowledge must be an Index or None"
-        require(knowledge, type(None), known, like="as_tool")
-        require(name, str | None, "name must be a text or None")
-        require(memory, Memory | None, "memory must be a Memory or None", like="add")
-        joined = "aggregator must be an Aggregator or None"
-        require(aggregator, Aggregator | None, joined, like="aggregate")
-        read = "output_format must be a Parser or None"
-        require(output_format, Parser | None, read, like="parse")
         check_formats(formats)
-        require(hooks, Iterable, "hooks must be a list")
-        require(max_rounds, int, "max_rounds must be a whole number")
-        require(view, View | None, "view must be a View or None", like="ended")
-        asked = Approvals | FUNCTION | None
-        require(approve, asked, "approve must be a function that is asked, Approvals() or None")
         require(journal, str | None, "journal must be a file's name or a Journal", like="session")
         self.backend = backend
         self.system = system
@@ -169,7 +153,7 @@ class Agent(Generic[F]):
         self.view = view
         self.approve = approve
         self.journal = journal
-        self._kept: KeptSessions | None = None
+        self._kept: JournalSessions | None = None
         self.options = options
         self.spending = Spending()
         self.tool_sessions = ToolSessions()
@@ -211,13 +195,13 @@ class Agent(Generic[F]):
             check_options(options, f"a call of {self.name!r}", takes=takes)
         nameless = session_id is None and not self.keeps_memory
         kind: type[AgentCall[F]] = AgentCall
-        if self.journal is not None and not (nameless and ROUND.get() is not None):
+        if self.journal is not None and not (nameless and OUTER_SESSION.get() is not None):
             if nameless or isinstance(session_id, OwnSession):
                 raise ConfigurationError(
                     f"{self.name} keeps its sessions in a journal, and a call without a name for"
                     " one would be lost: give it session_id="
                 )
-            kind = KeptCall
+            kind = JournalCall
         return kind(self, read_inputs(messages, self.name), session_id, options)
 
     def run_sync(
@@ -238,7 +222,7 @@ class Agent(Generic[F]):
         limits: NodeLimits | None = None,
         **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
-        """Answer, and give all that is said on the way, as it grows; the answer comes last.
+        """Answer, and give all messages on the way, while they grow; the answer comes last.
 
         A reply comes as messages whose `stream_state` is "begin", then "streaming"; each has the
         text so far, and what is new in `extra["delta"]`. "failed" ends one that broke off or could
@@ -269,7 +253,7 @@ class Agent(Generic[F]):
         return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:
-        """Return what the model would be asked in this session."""
+        """Return the request to the model in this session."""
         return self.aggregator.aggregate(
             self.memory.get(session_id), self.name, self.output_format, self.system
         )
@@ -318,10 +302,10 @@ class Agent(Generic[F]):
             return tool
         return HookedTool.around(tool, self, session_id, before, after)
 
-    # --- what it has spent
+    # --- usage
 
     def usage(self, session_id: SessionId | None = None) -> dict[str, Usage]:
-        """Return what all its calls have taken, or those of one session, by model.
+        """Return the usage of all its calls, or of those in one session, by model.
 
         Tools, retries, failed and cancelled calls and the agents below are included. A session
         counts from its last `reset` on, and one that a journal keeps from its beginning, as far as
@@ -419,35 +403,35 @@ class Agent(Generic[F]):
         do_all(partial(agent.forget, session_id) for agent in agents)
 
     async def recall(self, session_id: SessionId = 0) -> list[AgentMessage]:
-        """Return what was said in a session, as its next call finds it; a journal is read for that.
+        """Return the messages of a session as its next call finds them; a journal is read for that.
 
         Raises `RunBusy` while another process is in the session.
         """
         if self.journal is not None:
-            await self.kept_sessions().recall(session_id)
+            await self.journal_sessions().recall(session_id)
         return self.memory.messages(session_id)
 
     async def keep(self, session_id: SessionId) -> None:
-        """Write at once how the memory of a session was changed since its last call.
+        """Store at once how the memory of a session was changed since its last call.
 
-        On disk when this returns; without it, that is written with the next call. Raises
+        On disk when this returns; without it, the next call stores that. Raises
         `ConfigurationError` without a journal, or if the last call was cut; `RunBusy` as `recall`.
         """
         await self._journaled().keep(session_id)
 
     async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
-        """Return what the call was asked that was cut in a session, by a crash; None if none was.
+        """Return the messages of the call that a crash interrupted in a session; None if none.
 
-        The same asked again lets it go on; `stop_cut` ends it. Raises as `keep`.
+        The same call again resumes it; `stop_cut` ends it. Raises as `keep`.
         """
         return await self._journaled().find_cut(session_id)
 
     async def stop_cut(self, session_id: SessionId) -> bool:
-        """End the call that was cut in a session as it stands; say whether there was one.
+        """End the interrupted call of a session as it is; return whether there was one.
 
-        What it was asked, what it had said and what its tools gave is remembered, as of a call that
-        was cancelled, and all that it was told by `steer`; nothing runs for it. Where the journal
-        keeps `partials`, so is what it was about to say. Raises as `keep`.
+        Its messages, replies, results of tools and steering messages are remembered, as of a
+        cancelled call; nothing runs for it. If the journal stores `partials`, so is the beginning
+        of its next reply. Raises as `keep`.
         """
         return await self._journaled().stop_cut(session_id)
 
@@ -455,40 +439,40 @@ class Agent(Generic[F]):
         """Put a call that was cut into the memory that the model reads."""
         self.memory.add(*asked, *cut.said, session_id=session_id)
 
-    def _journaled(self) -> KeptSessions:
+    def _journaled(self) -> JournalSessions:
         if self.journal is None:
             raise ConfigurationError(
                 f"{self.name} keeps its sessions in no journal: give it journal="
             )
-        return self.kept_sessions()
+        return self.journal_sessions()
 
-    def kept_sessions(self) -> KeptSessions:
+    def journal_sessions(self) -> JournalSessions:
         """Return the sessions that `journal` keeps."""
         if self._kept is None or self._kept.journal is not self.journal:
-            from ._sessions import KeptSessions
+            from ._sessions import JournalSessions
 
             assert self.journal is not None
-            self._kept = KeptSessions(self, self.journal)
+            self._kept = JournalSessions(self, self.journal)
         return self._kept
 
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind.
 
-        What a journal keeps of it stays there, and is read again by the next call in it; if a call
-        in it is under way, it is forgotten after that.
+        A journal still has it, and the next call reads it from there. If a call in it runs, it is
+        forgotten after that.
         """
         kept = self._kept
         if kept is not None and kept.is_busy(session_id):
             return
         self.spending.sessions.pop(session_id, None)
         every = [self.memory.reset, self.tool_sessions.forget]
-        every += [] if kept is None else [kept.let_go]
+        every += [] if kept is None else [kept.note_forgotten]
         do_all(partial(forget, session_id) for forget in every)
 
     async def aclose(self) -> None:
         """Close what tools hold open in any session, here and in all agents below.
 
-        Memories stay, and the next call opens what it needs anew. Twice is harmless.
+        Memories stay, and the next call opens what it needs again. Twice is harmless.
         """
         agents = self.named_agents().values()
         await close_all(pair for agent in agents for pair in agent.tool_sessions.held())
@@ -553,3 +537,18 @@ class Agent(Generic[F]):
 
     def __repr__(self) -> str:
         return describe_agent(self)
+
+
+def describe_agent(agent: Agent[Any], above: tuple[int, ...] = ()) -> str:
+    """Return a line for the agent and for each below it; one that is above itself ends there."""
+    parts = [repr(agent.name)]
+    parts += [repr(agent.backend)] if agent.backend is not None else []
+    parts += [f"tools={[tool.name for tool in agent.tools]}"] if agent.tools else []
+    head = f"{type(agent).__name__}({', '.join(parts)})"
+    if id(agent) in above:
+        return f"{head} ..."
+    below = (
+        f"({name}): {describe_agent(each, (*above, id(agent)))}"
+        for name, each in agent.named_children()
+    )
+    return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)

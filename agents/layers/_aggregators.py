@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...commander.kinds import require
+from ...commander.kinds import passes_with, require
 from ...messages import Message, Part, Role
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
@@ -22,6 +22,7 @@ System: TypeAlias = str | Wire | Sequence[Wire]
 """A system prompt: text, a message, or a list of messages; a mapping is a message of the wire."""
 
 
+@passes_with("aggregate")
 class Aggregator:
     """Makes a request's messages: the system prompt, what the parser asks for, the memory.
 

@@ -1,34 +1,50 @@
-"""An agent's own way to an answer: ask its model, run its tools, read the reply, ask again."""
+"""How an agent answers: search its documents, ask its model, run its tools, parse the reply."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...backends import Backend
 from ...commander.errors import BadResponse
+from ...commander.kinds import passes_with
 from ...dispatch.assembly import STOPPED
-from ...handlers import respond
+from ...handlers import look_up, respond
 from ...messages import Conversation, Message
+from ...tools import AnyTool
 from ._call import run_in_tree
-from ._knowledge import citations, search_first
 from ._memory import Memory, SessionId
 from ._message import TOOLS, AgentMessage
-from ._steer import STEERING, Hearing
+from ._steer import STEERING, Deliveries
 from ._stream import AgentView
 
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["answer", "why_final"]
+
+__all__ = ["Knowledge", "answer", "why_final"]
+
 
 logger = logging.getLogger("anabranch.agents")
 
 F = TypeVar("F")
 
 MEND = "That answer cannot be used: {fault}\nAnswer again, correctly."
+
+
+@passes_with("as_tool", "an Index")
+class Knowledge(Protocol):
+    """Something that can be searched and cited, as `anabranch.knowledge.Index`."""
+
+    def as_tool(self, *, k: int = 5) -> AnyTool:
+        """Return the tool that searches for `k` passages; it takes a `query`."""
+        ...
+
+    def cited(self, answer: str, found: Iterable[str]) -> list[dict[str, Any]]:
+        """Return what an answer cites of what the tool gave, as JSON values."""
+        ...
 
 
 async def answer(
@@ -39,53 +55,59 @@ async def answer(
     options: Mapping[str, Any],
     memory: Memory | None = None,
 ) -> AgentMessage[F]:
-    """Let a model answer a request for an agent; return the answer, which is not yet remembered.
+    """Let a model answer a request for an agent; return the answer, without remembering it.
 
-    The tool calls on the way are remembered with their results, in `memory`, by default the
-    agent's. If it fails or is cancelled, so is what was said by then, as a message whose
-    `stream_state` is "failed". So is what the model has heard on the way, unless nothing has come
-    of all its requests: then that waits again.
+    Tool calls and their results are remembered in `memory`, by default the agent's. After a failure
+    or a cancel so is the text of the broken reply, as a message whose `stream_state` is "failed",
+    and steering messages that requests have delivered. If the requests had no effect at all, these
+    wait again instead.
     """
     conversation, memory = Conversation(), memory or agent.memory
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
-    hearing, searched = Hearing(agent, backend), False
+    deliveries, searched = Deliveries(agent, backend), False
     offer = partial(agent.hooked_tools, session_id)
-    view = AgentView(agent.name, agent.view, agent.approve, hearing.hear, offer)
-    token = STEERING.set(None)  # what tools do below is steered by nobody
+    view = AgentView(agent.name, agent.view, agent.approve, deliveries.deliver, offer)
+    token = STEERING.set(None)  # messages to this call do not steer what its tools do
     try:
-        searched = await search_first(agent, conversation, session_id, view)
+        if agent.knowledge_tool is not None:
+            tool = agent.hooked(agent.knowledge_tool, session_id)
+            searched = await run_in_tree(look_up(conversation, tool, view))
         message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
-        said = conversation.messages[len(request) :]
-        broken = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
-        if broken or any(each.tool_calls for each in said):
-            _remember_calls(agent, memory, said, session_id, hearing)
+        new = conversation.messages[len(request) :]
+        broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
+        if broken or any(each.tool_calls for each in new):
+            _remember_calls(agent, memory, new, session_id, deliveries)
         else:
-            hearing.give_back()
+            deliveries.take_back()
         if broken:
-            broken_off = AgentMessage(
-                content=said[-1].content or "", sender=agent.name, stream_state="failed"
-            )
-            memory.add(broken_off, session_id=session_id)
+            text = new[-1].content or ""
+            failed = AgentMessage(content=text, sender=agent.name, stream_state="failed")
+            memory.add(failed, session_id=session_id)
             view.break_off()
         raise
     finally:
         STEERING.reset(token)
-    said = conversation.messages[len(request) :]
-    rounds = _remember_calls(agent, memory, said, session_id, hearing)
+    new = conversation.messages[len(request) :]
+    rounds = _remember_calls(agent, memory, new, session_id, deliveries)
     logger.debug("%s answers: %s", agent.name, message)
-    most = agent.max_rounds + searched
-    status = "max_rounds" if agent.tools and rounds >= most else "ok"
+    status = "max_rounds" if agent.tools and rounds >= agent.max_rounds + searched else "ok"
     if message.finish_reason in STOPPED:
         status = message.finish_reason
     text = message.content or message.refusal or ""
-    refused = {"refusal": message.refusal} if message.refusal else {}
+    extra: dict[str, Any] = {"status": status}
+    if message.refusal:
+        extra["refusal"] = message.refusal
+    if agent.knowledge is not None and agent.knowledge_tool is not None:
+        name, passages = agent.knowledge_tool.name, conversation.messages
+        found = [m.content or "" for m in passages if m.role == "tool" and m.name == name]
+        extra["citations"] = agent.knowledge.cited(text, found)
     return AgentMessage(
         content=text,
         sender=agent.name,
         formatted=formatted,
-        extra={"status": status, **refused, **citations(agent, conversation, text)},
+        extra=extra,
         reasoning=message.reasoning,
         provider_items=message.provider_items,
     )
@@ -99,13 +121,13 @@ async def _ask(
     view: AgentView,
     options: Mapping[str, Any],
 ) -> tuple[Message, F]:
-    """Ask the model, again after a reply that the parser cannot use; return what it made of it."""
+    """Ask the model, again after a reply that the parser cannot use; return reply and value."""
     parser = agent.output_format
     settings = {**(parser.options() if parser else {}), **agent.options, **options}
     retries = parser.retries if parser else 0
     while True:
         # Not a bare await of the node: a cancel reaches this body and those below it in the same
-        # turn, in any order, and `conversation` is whole only when those have ended.
+        # turn, in any order, and `conversation` is complete only when those have ended.
         exchange = respond(
             backend,
             conversation,
@@ -145,18 +167,18 @@ def why_final(message: Message) -> str:
 def _remember_calls(
     agent: Agent[Any],
     memory: Memory,
-    said: Sequence[Message],
+    new: Sequence[Message],
     session_id: SessionId,
-    hearing: Hearing,
+    deliveries: Deliveries,
 ) -> int:
-    """Remember each reply with calls, the results after it, as one message; return how many.
+    """Remember each reply with tool calls and their results as one message; return how many.
 
-    What the model has heard on the way stands in its place between them. Answers that could not be
-    used, and what the model was told about them, are forgotten.
+    Steering messages keep their place between them. Answers that could not be used, and the
+    messages to the model about them, are left out.
     """
     found: list[AgentMessage] = []
     rounds = 0
-    for message in said:
+    for message in new:
         if message.tool_calls:
             content, parts, rounds = message.content or "", [message], rounds + 1
             found.append(
@@ -164,7 +186,7 @@ def _remember_calls(
             )
         elif message.role == "tool":
             found[-1].formatted.append(message)
-        elif told := hearing.told_in(message):
-            found += told
+        elif delivered := deliveries.messages_in(message):
+            found += delivered
     memory.add(*found, session_id=session_id)
     return rounds

@@ -1,4 +1,4 @@
-"""One call of an agent as a node: hooks, memory and the agent's own work between them."""
+"""One call of an agent as a node, with what it costs."""
 
 from __future__ import annotations
 
@@ -6,47 +6,127 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Unpack, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, NodeLimits, act_as, parent_here
+from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, outlast
-from ...messages import Message, Part
+from ...messages import Message, Part, Usage
 from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, LISTENER, Feed
-from ._usage import CountedCall
 
 if TYPE_CHECKING:
     from ...store import Session
     from ._agent import Agent
 
+
 __all__ = [
-    "ROUND",
+    "OUTER_SESSION",
     "AgentCall",
-    "KeptCall",
-    "KeptSession",
-    "require_again",
+    "CountedCall",
+    "JournalCall",
+    "OuterSession",
+    "Spending",
+    "add_usage",
     "run_in_tree",
+    "spent_by",
     "stream_call",
 ]
 
 F = TypeVar("F", default=Any)
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_counting = Lock()  # an agent may be called in several threads at once
 
 
-class KeptSession(NamedTuple):
-    """The session in a journal below whose call this is: it keeps these memories and no others."""
+def spent_by(node: Node[Any]) -> dict[str, Usage]:
+    """Return the usage of a node and all below it so far, by model."""
+    if not node.node_id:
+        return {}
+    charges = cast("dict[str, Any]", node.commander.usage(node))  # others may charge any type
+    return {model: used for model, used in charges.items() if isinstance(used, Usage)}
+
+
+def add_usage(total: dict[str, Usage], models: dict[str, Usage]) -> None:
+    """Add usage to `total`, model by model."""
+    for model, used in models.items():
+        total[model] = total.get(model, Usage()) + used
+
+
+class Spending:
+    """The usage of one agent, in all and in each session that it remembers."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, Usage] = {}
+        self.sessions: dict[SessionId, dict[str, Usage]] = {}
+
+
+class CountedCall(Node[T_co], Generic[T_co], internal=True):
+    """A call of an agent in a session; its usage counts for both, however it ends."""
+
+    _spending: Spending | None = None
+    _session: SessionId | None = None
+    _counted = False
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of it and all below it so far; `commander.usage(call)` has it by model."""
+        return sum(spent_by(self).values(), Usage())
+
+    def begin(self, agent: Agent[Any], session_id: SessionId) -> None:
+        """Begin an attempt: bring the session of the agent into the state that it starts from.
+
+        In a durable run that is what each later execution has in it too. `ConfigurationError` says
+        that it cannot be, as a part of it comes from a job whose result is stored.
+        """
+        named = None if isinstance(session_id, OwnSession) else session_id
+        # Once for all attempts; a call inside another of its agent is a part of that.
+        self._spending, self._session, self._counted = agent.spending, named, False
+        self.at_done(self._count)
+        if not agent.memory.drop_cut(session_id):
+            raise ConfigurationError(
+                f"{agent.name} has heard in the session {session_id!r} messages from below a"
+                " durable job that has ended: that job does not run again after a restart, so they"
+                " would be lost; let one job make all calls of a session, or return them from it"
+            )
+        agent.tool_sessions.enter(session_id)
+        if agent.approve is not None:
+            APPROVE.set(agent.approve)  # in the context of this call and of all below
+
+    @staticmethod
+    def _count(call: CountedCall[Any]) -> None:
+        spending, session_id = call._spending, call._session
+        if spending is None or call._counted:
+            return
+        spent, call._counted = spent_by(call), True
+        calls = [each for each in payers(call) if isinstance(each, CountedCall)]
+        # One that ended first, as a commander may outlive it, has not counted all of this.
+        around = [
+            each._session for each in calls if each._spending is spending and not each._counted
+        ]
+        if spent:
+            with _counting:
+                if not around:
+                    add_usage(spending.total, spent)
+                if session_id is not None and session_id not in around:
+                    add_usage(spending.sessions.setdefault(session_id, {}), spent)
+
+
+class OuterSession(NamedTuple):
+    """The journal's session around a call: it stores these memories and no others."""
 
     agent: Agent[Any]
     session_id: SessionId
 
     def require(self, agent: Agent[Any], session_id: SessionId) -> None:
-        """Refuse an agent that would remember what the journal does not have."""
+        """Refuse an agent whose memory the journal would not have."""
         agents = self.agent.named_agents().values()
         if session_id == self.session_id and any(agent is each for each in agents):
             return
@@ -58,36 +138,22 @@ class KeptSession(NamedTuple):
         )
 
 
-ROUND: ContextVar[KeptSession | None] = ContextVar("anabranch_agents_round", default=None)
-"""Set below a call that a journal keeps; nodes hand it down."""
-
-
-def require_again(agent: Agent[Any], session_id: SessionId) -> None:
-    """Let a session have what each later life of the durable run around this will have in it too.
-
-    Raises `ConfigurationError` if some of that is a job's whose result is kept.
-    """
-    if not agent.memory.drop_cut(session_id):
-        raise ConfigurationError(
-            f"{agent.name} has heard in the session {session_id!r} what was said below a durable"
-            " job that has ended: that job does not run again in a later life, which would forget"
-            " it; let one job make all calls of a session, or hand on what was said as a result"
-        )
+OUTER_SESSION: ContextVar[OuterSession | None] = ContextVar("anabranch_agents_round", default=None)
+"""Set below a call in a session that a journal stores; nodes inherit it."""
 
 
 class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
-    """A call of `agent` in the session `session_id`; it goes by the agent's name.
+    """A call of `agent` in the session `session_id`; it has the agent's name.
 
     With None it has a session of its own, which ends with its subtree, or 0 if the agent was given
     a memory.
 
-    What comes in is remembered first, the answer at the end. A call that fails or is cancelled
-    before anything was said or done takes back what came in, whatever other calls have added to the
-    session meanwhile. What it took counts as its agent's
-    `usage`, however it ends.
+    The agent remembers the messages first and the answer at the end. A call that fails or is
+    cancelled before it had any effect takes its messages back, whatever other calls have added to
+    the session during that time. Its usage counts for its agent, however it ends.
     """
 
-    # What it is told on its way; of an engine's name, as it is no part of what was called.
+    # Named like the engine's attributes, because it is no part of the call's identity.
     _node_steering: Steering | None = None
 
     def __init__(
@@ -96,8 +162,11 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         messages: Sequence[AgentMessage],
         session_id: SessionId | None,
         options: Mapping[str, Any],
+        steering: Steering | None = None,
     ) -> None:
         super().__init__(agent.name)
+        if steering is not None:
+            self._node_steering = steering
         self.agent = agent
         if session_id is None and not agent.keeps_memory:
             session_id = OwnSession()
@@ -109,50 +178,42 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         self._options = options
 
     def steer(self, *messages: AgentMessage | Message | Part | str) -> bool:
-        """Let the model hear these with its next request of this call, after what tools gave.
+        """Add messages of the user to the next request of this call, after the results of tools.
 
-        Nothing is cancelled: neither the reply under way nor a tool. They are remembered in their
-        place, as the user's. The next request is this agent's, or in a `forward` of its own that
-        of the next agent which it calls, and never of one that a tool calls. If none comes, as the
-        reply under way is the answer, they are `unheard`. In a durable run and in a session of a
-        journal they are kept at once: a later life's model hears them as this one's did.
+        Nothing is cancelled: neither the current reply nor a tool. The agent remembers them at
+        their place. The next request is this agent's, or that of the next agent which its `forward`
+        calls, but never of one that a tool calls. If there is none, because the current reply is
+        the answer, they are `unheard`. A durable run and a journal's session store them at once:
+        after a restart the model reads them at the same place.
 
         Returns False, and takes none, if the call has ended. Call it in the loop in which the call
         is made, also before it has begun. Raises `TypeError` for what is no message of a user.
         """
-        told = [as_agent_message(each) for each in messages]
+        steering = [as_agent_message(each) for each in messages]
         if self.state in ("completed", "failed", "cancelled"):
             return False
-        self.steering().tell(told)
+        self.steering().add(steering)
         return True
 
     @property
     def unheard(self) -> list[AgentMessage]:
-        """What it was told by `steer` and no request had so far, in order; whole once it ended."""
-        return [] if self._node_steering is None else self._node_steering.unheard
+        """The messages of `steer` that no request has delivered, in order; final after its end."""
+        return [] if self._node_steering is None else self._node_steering.undelivered
 
     def steering(self) -> Steering:
-        """Return what it is told on its way."""
+        """Return the steering messages of this call."""
         if self._node_steering is None:
             self._node_steering = Steering()
         return self._node_steering
 
-    def steer_by(self, steering: Steering) -> None:
-        """Let it be told what another call is, in whose place it is made."""
-        self._node_steering = steering
-
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
-        named = None if isinstance(session_id, OwnSession) else session_id
-        self.count_for(agent.spending, named)
-        if isinstance(session_id, OwnSession):  # this call's, or that of one above
+        own = isinstance(session_id, OwnSession)  # this call's, or that of one above
+        if own:
             session_id.forget[agent] = partial(agent.forget, session_id)
-        require_again(agent, session_id)
-        agent.tool_sessions.enter(session_id)
+        self.begin(agent, session_id)
         CALLS.set((*CALLS.get(), object()))  # one attempt of this call
-        if agent.approve is not None:
-            APPROVE.set(agent.approve)  # in the context of this call and what is below
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
         steering, above = self.steering(), STEERING.get()
         steering.above = None if above is steering else above
@@ -161,16 +222,16 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         received = [await before.run(agent, each, session_id) for each in self._messages]
         kept = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
         try:
-            above = ROUND.get()
-            if above is not None and named is not None and agent.memory.messages(named):
-                above.require(agent, named)
-            saying = agent.forward(*kept, session_id=session_id, **self._options)
-            said = await require_awaitable(saying, agent, "forward")
-            if isinstance(said, str):
-                said = AgentMessage(content=said, sender=agent.name)
-            elif not isinstance(said, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"forward of {agent.name} gave {said!r:.200}, no message or text")
-            answer = agent.memory.add(said, session_id=session_id)[0]
+            outer = OUTER_SESSION.get()
+            if outer is not None and not own and agent.memory.messages(session_id):
+                outer.require(agent, session_id)
+            answering = agent.forward(*kept, session_id=session_id, **self._options)
+            reply = await require_awaitable(answering, agent, "forward")
+            if isinstance(reply, str):
+                reply = AgentMessage(content=reply, sender=agent.name)
+            elif not isinstance(reply, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"forward of {agent.name} gave {reply!r:.200}, no message or text")
+            answer = agent.memory.add(reply, session_id=session_id)[0]
         except BaseException:
             agent.memory.retract(kept, session_id)
             raise
@@ -181,51 +242,49 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         return answer
 
 
-class KeptCall(AgentCall[F], Generic[F], internal=True):
-    """A call in a session that a journal keeps; what it does is below a node of that session's."""
+class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
+    """A call in a session that a journal stores; its work is below a node of that session."""
 
-    # While the call is made.
+    # While the call runs.
     session: Session | None = None
 
     async def task(self) -> AgentMessage[F]:
-        """Let the session make it, unless it is a part of a call of that."""
-        above = ROUND.get()
+        """Let the session make the call, unless it is a part of a call in it."""
+        above = OUTER_SESSION.get()
         if above is not None and above.agent is self.agent:
             return await super().task()
-        sessions = self.agent.kept_sessions()
+        sessions = self.agent.journal_sessions()
         return await sessions.call(self, self._messages, self.session_id, self._options)
 
     async def suspend(self) -> None:
-        """Let tools that are under way come to their end, before all is cancelled."""
+        """Let running tools end, before all is cancelled."""
         if self.session is not None:
             await self.session.suspend()
 
 
 async def run_in_tree(
-    node: Node[T],
-    parent: Node[Any] | None = None,
-    *,
-    timeout: float | None = None,
-    limits: NodeLimits | None = None,
+    node: Node[T], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
 ) -> T:
-    """Run a node as a child of `parent` or the current one, else under a commander of its own.
+    """Run a node as a child of `parent` or the current node, else under a commander of its own.
 
-    So it does in a tree of another loop, whose limits hold all the same. Cancelling this call
-    cancels the node and waits for its end.
+    In a tree of another loop it has a commander of its own too, and the limits there hold.
+    `options` are those of `call_handler`. Cancelling this call cancels the node and waits for its
+    end.
     """
+    options["claim"] = True
     if parent is None:
         parent = parent_here()
     if parent is None:
         async with Commander() as commander:
-            # Not `run`, which would cancel the node: that the block is left decides nothing of it.
-            commander.call_handler(node, claim=True, timeout=timeout, limits=limits)
+            # Not `run`, which would cancel the node: leaving the block cancels it in its own way.
+            commander.call_handler(node, **options)
             try:
                 return await node
             except asyncio.CancelledError:
-                if isinstance(node, KeptCall):
+                if isinstance(node, JournalCall):
                     await node.suspend()
                 raise
-    parent.call_handler(node, claim=True, timeout=timeout, limits=limits)
+    parent.call_handler(node, **options)
     try:
         return await node
     except asyncio.CancelledError:
@@ -235,21 +294,17 @@ async def run_in_tree(
 
 
 async def stream_call(
-    call: Node[Any],
-    parent: Node[Any] | None = None,
-    *,
-    timeout: float | None = None,
-    limits: NodeLimits | None = None,
+    call: Node[Any], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
 ) -> AsyncGenerator[AgentMessage, None]:
-    """Run a call or a conversation and give all that is said in it, then raise its failure.
+    """Run a call or a conversation and give all its messages, then raise its failure.
 
-    Who listens already, as where this is read inside an agent's `forward`, hears it too.
+    Listeners further out, as where this is read inside an agent's `forward`, receive them too.
     """
     feed = Feed(LISTENER.get())
 
     async def run_and_end() -> None:
         try:
-            await run_in_tree(call, parent, timeout=timeout, limits=limits)
+            await run_in_tree(call, parent, **options)
         finally:
             feed.end()
 

@@ -1,4 +1,4 @@
-"""What a call had said and done when it was cut, read from the rows that it has left."""
+"""An interrupted call: its messages, tool calls and results, read from its journal entries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...messages import Message
 from ...messages.kept import read_message
 from ...tools import ToolResult
 from ._executor import INTERRUPTED
-from ._memory import read_records
 from ._message import TOOLS, AgentMessage
+from ._state import read_records
 
 if TYPE_CHECKING:
     from ...store import RunView

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Self, cast
 
 from ...commander import Node, NodeCancelled
-from ...commander.kinds import require
+from ...commander.kinds import checked
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
 from ...tools.calls import NOBODY, CallNode, start_call
@@ -51,6 +51,7 @@ class ToolExecutor:
     agent makes it, elsewhere to session 0.
     """
 
+    @checked
     def __init__(
         self,
         tools: Iterable[AnyTool | Toolkit],
@@ -65,7 +66,6 @@ class ToolExecutor:
         self._aliases: dict[str, AnyTool | None] = {}
         self._before = Hooks()
         self._after = Hooks()
-        require(tools, Iterable, "tools must be a list of tools and toolkits")
         for item in tools:
             self.add(item)
 

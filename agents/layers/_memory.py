@@ -1,60 +1,42 @@
-"""`Memory`: what an agent has heard and said, each session for itself."""
+"""`Memory`: the messages of an agent, in separate sessions."""
 
 from __future__ import annotations
 
-import json
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
-from copy import copy
-from dataclasses import fields, is_dataclass
 from itertools import takewhile
-from math import isfinite
-from operator import is_
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
-
 from ...backends import Backend
-from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
-from ...commander.kinds import FUNCTION, require
+from ...commander.errors import BadResponse, ContextTooLong
+from ...commander.kinds import checked, passes_with
 from ...commander.scope import Attempt, scope_here
 from ...messages import Message, Part, Request
-from ...messages.text import encodable
-from ...tools import ToolResult
 from ...tools.sessions import do_all
-from ._message import TOOLS, AgentMessage, copy_message, has_run
-from ._parsers import Parser
+from ._message import AgentMessage, copy_message, has_run
+from ._state import json_value, read_records, saved_fields
 
 __all__ = [
     "CALLS",
-    "OWN",
     "Memory",
     "OwnSession",
     "SessionId",
     "SummaryMemory",
     "ask_summary",
     "cut_middle",
-    "fit_json",
-    "fit_keys",
     "message_tokens",
-    "read_again",
-    "read_records",
-    "saved_fields",
 ]
 
 SessionId: TypeAlias = int | str
 
 
 class OwnSession(str):
-    """A session that nobody has named: it ends with what has it, a call or a nameless person.
+    """A session without a name of the user's: it ends with its owner, a call or a nameless person.
 
-    Its name is another one in each life of a durable run, so it says nothing of who is called: what
-    has slots is not written among a node's inputs.
+    Its name differs in each execution of a durable run, so no node's identity may contain it:
+    objects with slots are not.
     """
 
     __slots__ = ("forget",)
@@ -64,7 +46,7 @@ class OwnSession(str):
         return super().__new__(cls, prefix + uuid4().hex)
 
     def __init__(self, prefix: str = "") -> None:
-        # What to do at its end, by the agent that remembers.
+        # Functions to call at its end, by the agent that remembers.
         self.forget: dict[object, Callable[[], object]] = {}
 
     def end_with(self, owner: object) -> None:
@@ -72,7 +54,7 @@ class OwnSession(str):
         weakref.finalize(owner, self.end).atexit = False
 
     def end(self) -> None:
-        """Let all agents that were asked in it forget it; failures are raised when all have."""
+        """Let all its agents forget it; failures are raised when all have."""
         do_all(self.forget.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,16 +62,14 @@ class OwnSession(str):
 
 
 CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", default=())
-"""The calls of agents in which this runs, the outermost first; nodes hand them down."""
+"""The calls of agents around this, the outermost first; nodes inherit them."""
 
-# Where a message keeps the calls in which it was added; what is no field is neither saved nor
-# compared.
+# Attributes of a message that are no fields, so that they are neither saved nor compared: the calls
+# in which it was added.
 ADDED_IN = "_added_in"
-# Likewise the attempt of a node, in a durable run, and what a summary has replaced there.
+# In a durable run: the attempt of a node that added it, and the messages that a summary replaced.
 DONE_IN, INSTEAD_OF = "_done_in", "_instead_of"
 
-# In a saved state, beside the fields of a message: that its agent has said it.
-OWN = "own"
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
@@ -109,6 +89,7 @@ def message_tokens(message: AgentMessage) -> int:
     return 1 + len(message.text) // CHARACTERS_PER_TOKEN + parts
 
 
+@passes_with("add")
 class Memory:
     """Lists of messages, one for each `session_id`; sessions know nothing of each other.
 
@@ -123,6 +104,7 @@ class Memory:
     What is added is copied, so that nobody who changes a message changes another's memory.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -131,10 +113,6 @@ class Memory:
         max_tokens: int | None = None,
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
-        require(recent_n, int | None, "recent_n must be a number of messages or None")
-        require(max_tokens, int | None, "max_tokens must be a number of tokens or None")
-        require(filter, FUNCTION | None, "filter must be a function or None")
-        require(count, FUNCTION, "count must be a function")
         if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
             raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
         self.recent_n = recent_n
@@ -145,13 +123,13 @@ class Memory:
 
     @property
     def sessions(self) -> list[SessionId]:
-        """The sessions in which something was said, in the order in which they began."""
+        """The sessions that have messages, in the order in which they began."""
         return [session for session, messages in self._sessions.items() if messages]
 
     def add(
         self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
-        """Append messages, a plain string being the user's; return them as they are kept."""
+        """Append messages, a plain string being the user's; return the stored copies."""
         kept = [copy_message(message) for message in messages]
         scope = scope_here()
         for each in kept:
@@ -180,10 +158,10 @@ class Memory:
         return list(self._all(session_id))
 
     def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
-        """Take back what `add` returned, unless more was added after it; say if it was so.
+        """Take back what `add` returned, unless more was added after it; return whether it was so.
 
-        Inside an agent's call that is what the call has added itself: what others have added to the
-        session meanwhile stays, and is no reason to keep this.
+        Inside an agent's call only what the call has added itself counts as more: what others have
+        added to the session stays, and is no reason to keep this.
         """
         kept, ids = self._all(session_id), {id(each) for each in messages}
         own = [place for place, each in enumerate(kept) if id(each) in ids]
@@ -195,9 +173,9 @@ class Memory:
         return True
 
     def retract_answers(self, session_id: SessionId = 0) -> None:
-        """Take back what the agent's call around this has added, except for calls of tools.
+        """Take back what the agent's call around this has added, except for tool calls.
 
-        These have run, so they stay, with what came before them. What others have added to the
+        These have run, so they stay, with the messages before them. What others have added to the
         session stays as well.
         """
         own = [each for each in self._all(session_id) if _is_added_here(each)]
@@ -205,11 +183,11 @@ class Memory:
         self.retract([*answers], session_id)
 
     def drop_cut(self, session_id: SessionId) -> bool:
-        """Forget what a later life of the durable run around this would not come to again.
+        """Forget messages that the durable run around this would not have after a restart.
 
-        That is what was said in a node that was cancelled, that took too long or that has another
-        attempt now, or in an earlier life in this process. Says whether all the rest is said again:
-        what a job has said whose result is kept is not.
+        They were added in a node that was cancelled, timed out or has another attempt now, or in
+        an earlier execution in this process. Returns whether the restarted run adds all others
+        again: it does not add those of a job whose result is stored.
         """
         if (scope := scope_here()) is None:
             return True
@@ -222,7 +200,7 @@ class Memory:
                 ends.add(end)
                 if end != "cut":
                     yield each
-                else:  # what it has replaced is there again
+                else:  # the messages that it replaced are there again
                     yield from left(vars(each).get(INSTEAD_OF, ()))
 
         if self._all(session_id):
@@ -230,7 +208,7 @@ class Memory:
         return "kept" not in ends
 
     def settle(self, session_id: SessionId) -> None:
-        """Take note that each life is told all that was said so far, as it stands in a journal."""
+        """Note that each execution has all messages so far, because a journal stores them."""
         for each in self._all(session_id):
             vars(each).pop(DONE_IN, None)
             vars(each).pop(INSTEAD_OF, None)
@@ -240,26 +218,26 @@ class Memory:
         self._sessions.pop(session_id, None)
 
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
-        """Return all of a session as plain JSON values; what is not JSON is written as text."""
+        """Return all of a session as plain JSON values; other values become text."""
         said = self._all(session_id)
         return json_value([dict(saved_fields(message)) for message in said])
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
-        """Put what `save` returned in the place of a session.
+        """Replace a session by what `save` returned.
 
         Raises `ConfigurationError` for anything else, and leaves the session as it was.
         """
         self.replace(read_records(records), session_id)
 
     def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
-        """Put messages in the place of a session."""
+        """Replace a session by messages."""
         kept = [copy_message(message) for message in messages]
         self.reset(session_id)
         if kept:
             self._sessions[session_id] = kept
 
     async def prepare(self, session_id: SessionId) -> None:
-        """Make room in a session before a model is asked; here there is nothing to do."""
+        """Make room in a session before a request; here nothing is to do."""
 
     def _all(self, session_id: SessionId) -> list[AgentMessage]:
         return self._sessions.get(session_id, [])
@@ -286,26 +264,19 @@ def _is_added_here(message: AgentMessage) -> bool:
     return vars(message).get(ADDED_IN, ())[: len(calls)] == calls
 
 
-def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
-    """Yield the fields to write: the last two, which earlier versions lack, only where set."""
-    for name, value in message:
-        if name != "usage" and (value or name not in ("reasoning", "provider_items")):
-            yield name, value
-
-
 class SummaryMemory(Memory):
     """Replaces the beginning of a session by a summary once it is over `max_tokens`.
 
-    Before a model is asked, all but the newest messages, of at most half as many tokens, are given
-    to `backend`; its summary stands in their place, as a message of type "summary" by "memory".
-    `save` then has the summary too: what it replaced is forgotten. If the summary fails, so does
-    the call that needed it, and the memory stays as it was.
+    Before a request `backend` summarises all but the newest messages, which have at most half as
+    many tokens. A message of type "summary" by "memory" replaces the summarised ones, also in
+    `save`. If the summary fails, so does the call that needed it, and the memory stays as it was.
 
-    What `filter` refuses is neither counted nor summarised, and stays in the memory; it is not
-    asked about summaries, which the model always reads. What is too long for the context of
-    `backend` is summarised in parts, and one message that is too long loses its middle.
+    Messages that `filter` refuses are neither counted nor summarised, and stay in the memory. The
+    model always reads summaries, whatever `filter` says. Messages too long for the context of
+    `backend` are summarised in parts, and a single one that is too long loses its middle.
     """
 
+    @checked
     def __init__(
         self,
         backend: Backend,
@@ -317,8 +288,6 @@ class SummaryMemory(Memory):
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         super().__init__(filter=filter, count=count)
-        require(backend, Backend, "backend must be one that connect(...) makes", like="stream")
-        require(max_tokens, int, "max_tokens must be a number of tokens")
         self.backend = backend
         self.limit = max_tokens
         self.prompt = prompt
@@ -362,7 +331,7 @@ class SummaryMemory(Memory):
             messages.insert(places[0], summary)
 
     async def _summarise(self, said: list[str]) -> str:
-        """Return a summary of what was said, made of those of its halves if it is too long."""
+        """Return a summary of messages, made of those of their halves if they are too long."""
         try:
             return await ask_summary(
                 self.backend, self.prompt, "\n\n".join(said), cut=len(said) == 1
@@ -380,12 +349,12 @@ def _is_summary(message: AgentMessage) -> bool:
 
 
 def _with_notes(message: AgentMessage) -> str:
-    """Return what was said, with a note for each image and file that nobody sees any more."""
+    """Return a message's text, with a note for each image and file that is lost."""
     return "\n".join([message.text, *(part.text or f"[{part.about}]" for part in message.parts)])
 
 
 async def ask_summary(backend: Backend, prompt: str, text: str, *, cut: bool = True) -> str:
-    """Return what a model makes of `text`; raise `BadResponse` if that is nothing.
+    """Return a model's summary of `text`; raise `BadResponse` for an empty one.
 
     A text that does not fit the model's context loses its middle until it does, or, without `cut`,
     is a `ContextTooLong`.
@@ -406,127 +375,3 @@ def cut_middle(text: str) -> str | None:
     """Return a text without its middle, about half as long; None if it is short already."""
     keep = len(text) // 4
     return None if len(text) <= SHORTEST else text[:keep] + LEFT_OUT + text[-keep:]
-
-
-def json_value(value: object) -> Any:
-    """Return what JSON keeps of a value."""
-    try:
-        made = to_jsonable_python(value, fallback=str, bytes_mode="base64")
-    except ValueError as error:
-        if SURROGATE not in str(error):
-            raise
-        fitted = fit_keys(value)
-        made = to_jsonable_python(fitted, fallback=str, bytes_mode="base64")
-    try:  # nearly all fits, which is found out many times faster than it is walked through
-        json.dumps(made, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError:
-        return fit_json(made)
-    return made
-
-
-def fit_json(value: Any) -> Any:
-    """Return JSON values as every reader of JSON takes them.
-
-    It has no infinity, which is written as text, as pydantic reads it, and no UTF-8 has half a
-    surrogate pair, as an environment or a person may send one: it becomes U+FFFD.
-    """
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, float) and not isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return _fit_items(cast("dict[Any, Any]", value), fit_json)
-    if isinstance(value, list):
-        return [fit_json(each) for each in cast("list[Any]", value)]
-    return value
-
-
-SURROGATE = "surrogates not allowed"  # as Python says it
-
-
-def fit_keys(value: Any) -> Any:
-    """Return a value whose mappings have keys that pydantic can write: no half surrogate pairs.
-
-    What has none is the same object.
-    """
-    if isinstance(value, dict):
-        given = cast("dict[Any, Any]", value)
-        named = _fit_items(given, fit_keys)
-        return given if _same(named, given) and _same(named.values(), given.values()) else named
-    if isinstance(value, list | tuple | deque):
-        row = cast("Iterable[Any]", value)
-        items = [fit_keys(each) for each in row]
-        if _same(items, row):
-            return row
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, BaseModel):
-        changed = {name: fit for name, each in value if (fit := fit_keys(each)) is not each}
-        return value.model_copy(update=changed) if changed else value
-    if is_dataclass(value) and not isinstance(value, type):
-        declared = {each.name: getattr(value, each.name, None) for each in fields(value)}
-        changed = {
-            name: fit for name, each in declared.items() if (fit := fit_keys(each)) is not each
-        }
-        fitted = copy(value) if changed else value
-        for name, fit in changed.items():
-            object.__setattr__(fitted, name, fit)
-        return fitted
-    return value
-
-
-def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    return all(map(is_, one, other))
-
-
-def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, Any]:
-    """Return a mapping with keys that JSON takes; two that become one text stay two."""
-    fitted: dict[Any, Any] = {}
-    for key, each in value.items():
-        if isinstance(key, str) and (name := encodable(key)) is not key:
-            while name in value or name in fitted:
-                name += "\N{REPLACEMENT CHARACTER}"
-            key = name
-        fitted[key] = fit(each)
-    return fitted
-
-
-def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:
-    """Return what `parser` had made of a reply, `saved` being what JSON has kept of it.
-
-    Not all can be read from that: fields may have other names there, or none. So it is what the
-    reply means, if that is what was saved. Raises `ValueError` if neither can be.
-    """
-    with suppress(ValueError):  # an agent of the user's own may have made it of something else
-        made = (parser.parse_cut if cut else parser.parse)(text)
-        if json_value(made) == saved:
-            return made
-    return parser.restore(saved)
-
-
-def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
-    """Return the messages that were saved; raise `ConfigurationError` if they were not."""
-    messages: list[AgentMessage] = []
-    try:
-        if not isinstance(records, (list, tuple)):
-            raise TypeError(f"a list of messages was expected, not {records!r:.200}")
-        for record in cast("Sequence[Mapping[str, Any]]", records):
-            if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"a message was expected, not {record!r:.200}")
-            # By itself pydantic would make a message of anything, and drop what it does not know.
-            if unknown := record.keys() - {*AgentMessage.model_fields, OWN}:
-                raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
-            if "content" not in record:
-                raise ValueError("a message has a 'content'")
-            message: AgentMessage = AgentMessage.model_validate(record)
-            if message.type == TOOLS:
-                parts = [Message.model_validate(part) for part in message.formatted]
-                message.formatted = [
-                    ToolResult.model_validate(saved) if part.role == "tool" else part
-                    for part, saved in zip(parts, message.formatted, strict=True)
-                ]
-            messages.append(message)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"this is not a saved memory ({str(error).splitlines()[0]})"
-        ) from error
-    return messages

@@ -1,21 +1,21 @@
-"""Parsers: what an agent's model has said becomes what it means."""
+"""Parsers: turn a model's reply into a value."""
 
 from __future__ import annotations
 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from ...commander.kinds import passes_with
 from ...messages.options import StrictSchema
-from ._strict import strict_schema
 
-__all__ = ["JsonParser", "Parser", "StringParser"]
+__all__ = ["JsonParser", "Parser", "StringParser", "strict_schema"]
 
 T = TypeVar("T")
 
@@ -26,28 +26,29 @@ _FENCE = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")  # for the name of a schema
 
 
+@passes_with("parse")
 class Parser(ABC, Generic[T]):
-    """Reads a reply; what `parse` returns becomes the message's `formatted`.
+    """Reads a reply; the result of `parse` becomes the message's `formatted`.
 
     `retries` is how often the model may try again after a `ValueError` of `parse`, whose text it
-    is told.
+    reads.
     """
 
     retries: int = 0
 
     @abstractmethod
     def parse(self, text: str) -> T:
-        """Return what a whole reply means; raise `ValueError` with a text that a model can use."""
+        """Return the value of a complete reply; raise `ValueError` with a text for the model."""
 
     def parse_cut(self, text: str) -> T:
-        """Return what a reply means that was cut off, at its greatest length or by a filter.
+        """Return the value of a reply that was cut off, by a limit or by a filter.
 
-        As `parse` does, here.
+        Here as `parse` does.
         """
         return self.parse(text)
 
     def instruction(self) -> str:
-        """Return what the model is told about the form of its replies, "" for nothing."""
+        """Return the instruction to the model on the form of its replies, "" for none."""
         return ""
 
     def options(self) -> dict[str, Any]:
@@ -55,11 +56,11 @@ class Parser(ABC, Generic[T]):
         return {}
 
     def whole(self, text: str) -> str:
-        """Return a reply of which stop words may have cut the end, as it was meant."""
+        """Return a reply with the end that a stop word may have cut."""
         return text
 
     def restore(self, saved: Any) -> T:
-        """Return what `parse` had returned from what a saved memory has kept of it."""
+        """Return the value of `parse` from its saved form."""
         return saved
 
 
@@ -184,9 +185,9 @@ def _faults(error: ValidationError | None) -> str:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Give what may be the JSON that is meant, the likeliest first.
+    """Give the texts that may be the JSON, the likeliest first.
 
-    All of the text, what is fenced, then the objects and lists in it, but for those in others.
+    All of the text, its fences, then the outermost objects and lists in it.
     """
     yield text
     if (answer := _without_reasoning(text)) != text:
@@ -211,9 +212,9 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _complete(text: str) -> Iterator[str]:
-    """Give what is complete of a reply that was cut off, and may be the JSON that is meant.
+    """Give the complete texts of a reply that was cut off that may be the JSON.
 
-    That is the value with which it begins, or else what stands in fences: each of them closed.
+    That is the value with which it begins, or else its closed fences.
     """
     text = _without_reasoning(text).strip()
     if text.startswith(("{", "[", '"')):
@@ -225,10 +226,76 @@ def _complete(text: str) -> Iterator[str]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return what stands behind a model's reasoning, whose first mark may be missing."""
+    """Return the text after a model's reasoning, whose first mark may be missing."""
     begin, end = "<think>", "</think>"
     if begin not in text.partition(end)[0]:
         text = text.partition(end)[2] or text
     while text.lstrip().startswith(begin):
         text = text.partition(end)[2]
     return text
+
+
+# What OpenAI documents for `"strict": true`; any other keyword makes it refuse the request.
+KEYWORDS = frozenset(
+    (
+        *("$defs", "$ref", "type", "title", "description", "enum", "const", "anyOf"),
+        *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
+        *("pattern", "format", "multipleOf"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    )
+)
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
+)
+NOTES = frozenset(("default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"))
+
+
+class _NotStrictError(Exception):
+    """A schema says what a strict one cannot."""
+
+
+def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a schema of the same values that can be sent with `"strict": true`; None if none is.
+
+    Its objects have their properties and no others, each of them required: the model writes out
+    what has a default. It is None for a schema that is no object at its root, has free keys, leaves
+    a value open or has keywords that strict servers refuse.
+    """
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+    root = schema
+    if "$ref" in schema:  # a model that contains itself
+        name = str(schema["$ref"]).removeprefix("#/$defs/")
+        root = {**definitions.get(name, {}), "$defs": definitions}
+    if root.get("type") != "object":
+        return None
+    try:
+        return _strict(root)
+    except _NotStrictError:
+        return None
+
+
+def _strict(schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or not schema:
+        raise _NotStrictError  # true, or any value
+    given = dict(cast("Mapping[str, Any]", schema))
+    if "$ref" in given:
+        return {"$ref": given["$ref"]}
+    if given.keys() >= {"oneOf", "discriminator"}:  # its cases exclude each other anyway
+        given["anyOf"] = given.pop("oneOf")
+        del given["discriminator"]
+    made = {name: each for name, each in given.items() if name not in NOTES}
+    open_ended = not made.keys() & {"type", "anyOf", "enum", "const"}
+    if open_ended or not made.keys() <= KEYWORDS or made.get("format", "date") not in FORMATS:
+        raise _NotStrictError
+    for name in ("$defs", "properties"):
+        if name in made:
+            made[name] = {key: _strict(each) for key, each in made[name].items()}
+    if "anyOf" in made:
+        made["anyOf"] = [_strict(each) for each in made["anyOf"]]
+    if made.get("type") == "array":
+        made["items"] = _strict(made.get("items"))
+    if made.get("type") == "object":
+        if made.get("additionalProperties", False) is not False or "properties" not in made:
+            raise _NotStrictError
+        made |= {"required": [*made["properties"]], "additionalProperties": False}
+    return made

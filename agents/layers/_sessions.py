@@ -1,9 +1,9 @@
-"""Sessions of an agent that are kept in a journal: `Agent(journal=...)`.
+"""Sessions of an agent that a journal stores: `Agent(journal=...)`.
 
-A session is a run that stays open, by the name "AGENT/SESSION", and each call one of its calls. It
-is claimed for as long as a call lasts. Beside what the store keeps of any run, a call's rows say
-what it was called with and how it has changed the memories of the agent and of all below it; so the
-memories are put together again from the rows.
+A session is a run that stays open, named "AGENT/SESSION", and each call is one of its calls. The
+process holds a lease on the run during a call. The entries of a call are those of any run, its
+messages and options, and how it changed the memories of the agent and of all agents below it. So
+the memories are restored from the entries.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from ...commander import current_node
 from ...commander.errors import ConfigurationError
 from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
-from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
+from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
 from ._cut import read_cut
-from ._memory import SessionId, json_value, read_records, saved_fields
+from ._memory import SessionId
 from ._message import AgentMessage
+from ._state import json_value, read_records, saved_fields
 from ._steer import Steering
 from ._stream import LISTENER
-from ._usage import add_usage
 
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["KeptSessions", "run_id_of"]
+
+__all__ = ["JournalSessions", "run_id_of"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -39,14 +40,14 @@ State: TypeAlias = dict[str, list[dict[str, Any]]]
 """The memories of a session by the paths of their agents, as `save_memories` gives them."""
 
 Changes: TypeAlias = dict[str, list[Any]]
-"""How they have changed, by path: from which message on, how many are gone, which came instead."""
+"""How memories have changed, by path: the first message, how many are gone, and the new ones."""
 
-# What `save` writes of a message about which nothing has been said.
+# The saved fields of a message that has no values of its own.
 DEFAULTS: Mapping[str, Any] = json_value(dict(saved_fields(AgentMessage())))
 
 
 class _Known(NamedTuple):
-    """What the memories here had of a session when its journal had so many rows."""
+    """The memories of a session as they were when its journal had so many rows."""
 
     rows: int
     state: State
@@ -56,11 +57,11 @@ def run_id_of(agent: str, session_id: SessionId) -> str:
     """Return the name of the run that a session is."""
     session = str(session_id)
     if isinstance(session_id, str) and (session.lstrip("+-").isdigit() or session[:1] in "'\""):
-        session = repr(session_id)  # another one than the number's
+        session = repr(session_id)  # not the number's
     return f"{agent}/{session}"
 
 
-class KeptSessions:
+class JournalSessions:
     """The sessions of one agent."""
 
     def __init__(self, agent: Agent[Any], journal: str | Journal) -> None:
@@ -70,10 +71,9 @@ class KeptSessions:
             )
         self._agent = agent
         self.journal = journal
-        # What the memories here have of the journal; None during a call, and after one that was
-        # cut.
+        # The memories as the journal has them; None during a call, and after an interrupted one.
         self._known: dict[SessionId, _Known | None] = {}
-        # The sessions that are in use here, and whether each is to be forgotten after that.
+        # The sessions in use here, and whether each is to be forgotten after that.
         self._busy: dict[SessionId, bool] = {}
         # One call after the other in each session, in each loop.
         self._turns: WeakKeyDictionary[
@@ -82,81 +82,73 @@ class KeptSessions:
 
     async def call(
         self,
-        node: KeptCall[Any],
+        node: JournalCall[Any],
         messages: Sequence[AgentMessage],
         session_id: SessionId,
         options: Mapping[str, Any],
     ) -> AgentMessage[Any]:
-        """Make a call below `node`, when one that was cut has come to its end."""
+        """Make a call below `node`, after the end of an interrupted one."""
         inputs = {"messages": [_write(each) for each in messages], "options": dict(options)}
-        async with self._taken(session_id) as session:
+        async with self._opened(session_id) as session:
             node.session = session
             session.learn_keys(*(each.backend for each in self._agent.named_agents().values()))
             inputs = session.without_keys(inputs)
-            self._read(session, session_id)
-            last = session.calls[-1] if session.calls else None
-            if last is not None and not last.over:
+            last = _interrupted(session)
+            if last is not None:
                 same = {**last.inputs, "before": None} == {**inputs, "before": None}
                 if same and not last.cancelled:
                     return await self._make(session, last, session_id, node.steering())
                 await self._finish(session, last, session_id)
-            known = self._known.get(session_id)
-            here = self._agent.save_memories(session_id)
-            inputs["before"] = _differences({} if known is None else known.state, here)
+            inputs["before"], here = self._changes(session_id)
             call = session.begin(inputs)
             return await self._make(session, call, session_id, node.steering(), here)
 
     def is_busy(self, session_id: SessionId) -> bool:
-        """Say whether a session is in use, so that it can be forgotten only after that: it is."""
+        """Return whether a session is in use; then it is forgotten after that."""
         if session_id not in self._busy:
             return False
         self._busy[session_id] = True
         return True
 
-    def let_go(self, session_id: SessionId) -> None:
-        """Take note that the memory here has nothing of a session any more."""
+    def note_forgotten(self, session_id: SessionId) -> None:
+        """Note that the agent's memory has nothing of a session any more."""
         self._known.pop(session_id, None)
         left = self._agent.save_memories(session_id)
         if any(left.values()):  # in agents below
             self._known[session_id] = _Known(-1, left)
 
     async def recall(self, session_id: SessionId) -> None:
-        """Let the memories have what the journal has of a session."""
-        async with self._taken(session_id) as session:
-            self._read(session, session_id)
+        """Restore the memories of a session from the journal."""
+        async with self._opened(session_id):
+            pass
 
     async def keep(self, session_id: SessionId) -> None:
-        """Write at once how the memory here differs from what the journal has of a session."""
-        async with self._taken(session_id) as session:
-            self._read(session, session_id)
-            if session.calls and not session.calls[-1].over:
+        """Store at once how the memories differ from the journal's."""
+        async with self._opened(session_id) as session:
+            if _interrupted(session) is not None:
                 raise ConfigurationError(
                     f"the last call of {session.run_id} was cut: let it go on, or end it by"
                     " stop_cut(), before its memory is changed"
                 )
-            known = self._known.get(session_id)
-            here = self._agent.save_memories(session_id)
-            before = _differences({} if known is None else known.state, here)
+            before, here = self._changes(session_id)
             if before:
                 call = session.begin({"messages": [], "options": {}, "before": before})
                 await session.end(call)
             self._known[session_id] = _Known(session.rows, here)
 
     async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
-        """Return what the call was asked that was cut in a session; None if none was."""
-        async with self._taken(session_id) as session:
-            self._read(session, session_id)
-            last = session.calls[-1] if session.calls else None
-            if last is None or last.over or last.cancelled:
+        """Return the messages of the interrupted call of a session; None if there is none."""
+        async with self._opened(session_id) as session:
+            last = _interrupted(session)
+            if last is None or last.cancelled:
                 return None
             return read_records(last.inputs["messages"])
 
     async def stop_cut(self, session_id: SessionId) -> bool:
-        """End the call that was cut, as it stands, and remember what it had said and done."""
-        async with self._taken(session_id) as session:
-            self._read(session, session_id)
-            last = session.calls[-1] if session.calls else None
-            if last is None or last.over:
+        """End the interrupted call of a session as it is, and remember what it had done."""
+        async with self._opened(session_id) as session:
+            last = _interrupted(session)
+            if last is None:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.ended:
@@ -171,12 +163,18 @@ class KeptSessions:
             self._known[session_id] = _Known(session.rows, agent.save_memories(session_id))
             return True
 
+    def _changes(self, session_id: SessionId) -> tuple[Changes, State]:
+        """Return how the memories differ from the journal's, and the memories."""
+        known, here = self._known.get(session_id), self._agent.save_memories(session_id)
+        return _differences({} if known is None else known.state, here), here
+
     @asynccontextmanager
-    async def _taken(self, session_id: SessionId) -> AsyncGenerator[Session]:
+    async def _opened(self, session_id: SessionId) -> AsyncGenerator[Session]:
+        """Acquire the lease of a session and restore its memories, alone in this loop."""
         if scope_here() is not None:
             raise ConfigurationError(
                 f"{self._agent.name} keeps its sessions in a journal of its own, and is called"
-                " inside a durable run, which keeps what is done below it: call it outside, or use"
+                " inside a durable run, which stores all work below it: call it outside, or use"
                 " one without journal="
             )
         turns = self._turns.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
@@ -189,25 +187,26 @@ class KeptSessions:
                 session = await stack.enter_async_context(given.session(name))
                 self._busy[session_id] = False
                 try:
+                    self._read(session, session_id)
                     yield session
                 finally:
                     if self._busy.pop(session_id):
                         self._agent.forget(session_id)
 
     async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
-        """Let a call that was cut come to its end; nobody listens any more."""
+        """Let an interrupted call end, without listeners."""
         logger.info("%s finishes a call that was cut, before the next", session.run_id)
         token, steering = LISTENER.set(None), Steering()
         try:
             await self._make(session, call, session_id, steering)
-        except Exception:  # the call has failed, which the next one need not hear
+        except Exception:  # the next call does not fail for it
             if not call.over:
-                raise  # nothing can be kept
+                raise  # nothing can be stored
             logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
         finally:
             LISTENER.reset(token)
-        if left := len(steering.unheard):
-            logger.warning("%s was told %d messages that no request had", session.run_id, left)
+        if left := len(steering.undelivered):
+            logger.warning("%s: no request delivered %d steering messages", session.run_id, left)
 
     async def _make(
         self,
@@ -215,50 +214,49 @@ class KeptSessions:
         call: SessionCall,
         session_id: SessionId,
         steering: Steering,
-        start: State | None = None,  # what is remembered now, if that is known
+        start: State | None = None,  # the memories now, if known
     ) -> AgentMessage[Any]:
-        agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
+        agent, listener, codec = self._agent, LISTENER.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
         start, ended = agent.save_memories(session_id) if start is None else start, call.ended
         for each in agent.named_agents().values():
             each.memory.settle(session_id)
 
         async def work() -> AgentMessage[Any]:
-            nonlocal heard
-            heard = None  # the call itself tells it
-            ROUND.set(KeptSession(agent, session_id))
-            said = None
+            nonlocal listener
+            listener = None  # the call itself puts its answer
+            OUTER_SESSION.set(OuterSession(agent, session_id))
+            record = None
             try:
-                made = AgentCall(agent, messages, session_id, options)
-                made.steer_by(steering)
+                made = AgentCall(agent, messages, session_id, options, steering)
                 answer = await run_in_tree(made)
-                said = json.loads(written.encode(answer))
+                record = json.loads(codec.encode(answer))
                 return answer
             finally:
                 changes = _differences(start, agent.save_memories(session_id))
-                session.keep(call, _refer(changes, call.inputs["messages"], said))
+                session.keep(call, _refer(changes, call.inputs["messages"], record))
 
         self._known[session_id] = None
         try:
-            answer = await session.make(call, current_node(), work, written)
+            answer = await session.make(call, current_node(), work, codec)
         finally:
             if call.over:
                 state = agent.save_memories(session_id)
                 if not ended and call.result is None:
-                    # It was cancelled: before it did anything in this life, or after its answer.
+                    # Cancelled before it did anything in this execution, or after its answer.
                     changes = _refer(_differences(start, state), call.inputs["messages"], None)
                     if changes != (call.kept or {}):
                         session.keep(call, changes)
                 self._known[session_id] = _Known(session.rows, state)
-        if heard is not None:
-            heard.put(answer)
+        if listener is not None:
+            listener.put(answer)
         return answer
 
     def _read(self, session: Session, session_id: SessionId) -> None:
-        """Let the memories have what the journal has."""
+        """Restore the memories from the journal, if it has changed."""
         agent, known = self._agent, self._known.get(session_id)
         if known is not None and known.rows == session.rows:
-            return  # what was added here since then is written with the next call
+            return  # messages added here since then are stored with the next call
         here = agent.save_memories(session_id)
         state: State = {}
         for call in session.calls:
@@ -266,10 +264,10 @@ class KeptSessions:
             if call.ended:
                 _apply(state, _refer_back(call))
         before = known.state if known is not None else {}
-        added = _differences(before, {path: said for path, said in here.items() if said})
+        added = _differences(before, {path: records for path, records in here.items() if records})
         if (known is not None or session_id not in self._known) and added:
             if not session.calls:
-                return  # it begins with what was remembered here
+                return  # it begins with the messages here
             if _differences(state, here):
                 raise ConfigurationError(
                     f"the journal has a session {session.run_id!r}, and its memory here is another:"
@@ -285,18 +283,24 @@ class KeptSessions:
         self._known[session_id] = _Known(session.rows, state)
         spent = agent.spending.sessions[session_id] = {}
         for call in session.calls:
-            if call.over:  # else it is counted when it is
+            if call.over:  # else it is counted at its end
                 add_usage(spent, call.usage)
 
 
+def _interrupted(session: Session) -> SessionCall | None:
+    """Return the last call of a session if it has not ended, else None."""
+    last = session.calls[-1] if session.calls else None
+    return None if last is None or last.over else last
+
+
 class _Answer:
-    """How an agent's answer is written: what its parser made of it is made again."""
+    """Stores an agent's answer as JSON; its parser makes the `formatted` value again."""
 
     def __init__(self, agent: Agent[Any]) -> None:
         self._agent = agent
 
     def encode(self, value: AgentMessage[Any]) -> bytes:
-        """Return it as JSON; raise `NotStorable` for one that would come back as another."""
+        """Return it as JSON; raise `NotStorable` if it would be restored differently."""
         record = {**_record(value), "usage": json_value(value.usage)}
         data = json.dumps(record).encode()
         try:
@@ -308,7 +312,7 @@ class _Answer:
         return data
 
     def decode(self, data: bytes) -> AgentMessage[Any]:
-        """Return what was encoded."""
+        """Return the answer."""
         return self._agent.restore([json.loads(data)])[0]
 
 
@@ -325,7 +329,7 @@ def _record(message: AgentMessage) -> dict[str, Any]:
 
 
 def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what every message has that says nothing else."""
+    """Leave out fields that have their defaults."""
     return {
         name: value
         for name, value in record.items()
@@ -350,7 +354,7 @@ def _not_storable(what: str, message: AgentMessage) -> NotStorable:
 
 
 def _differences(before: Mapping[str, Any], now: State) -> Changes:
-    """Return what has changed: by path, from where on, how many are gone, and what came instead."""
+    """Return the changes between two states."""
     changes: Changes = {}
     for path, new in now.items():
         old = before.get(path, [])

@@ -1,32 +1,56 @@
-"""The saved memories of an agent and all below it: what is written, and how it is read again."""
+"""Saved memories, of one agent and of a tree of agents: messages as JSON, and back."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from ...commander.errors import ConfigurationError
+from ...messages import Message
 from ...messages.text import encodable
-from ._memory import OWN, read_records
+from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage
+from ._parsers import Parser
 
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["mark_own", "read_state"]
+__all__ = [
+    "fit_json",
+    "fit_keys",
+    "json_value",
+    "mark_own",
+    "read_again",
+    "read_records",
+    "read_state",
+    "saved_fields",
+]
 
 logger = logging.getLogger("anabranch.agents")
 
 # A key of a mapping as earlier releases wrote it into a path.
 _HALF = re.compile(r"\.([^.\[\]]*[\ud800-\udfff][^.\[\]]*)")
 
+# In a saved state, beside the fields of a message: that its agent has said it.
+OWN = "own"
+
+SURROGATE = "surrogates not allowed"  # as Python says it
+
 
 def mark_own(agent: Agent[Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark the messages that the agent has said, so that another of its place knows them."""
+    """Mark the agent's own messages, so that an agent with another name knows them."""
     for record in records:
         if record["sender"] == agent.name:
             record[OWN] = True
@@ -36,9 +60,9 @@ def mark_own(agent: Agent[Any], records: list[dict[str, Any]]) -> list[dict[str,
 def read_state(
     owner: Agent[Any], agents: Mapping[str, Agent[Any]], state: Mapping[str, Any], *, strict: bool
 ) -> tuple[dict[str, list[AgentMessage]], list[str]]:
-    """Return the messages that a state has for each of `agents`, and the paths of what was dropped.
+    """Return the messages of a state for each of `agents`, and the paths of dropped values.
 
-    With `strict` nothing is dropped: whatever does not fit is a `ConfigurationError`.
+    With `strict` nothing is dropped: a value that does not fit is a `ConfigurationError`.
     """
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"a state is a mapping, not {state!r:.200}")
@@ -70,7 +94,7 @@ def read_state(
 def _read_loosely(
     records: Any, key: str, drop: Callable[[str], object]
 ) -> list[AgentMessage | None]:
-    """Read what can be read of saved messages; None stands for one that cannot."""
+    """Read saved messages as far as they fit; None stands for one that does not."""
     if not isinstance(records, list | tuple):
         drop(key)
         return []
@@ -99,7 +123,7 @@ def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMes
 
 
 def _claim(agent: Agent[Any], messages: list[AgentMessage], own: list[bool]) -> None:
-    """Let the agent have what was said in its place, whatever name it had when it was saved."""
+    """Give the agent its own messages, whatever name it had when they were saved."""
     name = agent.name
     if any(mine and each.sender != name for each, mine in zip(messages, own, strict=True)):
         for each, mine in zip(messages, own, strict=True):
@@ -123,3 +147,131 @@ def _path_now(key: Any) -> Any:
     if not isinstance(key, str) or encodable(key) is key:
         return key
     return _HALF.sub(lambda found: f"[{found[1]!r}]", key)
+
+
+def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
+    """Yield the fields to write: the last two, which earlier versions lack, only where set."""
+    for name, value in message:
+        if name != "usage" and (value or name not in ("reasoning", "provider_items")):
+            yield name, value
+
+
+def json_value(value: object) -> Any:
+    """Return a value as JSON has it."""
+    try:
+        made = to_jsonable_python(value, fallback=str, bytes_mode="base64")
+    except ValueError as error:
+        if SURROGATE not in str(error):
+            raise
+        fitted = fit_keys(value)
+        made = to_jsonable_python(fitted, fallback=str, bytes_mode="base64")
+    try:  # nearly all values fit, and this is many times faster than a walk
+        json.dumps(made, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        return fit_json(made)
+    return made
+
+
+def fit_json(value: Any) -> Any:
+    """Return JSON values that every reader of JSON accepts.
+
+    It has no infinity, which is written as text, as pydantic reads it, and no UTF-8 has half a
+    surrogate pair, as an environment or a person may send one: it becomes U+FFFD.
+    """
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return _fit_items(cast("dict[Any, Any]", value), fit_json)
+    if isinstance(value, list):
+        return [fit_json(each) for each in cast("list[Any]", value)]
+    return value
+
+
+def fit_keys(value: Any) -> Any:
+    """Return a value whose mappings have keys that pydantic can write: no half surrogate pairs.
+
+    What has none is the same object.
+    """
+    if isinstance(value, dict):
+        given = cast("dict[Any, Any]", value)
+        named = _fit_items(given, fit_keys)
+        return given if _same(named, given) and _same(named.values(), given.values()) else named
+    if isinstance(value, list | tuple | deque):
+        row = cast("Iterable[Any]", value)
+        items = [fit_keys(each) for each in row]
+        if _same(items, row):
+            return row
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, BaseModel):
+        changed = {name: fit for name, each in value if (fit := fit_keys(each)) is not each}
+        return value.model_copy(update=changed) if changed else value
+    if is_dataclass(value) and not isinstance(value, type):
+        declared = {each.name: getattr(value, each.name, None) for each in fields(value)}
+        changed = {
+            name: fit for name, each in declared.items() if (fit := fit_keys(each)) is not each
+        }
+        fitted = copy(value) if changed else value
+        for name, fit in changed.items():
+            object.__setattr__(fitted, name, fit)
+        return fitted
+    return value
+
+
+def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    return all(map(is_, one, other))
+
+
+def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, Any]:
+    """Return a mapping with keys that JSON takes; two that become one text stay two."""
+    fitted: dict[Any, Any] = {}
+    for key, each in value.items():
+        if isinstance(key, str) and (name := encodable(key)) is not key:
+            while name in value or name in fitted:
+                name += "\N{REPLACEMENT CHARACTER}"
+            key = name
+        fitted[key] = fit(each)
+    return fitted
+
+
+def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:
+    """Return the value that `parser` had made of a reply, of which `saved` is the JSON.
+
+    Not every value can be made of its JSON: fields may have other names there, or none. So it is
+    parsed again, if that gives the same JSON. Raises `ValueError` if neither works.
+    """
+    with suppress(ValueError):  # an agent of the user's own may have made it of something else
+        made = (parser.parse_cut if cut else parser.parse)(text)
+        if json_value(made) == saved:
+            return made
+    return parser.restore(saved)
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
+    """Return the messages that were saved; raise `ConfigurationError` if they were not."""
+    messages: list[AgentMessage] = []
+    try:
+        if not isinstance(records, (list, tuple)):
+            raise TypeError(f"a list of messages was expected, not {records!r:.200}")
+        for record in cast("Sequence[Mapping[str, Any]]", records):
+            if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"a message was expected, not {record!r:.200}")
+            # By itself pydantic would make a message of anything, and drop what it does not know.
+            if unknown := record.keys() - {*AgentMessage.model_fields, OWN}:
+                raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
+            if "content" not in record:
+                raise ValueError("a message has a 'content'")
+            message: AgentMessage = AgentMessage.model_validate(record)
+            if message.type == TOOLS:
+                parts = [Message.model_validate(part) for part in message.formatted]
+                message.formatted = [
+                    ToolResult.model_validate(saved) if part.role == "tool" else part
+                    for part, saved in zip(parts, message.formatted, strict=True)
+                ]
+            messages.append(message)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"this is not a saved memory ({str(error).splitlines()[0]})"
+        ) from error
+    return messages

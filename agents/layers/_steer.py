@@ -1,4 +1,4 @@
-"""What a call is told while it is made, `AgentCall.steer`, and which request had it."""
+"""Steering: messages to a call while it runs, `AgentCall.steer`, and how requests deliver them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 from ...backends import Backend
 from ...commander.scope import Scope, scope_here
 from ...messages import Message, Part, Request
-from ._memory import json_value, read_records
 from ._message import AgentMessage, copy_message
+from ._state import json_value, read_records
 
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["STEERING", "Hearing", "Steering", "as_agent_message"]
+__all__ = ["STEERING", "Deliveries", "Steering", "as_agent_message"]
 
-STEERED = "steered"
+NOTE = "steered"  # the name of a call's notes in a journal
 
 
 def as_agent_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
-    """Return what an agent remembers of a message; raise `TypeError` for one that it did not hear.
+    """Return a steering message as an agent remembers it; raise `TypeError` if it is not a user's.
 
-    A model cannot be told by steering what it has said itself, nor what a tool gave.
+    A model's own replies and the results of tools cannot steer it.
     """
     if isinstance(message, Message) and message.role != "user":
         raise TypeError(f"a call is steered by messages of the user, not of the {message.role}")
     return copy_message(message)
 
 
-class Heard:
-    """Messages that one request had, of one call."""
+class Delivery:
+    """Messages of one call that one request delivers."""
 
     def __init__(self, steering: Steering, numbers: Sequence[int]) -> None:
         self._steering = steering
@@ -42,16 +42,17 @@ class Heard:
         """Return them as the model reads them: through the hooks of the call."""
         return await self._steering.read(self._numbers)
 
-    def give_back(self) -> None:
-        """Let them wait again: nothing has come of that request."""
+    def take_back(self) -> None:
+        """Let them wait again: the request had no effect."""
         self._steering.wait_again(self._numbers)
 
 
 class Steering:
-    """What one call was told on its way.
+    """The steering messages of one call.
 
-    What it is told in a durable run is a note of the call, and which of it a request had a note of
-    that request: so each life asks the same, and none loses what was told before it.
+    In a durable run each message is a note of the call, and the messages that a request delivers
+    are a note of that request. So each execution sends the same requests, and none loses messages
+    that came before it.
     """
 
     def __init__(self) -> None:
@@ -60,24 +61,24 @@ class Steering:
         self._hook: Callable[[AgentMessage], Awaitable[AgentMessage]] | None = None
         self._scope: Scope | None = None  # of the call, in a durable run
         self._begun = False
-        # What it was told before it began, and who in the run did so.
+        # Messages that came before the call began, and the node of the run whose code sent each.
         self._early: list[tuple[AgentMessage, str]] = []
-        # All that it was told since, and the numbers of those that no request had.
-        self._told: list[AgentMessage] = []
+        # All messages since, and the numbers of those that no request has delivered.
+        self._messages: list[AgentMessage] = []
         self._waiting: list[int] = []
-        # How many messages the code of each node of the run has told it: in an earlier life, and in
+        # How many messages the code of each node of the run has sent: in earlier executions, and in
         # this one, in which that code runs again.
         self._before: Counter[str] = Counter()
         self._again: Counter[str] = Counter()
 
     @property
-    def unheard(self) -> list[AgentMessage]:
-        """What no request had so far, oldest first."""
-        waiting = [self._told[number] for number in self._waiting]
+    def undelivered(self) -> list[AgentMessage]:
+        """The messages that no request has delivered so far, oldest first."""
+        waiting = [self._messages[number] for number in self._waiting]
         return [copy_message(each) for each in (*waiting, *(each for each, _ in self._early))]
 
-    def tell(self, messages: Sequence[AgentMessage]) -> None:
-        """Let the next request have these."""
+    def add(self, messages: Sequence[AgentMessage]) -> None:
+        """Let the next request deliver these."""
         scope = scope_here()
         by = "" if scope is None else scope.place[1]
         for message in messages:
@@ -87,7 +88,7 @@ class Steering:
                 self._early.append((message, by))
 
     def begin(self, hook: Callable[[AgentMessage], Awaitable[AgentMessage]]) -> None:
-        """Begin an attempt of the call: what earlier lives were told waits again.
+        """Begin an attempt of the call: the messages of earlier executions wait again.
 
         `hook` sees each message before a model does.
         """
@@ -96,9 +97,9 @@ class Steering:
         if scope is not None:
             again = self._scope is not None and self._scope.place == scope.place
             if not again:  # else what earlier attempts have remembered is forgotten
-                early = [*((self._told[number], "") for number in self._waiting), *early]
-            notes = scope.notes(STEERED)
-            self._told = read_records([each["message"] for each in notes])
+                early = [*((self._messages[number], "") for number in self._waiting), *early]
+            notes = scope.notes(NOTE)
+            self._messages = read_records([each["message"] for each in notes])
             self._waiting = [*range(len(notes))]
             if not again:
                 self._before, self._again = Counter(each["by"] for each in notes), Counter()
@@ -108,44 +109,44 @@ class Steering:
 
     @property
     def waits(self) -> bool:
-        """Whether it was told something that no request had."""
+        """Whether a message waits for a request."""
         return bool(self._waiting)
 
     def noted(self) -> list[int] | None:
-        """Return what this request had of it in an earlier life; None if it had nothing."""
+        """Return which messages this request delivered in an earlier execution; None if none."""
         if self._scope is None or (scope := scope_here()) is None:
             return None
-        notes = scope.notes(self._heard_by)
+        notes = scope.notes(self._note_of_request)
         return notes[-1]["heard"] if notes else None
 
-    def hear(self, *, asked: bool) -> Heard | None:
-        """Return what this request has of it, None if nothing.
+    def deliver(self, *, asked: bool) -> Delivery | None:
+        """Return what this request delivers, None if nothing.
 
-        With `asked` an earlier life has asked it, with what is `noted` and nothing else.
+        With `asked` an earlier execution has sent it, with what is `noted` and nothing else.
         """
         numbers = self.noted()
         if numbers is None:
             numbers = [] if asked else self._waiting
             if numbers and self._scope is not None and (scope := scope_here()) is not None:
-                scope.note(self._heard_by, {"heard": numbers, "of": self._scope.place[1]})
+                scope.note(self._note_of_request, {"heard": numbers, "of": self._scope.place[1]})
         if not numbers:
             return None
-        heard = {*numbers}  # of perhaps thousands
-        self._waiting = [each for each in self._waiting if each not in heard]
-        return Heard(self, numbers)
+        delivered = {*numbers}  # of perhaps thousands
+        self._waiting = [each for each in self._waiting if each not in delivered]
+        return Delivery(self, numbers)
 
     async def read(self, numbers: Sequence[int]) -> list[AgentMessage]:
         """Return messages as the hook has changed them."""
         assert self._hook is not None
-        return [await self._hook(copy_message(self._told[each])) for each in numbers]
+        return [await self._hook(copy_message(self._messages[each])) for each in numbers]
 
     @property
-    def _heard_by(self) -> str:
+    def _note_of_request(self) -> str:
         assert self._scope is not None
         return f"heard {self._scope.place[1]}"
 
     def wait_again(self, numbers: Sequence[int]) -> None:
-        """Take back what a request had."""
+        """Take back what a request delivered."""
         self._waiting = sorted({*self._waiting, *numbers})
 
     def _add(self, message: AgentMessage, by: str) -> None:
@@ -153,32 +154,32 @@ class Steering:
             if by:
                 self._again[by] += 1
                 if self._again[by] <= self._before[by]:
-                    return  # the same code has told it in an earlier life
+                    return  # the same code has sent it in an earlier execution
             record = json_value({name: value for name, value in message if name != "usage"})
-            (message,) = read_records([record])  # as each later life reads it
+            (message,) = read_records([record])  # as each later execution reads it
             of = self._scope.place[1]
-            self._scope.note(STEERED, {"message": record, "by": by, "of": of})
-        self._waiting.append(len(self._told))
-        self._told.append(message)
+            self._scope.note(NOTE, {"message": record, "by": by, "of": of})
+        self._waiting.append(len(self._messages))
+        self._messages.append(message)
 
 
 STEERING: ContextVar[Steering | None] = ContextVar("anabranch_agents_steering", default=None)
-"""What the call around was told; None below a request, whose tools are not steered."""
+"""The steering of the call around this; None below a request, whose tools are not steered."""
 
 
-class Hearing:
-    """What one answer's requests hear of that, and in which messages the model has read it."""
+class Deliveries:
+    """What the requests of one answer deliver, and the messages in which the model has read it."""
 
     def __init__(self, agent: Agent[Any], backend: Backend) -> None:
         self._agent = agent
         self._backend = backend
         self._steering = STEERING.get()
-        self._heard: list[Heard] = []
+        self._delivered: list[Delivery] = []
         # By the message that the model reads, which is kept here so that no other has its id.
         self._read: dict[int, tuple[Message, list[AgentMessage]]] = {}
 
-    async def hear(self, request: Request) -> list[Message]:
-        """Return what the model hears with this request, of the calls around, outermost first."""
+    async def deliver(self, request: Request) -> list[Message]:
+        """Return the steering messages of the calls around for this request, outermost first."""
         agent = self._agent
         calls: list[Steering] = []  # the innermost first
         while (steering := calls[-1].above if calls else self._steering) is not None:
@@ -187,28 +188,28 @@ class Hearing:
             any(each.waits for each in calls) and self._backend.has_reply(request)
         )
         # All are noted before a hook runs, so that a kill leaves all of that or nothing.
-        heard = [found for each in reversed(calls) if (found := each.hear(asked=asked)) is not None]
+        found = [made for each in reversed(calls) if (made := each.deliver(asked=asked))]
         try:
-            told = [agent.receive_as(said) for each in heard for said in await each.read()]
+            messages = [agent.receive_as(said) for each in found for said in await each.read()]
         except BaseException:
-            for each in heard:
-                each.give_back()
+            for each in found:
+                each.take_back()
             raise
-        self._heard += heard
+        self._delivered += found
         read: list[Message] = []
-        for message in told:
+        for message in messages:
             agent.aggregator.append(read, message, agent.name, agent.output_format)
         if read:
-            self._read[id(read[0])] = read[0], told
+            self._read[id(read[0])] = read[0], messages
             self._read.update({id(each): (each, []) for each in read[1:]})
         return read
 
-    def told_in(self, message: Message) -> list[AgentMessage] | None:
-        """Return what the model was told by a message; None if that was something else."""
+    def messages_in(self, message: Message) -> list[AgentMessage] | None:
+        """Return the steering messages that the model read in a message; None if it is another."""
         found = self._read.get(id(message))
         return None if found is None else found[1]
 
-    def give_back(self) -> None:
-        """Let all wait again: nothing has come of these requests."""
-        for each in self._heard:
-            each.give_back()
+    def take_back(self) -> None:
+        """Let all wait again: these requests had no effect."""
+        for each in self._delivered:
+            each.take_back()

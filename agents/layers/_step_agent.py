@@ -7,14 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
-from ...commander.kinds import require
+from ...commander.kinds import checked
 from ...dispatch import FencedCode, Format
 from ...dispatch.assembly import STOPPED
+from ...dispatch.formats import FencedCall
 from ...messages import ToolCall
 from ...messages.options import check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit, ToolResult
 from ...tools.toolkits import flatten
-from ._actions import AgentStep, FencedCall, ToolAction, ToolParser, check_formats
+from ._actions import AgentStep, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._call import run_in_tree
@@ -50,6 +51,7 @@ class StepAgent(Agent[ToolAction]):
 
     _reserved_names = ("user", "tools")
 
+    @checked(approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
         backend: Backend,
@@ -70,7 +72,6 @@ class StepAgent(Agent[ToolAction]):
         journal: str | Journal | None = None,
         **options: Any,
     ) -> None:
-        require(backend, Backend, "backend must be one that connect(...) makes", like="stream")
         super().__init__(
             name=name,
             description=description,

@@ -1,12 +1,10 @@
 """Agents that take turns as a function decides and act on an environment; ready-made strategies.
 
-An observation comes in by `Orchestrator.forward`; the transition names the agent that is next, its
-prompt engineer makes a prompt of the state and reads the answer; an action for the environment
-goes out.
+An observation comes in by `Orchestrator.forward`. The transition names the next agent, whose prompt
+engineer makes a prompt of the state and reads the answer. An action for the environment goes out.
 
-- `_orchestrator`: `Orchestrator`, and `Episode`, which plays it to the end
-- `_environment`: what takes actions and gives observations
-- `_state`: what agents know of each other; `_engineer`: prompts of the state, answers into it
+- `_orchestrator`: `Orchestrator`, environments, and `Episode`, which plays one to the end
+- `_state`: the state that agents share; `_engineer`: prompts of the state, answers into it
 - `_modules`: what happens before a prompt and after an answer
 - `_single_agent`, `_reflexion`, `_planner`: the strategies; `_strategy`: what they share
 - `prompts/`: the texts of their prompts
@@ -15,17 +13,17 @@ goes out.
 from ._engineer import JsonEngineer as JsonEngineer
 from ._engineer import PromptedAgent as PromptedAgent
 from ._engineer import PromptEngineer as PromptEngineer
-from ._environment import Environment as Environment
-from ._environment import EpisodeStep as EpisodeStep
-from ._environment import Observation as Observation
 from ._modules import ListMemory as ListMemory
 from ._modules import Module as Module
 from ._modules import Retrieval as Retrieval
 from ._modules import RunningSummary as RunningSummary
 from ._orchestrator import Action as Action
+from ._orchestrator import Environment as Environment
 from ._orchestrator import Episode as Episode
 from ._orchestrator import EpisodeResult as EpisodeResult
 from ._orchestrator import EpisodeStatus as EpisodeStatus
+from ._orchestrator import EpisodeStep as EpisodeStep
+from ._orchestrator import Observation as Observation
 from ._orchestrator import Orchestration as Orchestration
 from ._orchestrator import Orchestrator as Orchestrator
 from ._orchestrator import Transition as Transition

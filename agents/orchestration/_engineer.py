@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
-from ...commander.kinds import require
+from ...commander.kinds import checked
 from ...commander.scope import scope_here
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
@@ -128,6 +128,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
     All that it has read and said stands in the state, under `histories`: its memory keeps nothing.
     """
 
+    @checked
     def __init__(
         self,
         name: str,
@@ -151,7 +152,6 @@ class PromptedAgent(Agent[Any], Generic[S]):
             view=view,
             **options,
         )
-        require(prompt_engineer, PromptEngineer, "prompt_engineer must be a PromptEngineer")
         self.prompt_engineer = prompt_engineer
         self.modules = list(modules)
 

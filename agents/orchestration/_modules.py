@@ -8,7 +8,7 @@ from typing import Any
 
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
-from ..layers._knowledge import Knowledge
+from ..layers._answer import Knowledge
 from ..layers._memory import ask_summary
 from ._state import State
 

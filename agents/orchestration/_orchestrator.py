@@ -1,4 +1,4 @@
-"""`Orchestrator`: a function names the agent that is next, until the environment is to act."""
+"""`Orchestrator`: a function names the next agent, until the environment is to act."""
 
 from __future__ import annotations
 
@@ -8,46 +8,108 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
-from ...commander.kinds import FUNCTION, NUMBER, require
+from ...commander.kinds import checked, require
 from ...commander.waiting import observe as observe_end
 from ...commander.waiting import outlast
+from ...handlers import handler
 from ...messages import Usage
 from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
-from ..layers._call import run_in_tree
+from ..layers._call import add_usage, run_in_tree, spent_by
 from ..layers._memory import CALLS, OwnSession
 from ..layers._message import TOOLS
-from ..layers._usage import add_usage, spent_by
 from ._engineer import PromptedAgent, resolve
-from ._environment import Environment, EpisodeStep, act, observe
 from ._state import State, restore, snapshot
 
 __all__ = [
     "Action",
+    "Environment",
     "Episode",
     "EpisodeResult",
     "EpisodeStatus",
+    "EpisodeStep",
+    "Observation",
     "Orchestration",
     "Orchestrator",
     "Transition",
+    "act",
+    "observe",
 ]
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment shows: a text, perhaps a reward, and whether it has ended."""
+
+    text: str | None
+    reward: float | None = None
+    done: bool = False
+
+
+Shown: TypeAlias = Observation | str | None
+
+
+class Environment(Protocol):
+    """Anything with these two methods; a plain text is an observation of it."""
+
+    def reset(self) -> Awaitable[Shown]:
+        """Start again; return the first observation, None for nothing to see."""
+        ...
+
+    def step(self, action: str) -> Awaitable[Shown]:
+        """Do something; return the observation, also of an action that is refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStep(Generic[A]):
+    """An action and the observation after it, None if the environment did not get the action."""
+
+    action: A
+    observation: Observation | None
+
+
+@handler
+async def observe(node: Node[Any], environment: Environment) -> Observation:
+    """Reset the environment and observe it."""
+    shown = await require_awaitable(environment.reset(), environment, "reset")
+    return _observation(shown, "reset")
+
+
+@handler
+async def act(node: Node[Any], environment: Environment, action: str) -> Observation:
+    """Do something and observe the environment."""
+    shown = await require_awaitable(environment.step(action), environment, "step")
+    return _observation(shown, "step")
+
+
+def _observation(shown: object, method: str) -> Observation:
+    if isinstance(shown, Observation):
+        return shown
+    if shown is None or isinstance(shown, str):
+        return Observation(shown)
+    raise TypeError(f"{method} of the environment gives a text or an Observation: {shown!r:.200}")
+
 
 logger = logging.getLogger("anabranch.agents")
 
 S = TypeVar("S", bound=State)
 
-Transition: TypeAlias = "Callable[[str | None, S], Awaitable[str | None] | str | None]"
-"""From what the environment showed, and the state, to the name of the next agent; None to end."""
+Transition: TypeAlias = Callable[[str | None, S], Awaitable[str | None] | str | None]
+"""From the observation and the state to the name of the next agent; None to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an orchestrator hands to its caller: an answer for the environment.
+    """An answer of an orchestrator for the environment.
 
     `agent` gave it. `done`: nobody is next, and this was the last answer.
     """
@@ -75,6 +137,7 @@ class Orchestrator(Generic[S]):
     orchestrator's own, one `forward` at a time. `timeout` is in seconds, for each answer.
     """
 
+    @checked
     def __init__(
         self,
         agents: Iterable[Agent[Any]],
@@ -86,10 +149,7 @@ class Orchestrator(Generic[S]):
         timeout: float | None = None,
     ) -> None:
         self.agents: dict[str, Agent[Any]] = {}
-        require(agents, Iterable, "agents must be a list of Agents")
-        require(transition, FUNCTION, "transition must be a function of what is seen and the state")
         require(state, State, "state must be a State")
-        require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
         for agent in agents:
             require(agent, Agent, "agents must be a list of Agents, each")
             if agent.name in ("environment", "orchestrator"):
@@ -161,11 +221,11 @@ class Orchestrator(Generic[S]):
 
     @property
     def usage(self) -> dict[str, dict[str, Usage]]:
-        """What each agent has spent, by model: modules, retries and failed answers included."""
+        """The usage of each agent, by model: modules, retries and failed answers included."""
         return {agent: dict(models) for agent, models in self._usage.items()}
 
     def usage_by_model(self) -> dict[str, Usage]:
-        """Return what all agents together have spent, by model."""
+        """Return the usage of all agents together, by model."""
         total: dict[str, Usage] = {}
         for models in self._usage.values():
             add_usage(total, models)

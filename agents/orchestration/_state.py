@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import from_json, to_json
 
 from ...messages import Message
-from ..layers._memory import fit_json, fit_keys
+from ..layers._state import fit_json, fit_keys
 
 __all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
 

@@ -22,7 +22,12 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.agents.conversation import Talk, choose_by_model, random_speaker, role_prompt
+from anabranch.agents.conversation import (
+    GroupConversation,
+    choose_by_model,
+    random_speaker,
+    role_prompt,
+)
 from anabranch.agents.errors import UnknownAgent
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend, explore, pause
@@ -102,7 +107,7 @@ async def test_a_function_names_the_speaker_also_the_same_again():
     """Plain or async; None ends the talk; who has just spoken is asked to go on."""
     order = iter(["b", "b", "a", None])
 
-    async def by_plan(_: Talk) -> str | None:
+    async def by_plan(_: GroupConversation) -> str | None:
         return next(order)
 
     b = endless("b")

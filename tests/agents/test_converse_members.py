@@ -21,7 +21,7 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.agents.conversation import Talk, random_speaker
+from anabranch.agents.conversation import GroupConversation, random_speaker
 
 KINDS = pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 
@@ -108,7 +108,7 @@ async def test_a_member_that_is_added_hears_what_was_said_and_answers(kind: Any)
 async def test_a_member_that_is_removed_while_it_is_chosen_is_not_asked() -> None:
     """The policy is asked again."""
 
-    def policy(talk: Talk) -> str | None:
+    def policy(talk: GroupConversation) -> str | None:
         if "b" in talk.names:
             team.members.pop("b")
             return "b"

@@ -17,7 +17,7 @@ from anabranch.agents import (
     ReplyResult,
     reply,
 )
-from anabranch.agents.conversation import Talk, choose_by_model, random_speaker
+from anabranch.agents.conversation import GroupConversation, choose_by_model, random_speaker
 from anabranch.backends import Backend
 from anabranch.commander.scope import scope_here
 from anabranch.messages import Message, Request, ToolCall
@@ -100,15 +100,15 @@ HEARD: list[tuple[int, str]] = []
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note what is said in a talk, and how many rows its run had then."""
-    hear = Talk.hear
+    hear = GroupConversation.add
 
-    def note(self: Talk, message: Any) -> None:
+    def note(self: GroupConversation, message: Any) -> None:
         scope: Any = scope_here()
         rows: int = scope.ledger.last
         HEARD.append((rows, f"{message.sender}: {message.text}"))
         hear(self, message)
 
-    monkeypatch.setattr(Talk, "hear", note)
+    monkeypatch.setattr(GroupConversation, "add", note)
 
 
 @pytest.mark.usefixtures("heard")
