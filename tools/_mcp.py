@@ -217,10 +217,12 @@ class McpServer(Toolkit):
 class _Connection(Node[None], internal=True, name="mcp_connection"):
     """Enters the client, holds it until told to leave, and leaves it, all in its own task."""
 
+    # Not set in `__init__`: the identity of a node in a durable run has the attributes set there.
+    _connecting: asyncio.Timeout | None = None
+
     def __init__(self, server: McpServer) -> None:
         self._server = server
         self.leave = asyncio.Event()
-        self._connecting: asyncio.Timeout | None = None
         self.client: mcp.Client | None = None
         self.listed: asyncio.Future[list[mcp.Tool]] = asyncio.get_running_loop().create_future()
 
