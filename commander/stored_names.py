@@ -20,7 +20,13 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # name. If it moves again, change its place. A class or function with an entry takes those inside it
 # along. The identity of a node also has the names of its attributes, and its own name: a class that
 # is renamed keeps that by `name=`.
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "anabranch.tracing._follow:_Reader": "anabranch.tracing._read:_Reader",
+    "anabranch.tracing._handle:Handle": "anabranch.tracing._feed:Handle",
+    "anabranch.tracing._live:LiveTrace": "anabranch.tracing._record:LiveTrace",
+    "anabranch.tracing._meter:Meter": "anabranch.tracing._genai:Meter",
+    "anabranch.tracing._run_ids:RunIds": "anabranch.tracing._spans:RunIds",
+}
 
 
 def stored_name(thing: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,8 +21,8 @@ from ..messages import ToolCall, Usage
 from ..store import Journal, JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
 from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tools.origins import definition_of
-from ..tracing.lines import KINDS as TREE_KINDS
-from ..tracing.lines import Lines
+from ..tracing.records import KINDS as TREE_KINDS
+from ..tracing.records import Record, Records, to_line
 from ._failure import Failure, failure_of, log_failure
 from ._kept import PREFIX, Told, go_on
 from ._kept_log import KeptLog
@@ -419,29 +419,21 @@ def _deny(_: ToolQuestion) -> Decision:
 
 
 def record_into(log: Log, tree: Commander) -> None:
-    """Write what happens in a tree, which has been entered, into `log` as lines of a recording."""
-    tap: Tap | None = None
+    """Append what happens in a tree, which has been entered, to `log` as records."""
 
-    def on_news() -> None:
-        assert tap is not None
-        for line in lines.of(tap.take()):
-            log.append("line", text=without_inside(line))
+    def put(records: Iterable[Record]) -> None:
+        for each in records:
+            log.append("line", text=to_line(_without_inside(each)).decode())
 
     def on_close() -> None:
-        on_news()
-        for line in lines.end(last(), tree.usage()):
-            log.append("line", text=line)
+        put(records.of(tap.take()))
+        put(records.end(tap.now(), tree.usage()))
 
-    tap = Tap(tree, CAPACITY, on_news, TREE_KINDS, on_close)
-    last = tap.now
-    lines = Lines(tap.now(), tap.epoch)
-    log.append("line", text=without_inside(lines.head()))
+    tap = Tap(tree, CAPACITY, lambda: put(records.of(tap.take())), TREE_KINDS, on_close)
+    records = Records(tap.now(), tap.epoch)
+    put([records.head()])
 
 
-def without_inside(line: str) -> str:
-    """Return a line of a recording without the machine and the code: clients read it."""
-    if not any(f'"{name}":' in line for name in INSIDE):
-        return line
-    said: dict[str, Any] = json.loads(line)
-    shown = {name: INSIDE.get(name, value) for name, value in said.items()}
-    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+def _without_inside(record: Record) -> Record:
+    """Return a record without the machine and the code: clients read it."""
+    return {name: INSIDE.get(name, value) for name, value in record.items()}

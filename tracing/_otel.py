@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ..commander import Commander
 from ..commander.errors import MissingExtra
 from ..commander.tap import require_here
-from ._feed import PATIENCE, Feed, Gap
-from ._handle import Handle
+from ._feed import FLUSH_SECONDS, Feed, Gap, Handle
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -72,7 +71,7 @@ class Spans(Handle):
         """What a span processor or an exporter has raised first, None if none did."""
         return self._sink.error or self._feed.error
 
-    def flush(self, timeout: float = PATIENCE) -> bool:
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until spans are made of all that happened before; say whether they are.
 
         A tracer provider's own `force_flush`, which exports those that have ended, comes after it.

@@ -17,7 +17,8 @@ from typing import Any, get_args
 from ..backends import Price
 from ..messages import Usage
 from ._replace import replace_file
-from ._trace import Trace, TraceError, TraceNode, TraceRequest, TraceState
+from ._trace import Trace
+from ._trace_node import TraceError, TraceNode, TraceRequest, TraceState
 
 __all__ = ["write_page"]
 

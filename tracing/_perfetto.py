@@ -20,7 +20,8 @@ from typing import Any
 
 from ..messages import Usage
 from ._replace import replace_file
-from ._trace import Life, Trace, TraceNode, TraceRequest
+from ._trace import Trace
+from ._trace_node import Life, TraceNode, TraceRequest
 
 __all__ = ["write_perfetto"]
 

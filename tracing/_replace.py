@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from ..commander.errors import ConfigurationError
-from ._line import HEAD
+from .records import HEAD
 
 __all__ = ["replace_file"]
 

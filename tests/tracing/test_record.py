@@ -22,7 +22,7 @@ from anabranch.commander import ConfigurationError, Event, emit
 from anabranch.commander._record import record_of
 from anabranch.commander.tap import Tap
 from anabranch.tracing import read, record
-from anabranch.tracing._record import is_recorded
+from anabranch.tracing._read import is_recorded
 
 
 @handler
