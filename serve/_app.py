@@ -14,7 +14,7 @@ from ..commander.errors import ConfigurationError, MissingExtra
 from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
-from ._kept import PREFIX
+from ._durable_run import PREFIX
 from ._masked_logs import masked_logs
 from ._run import OnLeave
 from ._runs import NotBegun, Runs

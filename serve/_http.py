@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ._auth import AuthFailed
 from ._failure import log_failure, see_log
 from ._local import host_name, is_local, is_remote_address
-from ._log import Entry, Gone, Left, Log
+from ._log import EntriesExpired, Entry, Log, ServerEnding
 from ._run import Run
 from ._runs import Busy, NotBegun
 
@@ -246,7 +246,7 @@ async def stop(run: Run) -> None:
     """Cancel a run; when this returns it is over, and no restart brings it back."""
     run.cancel("a client asked for it")
     await run.log.over()
-    if run.log.is_left:
+    if run.log.is_suspended:
         raise Refusal(503, ENDING)
 
 
@@ -286,9 +286,9 @@ async def stream_log(
                 if text or not batch or clock() - said > HEARTBEAT:
                     yield text or ": still here\n\n"
                     said = clock()
-    except Gone:
+    except EntriesExpired:
         yield "".join(too_late())
-    except Left:
+    except ServerEnding:
         return  # as if the connection were cut: whoever comes back finds the run
     else:
         yield "".join(at_end)

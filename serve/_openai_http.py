@@ -29,7 +29,7 @@ from ._http import (
     stream_run,
     while_there,
 )
-from ._log import Entry, Gone, Left
+from ._log import EntriesExpired, Entry, ServerEnding
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
     CHAT_NAMES,
@@ -266,10 +266,10 @@ async def _response(run: Run) -> dict[str, Any]:
     """Return the response as far as it has come."""
     events = _events(run)
     try:
-        for entry in run.log.kept():
+        for entry in run.log.entries():
             for _ in events.feed(entry):
                 pass
-    except Gone:
+    except EntriesExpired:
         raise Refusal(410, "the beginning of this response is no longer kept") from None
     return events.response
 
@@ -319,10 +319,10 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
     with run.attended():
         try:
             return await while_there(request.receive, read())
-        except Gone:
+        except EntriesExpired:
             what = "the answer was too long to be kept"
             logger.error("the run %s of %s: %s", run.id, run.served.name, what)
             headers = {REQUEST_ID: run.id}
             raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
-        except Left:
+        except ServerEnding:
             raise Refusal(503, ENDING) from None

@@ -106,7 +106,7 @@ def _too_late() -> Iterator[str]:
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = await _find(server, request, user)
-    if run.is_kept:
+    if run.is_persisted:
         await stop(run)
     else:
         run.cancel("a client asked for it")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..messages import Message
-from ._log import Gone
+from ._log import EntriesExpired
 from ._openai_chat import chat_completion
 from ._run import Run
 from ._runs import Runs
@@ -41,8 +41,8 @@ async def return_items(runs: Runs, owner: str, served: str, messages: Iterable[M
 def _said(run: Run) -> Message | None:
     """Return the whole message of a run, with its items."""
     try:
-        made = chat_completion("", "", 0, run.log.kept())
-    except Gone:
+        made = chat_completion("", "", 0, run.log.entries())
+    except EntriesExpired:
         return None
     return Message.from_wire(made["choices"][0]["message"])
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from ..commander import Commander
 from ..commander.stored_names import stored_name
 from ..store import Journal, JournalError, RunNotFound, RunRow
+from ._durable_run import PREFIX, Answer, Incomplete, read_question
 from ._failure import log_failure
-from ._kept import PREFIX, Answer, Incomplete, read_asked
-from ._kept_log import ENDS, KeptLog, give_up
-from ._run import Kept, OnLeave, Run
+from ._log import ENDS, Log, give_up
+from ._run import OnLeave, Run
 from ._served import Question, Served
 
 __all__ = ["Busy", "NotBegun", "Runs"]
@@ -109,14 +109,12 @@ class Runs:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self.running >= self._most:
             raise Busy(closing=self.closing)
-        kept = None
-        # Who cannot come back to a run has no use for it after a restart.
+        log = None
+        # Persist only runs that a client can reconnect to.
         returns = on_leave == "detach" and echo.get("store", True)
         if self._journal is not None and served.keeps and returns:
-            name = secrets.token_hex(16)
-            log = KeptLog(self._journal, PREFIX + name)
-            kept = Kept(name, log, self._journal, again=False)
-        more: Any = {"traced": traced, "asks": asks, "kept": kept, "echo": echo}
+            log = Log(journal=self._journal, run_id=PREFIX + secrets.token_hex(16))
+        more: Any = {"traced": traced, "asks": asks, "log": log, "echo": echo}
         run = Run(served, question, owner, on_leave, **more)
         self._begin(run)
         return run
@@ -188,11 +186,11 @@ class Runs:
         if thing is None or not thing.keeps:
             logger.warning("the run %s waits: %s is not served, or not kept", row.run_id, name)
             return
-        log = await KeptLog.open(journal, row.run_id)
-        kept = Kept(row.run_id.removeprefix(PREFIX), log, journal, again=True)
+        log = await Log.open(journal, row.run_id)
         known = {name: asked[name] for name in ("traced", "asks", "created")}
-        question, echo = await read_asked(journal, row.run_id, asked)
-        run = Run(thing, question, asked["owner"], "detach", kept=kept, echo=echo, **known)
+        question, echo = await read_question(journal, row.run_id, asked)
+        known |= {"log": log, "resumed": True, "echo": echo}
+        run = Run(thing, question, asked["owner"], "detach", **known)
         if not log.ended:
             self._begin(run)
             return
@@ -250,7 +248,7 @@ class Runs:
         elif self._runs.pop(run.id, None) is not None:
             run.cancel("a client deleted it")
             await run.log.over()
-        if self._journal is not None and run.is_kept:
+        if self._journal is not None and run.is_persisted:
             await run.log.flushed()
             await self._journal.purge(math.inf, prefix=PREFIX + run.id)
 
@@ -272,7 +270,7 @@ class Runs:
 
     def _put_away(self, run: Run) -> None:
         """Keep a run that has ended; one that was left goes on later or elsewhere, not here."""
-        if run.log.is_left:
+        if run.log.is_suspended:
             self._runs.pop(run.id, None)
             return
         spent = run.spent
@@ -324,7 +322,7 @@ class Runs:
                     await self._commander.drain(timeout)
         except TimeoutError:
             for run in [*self._runs.values()]:
-                if not run.log.is_ending and not run.log.is_left:
+                if not run.log.is_ending and not run.log.is_suspended:
                     logger.error("%s goes on though it was cancelled", run.served.name)
                     run.abandon()
         finally:
@@ -334,8 +332,8 @@ class Runs:
         """Let runs that a journal keeps say nothing more: that they are cut off now is no news."""
         self.closing = True
         for run in self._runs.values():
-            if run.is_kept and not run.log.is_ending:
-                run.log.leave()
+            if run.is_persisted and not run.log.is_ending:
+                run.log.suspend()
 
     async def flush(self) -> None:
         """Write what was said last, once nothing goes on."""

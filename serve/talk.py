@@ -9,14 +9,23 @@ from ..commander import Event
 from ..tools import Approval
 from ._fields import BadQuestion as BadQuestion
 from ._fields import Field as Field
+from ._log import EntriesExpired as EntriesExpired
 from ._log import Entry as Entry
-from ._log import Gone as Gone
 from ._run import Run
 from ._served import Question as Question
 from ._served import Served as Served
 from ._served import serve_thing as serve_thing
 
-__all__ = ["BadQuestion", "Entry", "Field", "Gone", "Question", "Served", "Talk", "serve_thing"]
+__all__ = [
+    "BadQuestion",
+    "EntriesExpired",
+    "Entry",
+    "Field",
+    "Question",
+    "Served",
+    "Talk",
+    "serve_thing",
+]
 
 
 class Talk(Run):
@@ -39,5 +48,5 @@ class Talk(Run):
     def _fail(self, error: BaseException) -> None:
         self.failure = error
 
-    def _overhear(self, event: Event) -> None:
-        self._say("text", text=event.data, aside=True, **self._speaker)
+    def _add_inner_text(self, event: Event) -> None:
+        self._add("text", text=event.data, aside=True, **self._speaker)
