@@ -28,6 +28,7 @@ MOVED: dict[str, str] = {
     "anabranch.serve._kept_log:_Speech": "anabranch.serve._replay:_Reply",
     "anabranch.serve._log:Gone": "anabranch.serve._log:EntriesExpired",
     "anabranch.serve._log:Left": "anabranch.serve._log:ServerEnding",
+    "anabranch.serve._masked_logs:_Mask": "anabranch.serve._failure:_Mask",
     "anabranch.serve._run:_BrokenOff": "anabranch.serve._run:_Broken",
     "anabranch.tracing._follow:_Reader": "anabranch.tracing._read:_Reader",
     "anabranch.tracing._handle:Handle": "anabranch.tracing._feed:Handle",

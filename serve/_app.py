@@ -15,7 +15,7 @@ from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
 from ._durable_run import PREFIX
-from ._masked_logs import masked_logs
+from ._failure import masked_logs
 from ._run import OnLeave
 from ._runs import NotBegun, Runs
 from ._served import Served, serve_thing

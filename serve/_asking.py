@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from ..messages import Message, ProviderItem
 from ._http import NO_RETRY, REQUEST_ID, Refusal, refuse_failure
+from ._log import EntriesExpired
+from ._openai_chat import chat_completion
 from ._options import asked_for
-from ._returned_items import return_items
 from ._run import OnLeave, Run
-from ._runs import Busy
+from ._runs import Busy, Runs
 from ._served import BadQuestion, Question
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def start(
     asked = dict(asked_for(body))
     question = Question(messages, fields, asked, [*map(_tool, tools)])
     runs = server.runs
-    await return_items(runs, user, served.name, messages)
+    await _return_items(runs, user, served.name, messages)
     try:
         run = runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
     except Busy:
@@ -291,3 +292,41 @@ async def read_input(server: Server, body: dict[str, Any]) -> list[Message]:
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
     return await read_messages(server, said, "input")
+
+
+# --- provider items
+
+
+async def _return_items(runs: Runs, owner: str, served: str, messages: Iterable[Message]) -> None:
+    """Add to replies with calls the provider items that their client has dropped.
+
+    Many clients of chat completions send a message back without fields that they do not know, and
+    providers need such items with the reply that called tools. The id of a call is the provider's
+    own, so it finds the run, as long as the server stores that. The reply must have the same text
+    and calls. The run is stored for `keep` seconds from now on.
+    """
+    for message in messages:
+        if not message.tool_calls or message.provider_items:
+            continue
+        for run in runs.calling(owner, served, message.tool_calls[0].id):
+            await asyncio.sleep(0)  # a request may have many such messages
+            reply = _reply_of(run)
+            if reply is not None and _contents(reply) == _contents(message):
+                message.provider_items[:] = reply.provider_items
+                runs.renew(run)
+                break
+
+
+def _reply_of(run: Run) -> Message | None:
+    """Return the complete message of a run, with its items."""
+    try:
+        made = chat_completion("", "", 0, run.log.entries())
+    except EntriesExpired:
+        return None
+    return Message.from_wire(made["choices"][0]["message"])
+
+
+def _contents(message: Message) -> tuple[str, list[tuple[Any, ...]]]:
+    """Return the parts of a reply that all clients send back."""
+    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return message.content or "", calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -16,9 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ._auth import AuthFailed
+from ._auth import AuthFailed, host_name, is_local, is_remote_address
 from ._failure import log_failure, see_log
-from ._local import host_name, is_local, is_remote_address
 from ._log import EntriesExpired, Entry, Log, ServerEnding
 from ._run import Run
 from ._runs import Busy, NotBegun
@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDING",
+    "HOLE",
     "NO_RETRY",
     "REQUEST_ID",
     "SEND",
     "EventStream",
     "Refusal",
     "application",
+    "frame",
+    "frame_around",
     "refuse_failure",
     "route",
     "stop",
     "stream_log",
     "stream_run",
+    "to_json",
     "while_there",
 ]
 
@@ -70,6 +74,25 @@ OWN = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Marks the variable part of an event; no text of a run is equal to it.
+HOLE = "\0 a hole \0"
+
+
+def frame(value: object, **fields: str) -> str:
+    """Write one server-sent event; `fields` are `event` and `id`."""
+    lines = "".join(f"{name}: {text}\n" for name, text in fields.items())
+    return f"{lines}data: {to_json(value)}\n\n"
+
+
+def frame_around(value: object, **fields: str) -> list[str]:
+    """Write the text before, between and after the `HOLE`s of an event.
+
+    For frequent events: their constant parts are encoded only once.
+    """
+    return frame(value, **fields).split(to_json(HOLE))
 
 
 class Refusal(Exception):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._failure import status_of
-from ._frames import HOLE, frame_around, to_json
+from ._http import HOLE, frame_around, to_json
 from ._log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]

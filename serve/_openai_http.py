@@ -15,15 +15,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..messages import Message
 from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
-from ._frames import frame
 from ._http import (
     ENDING,
     NO_RETRY,
     REQUEST_ID,
     Refusal,
+    frame,
     route,
     stop,
     stream_run,
@@ -31,13 +32,6 @@ from ._http import (
 )
 from ._log import EntriesExpired, Entry, ServerEnding
 from ._openai_chat import ChatChunks, chat_completion, chat_error
-from ._openai_fields import (
-    CHAT_NAMES,
-    ECHOED,
-    read_instructions,
-    take_stream_options,
-    translate,
-)
 from ._openai_responses import ResponseEvents
 from ._run import OnLeave, Run
 
@@ -48,6 +42,20 @@ __all__ = ["routes"]
 
 logger = logging.getLogger("anabranch.serve")
 
+# Names of the wires for fields that have other names here.
+CHAT_NAMES = {"max_tokens": "max_completion_tokens"}
+RESPONSE_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning",
+    "response_format": "text",
+    "verbosity": "text",
+}
+# Fields of the request that a response repeats.
+ECHOED = (
+    *("instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "temperature"),
+    *("text", "tool_choice", "tools", "top_p"),
+)
 # The id of an item in the output of a response, with the id of its run.
 ITEM_ID = re.compile(r"[a-z]{1,16}_resp_([0-9a-f]{32})_[0-9]{1,9}", re.ASCII)
 
@@ -88,7 +96,7 @@ def _describe(name: str) -> dict[str, Any]:
 async def _chat(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream = take_flag(body, "stream")
-    include_usage = take_flag(take_stream_options(body), "include_usage")
+    include_usage = take_flag(_take_stream_options(body), "include_usage")
     messages = await read_messages(server, body.pop("messages", None))
     names: dict[str, str] = {}
     if (most := body.pop("max_completion_tokens", None)) is not None:
@@ -122,15 +130,15 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     is_kept = take_flag(body, "store", usual=True)
     if background and not is_kept:
         raise Refusal(400, "store: what runs in the background is kept for a while", field="store")
-    take_stream_options(body)
+    _take_stream_options(body)
     metadata = _read_metadata(body)
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
-    names = translate(body)
+    names = _translate(body)
     instructions = body.pop("instructions", None)
     body["input"] = await _resolve_references(server, user, body.get("input"))
     messages = await read_input(server, body)
     if instructions is not None:
-        messages = [*read_instructions(instructions), *messages]
+        messages = [*_read_instructions(instructions), *messages]
         names = {**names, "messages": "instructions"}
     leave: OnLeave = "detach" if background else server.on_leave("openai")
     echo |= {"background": background, "metadata": metadata, "store": is_kept}
@@ -326,3 +334,75 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
             raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
         except ServerEnding:
             raise Refusal(503, ENDING) from None
+
+
+# --- fields of Responses, in the names of chat completions
+
+
+def _translate(body: dict[str, Any]) -> dict[str, str]:
+    """Rename the fields of a request for a response; return their names on this wire."""
+    if body.pop("previous_response_id", None) is not None:
+        text = "previous_response_id: no such response is kept to go on from; send what was said"
+        raise Refusal(400, text, field="previous_response_id")
+    for name in RESPONSE_NAMES:
+        if body.get(name) is not None:
+            raise Refusal(400, f"{name} is not supported here", field=name)
+    if (most := body.pop("max_output_tokens", None)) is not None:
+        body["max_tokens"] = most
+    _take_include(body)
+    reasoning = take_object(body, "reasoning")
+    body["reasoning_effort"] = reasoning.pop("effort", None)
+    if reasoning.get("summary") == "auto":  # a response has the complete reasoning
+        del reasoning["summary"]
+    _require_nothing(reasoning, "reasoning")
+    text = take_object(body, "text")
+    body["verbosity"] = text.pop("verbosity", None)
+    body["response_format"] = _format(take_object(text, "format"))
+    _require_nothing(text, "text")
+    match body.get("tool_choice"):
+        case {"type": "function", "name": str(name)}:
+            body["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": kind}:
+            text = f"tool_choice: {kind!r:.100} is not supported here"
+            raise Refusal(400, text, field="tool_choice")
+        case _:
+            pass
+    return RESPONSE_NAMES
+
+
+def _take_include(body: dict[str, Any]) -> None:
+    """Take the field `include`: a response always has the data of its provider."""
+    found: Any = body.pop("include", None)
+    if found not in (None, [], ["reasoning.encrypted_content"]):
+        raise Refusal(400, f"include: {found!r:.100} is not supported here", field="include")
+
+
+def _take_stream_options(body: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a stream out of the body; padding against eavesdroppers is refused."""
+    options = take_object(body, "stream_options")
+    if options.pop("include_obfuscation", None):
+        raise Refusal(
+            400, "stream_options.include_obfuscation is not supported here", field="stream_options"
+        )
+    _require_nothing({n: v for n, v in options.items() if n != "include_usage"}, "stream_options")
+    return options
+
+
+def _read_instructions(said: object) -> list[Message]:
+    """Return the instructions of a response as a system message."""
+    if not isinstance(said, str):
+        raise Refusal(400, "instructions is a text", field="instructions")
+    return [Message(role="system", content=said)]
+
+
+def _format(wanted: dict[str, Any]) -> dict[str, Any] | None:
+    kind = wanted.get("type")
+    if kind != "json_schema":
+        return wanted or None
+    return {"type": kind, kind: {name: value for name, value in wanted.items() if name != "type"}}
+
+
+def _require_nothing(rest: dict[str, Any], name: str) -> None:
+    for each, value in rest.items():
+        if value is not None:
+            raise Refusal(400, f"{name}.{each:.100} is not supported here", field=name)

@@ -23,8 +23,7 @@ from starlette.routing import Route
 
 from ._asking import read_input, start
 from ._body import read_body
-from ._frames import frame
-from ._http import EventStream, Refusal, route, stop, stream_log, stream_run
+from ._http import EventStream, Refusal, frame, route, stop, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ..commander.errors import ConfigurationError
-from ._local import is_local
+from ._auth import is_local
 
 if TYPE_CHECKING:
     from ._app import Server

@@ -374,7 +374,7 @@ async def test_a_question_that_waits_for_too_long_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S16: also the one about a call in doubt; no run waits for ever."""
-    monkeypatch.setattr(_run, "PATIENCE", -1.0)
+    monkeypatch.setattr(_run, "ANSWER_SECONDS", -1.0)
     never = asyncio.Event()
 
     @tool(timeout=0.01, retry=Retry(attempts=3))

@@ -32,7 +32,7 @@ from anabranch.commander.errors import (
 )
 from anabranch.messages.mask import mask
 from anabranch.serve import Server, serve
-from anabranch.serve._masked_logs import LOGGERS
+from anabranch.serve._failure import LOGGERS
 from anabranch.testing import ScriptedBackend
 
 CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
