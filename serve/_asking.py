@@ -79,7 +79,7 @@ async def start(
     fields = take_object(body, "fields")
     found: Any = body.pop("tools", None)
     if not isinstance(found, list | None):
-        raise Refusal(400, "tools is a list", field="tools")
+        raise Refusal(400, "tools must be a list", field="tools")
     tools = cast("list[Any]", found or [])
     if len(tools) > server.max_messages:
         text = f"a request has at most {server.max_messages} tools, not {len(tools)}"
@@ -109,7 +109,7 @@ def _tool(tool: Any) -> Any:
     """Return a tool as the chat wire has it."""
     fields = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
     if fields.get("type") != "function":
-        raise Refusal(400, "tools: those that a client runs are functions", field="tools")
+        raise Refusal(400, "tools must be functions", field="tools")
     if "function" in fields:
         return fields
     return {"type": "function", "function": {n: v for n, v in fields.items() if n != "type"}}
@@ -119,7 +119,7 @@ def take_flag(body: dict[str, Any], name: str, *, usual: bool = False) -> bool:
     """Take true or false out of the body, `usual` where there is neither."""
     found: Any = body.pop(name, None)
     if not isinstance(found, bool | None):
-        raise Refusal(400, f"{name} is true or false", field=name)
+        raise Refusal(400, f"{name} must be true or false", field=name)
     return usual if found is None else found
 
 
@@ -127,7 +127,7 @@ def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
     """Take an object out of the body, an empty one where there is none."""
     found: Any = body.pop(name, None)
     if not isinstance(found, dict | None):
-        raise Refusal(400, f"{name} is an object", field=name)
+        raise Refusal(400, f"{name} must be an object", field=name)
     return cast("dict[str, Any]", found or {})
 
 
@@ -146,7 +146,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             await asyncio.sleep(0)
         field = f"{name}[{place}]"
         if not isinstance(each, dict):
-            raise Refusal(400, "a message is an object", field=field)
+            raise Refusal(400, "a message must be an object", field=field)
         item = cast("dict[str, Any]", each)
         if item.get("type") == "reasoning":
             answered = bool(messages) and messages[-1].role == "assistant"
@@ -169,7 +169,9 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
         if message.role == "tool" and not message.tool_call_id:
-            raise Refusal(400, "it does not say which call it answers", field=field)
+            raise Refusal(
+                400, "tool_call_id must name the call that the message answers", field=field
+            )
         before = messages[-1] if messages else None
         if item.get("type") == "function_call" and before and before.role == "assistant":
             before.tool_calls += message.tool_calls  # one reply may have said and called several
@@ -179,7 +181,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
                 message.provider_items += sealed
             sealed = []
     if not messages or messages[-1].role not in ("user", "tool"):
-        raise Refusal(400, "the last message is the user's, or a tool's", field=name)
+        raise Refusal(400, "the last message must be the user's or a tool's", field=name)
     return messages
 
 

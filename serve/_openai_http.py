@@ -1,6 +1,6 @@
 """OpenAI's wire over HTTP: chat completions, Responses with background mode, the list of models.
 
-What a request asks that is not honoured is refused by name (S17), never passed over in silence.
+A request with a field that has no effect here is refused by that name (S17).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     names: dict[str, str] = {}
     if (most := body.pop("max_completion_tokens", None)) is not None:
         if body.get("max_tokens") is not None:
-            text = "max_tokens: it is max_completion_tokens by another name, so give one of them"
+            text = "max_tokens is an alias of max_completion_tokens: send only one of them"
             raise Refusal(400, text, field="max_tokens")
         body["max_tokens"], names = most, CHAT_NAMES
     run = await start(server, user, body, messages, server.on_leave("openai"), names=names)
@@ -127,9 +127,9 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
 async def _respond(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream, background = take_flag(body, "stream"), take_flag(body, "background")
-    is_kept = take_flag(body, "store", usual=True)
-    if background and not is_kept:
-        raise Refusal(400, "store: what runs in the background is kept for a while", field="store")
+    is_stored = take_flag(body, "store", usual=True)
+    if background and not is_stored:
+        raise Refusal(400, "store must be true for a background response", field="store")
     _take_stream_options(body)
     metadata = _read_metadata(body)
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
@@ -141,7 +141,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         messages = [*_read_instructions(instructions), *messages]
         names = {**names, "messages": "instructions"}
     leave: OnLeave = "detach" if background else server.on_leave("openai")
-    echo |= {"background": background, "metadata": metadata, "store": is_kept}
+    echo |= {"background": background, "metadata": metadata, "store": is_stored}
     run = await start(server, user, body, messages, leave, names=names, echo=echo)
     if stream:
         return _stream_response(run, -1)
@@ -154,13 +154,13 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
 
 
 def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
-    """Take the metadata, which stand in all events again: a few short texts."""
+    """Take the metadata, a few short texts that all events repeat."""
     metadata = take_object(body, "metadata")
     if len(metadata) > 16 or not all(
         len(name) <= 64 and isinstance(value, str) and len(value) <= 512
         for name, value in metadata.items()
     ):
-        what = "metadata has at most 16 texts of at most 512 characters, with names of at most 64"
+        what = "metadata must have at most 16 texts of 512 characters, with names of 64 characters"
         raise Refusal(400, what, field="metadata")
     return metadata
 
@@ -176,7 +176,7 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
         return JSONResponse(await _response(run))
     after = request.query_params.get("starting_after", "")
     if after and not (after.isascii() and after.isdigit() and len(after) < 16):
-        raise Refusal(400, "starting_after is a number", field="starting_after")
+        raise Refusal(400, "starting_after must be a number", field="starting_after")
     return _stream_response(run, int(after or -1))
 
 
@@ -194,7 +194,9 @@ async def _delete(server: Server, request: Request, user: str) -> Response:
 
 async def _input_items(server: Server, request: Request, user: str) -> Response:
     await _find(server, user, request)
-    raise Refusal(400, "input_items: what was asked is not kept", field="input_items")
+    raise Refusal(
+        400, "input_items: this server does not store the input of a response", field="input_items"
+    )
 
 
 async def _find(server: Server, user: str, request: Request) -> Run:
@@ -214,14 +216,14 @@ async def _find_run(server: Server, user: str, run_id: str) -> Run | None:
 async def _resolve_references(server: Server, user: str, said: Any) -> Any:
     """Replace references to items of earlier responses by these items.
 
-    A response to which a client refers is kept for `keep` seconds from now on. The items count as
+    A response that a client refers to is stored for `keep` seconds from now on. The items count as
     if the client had sent them: together they have at most `max_body` characters.
     """
     if not isinstance(said, list):
         return said
     items: list[Any] = [*cast("list[Any]", said)]
     if len(items) > server.max_messages:
-        return items  # which is refused for that
+        return items  # which `read_input` refuses
     outputs: dict[str, dict[str, Any]] = {}  # by run
     size = 0
     for place, each in enumerate(items):
@@ -246,18 +248,18 @@ async def _resolve_references(server: Server, user: str, said: Any) -> Any:
 
 
 def _reference(item: Any) -> str | None:
-    """Return the id in a reference to an item; None of all else."""
+    """Return the id in a reference to an item; None for anything else."""
     if not isinstance(item, dict):
         return None
     fields = cast("dict[str, Any]", item)
-    # The type may be missing: then a reference is what has an id and nothing else.
+    # The type may be missing: then a reference has an id and no other field.
     is_reference = fields.get("type") == "item_reference" or fields.keys() == {"id"}
     name = fields.get("id")
     return name if is_reference and isinstance(name, str) else None
 
 
 async def _output(server: Server, user: str, run_id: str) -> dict[str, Any]:
-    """Return the items of a response by their ids; none of one that is not kept."""
+    """Return the items of a response by their ids; none if it is not stored."""
     run = await _find_run(server, user, run_id)
     if run is None or run.log.first > 1:
         return {}
@@ -271,7 +273,7 @@ def _events(run: Run) -> ResponseEvents:
 
 
 async def _response(run: Run) -> dict[str, Any]:
-    """Return the response as far as it has come."""
+    """Return the response so far."""
     events = _events(run)
     try:
         for entry in run.log.entries():
@@ -310,16 +312,16 @@ def _stream_response(run: Run, after: int) -> Response:
 
 
 def _failed(run: Run, last: Entry) -> Response:
-    """Answer with the error that a run has ended with."""
+    """Return the error of a failed run as an HTTP response."""
     status, wait = status_of(last.data["code"]), last.data.get("retry_after")
-    # Without a time to wait for, what fails would fail again, and do all that it did once more.
+    # Without a time to wait, another attempt would fail too, and repeat all effects before that.
     headers = NO_RETRY if wait is None else {"Retry-After": str(wait)}
     headers = {**headers, REQUEST_ID: run.id}
     return JSONResponse(chat_error(last), status, headers=headers)
 
 
 async def _whole(run: Run, request: Request) -> list[Entry]:
-    """Wait for the end of a run, and return all entries; its client may leave meanwhile."""
+    """Wait for the end of a run, and return all entries; cancel the wait if the client leaves."""
 
     async def read() -> list[Entry]:
         return [entry async for entry in run.log.read()]
@@ -328,7 +330,7 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
         try:
             return await while_there(request.receive, read())
         except EntriesExpired:
-            what = "the answer was too long to be kept"
+            what = "the answer was too long to be stored"
             logger.error("the run %s of %s: %s", run.id, run.served.name, what)
             headers = {REQUEST_ID: run.id}
             raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
@@ -391,7 +393,7 @@ def _take_stream_options(body: dict[str, Any]) -> dict[str, Any]:
 def _read_instructions(said: object) -> list[Message]:
     """Return the instructions of a response as a system message."""
     if not isinstance(said, str):
-        raise Refusal(400, "instructions is a text", field="instructions")
+        raise Refusal(400, "instructions must be a text", field="instructions")
     return [Message(role="system", content=said)]
 
 

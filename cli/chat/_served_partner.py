@@ -9,8 +9,8 @@ from ...commander import AnabranchError, Node
 from ...handlers import View, handler
 from ...serve.talk import (
     BadQuestion,
-    EntriesExpired,
     Entry,
+    Gone,
     Question,
     Served,
     Talk,
@@ -69,7 +69,7 @@ class ServedPartner(RunPartner):
                         _put(questions, talk, entry, telling.view)
                     if entry.kind == "completed":
                         status = str(entry.data["status"])
-        except EntriesExpired:
+        except Gone:
             raise CannotAnswer("more was said than can be kept until it is shown") from None
         finally:
             questions.close()

@@ -162,7 +162,7 @@ async def test_a_damaged_run_holds_up_no_other(
             assert (await client.get(f"/runs/{bad}")).status_code == 404
             assert await status(client, good, "completed")
             assert (await client.post("/runs", json=HI)).status_code == 201
-    assert f"the run serve/{bad} cannot be taken up" in caplog.text
+    assert f"cannot resume the run serve/{bad}" in caplog.text
 
 
 # --- long questions
