@@ -414,7 +414,7 @@ def record_into(log: Log, tree: Commander) -> None:
         for each in records:
             # Clients read it, so without the machine and the code.
             shown = {name: INSIDE.get(name, value) for name, value in each.items()}
-            log.append("line", text=to_line(shown).decode())
+            log.append("line", text=to_line(shown))
 
     def on_close() -> None:
         put(records.of(tap.take()))

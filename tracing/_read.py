@@ -170,6 +170,8 @@ def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) 
     for number, line in enumerate(lines, before + 1):
         if not line.endswith("\n"):
             break
+        if line == "\n":  # earlier releases wrote some
+            continue
         try:
             trace.feed(json.loads(line))
         except RecursionError:

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -77,17 +78,11 @@ def live(
     return LiveTrace(commander, content=content, prices=prices)
 
 
-class _RecordSink:
-    """Makes records of events, in the feed's thread, and passes them to `put`."""
+class _RecordSink(ABC):
+    """Makes records of events, in the feed's thread."""
 
-    def __init__(
-        self,
-        put: Callable[[list[Record]], None],
-        content: bool,
-        prices: Mapping[str, Price] | None,
-    ) -> None:
+    def __init__(self, content: bool, prices: Mapping[str, Price] | None) -> None:
         self.kinds = CONTENT_KINDS if content else KINDS
-        self._put = put
         self._content = content
         self._prices = prices
         self._records: Records | None = None  # set when the first record is stored
@@ -97,22 +92,52 @@ class _RecordSink:
         """Put the first record, before any event arrives."""
         self._last = feed.start
         records = Records(feed.start, feed.epoch, content=self._content, prices=self._prices)
-        self._put([records.head()])
+        self.put([records.head()])
         self._records = records
+
+    @abstractmethod
+    def put(self, records: list[Record]) -> None:
+        """Store records."""
+
+    @abstractmethod
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        """Store the records of events."""
 
     def take(self, events: list[Event]) -> None:
         assert self._records is not None
         self._last = self._records.clock_of(events[-1])
-        self._put(self._records.of(events))
+        self.put_events(self._records, events)
 
     def take_gap(self, gap: Gap) -> None:
         assert self._records is not None
         self._last = gap.clock
-        self._put([self._records.gap(gap)])
+        self.put([self._records.gap(gap)])
 
     def end(self, usage: dict[str, Any] | None) -> None:
         if self._records is not None:
-            self._put(self._records.end(self._last, usage))
+            self.put(self._records.end(self._last, usage))
+
+
+class _UnreadSink(_RecordSink):
+    """Stores records until somebody reads them, so that the feed's thread never waits."""
+
+    def __init__(self, content: bool, prices: Mapping[str, Price] | None) -> None:
+        super().__init__(content, prices)
+        self._lock = threading.Lock()
+        self._unread: list[Record] = []
+
+    def put(self, records: list[Record]) -> None:
+        with self._lock:
+            self._unread += records
+
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        self.put(records.of(events))
+
+    def take_unread(self) -> list[Record]:
+        """Return the records since the last call."""
+        with self._lock:
+            records, self._unread = self._unread, []
+        return records
 
 
 class LiveTrace(Handle):
@@ -122,17 +147,11 @@ class LiveTrace(Handle):
         self, commander: Commander, *, content: bool, prices: Mapping[str, Price] | None
     ) -> None:
         require_here(commander, "live(commander, ...)")
-        self._unread: list[Record] = []  # the feed's thread never waits for a reader
-        self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._trace = Trace()
-        sink = _RecordSink(self._put, content, prices)
+        self._sink = sink = _UnreadSink(content, prices)
         self._feed = Feed(commander, sink, sink.kinds, name="a live trace", wait=1.0)
         sink.begin(self._feed)
-
-    def _put(self, records: list[Record]) -> None:
-        with self._lock:
-            self._unread += records
 
     def trace(self) -> Trace:
         """Return the trace so far, at most a twentieth of a second behind the tree.
@@ -141,9 +160,7 @@ class LiveTrace(Handle):
         only one thread should.
         """
         with self._reading:
-            with self._lock:
-                records, self._unread = self._unread, []
-            for each in records:
+            for each in self._sink.take_unread():
                 self._trace.feed(each)
             self._trace.live = not self._trace.lives[-1].ended
             return self._trace
@@ -157,7 +174,7 @@ class _FileSink(_RecordSink):
     """Writes records to a file; each batch reaches the operating system completely."""
 
     def __init__(self, file: IO[bytes], content: bool, prices: Mapping[str, Price] | None) -> None:
-        super().__init__(self._write, content, prices)
+        super().__init__(content, prices)
         self._file = file
 
     def end(self, usage: dict[str, Any] | None) -> None:
@@ -166,8 +183,16 @@ class _FileSink(_RecordSink):
         finally:
             self._file.close()
 
-    def _write(self, records: list[Record]) -> None:
-        data = memoryview(b"\n".join(map(to_line, records)) + b"\n")
+    def put(self, records: list[Record]) -> None:
+        self._write([to_line(each) for each in records])
+
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        self._write(records.lines(events))
+
+    def _write(self, lines: list[str]) -> None:
+        if not lines:  # such as events of which only the last word is not complete yet
+            return
+        data = memoryview(("\n".join(lines) + "\n").encode())
         try:
             while data:  # an unbuffered file may take only a part
                 data = data[self._file.write(data) :]
