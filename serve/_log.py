@@ -101,8 +101,10 @@ class Log:
         self._last = 0
         self._ended = False
         self._waiting: set[asyncio.Future[bool]] = set()
-        # The kind of the entry that was added last; readers may get that later.
+        # The kind of the entry that was added last, and whether that is the last of the run; readers
+        # may get it later.
         self._added: EntryKind | None = None
+        self.is_ending = False
         self._suspended = False
         # What earlier executions have stored; only with a journal.
         self.replay = Replay((), "")
@@ -146,11 +148,6 @@ class Log:
         return self._ended
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the last entry was added; readers may get it later."""
-        return self._added in ENDS
-
-    @property
     def ends_in_text(self) -> bool:
         """Whether the entry that was added last is text."""
         return self._added == "text"
@@ -169,11 +166,13 @@ class Log:
         if self.is_ending:
             raise RuntimeError(f"{kind} cannot follow the last entry of a run")
         size = _encode_texts(data)
+        if self.journal is not None and not self.replay.is_new(kind, data):
+            return
+        self._added = kind
+        self.is_ending = kind in ENDS
         if self.journal is None:
-            self._added = kind
             self._publish(kind, data, size)
-        elif self.replay.is_new(kind, data):
-            self._added = kind
+        else:
             self._write_later(kind, data)
 
     def _publish(self, kind: EntryKind, data: dict[str, Any], size: int) -> None:
@@ -182,7 +181,7 @@ class Log:
         self._entries.append(Entry(self._last, kind, data))
         self._ended = kind in ENDS
         while self._size > self._most and len(self._entries) > 1:
-            self._size -= OVERHEAD + _text_size(self._entries.popleft().data)
+            self._size -= OVERHEAD + _text_size(self._entries.popleft()[2])
         if self._waiting:
             self._wake()
 
@@ -209,6 +208,7 @@ class Log:
         for kind, data in found[self._last :]:
             self._publish(kind, data, _encode_texts(data))
         self._added = found[-1][0] if found else None
+        self.is_ending = self._ended
         self._resumed = True
         # Also of entries that were dropped for readers: they are repeated too.
         self.replay = Replay(found, f"{self._last}:")
@@ -402,4 +402,8 @@ def _encode_texts(data: dict[str, Any]) -> int:
 
 
 def _text_size(data: Mapping[str, Any]) -> int:
-    return sum(len(value) for value in data.values() if isinstance(value, str))
+    size = 0
+    for value in data.values():
+        if isinstance(value, str):
+            size += len(value)
+    return size
