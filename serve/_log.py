@@ -101,7 +101,7 @@ class Log:
         self._last = 0
         self._ended = False
         self._waiting: set[asyncio.Future[bool]] = set()
-        # The kind of the entry that was added last, and whether that is the last of the run; readers
+        # The kind of the entry that was added last, and whether it is the last of the run; readers
         # may get it later.
         self._added: EntryKind | None = None
         self.is_ending = False

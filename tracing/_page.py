@@ -121,38 +121,45 @@ class _Numbers:
 def _more(node: TraceNode, numbers: _Numbers) -> dict[str, Any]:
     """Return the properties that no column has, in the form that `page/data.js` reads."""
     first = node.spells[0].end if node.spells else node.ended
-    said: dict[str, Any] = {
-        "ownAgent": node.own_agent or None,
-        "ownSession": node.own_session or None,
-        "run": node.run_id or None,
-        "id": node.identity or None,
-        "kept": node.kept or None,
-        "host": node.host or None,
-        "reason": node.reason or None,
-        "text": node.text or None,
-        "lives": node.lives if node.lives > 1 else None,
-        "error": _error(node.error),
-        "retried": [[_us(at), _error(error)] for at, error in node.retried] or None,
-        "slow": [[_us(at), seconds, line] for at, seconds, line in node.slow] or None,
-        "requests": [_request(request) for request in node.requests] or None,
-        "usage": _usage(node.usage),
-        "others": [[account, _number(amount)] for account, amount in node.others.items()] or None,
-    }
+    more = _some(
+        {
+            "ownAgent": node.own_agent,
+            "ownSession": node.own_session,
+            "run": node.run_id,
+            "id": node.identity,
+            "kept": node.kept,
+            "host": node.host,
+            "reason": node.reason,
+            "text": node.text,
+            "lives": node.lives if node.lives > 1 else 0,
+            "error": _error(node.error),
+            "retried": [[_us(at), _error(error)] for at, error in node.retried],
+            "slow": [[_us(at), seconds, line] for at, seconds, line in node.slow],
+            "requests": [_request(request) for request in node.requests],
+            "usage": _usage(node.usage),
+            "others": [[account, _number(amount)] for account, amount in node.others.items()],
+        }
+    )
     if len(node.spells) > 1 or (node.spells and first != node.ended):
-        said["spells"] = [
+        more["spells"] = [
             {"start": _us(each.start), "joined": _maybe(each.joined), "end": _maybe(each.end)}
             for each in node.spells
         ]
     if node.tool:
-        said["tool"] = _tool(node)
+        more["tool"] = {
+            "name": node.tool,
+            "call": node.call_id,
+            "size": node.call_size,
+            "status": node.status,
+            "resultSize": node.result_size,
+        } | _some({"arguments": _shown(node.arguments), "result": node.result})
     if node.waits or node.waits_for:
         found = [numbers.find(number, node) for number in node.waits_for[:MOST_LINKS]]
         on = [place for place in found if place is not None]
-        said["waits"] = _some({"text": node.waits, "on": on, "at": node.waits_at})
-    said = {name: value for name, value in said.items() if value is not None}
+        more["waits"] = _some({"text": node.waits, "on": on, "at": node.waits_at})
     if first != node.ended:
-        said["ended"] = _maybe(node.ended)
-    return said
+        more["ended"] = _maybe(node.ended)
+    return more
 
 
 def _some(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,18 +176,9 @@ def _number(amount: float) -> float | str:
     return amount if abs(amount) < 2**53 else str(amount)
 
 
-def _usage(usage: Mapping[str, Usage]) -> list[list[Any]] | None:
-    spent = [
-        [
-            model,
-            used.input_tokens,
-            used.output_tokens,
-            used.cached_input_tokens,
-            used.reasoning_tokens,
-        ]
-        for model, used in usage.items()
-    ]
-    return spent or None
+def _usage(usage: Mapping[str, Usage]) -> list[list[Any]]:
+    fields = ("input_tokens", "output_tokens", "cached_input_tokens", "reasoning_tokens")
+    return [[model, *(getattr(used, each) for each in fields)] for model, used in usage.items()]
 
 
 def _error(error: TraceError | None) -> list[Any] | None:
@@ -190,16 +188,6 @@ def _error(error: TraceError | None) -> list[Any] | None:
     while len(said) > 1 and not said[-1]:
         said.pop()
     return said
-
-
-def _tool(node: TraceNode) -> dict[str, Any]:
-    return {
-        "name": node.tool,
-        "call": node.call_id,
-        "size": node.call_size,
-        "status": node.status,
-        "resultSize": node.result_size,
-    } | _some({"arguments": _shown(node.arguments), "result": node.result})
 
 
 def _request(request: TraceRequest) -> dict[str, Any]:
