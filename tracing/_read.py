@@ -165,13 +165,17 @@ class _Reader:
 def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) -> None:
     """Feed complete lines; `before` lines came earlier.
 
-    The last line of a killed process may be incomplete, and is skipped.
+    The last line of a killed process may be incomplete, and is skipped. So are blank lines between
+    others, which earlier releases wrote.
     """
+    blank = 0
     for number, line in enumerate(lines, before + 1):
         if not line.endswith("\n"):
             break
-        if line == "\n":  # earlier releases wrote some
+        if line == "\n":
+            blank = number
             continue
+        blank = 0
         try:
             trace.feed(json.loads(line))
         except RecursionError:
@@ -181,9 +185,13 @@ def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) 
         except ConfigurationError as error:
             raise ConfigurationError(f"{name!r}: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise ConfigurationError(
-                f"{name!r} is no recording, or is damaged at line {number}: {error!r:.200}"
-            ) from None
+            raise _damaged(name, number, f"{error!r:.200}") from None
+    if blank:
+        raise _damaged(name, blank, "it is blank")
+
+
+def _damaged(name: str, number: int, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{name!r} is no recording, or is damaged at line {number}: {why}")
 
 
 def is_recorded(path: Path) -> bool:

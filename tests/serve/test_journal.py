@@ -406,7 +406,7 @@ async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
     async with served(writer(), journal=path) as client:
         assert await status(client, second, "completed")
         assert (await client.get(f"/runs/{first}")).status_code == 404
-    assert [line for line in caplog.messages if f"cannot resume the run {first}" in line]
+    assert [line for line in caplog.messages if f"cannot resume the run serve/{first}" in line]
 
 
 async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -> None:

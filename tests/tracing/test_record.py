@@ -235,7 +235,7 @@ async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Pa
         await commander.call_handler(talks())
     lines = (tmp_path / "r").read_text().splitlines()
     assert all(lines)
-    (tmp_path / "r").write_text("\n\n".join([*lines, ""]))
+    (tmp_path / "r").write_text("\n\n".join(lines) + "\n")
     [node] = read(tmp_path / "r")
     assert node.text == "Hello"
 
