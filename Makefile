@@ -51,7 +51,7 @@ format: $(VENV)/dev.stamp  ## format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-contracts: $(VENV)/dev.stamp  ## write the rows of docs/contracts.md anew from the tests
+contracts: $(VENV)/dev.stamp  ## print the tests of each promise in docs/contracts.md
 	PYTHONPATH=tests $(BIN)/python -m support.contracts
 
 clean:  ## remove the virtual environments and all that was built

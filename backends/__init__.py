@@ -17,7 +17,7 @@ to be embedded, and come out as vectors.
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops
     _local*, _weights*           the small model or a GGUF file; how its weights are fetched
     _vllm*                       the vLLM engine
-    _tell                        what is asked of models, told to those who listen to the tree
+    _request_events              events about requests: sent, first chunk, progress, reply
     _takes                       images and files in a request, and what a model takes of them
     _cassette, _tape             replies that are recorded and played; _recorded: in a journal too
 

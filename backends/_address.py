@@ -31,12 +31,18 @@ __all__ = [
     "proxy_address",
     "secrets_of",
     "server_address",
+    "with_scheme",
 ]
 
 # Where a server answers, below its address.
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
 
+_NO_SCHEME = re.compile(
+    r"(?://)?(?P<host>[a-z0-9][a-z0-9.-]*|\[[0-9a-f:.]+\])"
+    r"(?P<port>(?::[0-9]{2,5})?)(?P<path>(?:/\S*)?)",
+    re.IGNORECASE,
+)
 _NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _SECRET_HEADER = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.I)
@@ -59,6 +65,18 @@ class Host:
 def is_address(spec: str) -> bool:
     """Say whether `spec` is meant as the address of a server, well formed or not."""
     return re.match(r"https?:/", spec.strip(), re.IGNORECASE) is not None
+
+
+def with_scheme(spec: str) -> str | None:
+    """Return the address that `spec` may mean without its `http://`; None if it is like none."""
+    found = _NO_SCHEME.fullmatch(spec)
+    if found is None:
+        return None
+    host, port, path = found["host"], found["port"], found["path"].rstrip("/")
+    if not (port or host.lower() == "localhost" or re.match(r"/v\d", path)):
+        return None  # the name of a model, perhaps
+    is_near = port or "." not in host or host.replace(".", "").isdigit()
+    return f"{'http' if is_near else 'https'}://{host}{port}{path or '/v1'}"
 
 
 def server_address(base_url: str) -> str:

@@ -15,13 +15,18 @@ from .limits import Limits
 __all__ = ["Fallback"]
 
 
+# Payment required, and too many requests: also of an account whose quota is used up.
+_NO_QUOTA = (402, 429)
+
+
 class Fallback(Backend):
     """Asks each of `backends` in turn until one answers.
 
-    It goes to the next one when a backend is unavailable or limits the rate, after that backend's
-    own retries, and only before the first delta. Every other error is raised as it is: it would
-    hide a wrong key or a wrong name. A backend that was down `failures` times in a row is passed
-    over for `reset_after` seconds. If all fail, the last failure is raised with a note for each.
+    It goes to the next one when a backend is unavailable, limits the rate or has no quota left
+    (status 402 or 429), after that backend's own retries, and only before the first delta. It
+    raises every other error unchanged: going on would hide a wrong key or a wrong name. A backend
+    that was down `failures` times in a row is passed over for `reset_after` seconds. If all fail,
+    the last failure is raised with a note for each.
     """
 
     provider = "fallback"
@@ -66,8 +71,8 @@ class Fallback(Backend):
                             begun = True
                             yield delta
                 return
-            except (BackendUnavailable, RateLimited) as error:
-                if begun:
+            except BackendError as error:
+                if begun or not _may_pass(error):
                     raise
                 failures.append(error)
         for (backend, _), failure in zip(able, failures, strict=True):
@@ -104,3 +109,10 @@ class Fallback(Backend):
     async def leave_loop(self) -> None:
         for backend in self.backends:
             await backend.leave_loop()
+
+
+def _may_pass(error: BackendError) -> bool:
+    """Return whether another backend may answer after this error of the one before it."""
+    if isinstance(error, BackendUnavailable | RateLimited):
+        return True
+    return type(error) is BackendError and error.status in _NO_QUOTA

@@ -12,7 +12,7 @@ from ._local_engine import LocalEngine, Work
 from ._local_model import Model, Source
 from ._local_options import read_options
 from ._local_reply import SMALL_MANNER, Deltas, Manner, read_ahead, reply
-from ._tell import working
+from ._request_events import progress_listener
 from ._timeout import Timeouts
 from ._weights import Progress
 from ._weights_progress import show_progress
@@ -109,7 +109,7 @@ class LocalBackend(EngineBackend[LocalEngine]):
         if self._engine is None:
             self._engine = LocalEngine.open(self._source)
         progress = self._progress or show_progress()
-        return self._engine.run(Work(answer, progress, working(), gives_way))
+        return self._engine.run(Work(answer, progress, progress_listener(), gives_way))
 
     def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = read_options({**self.default_options, **request.options})

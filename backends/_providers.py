@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
-from ._address import Host, header_secrets, hide_secrets, is_address, secrets_of
+from ._address import Host, header_secrets, hide_secrets, is_address, secrets_of, with_scheme
 from ._backend import Backend, Recipe
 
 __all__ = ["HOSTS", "connect"]
@@ -106,9 +106,10 @@ def connect(
 
         asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
-        hint = f": did you mean {asked.replace(prefix, close[0], 1)!r}?" if close else "."
+        meant = with_scheme(asked) or (asked.replace(prefix, close[0], 1) if close else None)
+        hint = "." if meant is None else f": did you mean {meant!r}?"
         there = f"There are: {', '.join(known)}, and http(s) addresses"
-        raise ConfigurationError(f"nothing is known as {asked!r}{hint} {there}")
+        raise ConfigurationError(f"unknown model {asked!r}{hint} {there}")
     address = base_url or (spec if is_address(spec) else "")
     secrets = [
         *secrets_of(address),

@@ -31,10 +31,17 @@ from ..messages import (
 )
 from ..messages.kept import read_message, write_json, write_message
 from ..messages.options import StrictSchema
+from ._request_events import (
+    REQUEST_EVENTS,
+    ObservedRequest,
+    add_usage,
+    is_observed,
+    observing,
+    with_request_events,
+)
 from ._secret import clean
 from ._takes import fit_parts
 from ._tape import delta_from_json, delta_to_json
-from ._tell import TOLD, ToldQuestion, hear_taken, is_telling, tell_request, telling
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -95,7 +102,7 @@ def _digest_of(text: str) -> str:
 
 def note_taken(model: str, usage: Usage) -> None:
     """Say what an attempt took: it is charged again whenever the reply is played."""
-    hear_taken(model, usage)
+    add_usage(model, usage)
     if (taken := _TAKEN.get()) is not None:
         taken.append((model, usage))
 
@@ -120,13 +127,14 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
     def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
         request = fit_parts(self, request)
         node = payer()
-        if node is None or self.asks_others or is_telling(node) or not is_watched(node, *TOLD):
+        if node is None or self.asks_others or is_observed(node):
             return kept(self, request)[0]
-        with telling(
-            ToldQuestion(node)
-        ):  # a `stream` that is no generator asks another one here and now
+        if not is_watched(node, *REQUEST_EVENTS):
+            return kept(self, request)[0]
+        with observing(ObservedRequest(node)):
+            # A `stream` that is no generator asks another backend at once.
             source, replayed = kept(self, request)
-        return tell_request(self, source, request, replayed=replayed)
+        return with_request_events(self, source, request, replayed=replayed)
 
     def kept(self: B, request: Request) -> tuple[AsyncGenerator[Delta, None], bool]:
         scope = scope_here(any_loop=True)
@@ -230,7 +238,7 @@ async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator
     saved = json.loads(text)
     for model, usage in saved["taken"]:
         charge_again(model, Usage(**usage), own=backend.limits_of_model(model))
-        hear_taken(model, Usage(**usage))
+        add_usage(model, Usage(**usage))
     for delta in deltas_of(saved):
         yield delta
     await reply.end()

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..messages import ChunkReader, Delta, Message, Request, request_body
-from ..messages.text import SurrogateJoiner, quote
+from ..messages import ChunkReader, Delta, Message, Request, ToolCallDelta, request_body
+from ..messages.text import SurrogateJoiner, encodable, quote
 from ._address import (
     CHAT,
     EMBEDDINGS,
@@ -32,9 +32,9 @@ from ._address import (
 from ._embedding import Embedded, read_embeddings
 from ._failure import LONGEST, any_reply, describe, whole_body
 from ._model import ModelBackend
+from ._request_events import names_listener
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
-from ._tell import names_listener
 
 __all__ = ["ReadOther", "WireBackend"]
 
@@ -236,10 +236,13 @@ class _Halves:
     its event, so `mend` is needed for such deltas, and for all others while a half is `pending`.
     """
 
-    __slots__ = ("_joiners", "pending")
+    __slots__ = ("_arguments", "_call_id", "_joiners", "pending")
 
     def __init__(self) -> None:
         self._joiners = {name: SurrogateJoiner() for name in ("text", "reasoning", "refusal")}
+        # Of each call's arguments, by its index; by its id where the server gives no index.
+        self._arguments: dict[int | str, SurrogateJoiner] = {}
+        self._call_id = ""  # of the last call without an index
         self.pending = False
 
     def mend(self, delta: Delta) -> Delta:
@@ -248,8 +251,35 @@ class _Halves:
         for name, joiner in self._joiners.items():
             text = joiner.feed(getattr(delta, name))
             setattr(delta, name, text + joiner.end() if ends else text)
-        self.pending = any(joiner.half for joiner in self._joiners.values())
+        if delta.tool_calls or (ends and self._arguments):
+            delta.tool_calls = [*self._mend_calls(delta.tool_calls, ends)]
+        joiners = (*self._joiners.values(), *self._arguments.values())
+        self.pending = any(joiner.half for joiner in joiners)
         return delta
+
+    def _mend_calls(self, pieces: Iterable[ToolCallDelta], ends: bool) -> Iterator[ToolCallDelta]:
+        for piece in pieces:
+            key: int | str = piece.index
+            if piece.index < 0:
+                key = self._call_id = piece.id or self._call_id
+            joiner = self._arguments.setdefault(key, SurrogateJoiner())
+            completes = "\udc00" <= piece.arguments[:1] <= "\udfff"
+            if piece.name and joiner.half and not completes:  # another call begins
+                yield _piece(key, joiner.end())
+            piece.id = piece.id and encodable(piece.id)
+            piece.name = piece.name and encodable(piece.name)
+            piece.arguments = joiner.feed(piece.arguments)
+            yield piece
+        for key, joiner in self._arguments.items() if ends else ():
+            if half := joiner.end():
+                yield _piece(key, half)
+
+
+def _piece(key: int | str, arguments: str) -> ToolCallDelta:
+    """Return more of the arguments of a call, which an index or an id names."""
+    if isinstance(key, int):
+        return ToolCallDelta(key, arguments=arguments)
+    return ToolCallDelta(-1, key or None, arguments=arguments)
 
 
 def _read(

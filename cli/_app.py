@@ -12,13 +12,14 @@ import typer
 
 from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
-from ._diff import show_diff
-from ._exit import FAILED, report_errors
+from ._exit import FAILED, Debug, report_errors
 from ._knowledge import Embedder, knowledge
+from ._run import run
 from ._runs import runs
-from ._see import run, view, watch
 from ._serve import serve_command
 from ._terminal import LegibleLog
+from ._view import show_diff, view
+from ._watch import watch
 
 __all__ = ["app"]
 
@@ -143,7 +144,7 @@ def chat(
     theme: Annotated[
         str | None, typer.Option(help="The colours: dark, light or none. /theme keeps a choice.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Talk to a model, or to anything that can be served, in the terminal or in a pipe.
 

@@ -21,7 +21,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from ..jobs import read_line
-from ._typeahead import drop_typeahead
+from ._keyboard import discard_typeahead
 
 __all__ = ["LineEditor", "open_history", "screen", "terminal_output"]
 
@@ -96,7 +96,7 @@ class LineEditor:
         """
         if not self.edits:
             answer = await _ask_plain(prompt)
-            return answer, not await drop_typeahead()
+            return answer, not await discard_typeahead()
         keys = KeyBindings()
 
         @keys.add(Keys.BracketedPaste)
@@ -106,7 +106,7 @@ class LineEditor:
         session: PromptSession[str] = PromptSession(output=terminal_output(), key_bindings=keys)
         clear_typeahead(session.app.input)
         answer = await _prompt(session, prompt)
-        return answer, not get_typeahead(session.app.input) and not await drop_typeahead()
+        return answer, not get_typeahead(session.app.input) and not await discard_typeahead()
 
 
 def screen() -> TextIO:

@@ -1,4 +1,4 @@
-"""How a command ends: its status, one line for an error, and the signals that end it."""
+"""How a command ends: its exit status, one line for an error, and signals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Annotated, TypeAlias, TypeVar
 
-from ..commander import AnabranchError
-from ._terminal import complain, show_traceback
+import typer
+
+from ._terminal import complain, error_text, show_traceback
 
 __all__ = [
     "FAILED",
@@ -19,12 +21,19 @@ __all__ = [
     "KILLED",
     "TERMINATING",
     "USAGE",
+    "AsJson",
+    "Debug",
+    "Killed",
     "handle_signals",
     "report_errors",
+    "run_until_signal",
 ]
 
+T = TypeVar("T")
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-# The exit status of a program that a signal has ended is this and its number.
+# A program that a signal ends has this plus the number of the signal as its exit status.
 KILLED = 128
 TERMINATING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 SIGNALS = [signal.SIGINT, *TERMINATING]
@@ -34,9 +43,9 @@ SIGNALS = [signal.SIGINT, *TERMINATING]
 def report_errors(
     status: int, debug: bool, usage: tuple[type[Exception], ...] = ()
 ) -> Generator[None]:
-    """Turn an error into one line on the standard error and an exit status.
+    """Turn an error into one line on standard error and an exit status.
 
-    For those of the kinds in `usage` that is `USAGE`.
+    For the types in `usage` the status is `USAGE`.
     """
     try:
         yield
@@ -45,22 +54,22 @@ def report_errors(
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
         raise SystemExit(status) from None
-    except Exception as error:  # noqa: BLE001 - here the program ends
+    except Exception as error:  # noqa: BLE001 - the program ends here
         if debug:
             show_traceback(error)
-        foreseen = isinstance(error, (AnabranchError, OSError))
-        complain(error if foreseen else f"{type(error).__name__}: {error} (--debug shows where)")
+        text = error_text(error, (OSError,))
+        complain(text if text == str(error) else f"{text} (--debug shows where)")
         raise SystemExit(USAGE if isinstance(error, usage) else status) from None
     finally:
         try:
             _flush()
         except OSError:
-            # What is still in the buffer has nowhere to go, and Python would say so at its end.
+            # The rest of the buffer cannot be written, and Python would report that at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flush() -> None:
-    with suppress(AttributeError, ValueError):  # there is none, or it is closed
+    with suppress(AttributeError, ValueError):  # there is no stream, or it is closed
         sys.stdout.flush()
 
 
@@ -68,7 +77,7 @@ def _flush() -> None:
 def handle_signals(
     received: Callable[[int], None], signals: Sequence[signal.Signals] = SIGNALS
 ) -> Generator[None]:
-    """Call `received` in the running loop with each of these, which would end the program."""
+    """Call `received` in the running loop for each of these signals, which then end nothing."""
     loop = asyncio.get_running_loop()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -80,3 +89,33 @@ def handle_signals(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Killed(Exception):
+    """A signal has cancelled the work of a command, which may have raised an error then."""
+
+    def __init__(self, number: int, error: Exception | None = None) -> None:
+        super().__init__(number)
+        self.status = KILLED + number
+        self.error = error
+
+
+async def run_until_signal(work: Awaitable[T], signals: Sequence[signal.Signals] = SIGNALS) -> T:
+    """Return the result of `work`; a signal cancels it, which raises `Killed` once it has ended.
+
+    A result that comes in spite of a signal is returned.
+    """
+    task = asyncio.ensure_future(work)
+    killed: list[int] = []
+
+    def stop(number: int) -> None:
+        killed.append(number)
+        task.cancel()
+
+    with handle_signals(stop, signals):
+        try:
+            return await task
+        except (asyncio.CancelledError, Exception) as error:
+            if not killed:
+                raise
+            raise Killed(killed[0], error if isinstance(error, Exception) else None) from None

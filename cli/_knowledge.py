@@ -20,9 +20,8 @@ from ..backends import connect
 from ..commander import ConfigurationError
 from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
-from ._exit import FAILED, report_errors
-from ._runs_view import count, print_json
-from ._terminal import accept_all_signs, complain, in_line
+from ._exit import FAILED, AsJson, Debug, report_errors
+from ._terminal import allow_unencodable, complain, count, in_line, print_json
 
 __all__ = ["Embedder", "knowledge", "open_index"]
 
@@ -53,8 +52,6 @@ Embedder: TypeAlias = Annotated[
         help="A model that makes vectors, as openai:text-embedding-3-small. Default: words alone.",
     ),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
-Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 DEFAULT = "notes.db"
 
 
@@ -81,7 +78,7 @@ async def open_index(
 
 
 def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    accept_all_signs()
+    allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if status := asyncio.run(work()):
             raise SystemExit(status)

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from ._keys import unechoed
+from ._keyboard import unechoed
 
 __all__ = ["main"]
 

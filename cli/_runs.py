@@ -1,4 +1,4 @@
-"""`anabranch runs`: to see the runs of a journal, and to do something about them."""
+"""`anabranch runs`: show the runs of a journal, and resume, cancel, answer or remove them."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ from ..store import (
     RunRow,
     RunView,
 )
-from ._exit import FAILED, report_errors
+from ._exit import FAILED, AsJson, Debug, report_errors
 from ._named import users_codec
 from ._runs_view import (
     COLOURS,
     age,
-    count,
+    describe_question,
     describe_run,
     describe_view,
-    print_json,
     say,
     show_run,
     show_runs,
 )
-from ._terminal import accept_all_signs
+from ._terminal import allow_unencodable, count, print_json
 
 __all__ = ["runs"]
 
 runs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="See the runs of a journal, take them up, answer what they ask. Ends with status 0; 1 if"
-    " it failed, or the run did, or is over; 2 for wrong usage, as a name that is not there; 128"
+    help="See the runs of a journal, resume them, answer their questions. Ends with status 0; 1 if"
+    " it failed, or the run failed or has ended; 2 for wrong usage, as an unknown name; 128"
     " and its number after a signal. A journal with a codec needs"
     " ANABRANCH_CODEC=module:attribute.",
 )
@@ -58,29 +57,31 @@ ENDED = ("completed", "failed", "cancelled")
 STATES = tuple(state for state in COLOURS if state != "abandoned")
 SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-TOGETHER = 500  # runs that are read at once
-MOST = 10_000  # names among which a misspelt one is looked for
+BATCH = 500  # runs that are read at once
+MAX_NAMES = 10_000  # among which a misspelt one is looked for
 
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")]
 File: TypeAlias = Annotated[
     str,
     typer.Option("--journal", "-j", envvar="ANABRANCH_JOURNAL", help="The journal's file."),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
-Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 DEFAULT = "runs.db"
 
 
-def _do(
-    file: str, debug: bool, as_json: bool, work: Callable[[Journal], Awaitable[int | None]]
-) -> None:
-    """Do something with a journal, which must be there; end with the status that `work` gives."""
+Outcome: TypeAlias = int | tuple[object, str] | None
+"""An exit status, or an answer: as JSON for programs, and as a line."""
 
-    async def opened() -> int | None:
+
+def _do(
+    file: str, debug: bool, as_json: bool, work: Callable[[Journal], Awaitable[Outcome]]
+) -> None:
+    """Do something with an existing journal, and print the answer or end with the exit status."""
+
+    async def opened() -> Outcome:
         async with Journal(file, codec=users_codec()) as journal:
             return await work(journal)
 
-    accept_all_signs()
+    allow_unencodable()
     wrong = (ConfigurationError, RunNotFound, RunExists)
     with report_errors(FAILED, debug, wrong):
         try:
@@ -91,20 +92,23 @@ def _do(
                 )
             if os.path.isfile(file) and not os.path.getsize(file):
                 raise ConfigurationError(f"the file {file!r} is empty, and no journal")
-            if status := asyncio.run(opened()):
-                raise SystemExit(status)
+            outcome = asyncio.run(opened())
+            if isinstance(outcome, tuple):
+                print_json(outcome[0]) if as_json else say(legible(outcome[1]))
+            elif outcome:
+                raise SystemExit(outcome)
         except Exception as error:
-            if as_json and not isinstance(error, BrokenPipeError):  # on the standard output too
+            if as_json and not isinstance(error, BrokenPipeError):  # on standard output too
                 print_json({"error": f"{type(error).__name__}: {error}"})
             raise
 
 
 async def _look(journal: Journal, run_id: str) -> RunView:
-    """Return a run; for one that is not there, say which names are near."""
+    """Return a run; for an unknown one, suggest similar names."""
     try:
         return await journal.look(run_id)
     except RunNotFound as error:
-        names = [run.run_id for run in await journal.runs(limit=MOST)]
+        names = [run.run_id for run in await journal.runs(limit=MAX_NAMES)]
         close = get_close_matches(run_id, names, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise ConfigurationError(f"{error}: {hint}anabranch runs list shows all") from None
@@ -126,8 +130,8 @@ def list_runs(
             raise ConfigurationError(f"there is no state {state!r}: one of {', '.join(STATES)}")
         found = await file.runs(state, prefix, limit + 1)
         views: list[RunView] = []
-        for start in range(0, len(found[:limit]), TOGETHER):
-            some = found[:limit][start : start + TOGETHER]
+        for start in range(0, min(len(found), limit), BATCH):
+            some = found[start : min(start + BATCH, limit)]
             views += await asyncio.gather(*(file.look(run.run_id) for run in some))
         if as_json:
             print_json([describe_view(view, rows=False) for view in views])
@@ -147,12 +151,12 @@ def list_runs(
 @runs.command()
 def show(
     run: RunId,
-    rows: Annotated[bool, typer.Option("--rows", help="The whole history.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="All rows of its history.")] = False,
     journal: File = DEFAULT,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show a run: its inputs, how it stands, what it asks, and its history."""
+    """Show a run: its inputs, state, questions and history."""
 
     async def work(file: Journal) -> None:
         view = await _look(file, run)
@@ -160,17 +164,7 @@ def show(
         if not as_json:
             show_run(view, asked, every=rows)
             return
-        questions = [
-            {
-                "number": each.number,
-                "kind": "doubt" if isinstance(each, PendingDoubt) else "approval",
-                "tool": each.tool,
-                "arguments": dict(each.arguments),
-                "agent": each.agent,
-                "asked": each.asked.isoformat(timespec="milliseconds"),
-            }
-            for each in asked
-        ]
+        questions = list(map(describe_question, asked))
         print_json(describe_view(view, rows=True) | {"questions": questions})
 
     _do(journal, debug, as_json, work)
@@ -187,7 +181,7 @@ def resume(
     live: Annotated[
         list[str] | None,
         typer.Option(
-            help="What a Live field gets: name=module:attribute, an object, or a function without "
+            help="Value of a Live field: name=module:attribute, an object, or a function without "
             "arguments or an async context manager that gives it. May be given several times."
         ),
     ] = None,
@@ -198,10 +192,10 @@ def resume(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Take a run up in this process, and print what it gives.
+    """Resume a run in this process, and print its result.
 
-    Its class is imported as it is named in the journal, also from the current folder. Of a failed
-    run only what had failed runs again. Ctrl-C suspends the run: nothing is lost.
+    Its class is imported as the journal names it, also from the current folder. Of a failed run
+    only the failed parts run again. Ctrl-C suspends the run: nothing is lost.
     """
     from ._runs_resume import resume_run
 
@@ -214,24 +208,22 @@ def resume(
 @runs.command()
 def cancel(
     run: RunId,
-    reason: Annotated[str, typer.Option(help="Why; it is kept.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; the journal stores it.")] = "",
     journal: File = DEFAULT,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Cancel a run for good, whichever process drives it, or none."""
+    """Cancel a run for good, also one that another process runs."""
 
-    async def work(file: Journal) -> None:
+    async def work(file: Journal) -> Outcome:
         view = await _look(file, run)
         await file.cancel(run, reason)
         after = (await file.look(run)).run.state
-        if as_json:
-            print_json({"run_id": run, "state": after, "reason": reason})
-        elif after == "cancelled":
-            say(f"{legible(run)} is cancelled")
-        else:
-            by = f" ({view.run.owner})" if view.run.owner else ""
-            say(legible(f"{run} is told to cancel: who drives it{by} ends it now"))
+        by = f" ({view.run.owner})" if view.run.owner else ""
+        text = f"{run} is told to cancel: who drives it{by} ends it now"
+        if after == "cancelled":
+            text = f"{run} is cancelled"
+        return {"run_id": run, "state": after, "reason": reason}, text
 
     _do(journal, debug, as_json, work)
 
@@ -240,7 +232,7 @@ def cancel(
 def approve(
     run: RunId,
     number: Annotated[
-        int, typer.Argument(metavar="NUMBER", help="Of the question, as list and show have it.")
+        int, typer.Argument(metavar="NUMBER", help="The question's, as list and show print it.")
     ],
     deny: Annotated[bool, typer.Option("--deny", help="Refuse the call.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is refused; the model is told.")] = "",
@@ -258,9 +250,12 @@ def approve(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Answer what a run asks: whether a call may run, or was done; also while it runs elsewhere."""
+    """Answer a run's question: whether a call may run, or was done.
 
-    async def work(file: Journal) -> None:
+    The run may be running in another process.
+    """
+
+    async def work(file: Journal) -> Outcome:
         await _look(file, run)
         asked = await _questions(file, run)
         question = next((each for each in asked if each.number == number), None)
@@ -271,10 +266,8 @@ def approve(
                 + (f"it asks {others}" if others else "it asks none now")
             )
         answer = await _answer(question, deny, reason, arguments, done, not_done)
-        if as_json:
-            print_json({"run_id": run, "number": number, "tool": question.tool, "answer": answer})
-        else:
-            say(legible(f"{question.tool} (question {number} of {run}): {answer}"))
+        answered = {"run_id": run, "number": number, "tool": question.tool, "answer": answer}
+        return answered, f"{question.tool} (question {number} of {run}): {answer}"
 
     _do(journal, debug, as_json, work)
 
@@ -287,7 +280,7 @@ async def _answer(
     done: str | None,
     not_done: bool,
 ) -> str:
-    """Send the answer that the options mean, and return it in a word; refuse what means none."""
+    """Send the answer that the options give, and return it in a word; refuse other options."""
     about, number = f"question {question.number}", question.number
     if isinstance(question, PendingDoubt):
         if deny or reason or arguments is not None or (done is None) == (not not_done):
@@ -334,24 +327,21 @@ def signal(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Send a value to a run; it is kept until the run asks for it."""
+    """Send a value to a run; the journal stores it until the run asks for it."""
 
-    async def work(file: Journal) -> None:
+    async def work(file: Journal) -> Outcome:
         sent: Any = value
         if not text:
             with suppress(ValueError, RecursionError):
                 found = json.loads(value)
-                json.dumps(found, allow_nan=False)  # which is no JSON, though Python reads it
+                json.dumps(found, allow_nan=False)  # Python reads NaN, which is no JSON
                 sent = found
         try:
             await file.signal(run, name, sent, key=key)
         except RunNotFound:
             await _look(file, run)
             raise
-        if as_json:
-            print_json({"run_id": run, "signal": name, "value": sent})
-        else:
-            say(legible(f"{name} is sent to {run}"))
+        return {"run_id": run, "signal": name, "value": sent}, f"{name} is sent to {run}"
 
     _do(journal, debug, as_json, work)
 
@@ -360,28 +350,25 @@ def signal(
 def fork(
     run: RunId,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The new run's name.")],
-    at: Annotated[int, typer.Option(min=0, help="The last row that it shares.")],
+    at: Annotated[int, typer.Option(min=0, help="The last row that they share.")],
     journal: File = DEFAULT,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Make a new run that goes on from a row of another one; resume takes it up.
+    """Make a new run that continues from a row of another one; start it with resume.
 
-    What the other run did outside after that row, the new one does again.
+    It repeats the effects that the other run had after that row.
     """
 
-    async def work(file: Journal) -> None:
+    async def work(file: Journal) -> Outcome:
         view = await _look(file, run)
         if at > view.run.rows:
             raise ConfigurationError(
                 f"the last row of the run {run!r} is {view.run.rows}: --at is from 0 to that"
             )
         made = await file.fork(run, new, at=at)
-        if as_json:
-            print_json(describe_run(made))
-        else:
-            rows = f"{count(made.rows, 'row')} of {run}"
-            say(legible(f"{new} has {rows}: anabranch runs resume {quote(new)}"))
+        rows = f"{count(made.rows, 'row')} of {run}"
+        return describe_run(made), f"{new} has {rows}: anabranch runs resume {quote(new)}"
 
     _do(journal, debug, as_json, work)
 
@@ -389,7 +376,7 @@ def fork(
 @runs.command()
 def purge(
     before: Annotated[
-        str, typer.Option(help="Those that ended so long ago (30d, 12h), or before a date.")
+        str, typer.Option(help="Runs that ended so long ago (30d, 12h), or before a date.")
     ],
     state: Annotated[str | None, typer.Option(help=f"Only {', '.join(ENDED)}.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -397,11 +384,11 @@ def purge(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Remove runs that are over, with all their rows; never one that is not."""
+    """Remove runs that have ended, with all their rows."""
 
     now, found = time.time(), list[RunRow]()
 
-    async def look(file: Journal) -> None:
+    async def look(file: Journal) -> Outcome:
         if state is not None and state not in ENDED:
             raise ConfigurationError(f"only runs that are over are removed: {', '.join(ENDED)}")
         moment = _moment(before, now)
@@ -412,15 +399,12 @@ def purge(
                 f"{count(len(found), 'run')} would be removed: --yes removes them"
             )
 
-    async def remove(file: Journal) -> None:
+    async def remove(file: Journal) -> Outcome:
         removed = await file.purge(_moment(before, now), state=state) if found else 0
-        if as_json:
-            print_json({"removed": removed})
-        else:
-            say(f"{count(removed, 'run')} removed")
+        return {"removed": removed}, f"{count(removed, 'run')} removed"
 
     _do(journal, debug, as_json, look)
-    if found and not yes:  # asked outside of the loop, which would keep Ctrl-C to itself
+    if found and not yes:  # outside of the event loop, which would delay Ctrl-C
         oldest = age(now - min(run.updated for run in found))
         question = f"remove {count(len(found), 'run')}, the oldest {oldest} old? [y/N]: "
         with report_errors(FAILED, debug):

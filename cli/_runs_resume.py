@@ -1,49 +1,51 @@
-"""`anabranch runs resume`: a run is taken up in this process, and a person sees how it goes on."""
+"""`anabranch runs resume`: resume a run in this process, and show its progress."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    nullcontext,
-)
+import sys
+from contextlib import AsyncExitStack, nullcontext
 from shlex import quote
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
-from ..commander import AnabranchError, ConfigurationError
+from ..commander import ConfigurationError
 from ..commander.stored_names import place_of
 from ..handlers.legible import legible
-from ..messages.mask import mask
 from ..store import Journal, JournalError, RunView, Wait
-from ._exit import FAILED, KILLED, handle_signals
-from ._named import import_named, import_users_module
-from ._runs_view import count, describe_wait, print_json, read_json
-from ._terminal import LegibleLog, complain, in_line, show_traceback
+from ._display import LiveRegion, can_draw
+from ._exit import FAILED, Killed, run_until_signal
+from ._named import import_named, import_users_module, open_live
+from ._runs_view import describe_wait, read_json
+from ._terminal import (
+    LegibleLog,
+    complain,
+    count,
+    error_text,
+    in_line,
+    print_json,
+    print_result,
+    show_traceback,
+)
 
-__all__ = ["bring", "resume_run"]
+__all__ = ["resume_run"]
 
-LOOK = 0.5  # seconds between two looks at how far it is
-MOST = 2000  # characters of an error
+POLL_SECONDS = 0.5
 
 
 async def resume_run(
     journal: Journal, view: RunView, live: list[str], app: list[str], as_json: bool, debug: bool
 ) -> int:
-    """Take a run up, wait for its end, and print its result; return the exit status."""
+    """Resume a run, wait for its end, and print its result; return the exit status."""
     run_id, state = view.run.run_id, view.run.state
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if state == "completed":
         notes.print(Text(legible(f"{run_id} has completed before"), "dim"))
-        return _print_end(view, as_json)
+        return _print_result(view, as_json)
     if state == "cancelled":
         raise JournalError(
             journal.name,
@@ -53,116 +55,95 @@ async def resume_run(
         )
     logging.getLogger().addHandler(LegibleLog())
     if state in ("failed", "parked") and view.run.class_name.startswith("__main__:"):
-        await journal.resume(run_id)  # or to run its script again would fail as it has failed
+        await journal.resume(run_id)  # else its script would fail again when it runs again
     _import_class(view.run.class_name, app)
+    killed, failure = 0, None
     async with AsyncExitStack() as stack:
-        given = dict([await bring(each, stack) for each in live])
+        given = await open_live(live, stack)
         if state in ("failed", "parked"):
             await journal.resume(run_id)
-        killed, failure = await _drive(journal, run_id, given, notes)
+        try:
+            await run_until_signal(_resume(journal, run_id, given, notes))
+        except Killed as signal:
+            killed, failure = signal.status, signal.error
+        except Exception as error:  # noqa: BLE001 - the run's own
+            failure = error
     view = await journal.look(run_id)
     if failure is None and not killed:
-        return _print_end(view, as_json)
+        return _print_result(view, as_json)
     if debug and failure is not None:
         show_traceback(failure)
     if as_json:
         error = None if failure is None else f"{type(failure).__name__}: {failure}"
         print_json({"run_id": run_id, "state": view.run.state, "result": None, "error": error})
     again = f"anabranch runs resume {quote(run_id)}"
-    if killed:
+    if failure is None or killed:
         rows = count(view.run.rows, "row")
         notes.print(legible(f"{run_id} is {view.run.state}, with {rows}: {again} goes on"))
-        return KILLED + killed
+        return killed
     hint = f"; {again} tries again" if view.run.state == "failed" else ""
-    what = f"{failure}"
-    if not isinstance(failure, AnabranchError):
-        what = f"{type(failure).__name__}: {failure}"
-    complain(f"the run {run_id!r} is {view.run.state}: {in_line(mask(what), MOST)}{hint}")
+    complain(f"the run {run_id!r} is {view.run.state}: {error_text(failure)}{hint}")
     return FAILED
 
 
-def _print_end(view: RunView, as_json: bool) -> int:
-    """Print what a run has given: a text as it is, anything else as JSON."""
-    result: Any = None if view.result is None else read_json(view.result)
+def _print_result(view: RunView, as_json: bool) -> int:
+    result = None if view.result is None else read_json(view.result)
     if as_json:
         found = {"run_id": view.run.run_id, "state": view.run.state, "result": result}
-        print_json({**found, "error": view.error})
-    elif isinstance(result, str):
-        print(legible(result))
+        print_json(found | {"error": view.error})
     else:
-        print_json(result)
+        print_result(result)
     return 0
 
 
-async def _drive(
-    journal: Journal, run_id: str, live: dict[str, Any], notes: Console
-) -> tuple[int, Exception | None]:
-    """Drive a run to its end; return the signal that suspended it, or 0, and its failure."""
-    killed = 0
-    task = asyncio.create_task(journal.take_up(run_id, live=live))
-
-    def stop(number: int) -> None:
-        nonlocal killed
-        killed = killed or number
-        task.cancel()
-
-    # A line at the foot of a terminal, where there is one.
-    foot: AbstractContextManager[Status | None] = nullcontext()
-    if notes.is_terminal and not notes.is_dumb_terminal:
-        foot = Status(legible(run_id), console=notes)
-    with handle_signals(stop), foot as status:
-        watching = asyncio.create_task(_watch(journal, run_id, notes, status))
+async def _resume(journal: Journal, run_id: str, live: dict[str, Any], notes: Console) -> None:
+    """Drive a run to its end, and report what it waits for."""
+    region = LiveRegion() if can_draw(sys.stderr) else None
+    with nullcontext() if region is None else region:
+        reporting = asyncio.create_task(_report(journal, run_id, notes, region))
         try:
-            await task
-        except asyncio.CancelledError:
-            if not killed:
-                raise
-        except Exception as error:  # noqa: BLE001 - it is the run's, and is told as such
-            return killed, error
-        else:
-            killed = 0  # it came too late
+            await journal.take_up(run_id, live=live)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-    return killed, None
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            if region is not None:
+                region.draw([])
 
 
-async def _watch(journal: Journal, run_id: str, notes: Console, status: Status | None) -> None:
-    """Say how many rows there are, and once of each thing that the run begins to wait for."""
-    rows, said = -1, set[int]()
+async def _report(journal: Journal, run_id: str, notes: Console, region: LiveRegion | None) -> None:
+    """Draw the number of journal entries; print once each thing that the run waits for."""
+    rows, printed = -1, set[int]()
     waits: list[Wait] = []
     while True:
         (run,) = [each for each in await journal.runs(prefix=run_id) if each.run_id == run_id]
-        here = run.owner.endswith(f":{os.getpid()}")  # else another process may have it
+        here = run.owner.endswith(f":{os.getpid()}")  # another process may have the run
         if here and (run.rows != rows or waits):
             rows, waits = run.rows, (await journal.look(run_id)).waits
         for wait in waits:
-            if wait.number not in said:
-                said.add(wait.number)
-                notes.print(
-                    Text(f"waits for {describe_wait(wait)}{_hint(quote(run_id), wait)}", "dim")
-                )
-        if status is not None:
+            if wait.number not in printed:
+                printed.add(wait.number)
+                hint = _hint(quote(run_id), wait)
+                notes.print(Text(f"waits for {describe_wait(wait)}{hint}", "dim"))
+        if region is not None:
             now = f", waits for {'; '.join(map(describe_wait, waits))}" if waits else ""
-            line = in_line(f"{run_id}: {count(run.rows, 'row')}{now}", max(notes.width - 4, 20))
-            status.update(Text(line))
-        await asyncio.sleep(LOOK)
+            line = in_line(f"{run_id}: {count(run.rows, 'row')}{now}", max(notes.width - 2, 20))
+            region.draw([Text(line)])
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _hint(run_id: str, wait: Wait) -> str:
-    match wait.kind:
-        case "approval":
-            return f" (anabranch runs approve {legible(run_id)} {wait.number})"
-        case "doubt":
-            return f" (anabranch runs approve {legible(run_id)} {wait.number} --done or --not-done)"
-        case "signal":
-            return f" (anabranch runs signal {legible(run_id)} {legible(quote(wait.name))} VALUE)"
-        case _:
-            return ""
+    """Return the command that ends a wait."""
+    commands = {
+        "approval": f"approve {run_id} {wait.number}",
+        "doubt": f"approve {run_id} {wait.number} --done or --not-done",
+        "signal": f"signal {run_id} {quote(wait.name)} VALUE",
+    }
+    command = commands.get(wait.kind)
+    return legible(f" (anabranch runs {command})") if command else ""
 
 
 def _import_class(class_name: str, app: list[str]) -> None:
-    """Import what a run needs, before the run is touched."""
+    """Import what a run needs, before it starts."""
     for module in app:
         import_users_module(module, f"--app {module}")
     place = place_of(class_name)
@@ -173,19 +154,3 @@ def _import_class(class_name: str, app: list[str]) -> None:
             " again, which takes the run up; or move the class to a module, for the next run"
         )
     import_named(place, f"the run's class {class_name}")
-
-
-async def bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:
-    """Make what a `--live` names; it is open for as long as the stack."""
-    name, equals, place = spec.partition("=")
-    if not (equals and name and ":" in place):
-        raise ConfigurationError(f"--live is name=module:attribute, not {spec!r}")
-    named = import_named(place, f"--live {spec}")
-    found = named
-    if isinstance(named, type) or not hasattr(named, "__aenter__"):
-        found: Any = named() if callable(named) else named
-    if inspect.isawaitable(found):
-        found = await found
-    if isinstance(found, AbstractAsyncContextManager):
-        found = await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", found))
-    return name, found

@@ -1,9 +1,8 @@
-"""Runs of a journal as tables for people, and as JSON for programs."""
+"""Print the runs of a journal as tables, and describe them as JSON values."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -24,11 +23,10 @@ from ._terminal import in_line
 __all__ = [
     "COLOURS",
     "age",
-    "count",
+    "describe_question",
     "describe_run",
     "describe_view",
     "describe_wait",
-    "print_json",
     "read_json",
     "say",
     "show_run",
@@ -46,7 +44,7 @@ COLOURS = {
     "cancelled": "yellow",
     "abandoned": "bold red",
 }
-# Of a kind of row: what ended well, badly, or asks for something.
+# The style of a kind of row: success, failure, or a wait.
 KINDS = {
     "result": "green",
     "gave": "green",
@@ -63,45 +61,26 @@ KINDS = {
     "waits": "magenta",
     "letter": "magenta",
 }
-# How wide a table is that no terminal shows; how many rows of a history, and characters of a value.
-WIDE, LAST, LONGEST = 200, 20, 300
-FEW = 500  # runs in a table
-RIGHT = ("age", "updated", "rows", "recoveries", "rec.")  # its columns of numbers
+PLAIN_COLUMNS = 200  # of a table that no terminal shows
+MAX_ROWS, MAX_CHARS = 20, 300  # of a history, and of a value
+MAX_TABLE_RUNS = 500
+NUMBERS = ("age", "updated", "rows", "recoveries", "rec.")  # columns of a table of runs
 
 
 def say(text: str | Text) -> None:
-    """Print a line of the program's own on the standard output."""
+    """Print a line to standard output."""
     _console().print(text)
 
 
-def print_json(value: object) -> None:
-    """Print a value for programs; what looks like a key is masked in it too.
-
-    What would steer a terminal, and half of a surrogate pair, are written as JSON's escapes.
-    """
-    encoding = getattr(sys.stdout, "encoding", "")  # none where it is closed
-    text = json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2)
-    print(text if text == legible(text) else "".join(map(_escaped, text)))
-
-
-def _escaped(sign: str) -> str:
-    return sign if sign == legible(sign) else json.dumps(sign)[1:-1]
-
-
-def shown(value: Any, most: int = LONGEST) -> str:
-    """Return a JSON value in one line that is not too long, without keys; a text as it is."""
+def shown(value: Any, limit: int = MAX_CHARS) -> str:
+    """Return a JSON value, or a text, in one line of limited length, with secrets masked."""
     value = mask(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return in_line(text, most)
-
-
-def count(number: int, what: str) -> str:
-    """Say how many there are."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return in_line(text, limit)
 
 
 def age(seconds: float) -> str:
-    """Say a length of time in its largest unit."""
+    """Format a duration in its largest unit."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -109,7 +88,7 @@ def age(seconds: float) -> str:
 
 
 def describe_wait(wait: Wait) -> str:
-    """Say in few words what a run waits for."""
+    """Return what a run waits for, in a few words."""
     until = "" if wait.until is None else f" until {_moment(wait.until)}"
     match wait.kind:
         case "approval" | "doubt":
@@ -126,7 +105,7 @@ def describe_wait(wait: Wait) -> str:
 
 
 def show_runs(views: list[RunView]) -> None:
-    """Print a table of runs; of very many plain lines, which take a tenth of the time."""
+    """Print a table of runs; very many as plain lines, which takes a tenth of the time."""
     now = time.time()
     console = _console()
     roomy = console.width >= 120
@@ -146,13 +125,13 @@ def show_runs(views: list[RunView]) -> None:
             str(run.recoveries or ""),
             "; ".join(map(describe_wait, view.waits)),
         ])  # fmt: skip
-    if len(rows) > FEW:
+    if len(rows) > MAX_TABLE_RUNS:
         columns = [[*map(cell_len, column)] for column in zip(head, *rows, strict=True)]
         widths = [max(column) for column in columns]
         for number, row in enumerate([head, *rows]):
             spaces = [" " * (widths[at] - columns[at][number]) for at in range(len(head))]
             cells = [
-                space + cell if head[at] in RIGHT else cell + space
+                space + cell if head[at] in NUMBERS else cell + space
                 for at, (cell, space) in enumerate(zip(row, spaces, strict=True))
             ]
             print("  ".join(cells).rstrip())
@@ -175,7 +154,7 @@ def show_runs(views: list[RunView]) -> None:
 def show_run(
     view: RunView, questions: Iterable[PendingApproval | PendingDoubt], *, every: bool
 ) -> None:
-    """Print what there is to know of a run; only the last rows of its history unless `every`."""
+    """Print a run, with the last rows of its history, or with `every` row."""
     console, run = _console(), view.run
     facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
@@ -187,7 +166,7 @@ def show_run(
     for each in questions:
         _show_question(console, each)
     if view.letters:
-        console.print("\n[bold]letters[/bold]")
+        console.print(Text("\nletters", "bold"))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         for letter in view.letters:
             table.add_row(
@@ -205,7 +184,7 @@ def show_run(
 
 
 def describe_run(run: RunRow) -> dict[str, Any]:
-    """Return what is known of a run as a JSON value."""
+    """Return the row of a run as a JSON value."""
     return {
         "run_id": run.run_id,
         "class": run.class_name,
@@ -221,7 +200,7 @@ def describe_run(run: RunRow) -> dict[str, Any]:
 
 
 def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
-    """Return a run as a JSON value: with its rows and letters, or without."""
+    """Return a run as a JSON value, with or without its rows and messages."""
     found = describe_run(view.run) | {
         "abandoned": view.abandoned,
         "error": view.error,
@@ -264,6 +243,18 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
     }
 
 
+def describe_question(question: PendingApproval | PendingDoubt) -> dict[str, Any]:
+    """Return a question as a JSON value."""
+    return {
+        "number": question.number,
+        "kind": "doubt" if isinstance(question, PendingDoubt) else "approval",
+        "tool": question.tool,
+        "arguments": dict(question.arguments),
+        "agent": question.agent,
+        "asked": question.asked.isoformat(timespec="milliseconds"),
+    }
+
+
 def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
     run, now = view.run, time.time()
     yield "class", Text(legible(f"{run.class_name}, version {run.version}"))
@@ -294,14 +285,14 @@ def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
 
 
 def _show_question(console: Console, question: PendingApproval | PendingDoubt) -> None:
-    """Print a question so that a person can decide about it: its arguments are whole and exact."""
+    """Print a question; its arguments are complete and exact, so that a person can decide."""
     by = f" by {legible(question.agent)}" if question.agent else ""
     doubt = question.note if isinstance(question, PendingDoubt) else None
     what = "approval" if doubt is None else "doubt"
     head = f"\n{what} {question.number}: {in_line(question.tool, 80)}{by},"
     console.print(Text(f"{head} {age(time.time() - question.asked.timestamp())} ago", "magenta"))
     if doubt is not None:
-        console.print(Text(f"  was it done? {in_line(doubt, LONGEST)}"))
+        console.print(Text(f"  was it done? {in_line(doubt, MAX_CHARS)}"))
     arguments: Mapping[str, Any] = mask(dict(question.arguments))
     for rows in lay_out(arguments, console.width, console.encoding):
         console.print(Text("\n".join(rows)), soft_wrap=True)
@@ -315,11 +306,11 @@ def _show_question(console: Console, question: PendingApproval | PendingDoubt) -
 
 
 def _show_history(console: Console, view: RunView, *, every: bool) -> None:
-    rows = view.rows if every else view.rows[-LAST:]
+    rows = view.rows if every else view.rows[-MAX_ROWS:]
     if not rows:
         console.print(Text("\nno rows yet", "dim"))
         return
-    # The last column takes what the others leave, however long its texts are.
+    # The last column takes the rest of the width, however long its texts are.
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
     table.add_column("row", justify="right", no_wrap=True)
     table.add_column("time", no_wrap=True)
@@ -333,7 +324,7 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
             _moment(row.time),
             Text(legible(row.kind), KINDS.get(row.kind, "")),
             Text(in_line(name.rpartition(":")[2], 60)),
-            Text(shown(_say_row(row.kind, read_json(row.value)))),
+            Text(shown(_row_text(row.kind, read_json(row.value)))),
         )
     console.print()
     if len(rows) < len(view.rows):
@@ -342,23 +333,23 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
     console.print(table)
 
 
-def _say_row(kind: str, value: Any) -> Any:
-    """Return what a row says, without what only the program needs of it."""
+def _row_text(kind: str, value: Any) -> Any:
+    """Return the content of a row, without fields that only the program needs."""
     say = _ROWS.get(kind)
     if say is None or not isinstance(value, dict):
         return "" if value is None else value
     try:
         return say(value)
     except (LookupError, TypeError, AttributeError):
-        return cast("Any", value)  # of a version that wrote it otherwise
+        return cast("Any", value)  # written by another version
 
 
-def _say_root(value: Any) -> str:
+def _root_text(value: Any) -> str:
     key = f" [{value['key']}]" if value.get("key") else ""
     return f"{shown(value['inputs'])}{key}"
 
 
-def _say_message(value: Any) -> Any:
+def _message_text(value: Any) -> Any:
     said = value.get("message") or value.get("result")
     if said is None:
         return f"the reply of row {value['reply']}"
@@ -368,20 +359,20 @@ def _say_message(value: Any) -> Any:
     return f"{said.get('role', 'tool')}: {text}"
 
 
-def _say_failure(value: Any) -> str:
-    """Say what failed: a node, or one of its effects."""
+def _failure_text(value: Any) -> str:
+    """Return the failure of a node or of one of its effects."""
     found = value.get("failure", value)
     found = json.loads(found) if isinstance(found, str) else found
     return f"{found['type'][1]}: {found['message']}"
 
 
 _ROWS: dict[str, Callable[[Any], Any]] = {
-    "root": _say_root,
+    "root": _root_text,
     "intent": lambda value: f"will do {value['name']}",
-    "failure": _say_failure,
-    "failed": _say_failure,
-    "reply": _say_message,
-    "message": _say_message,
+    "failure": _failure_text,
+    "failed": _failure_text,
+    "reply": _message_text,
+    "message": _message_text,
     "attempt": lambda value: f"failed; tries again at {_moment(value['due'])}",
     "usage": lambda value: "; ".join(f"{name}: {_usage(each)}" for name, each in value.items()),
     "letter": lambda value: (
@@ -409,7 +400,7 @@ def _usage(taken: Mapping[str, Any]) -> str:
 
 
 def read_json(value: bytes) -> Any:
-    """Return the JSON value, or the text where it is none; `$exact` matters to programs alone."""
+    """Return the JSON value, or the text that is none; replace each `$exact` by its value."""
     try:
         return json.loads(value, object_hook=lambda it: it.get("$exact", it)) if value else None
     except ValueError:
@@ -417,7 +408,7 @@ def read_json(value: bytes) -> Any:
 
 
 def _moment(when: float) -> str:
-    """Say a time, of today without the day."""
+    """Format a time, without the date if it is today's."""
     local = datetime.fromtimestamp(when)
     return (
         f"{local:%H:%M:%S}"
@@ -431,5 +422,7 @@ def _iso(when: float) -> str:
 
 
 def _console() -> Console:
-    plain = Console(highlight=False, markup=True)
-    return plain if plain.is_terminal else Console(highlight=False, width=WIDE)
+    console = Console(highlight=False, markup=False)  # markup could be a part of a run's name
+    if not console.is_terminal:
+        console.width = PLAIN_COLUMNS
+    return console

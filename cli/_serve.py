@@ -10,7 +10,7 @@ import typer
 
 from ..backends import connect
 from ..commander import ConfigurationError
-from ._exit import FAILED, USAGE, report_errors
+from ._exit import FAILED, USAGE, Debug, report_errors
 from ._named import import_named
 from ._terminal import LegibleLog, in_line
 
@@ -51,7 +51,7 @@ def serve_command(
             help="Keep runs of background mode and of the page here: they go on after a restart.",
         ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Serve agents, jobs and models over HTTP, as OpenAI does, with a page to talk on.
 

@@ -52,7 +52,7 @@ class UserText:
             return
         if self._last is not origin:
             if self._last is not None:
-                text = "\n" + text
+                text = type(text)("\n" + text)  # a `RefusalText` stays one
             self._last = origin
         self.parts.append(text)
         self._put(text)

@@ -20,7 +20,7 @@ from ..messages import (
     ToolCallError,
     Usage,
 )
-from ..messages.text import SurrogateJoiner, encodable
+from ..messages.text import RefusalText, SurrogateJoiner, encodable
 from ._call import OpenCall
 from ._format import Format
 from ._splitter import TextSplitter
@@ -293,7 +293,7 @@ class Assembly:
 
     def _refuse(self, text: str) -> None:
         self._refusal.append(text)
-        self._texts.add(self._refusal_origin, text)
+        self._texts.add(self._refusal_origin, RefusalText(text))
 
     # --- the output of formats
 

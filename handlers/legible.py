@@ -1,6 +1,6 @@
 """What others wrote, made fit for a terminal: `legible` for text to read, in any room.
 
-What a person decides about is shown exactly, by `cli/_exact.py`.
+What a person decides about is shown exactly, by `cli/_question.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 - `_job`: `Job`, a node that waits in the commander's queue, its inputs declared as fields
 - `_edge`: what runs when a job has ended, put together outside the jobs; `Graph`, all of it
+- `fields`: the fields of a class of jobs or a handler, and their values from JSON or text
 - `_response`: `ResponseJob`, one answer of a model with its tools
 - `_chat`, `_read_line`: `ChatJob`, a conversation with a person, and the line that was typed
 

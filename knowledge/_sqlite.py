@@ -1,7 +1,7 @@
-"""An index in a file of SQLite: words by FTS5, vectors beside the pieces.
+"""An index in an SQLite file: words by FTS5, vectors beside the pieces.
 
-The tables are made in one transaction, a document is put in one, and so is what is removed: whoever
-is killed leaves the file as it was before. Several processes may use one file.
+The tables are created in one transaction. A document is added in one and removed in one, so a kill
+leaves the file as it was before. Several processes may use one file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio.to_thread
 
+from ..messages.sqlite import MEMORY, DatabaseFile, is_same_file
 from ._pieces import Piece
 from ._store import Document, Found, Maker, Source, other_maker
 from ._vectors import Vectors
@@ -31,11 +31,6 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-PAGE = 16384  # bytes: of pieces with vectors only one would fit into one of 4096
-PATIENCE = 30.0  # seconds to wait for another process that writes
-MEMORY = ":memory:"
-APPLICATION = 0x416E614B  # "AnaK", in SQLite's header
-VERSION = 1
 TABLES = (
     """create table source (
         id integer primary key, origin text not null unique, name text not null,
@@ -55,42 +50,48 @@ TABLES = (
     "create table about (name text primary key, value) without rowid",
     "insert into about values ('changes', 0)",
 )
-
-# What became of the file, by SQLite's primary result code.
-BROKEN = "put a copy from a backup in its place, or move it away and add the documents again"
-ELSEWHERE = "name a file that this user may write"
-TROUBLES = {
-    sqlite3.SQLITE_FULL: ("has no room left to grow", "make room on the disk"),
-    sqlite3.SQLITE_IOERR: ("could not be read or written", "check the disk, and if it is full"),
-    sqlite3.SQLITE_READONLY: ("may not be written to", ELSEWHERE),
-    sqlite3.SQLITE_PERM: ("may not be used", ELSEWHERE),
-    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", ELSEWHERE),
-    sqlite3.SQLITE_CORRUPT: ("is damaged", BROKEN),
-    sqlite3.SQLITE_NOTADB: ("is no SQLite file", "name another file, or move this one away"),
-    sqlite3.SQLITE_BUSY: ("is being written by another process", "try again when that is done"),
+MIGRATIONS = [TABLES]  # the index of each is the version of the file that it changes
+APPLICATION = 0x416E614B  # "AnaK"
+_ELSEWHERE = "name a file that this user may write"
+_REMEDIES = {
+    sqlite3.SQLITE_READONLY: _ELSEWHERE,
+    sqlite3.SQLITE_PERM: _ELSEWHERE,
+    sqlite3.SQLITE_CANTOPEN: _ELSEWHERE,
+    sqlite3.SQLITE_CORRUPT: (
+        "put a copy from a backup in its place, or move it away and add the documents again"
+    ),
 }
 
 
 class SqliteStore:
-    """One file, or ":memory:". Each call is made in a thread, one after the other."""
+    """One file, or ":memory:". Calls run in a thread, one after the other."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._file = DatabaseFile(
+            name=name,
+            noun="an index",
+            error=KnowledgeError,
+            application=APPLICATION,
+            migrations=MIGRATIONS,
+            remedies=_REMEDIES,
+            pragmas=["page_size = 16384"],  # only one piece with its vector would fit into 4096
+        )
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        # Closes the connection of a store that is never closed, when it is garbage or at exit.
+        # Closes the connection of a store that is never closed, when it is collected or at exit.
         self._closer: weakref.finalize[[], SqliteStore] | None = None
         self._stat: os.stat_result | None = None  # of the file that is open
         self._inherited: list[sqlite3.Connection] = []
-        # All vectors, and what `changes` said when they were read.
+        # All vectors, and the value of `changes` when they were read.
         self._vectors: tuple[int, Vectors] | None = None
         _stores.add(self)
 
-    def begin_anew(self) -> None:
-        """Begin in a fork: a thread of the parent may have the lock, and the connection is its."""
+    def reset(self) -> None:
+        """Reset in a fork: the connection is the parent's, and a thread of it may hold the lock."""
         self._lock = threading.Lock()
         if self._connection is not None:
-            self._inherited.append(self._connection)  # closing it would end both
+            self._inherited.append(self._connection)  # closing it would end both connections
             self._connection = None
             if self._closer is not None:
                 self._closer.detach()
@@ -142,7 +143,7 @@ class SqliteStore:
 
         return await self._call(read_all)
 
-    # What follows runs in a thread.
+    # The rest runs in a thread.
 
     async def _call(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
         def call() -> T:
@@ -155,10 +156,12 @@ class SqliteStore:
     def _transaction(self, *, writes: bool) -> Generator[sqlite3.Connection]:
         try:
             if self._connection is None:
-                self._connection = _open(self._name)
+                if self._name != MEMORY:
+                    self._file.require_place()
+                self._connection = self._file.connect()
                 self._closer = weakref.finalize(self, self._connection.close)
                 self._stat = None if self._name == MEMORY else os.stat(self._name)
-            elif self._stat is not None and not _is_still(self._name, self._stat):
+            elif self._stat is not None and not is_same_file(self._name, self._stat):
                 why = "was taken away or replaced while it was open"
                 raise KnowledgeError(self._name, why, "put it back, or close it and open it anew")
             sql = self._connection
@@ -173,7 +176,7 @@ class SqliteStore:
                     sql.execute("rollback")
                 raise
         except (sqlite3.Error, OSError) as error:
-            raise _trouble(self._name, error) from error
+            raise self._file.explain(error) from error
 
     def _close(self) -> None:
         with self._lock:
@@ -209,20 +212,13 @@ class SqliteStore:
 _stores = weakref.WeakSet[SqliteStore]()
 
 
-def _begin_anew() -> None:
+def _reset_all() -> None:
     for store in _stores:
-        store.begin_anew()
+        store.reset()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
-
-
-def _is_still(name: str, stat: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(name), stat)
-    except OSError:
-        return False
+    os.register_at_fork(after_in_child=_reset_all)
 
 
 def _remove(sql: sqlite3.Connection, origin: str) -> int:
@@ -248,92 +244,10 @@ def _maker(sql: sqlite3.Connection) -> Maker | None:
 
 
 def _check_maker(name: str, sql: sqlite3.Connection, maker: Maker | None) -> None:
-    """Refuse what would not fit what is there; the first maker's vectors say what fits."""
+    """Refuse vectors of another embedding model than that of the index."""
     before = _maker(sql)
     if before is None and maker is not None:
         values = [("embedder", maker.embedder), ("size", maker.size)]
         sql.executemany("insert into about values (?, ?)", values)
     elif before != maker:
         raise other_maker(name, before, maker)
-
-
-def _open(name: str) -> sqlite3.Connection:
-    """Open the file, or make it; several processes may make the same one at once."""
-    if name != MEMORY:
-        _check_place(name)
-    give_up = time.monotonic() + PATIENCE
-    while True:
-        sql = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-        try:
-            _prepare(sql, name)
-            return sql
-        except BaseException as error:
-            sql.close()
-            # SQLite itself does not wait for whoever changes the file to WAL at this moment.
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)
-
-
-def _check_place(name: str) -> None:
-    """Refuse what SQLite would not, or would with less to say."""
-    if not name or "\0" in name:
-        raise KnowledgeError(name, "has no name that a file can have", "name a file")
-    folder = Path(os.path.realpath(name)).parent
-    if not folder.is_dir():
-        why = f"cannot be made, for there is no folder {str(folder)!r}"
-        raise KnowledgeError(name, why, "make the folder first")
-    if os.path.isdir(name):
-        raise KnowledgeError(name, "is a folder", "name a file in it")
-    if os.path.exists(name) and (not os.path.isfile(name) or os.stat(name).st_size == 1):
-        # A pipe or a device; and SQLite takes a file of one byte for an empty one.
-        raise KnowledgeError(name, *TROUBLES[sqlite3.SQLITE_NOTADB])
-
-
-def _prepare(sql: sqlite3.Connection, name: str) -> None:
-    sql.execute("begin")  # all of one moment: another process may be making the file
-    version = _version(sql, name)
-    sql.execute("commit")
-    if not version:
-        sql.execute(f"pragma page_size = {PAGE}")  # before there is anything in the file
-    sql.execute("pragma journal_mode = wal")
-    sql.execute("pragma synchronous = full")
-    sql.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
-    if not version:
-        sql.execute("begin immediate")
-        if not _version(sql, name):  # another process may have been faster
-            for statement in TABLES:
-                sql.execute(statement)
-            sql.execute(f"pragma application_id = {APPLICATION}")
-            sql.execute(f"pragma user_version = {VERSION}")
-        sql.execute("commit")
-    # SQLite takes what is missing of the last page for zeros. Pages may be in the WAL alone: then
-    # they are brought into the file first, if no other process is doing so or reads them there.
-    pages, size = (sql.execute(f"pragma page_{each}").fetchone()[0] for each in ("count", "size"))
-    if name != MEMORY and os.stat(name).st_size < pages * size:
-        busy, frames, done = sql.execute("pragma wal_checkpoint(passive)").fetchone()
-        if not busy and frames == done and os.stat(name).st_size < pages * size:
-            raise KnowledgeError(name, "is damaged (a part of it was cut off)", BROKEN)
-
-
-def _version(sql: sqlite3.Connection, name: str) -> int:
-    """Return which version the file's tables have, 0 for a new file; refuse a strange one."""
-    (application,) = sql.execute("pragma application_id").fetchone()
-    (version,) = sql.execute("pragma user_version").fetchone()
-    (tables,) = sql.execute("select count(*) from sqlite_schema").fetchone()
-    if application != APPLICATION and (application or version or tables):
-        why = "is a SQLite file of another program"
-        raise KnowledgeError(name, why, "name another file: an index has one of its own")
-    if version > VERSION:
-        why = f"has tables of version {version}, and this anabranch knows {VERSION}"
-        raise KnowledgeError(name, why, "upgrade anabranch")
-    return version
-
-
-def _trouble(name: str, error: sqlite3.Error | OSError) -> KnowledgeError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if type(error) is sqlite3.OperationalError and not code:  # Python's own: a text that is none
-        code = sqlite3.SQLITE_CORRUPT
-    why, remedy = TROUBLES.get(code, ("could not be used", "see what this error was caused by"))
-    return KnowledgeError(name, f"{why} ({type(error).__name__}: {str(error)[:200]})", remedy)

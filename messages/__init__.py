@@ -17,6 +17,7 @@ requests. In between they are:
 - `options`: the names that options have, and what is said of a misspelt one
 - `mask`: values without what looks like a key, for those who show or write them
 - `whole`: a file of the user's own, written whole or not at all
+- `sqlite`: an SQLite file of the package's own is opened, and its faults are explained
 - `tokens`: how many tokens a text has, estimated
 - `arguments`, `text`: for the rooms above: a call's arguments as text, and text that can be encoded
 """

@@ -325,7 +325,9 @@ def error_from_wire(error: object, status: int | None = None) -> BackendError:
         status in _MAY_BE_TOO_LONG and _TOO_LONG.search(message)
     ):
         return ContextTooLong(message, status=status)
-    if status == 429 or not _RATE_WORDS.isdisjoint(words[:1]):
+    if "insufficient_quota" in words:  # the account has to be topped up: no pause helps
+        return BackendError(message, status=status)
+    if status == 429 or "rate_limit_exceeded" in words[:1]:
         return RateLimited(message)
     if status in {401, 403} or "invalid_api_key" in words[:1]:
         return AuthenticationError(message, status=status)
@@ -357,7 +359,6 @@ def _status(word: str) -> int | None:
 
 _MESSAGES = ("message", "error", "detail", "msg", "error_msg")
 _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_RATE_WORDS = frozenset({"rate_limit_exceeded", "insufficient_quota"})
 # What servers call their errors, in small letters, without underscores and "error" at the end.
 _STATUSES = {
     **dict.fromkeys(("invalidrequest", "badrequest", "invalidargument", "validation"), 400),

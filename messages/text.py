@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["SurrogateJoiner", "encodable", "overlap", "quote"]
+__all__ = ["RefusalText", "SurrogateJoiner", "encodable", "message_of", "overlap", "quote"]
 
 
 def encodable(text: str) -> str:
@@ -18,6 +18,20 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+class RefusalText(str):
+    """A piece of a text for the user in which the model refuses to answer."""
+
+    __slots__ = ()
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception; empty if its `__str__` raises."""
+    try:
+        return f"{error}"
+    except Exception:  # noqa: BLE001 - code of a user's class
+        return ""
 
 
 class SurrogateJoiner:

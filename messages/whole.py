@@ -1,40 +1,65 @@
-"""A file of the user's own that is written whole or not at all."""
+"""Replace a file in one step: a reader finds the old text or the new text, never a part."""
 
 from __future__ import annotations
 
 import errno
 import os
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from secrets import token_hex
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["write_whole"]
+__all__ = ["replace_file", "resolve", "write_pieces", "write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Replace a file in one step; only its user may read it.
 
-    Whoever reads it, even after a crash or a full disk, finds what was there before or all of the
-    text, never a part. Raises `OSError` if that cannot be done, also where something stands that is
-    no file: a folder, a pipe, a device; and `ConfigurationError` if no file can have this name.
+    Holds after a crash or on a full disk too. Raises `OSError` if the file cannot be written or is
+    a folder, a pipe or a device, and `ConfigurationError` if no file can have this name.
     """
     target = Path(path)
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
-        target = target.resolve()  # a link keeps pointing at the file it names
-        if target.is_symlink():  # Python 3.13 and later do not raise
-            raise RuntimeError("a link to itself")
+        target = resolve(target)
     except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
         raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+    replace_file(target, [text], 0o600)
+
+
+def resolve(path: Path) -> Path:
+    """Return the file that a link names, so that the link itself is not replaced."""
+    path = path.resolve()
+    if path.is_symlink():  # Python 3.13 and later do not raise
+        raise RuntimeError("a link to itself")
+    return path
+
+
+def replace_file(path: Path, pieces: Iterable[str], mode: int) -> None:
+    """Write pieces of text to a file beside `path`, and rename it to `path` when all are on disk.
+
+    `mode` is that of the new file, as `os.open` takes it.
+    """
+    part = path.with_name(f".{path.name[:100]}.{token_hex(4)}.part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
+        write_pieces(part, pieces, "x", mode)
+        os.replace(part, path)
     except BaseException:
-        os.unlink(name)
+        part.unlink(missing_ok=True)
         raise
+
+
+def write_pieces(path: Path, pieces: Iterable[str], how: str, mode: int = 0o666) -> None:
+    """Write pieces of text to a new file ("x") or into an existing one ("w"), as UTF-8."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    # A model can send half of a surrogate pair, which UTF-8 cannot encode.
+    with open(path, how, encoding="utf-8", errors="replace", newline="\n", opener=opener) as file:
+        file.writelines(pieces)
+        file.flush()
+        if how == "x":
+            os.fsync(file.fileno())

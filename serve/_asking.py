@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
 
+NO_MESSAGES = "{} is a list with at least one message"
 # How many messages are read between two turns of the event loop: a millisecond's work.
 SLICE = 64
 
@@ -70,12 +71,17 @@ async def start(
     `names` are those of the wire for fields that are called otherwise here; `traced` and `asks` are
     as `Run` has them.
     """
-    model = body.pop("model", None)
-    served = server.served.get(model) if isinstance(model, str) else None
+    model: Any = body.pop("model", None)
+    known = ", ".join(server.served)
+    if not isinstance(model, str):
+        text = "model is a text" if model is not None else "the request names no model"
+        raise Refusal(400, f"{text}; there are: {known}", field="model")
+    served = server.served.get(model)
     if served is None:
-        known = ", ".join(server.served)
         text = f"there is no model {model!r:.200}; there are: {known}"
         raise Refusal(404, text, code="model_not_found", field="model")
+    if served.needs_text and not messages:
+        raise Refusal(400, NO_MESSAGES.format("input"), field="input")
     fields = take_object(body, "fields")
     found: Any = body.pop("tools", None)
     if not isinstance(found, list | None):
@@ -137,7 +143,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
     Other tasks run between two slices, so that a long conversation does not hold up the rest.
     """
     if not isinstance(said, list) or not said:
-        raise Refusal(400, f"{name} is a list with at least one message", field=name)
+        raise Refusal(400, NO_MESSAGES.format(name), field=name)
     _require_few(server, cast("list[Any]", said), name)
     messages: list[Message] = []
     sealed: list[ProviderItem] = []  # of the reply whose other items follow
@@ -168,6 +174,8 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             raise Refusal(400, f"this is no message{text:.500}", field=field) from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
+        if message.role == "user" and fields.get("content") in (None, []):
+            raise Refusal(400, "a user's message needs a content", field=field)
         if message.role == "tool" and not message.tool_call_id:
             raise Refusal(
                 400, "tool_call_id must name the call that the message answers", field=field
@@ -289,8 +297,13 @@ def _only(names: Mapping[str, str], fields: Mapping[str, Any], field: str) -> di
 
 
 async def read_input(server: Server, body: dict[str, Any]) -> list[Message]:
-    """Take `input` out of the body: a text of the user's, or a list of messages."""
+    """Take `input` out of the body: the user's text, or a list of messages.
+
+    It may be missing where there are `fields`, which a job or a handler may take alone.
+    """
     said = body.pop("input", None)
+    if said is None and body.get("fields") is not None:
+        return []
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
     return await read_messages(server, said, "input")

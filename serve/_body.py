@@ -42,6 +42,10 @@ async def read_body(server: Server, request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(415, "a request is application/json")
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        text = f"this server does not read bodies with Content-Encoding {coding!r:.100}"
+        raise Refusal(415, text, headers={**CLOSE, "Accept-Encoding": "identity"})
     body = bytearray()
     try:
         async with asyncio.timeout(PATIENCE):

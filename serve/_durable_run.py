@@ -44,6 +44,7 @@ class Outcome:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     items: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    refused: bool = False  # the text is a refusal
 
     @classmethod
     def of(cls, served: Served, result: Any, usage: dict[str, Any]) -> Outcome:
@@ -54,7 +55,8 @@ class Outcome:
             text = call.raw if call.error is not None and call.raw is not None else call.text
             calls.append({"id": call.id, "name": call.name, "arguments": text, "index": call.index})
         items = [item.model_dump(exclude_defaults=True) for item in served.items(result)]
-        return cls(served.text(result), served.status(result), calls, usage, items)
+        refused = served.refused(result)
+        return cls(served.text(result), served.status(result), calls, usage, items, refused)
 
 
 class Answer(Durable[Outcome]):

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
-from ..commander.errors import BudgetExceeded, ContextTooLong, RateLimited
+from ..commander.errors import BackendError, BudgetExceeded, ContextTooLong, RateLimited
 from ..messages.mask import mask
 
 __all__ = [
@@ -85,6 +85,8 @@ def failure_of(error: BaseException, run_id: str) -> Failure:
                 return Failure(
                     "context_length_exceeded", "the conversation is too long for the model"
                 )
+            case BackendError(status=402 | 429):
+                return Failure("insufficient_quota", "the quota of the model is used up")
             case _:
                 pass
     return Failure("server_error", see_log("the run", run_id))

@@ -174,15 +174,16 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
 def application(routes: Sequence[Route], lifespan: StatelessLifespan[Starlette]) -> Starlette:
     """Make the application; requests for other addresses get the same kind of refusal."""
 
+    paths = {each.path for each in routes}
+
     async def refuse(request: Request, error: Exception) -> Response:
         known = cast("HTTPException", error)
-        what = "this address takes no such request" if known.status_code == 405 else None
-        said = Refusal(
-            known.status_code,
-            what or "there is nothing at this address",
-            headers={**(known.headers or {})},
-        )
-        return said.response()
+        what = "there is nothing at this address"
+        if known.status_code == 405:
+            what = "this address takes no such request"
+        elif f"/v1{request.url.path.rstrip('/')}" in paths:
+            what += "; should the base URL end in /v1?"
+        return Refusal(known.status_code, what, headers={**(known.headers or {})}).response()
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
     # A redirect would lead to any host that the request names.

@@ -229,7 +229,8 @@ class Log:
             if row.kind in ("reply", "broken"):
                 value: Any = json.loads(row.value)
                 reply = value["said"] if row.kind == "broken" else value
-                recorded.append(reply["message"].get("content") or "")
+                message = reply["message"]
+                recorded += [message.get("content") or "", message.get("refusal") or ""]
         if self.replay.is_interrupted(recorded):
             self.append("broken")
 

@@ -31,10 +31,15 @@ class ChatChunks:
     _said: Texts = field(default_factory=lambda: Texts())
     _begun: bool = False
     _calls: int = 0
+    # Of the chunks that say more of what was said last, by whether that is a refusal.
+    _arounds: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]])
     _around: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._around = frame_around(self._chunk({"content": HOLE}))
+        self._arounds = {
+            refuses: frame_around(self._chunk({name: HOLE}))
+            for refuses, name in ((False, "content"), (True, "refusal"))
+        }
 
     def more(self, entry: Entry) -> str | None:
         """Write the frame of an entry that says more of the same; None of any other, to `feed`."""
@@ -48,7 +53,9 @@ class ChatChunks:
             self._begun = True
             yield self._chunk({"role": "assistant", "content": ""})
         if text := self._said.feed(entry):
-            yield self._chunk({"content": text})
+            refuses = self._said.refuses
+            self._around = self._arounds[refuses]
+            yield self._chunk({"refusal" if refuses else "content": text})
         if entry.kind == "reasoning":
             yield self._chunk({"reasoning_content": entry.data["text"]})
         if entry.kind == "items":
@@ -75,30 +82,40 @@ class ChatChunks:
 
 
 class Texts:
-    """What a reader of plain text is given of a run: its replies, parted by an empty line."""
+    """The text that a client gets of a run: its replies, with an empty line between them.
+
+    A refusal is a text of its own.
+    """
 
     def __init__(self) -> None:
         self.speech: object = None  # whose text came last
+        self.refuses = False  # whether that is a refusal
+        self._begun: set[bool] = set()
 
     def feed(self, entry: Entry) -> str:
         """Return the text that an entry adds."""
         if entry.kind != "text":
             return ""
-        speech, before = entry.data["speech"], self.speech
-        self.speech = speech
         text: str = entry.data["text"]
-        return text if before in (None, speech) else f"\n\n{text}"
+        if entry.data["speech"] == self.speech:
+            return text
+        self.speech, self.refuses = entry.data["speech"], "refusal" in entry.data
+        if self.refuses in self._begun:
+            return f"\n\n{text}"
+        self._begun.add(self.refuses)
+        return text.removeprefix("\n") if self.refuses else text
 
 
 def chat_completion(
     name: str, model: str, created: int, entries: Iterable[Entry]
 ) -> dict[str, Any]:
     """Make the complete completion of a run; its text is that of all chunks."""
-    said, texts, last = Texts(), list[str](), None
+    said, texts, refusals, last = Texts(), list[str](), list[str](), None
     calls: list[dict[str, Any]] = []
     more: dict[str, Any] = {}
     for entry in entries:
-        texts.append(said.feed(entry))
+        text = said.feed(entry)
+        (refusals if said.refuses else texts).append(text)
         calls += [tool_call(entry)] if entry.kind == "requested" else []
         if entry.kind == "reasoning":
             more["reasoning_content"] = more.get("reasoning_content", "") + entry.data["text"]
@@ -107,10 +124,12 @@ def chat_completion(
         last = entry
     assert last is not None
     assert last.kind == "completed"
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "refusal": None}
+    refusal = "".join(refusals) or None
+    content = "".join(texts) or (None if refusal or calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": refusal}
     message |= more
     if calls:
-        message |= {"content": message["content"] or None, "tool_calls": calls}
+        message["tool_calls"] = calls
     choice = {"index": 0, "message": message, "finish_reason": finish_of(last), "logprobs": None}
     completion = {"id": name, "object": "chat.completion", "created": created, "model": model}
     return completion | {"choices": [choice], "usage": last.data["usage"]}

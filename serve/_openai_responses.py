@@ -21,7 +21,6 @@ __all__ = ["ResponseEvents"]
 
 Fields: TypeAlias = dict[str, Any]
 
-TEXT_DELTA = "response.output_text.delta"
 # Error codes of this wire, by the code of a failure.
 ERRORS = {
     "insufficient_quota": "rate_limit_exceeded",
@@ -44,6 +43,7 @@ class ResponseEvents:
         # The open message, the reply it belongs to, and the constant parts of its delta events.
         self._message: Fields | None = None
         self._speech: object = None
+        self._key = "text"  # or "refusal": the field of the message's part that grows
         self._around: list[str] = []
         # The open reasoning, and the reply it belongs to.
         self._reasoning: Fields | None = None
@@ -94,10 +94,8 @@ class ResponseEvents:
             case "text":
                 if data["speech"] != self._speech:
                     yield from self._end_message("completed")
-                    yield from self._begin_message(data["speech"])
-                assert self._message is not None
-                self._message["content"][0]["text"] += data["text"]
-                yield self._of_text("output_text.delta", delta=data["text"], logprobs=[])
+                    yield from self._begin_message(data)
+                yield self._add_text(data["text"])
             case "broken":
                 yield from self._end_message("incomplete")
             case "reasoning":
@@ -132,7 +130,7 @@ class ResponseEvents:
         if entry.kind != "text" or entry.data["speech"] != self._speech or self._message is None:
             return None
         text = entry.data["text"]
-        self._message["content"][0]["text"] += text
+        self._message["content"][0][self._key] += text
         first, between, last = self._around
         number = self._number
         self._number += 1
@@ -140,25 +138,45 @@ class ResponseEvents:
 
     # --- messages and reasoning
 
-    def _begin_message(self, speech: object) -> Iterator[Fields]:
+    def _begin_message(self, data: Mapping[str, Any]) -> Iterator[Fields]:
         item = self._add_item(
             "msg", type="message", role="assistant", status="in_progress", content=[]
         )
-        self._speech, self._message = speech, item
+        self._speech, self._message = data["speech"], item
+        self._key = "refusal" if "refusal" in data else "text"
         yield self._item_event("added", item)
         part: Fields = {"type": "output_text", "text": "", "annotations": []}
+        if self._key == "refusal":
+            part = {"type": "refusal", "refusal": ""}
         item["content"].append(part)
         yield self._of_text("content_part.added", part={**part})
-        around = {"type": TEXT_DELTA, "sequence_number": HOLE, **self._of(item)}
-        around |= {"content_index": 0, "delta": HOLE, "logprobs": list[Any]()}
-        self._around = frame_around(around, event=TEXT_DELTA)
+        kind = f"response.{self._kind('delta')}"
+        around = {"type": kind, "sequence_number": HOLE, **self._of(item)}
+        around |= {"content_index": 0, "delta": HOLE, **self._logprobs()}
+        self._around = frame_around(around, event=kind)
+
+    def _add_text(self, text: str) -> Fields:
+        assert self._message is not None
+        part = self._message["content"][0]
+        if self._key == "refusal" and not part["refusal"]:
+            text = text.removeprefix("\n")  # which separates it from the text before it
+        part[self._key] += text
+        return self._of_text(self._kind("delta"), delta=text, **self._logprobs())
+
+    def _kind(self, what: str) -> str:
+        """Return the type of an event of the part that grows."""
+        return f"{'output_text' if self._key == 'text' else 'refusal'}.{what}"
+
+    def _logprobs(self) -> dict[str, list[Any]]:
+        return {"logprobs": []} if self._key == "text" else {}
 
     def _end_message(self, status: str) -> Iterator[Fields]:
         if (item := self._message) is None:
             return
         part = item["content"][0]
         item["status"] = status
-        yield self._of_text("output_text.done", text=part["text"], logprobs=[])
+        done = {self._key: part[self._key], **self._logprobs()}
+        yield self._of_text(self._kind("done"), **done)
         yield self._of_text("content_part.done", part={**part})
         yield self._item_event("done", item)
         self._message = self._speech = None

@@ -29,6 +29,8 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True,),
     "tool_choice": ("auto",),
+    "stop": ([],),
+    "logit_bias": ({},),
 }
 
 Text = Annotated[str, Field(max_length=10_000)]

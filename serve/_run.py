@@ -17,6 +17,7 @@ from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
+from ..messages.text import RefusalText
 from ..store import JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
 from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tools.origins import definition_of
@@ -171,7 +172,9 @@ class Run(Node[None], internal=True):
                     record_into(self.trace, tree)
                 outcome = await self._answer(tree)
             if outcome.text and outcome.text != "".join(self._reply):
-                self._add("text", text=outcome.text, speech="result", agent=self.served.name)
+                refused = {"refusal": True} if outcome.refused else {}
+                about = {"speech": "result", "agent": self.served.name, **refused}
+                self._add("text", text=outcome.text, **about)
             if outcome.items:
                 self._add("items", items=outcome.items)
                 if outcome.calls and self.echo.get("store", True):
@@ -285,7 +288,13 @@ class Run(Node[None], internal=True):
             self._replying = node
             self._reply.clear()
         self._reply.append(text)
-        self._add("text", text=text, **self._speaker)
+        if type(text) is RefusalText:
+            speech = f"{self._speaker['speech']}:refusal"  # no part of the other text
+            self._add(
+                "text", text=str(text), **{**self._speaker, "speech": speech, "refusal": True}
+            )
+        else:
+            self._add("text", text=text, **self._speaker)
 
     def _add_inner_text(self, event: Event) -> None:
         """Drop the text of an agent below: it is no part of the answer."""

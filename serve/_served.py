@@ -18,10 +18,11 @@ from ..commander.errors import ConfigurationError
 from ..dispatch import fork
 from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
+from ..jobs.fields import Field, InvalidValue
 from ..messages import Conversation, Message, ProviderItem, Request, ToolCall
 from ..tools import result_text
 from ._failure import log_failure
-from ._fields import BadQuestion, Field, fields_of
+from ._fields import BadQuestion, fields_of
 from ._options import ModelOptions, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
@@ -53,6 +54,8 @@ class Served(ABC):
     keeps = False
     # The agent, where it is one by itself.
     agent: Agent[Any] | None = None
+    # Whether a question without a message is refused.
+    needs_text = True
     # What may be given beside what is said; a text alone answers what has none.
     fields: Sequence[Field] = ()
 
@@ -65,13 +68,21 @@ class Served(ABC):
 
     def text(self, result: Any) -> str:
         """Return what the result of that node says."""
-        if isinstance(result, (AgentMessage, ChatResult)):
+        if isinstance(result, AgentMessage):
+            refusal = result.extra.get("refusal")
+            behind = [refusal] if isinstance(refusal, str) and refusal != result.text else []
+            return "\n".join([result.text, *behind])
+        if isinstance(result, ChatResult):
             return result.text
         return result_text(result)
 
     def status(self, result: Any) -> str:
         """Return why it said no more: "ok", "length", "content_filter", "tool_calls"."""
         return "ok"
+
+    def refused(self, result: Any) -> bool:
+        """Return whether the text of the result is the model's refusal."""
+        return isinstance(result, AgentMessage) and result.extra.get("refusal") == result.text
 
     def calls(self, result: Any) -> Sequence[ToolCall]:
         """Return the calls that the client is to run."""
@@ -166,6 +177,8 @@ class _Orchestrator(Served):
 class _Made(Served):
     """A class of jobs, or a handler: its fields come from the request, checked by their types."""
 
+    needs_text = False
+
     def __init__(self, make: Callable[..., Node[Any]], name: str) -> None:
         super().__init__(name)
         self._make = make
@@ -189,7 +202,11 @@ class _Made(Served):
             raise BadQuestion("all fields are given, and none is left for this text", "messages")
         if missing:
             raise BadQuestion(f"{missing[0]!r} is missing; there are: {self._known}", "fields")
-        given = {name: self._fields[name].read(value) for name, value in given.items()}
+        for name, value in given.items():
+            try:
+                given[name] = self._fields[name].read(value)
+            except InvalidValue as error:
+                raise BadQuestion(f"{name!r}: {error}", "fields") from None
         try:
             return self._make(**given)
         except (TypeError, ValueError) as error:
@@ -232,7 +249,11 @@ class _Backend(Served):
 
     def text(self, result: Any) -> str:
         message = cast("Message", result)
-        return message.content or message.refusal or ""
+        return "\n".join(filter(None, (message.content, message.refusal)))
+
+    def refused(self, result: Any) -> bool:
+        message = cast("Message", result)
+        return bool(message.refusal) and not message.content
 
     def status(self, result: Any) -> str:
         message = cast("Message", result)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..commander import Event
 from ..tools import Approval
 from ._fields import BadQuestion as BadQuestion
-from ._fields import Field as Field
 from ._log import EntriesExpired as Gone
 from ._log import Entry as Entry
 from ._run import Run
@@ -16,16 +15,7 @@ from ._served import Question as Question
 from ._served import Served as Served
 from ._served import serve_thing as serve_thing
 
-__all__ = [
-    "BadQuestion",
-    "Entry",
-    "Field",
-    "Gone",
-    "Question",
-    "Served",
-    "Talk",
-    "serve_thing",
-]
+__all__ = ["BadQuestion", "Entry", "Gone", "Question", "Served", "Talk", "serve_thing"]
 
 
 class Talk(Run):

@@ -1,4 +1,4 @@
-"""A call of a tool by a run itself, and not by a model: an effect too, and its result is typed."""
+"""A call of a tool by the code of a run: an effect with a typed result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..commander import Node, ToolError
 from ..commander.scope import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
-from ._canonical import canonical_inputs
 from ._codec import Codec
-from ._effect import KeptEffect, storable
+from ._effect import DurableEffect, storable
+from ._json import canonical_inputs
 from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["call_tool"]
 
@@ -28,12 +28,11 @@ __all__ = ["call_tool"]
 def call_tool(
     caller: Node[Any], tool: AnyTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Node[Any]:
-    """Put a call of `tool` below `caller`, as an effect of the caller's; it fails as the tool does.
+    """Put a call of `tool` below `caller`, as an effect of the caller; it fails as the tool does.
 
-    `key` among the keywords names the effect, unless the tool has such a parameter itself.
-
-    Raises `InvalidArguments` for arguments that the tool does not take, `NotStorable` for those, or
-    a type of result, that cannot be written.
+    The keyword `key` names the effect, unless the tool has a parameter of that name. Raises
+    `InvalidArguments` for arguments that the tool does not accept, `NotStorable` for arguments or a
+    type of result that cannot be stored.
     """
     signature, kwargs = inspect.signature(tool.function), dict(kwargs)
     own = {*signature.parameters, *tool.parameters.get("properties", {})}
@@ -46,7 +45,7 @@ def call_tool(
     except PydanticSerializationError as error:
         raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
     tool.check(arguments)
-    effect = cast("KeptEffect", effect_of(caller, tool, arguments, key))
+    effect = cast("DurableEffect", effect_of(caller, tool, arguments, key))
     call = _Call(tool, effect, _codec(tool))
     return caller.call_handler(_Called(arguments, call))
 
@@ -61,22 +60,22 @@ def _codec(tool: AnyTool) -> Codec | None:
 
 @dataclass(frozen=True)
 class _Call:
-    """What is called, and how what it gives is kept."""
+    """The tool that is called, and how its result is stored."""
 
     tool: AnyTool
-    effect: KeptEffect
-    codec: Codec | None  # None if it gives texts with images
+    effect: DurableEffect
+    codec: Codec | None  # None if it returns texts with images
 
     def encode(self, value: object) -> bytes:
-        """Return which effect gave the value: it is in a row of that already."""
+        """Return the identity of the effect, whose row has the value."""
         return json.dumps(self.effect.ident.hex()).encode()
 
     def decode(self, data: bytes) -> Any:
-        """Return what that effect gave."""
+        """Return the result of that effect."""
         return self.read(self.effect.given(bytes.fromhex(json.loads(data))))
 
     async def give(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; to return what cannot be kept is no failure: it is not called again."""
+        """Call the tool; a result that cannot be stored is not a failure to be retried."""
         value = await self.tool.give(arguments)
         try:
             self.write(value)
@@ -92,7 +91,7 @@ class _Call:
         return {"value": json.loads(self.codec.encode(value))}
 
     def check(self, answer: Mapping[str, Any]) -> Any:
-        """Return what is kept of what a person says that it gave; raise `ValueError`."""
+        """Return a result that a person has given as JSON; raise `ValueError` if it is invalid."""
         codec, value = self.codec, answer["value"]
         if codec is None:
             return answer["done"]
@@ -109,7 +108,7 @@ class _Call:
     def read(self, kept: Any) -> Any:
         if self.codec is None:
             return read_text(kept)
-        # A text is what a model has got for such a call, in an attempt before this one.
+        # A text is the result of such a call by a model, in an earlier attempt.
         said = {"done": kept, "value": kept}
         found: dict[str, Any] = self.check(said) if isinstance(kept, str) else kept
         if "refused" in found:
@@ -120,7 +119,7 @@ class _Call:
 
 
 class _Called(Node[Any], internal=True):
-    """A call, after a person's yes if the tool wants one; it ends alike in each life."""
+    """A call, after an approval if the tool wants one; it ends the same in each execution."""
 
     _node_durable = True
     _node_work = True
@@ -128,7 +127,7 @@ class _Called(Node[Any], internal=True):
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(f"call:{call.tool.name}")
         self._arguments = arguments
-        self._node_call = call  # no input: its name says what is called
+        self._node_call = call  # not an input: the name of the node has the tool
 
     async def task(self) -> Any:
         async def nobody(_: object) -> None:
@@ -152,7 +151,7 @@ class _Called(Node[Any], internal=True):
                 raise
             raise told from error
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         return canonical_inputs(self)
 
     def _node_codec(self) -> _Call:
@@ -160,7 +159,7 @@ class _Called(Node[Any], internal=True):
 
 
 class _Once(Node[Any], internal=True):
-    """An attempt; in a later life it gives what it gave."""
+    """An attempt; a later execution returns the recorded result."""
 
     _node_work = True
 
@@ -174,7 +173,7 @@ class _Once(Node[Any], internal=True):
         kept = await do_once(call.effect, tool, call.give, self._arguments, call.write, call.check)
         try:
             return call.read(kept)
-        except JournalMismatch as mismatch:  # it stops the run, and is no failure of this call
+        except JournalMismatch as mismatch:  # it stops the run, and is not a failure of the call
             scope: Any = scope_of(self)
             scope.ledger.fail(mismatch)
             raise

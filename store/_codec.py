@@ -1,27 +1,22 @@
-"""What a field or a result is annotated with decides how its value is written, and read again.
+"""Write and read values by the annotation of their field, parameter or result.
 
-A value is written as JSON by pydantic's own account of its type. What JSON has not is an object
-with one key that begins with `$`, its tag: bytes, tuples and sets (in the order of their text, not
-of their hashes), keys that are no strings, numbers that are not finite, times with their zones. So
-what was written reads the same for the program that wrote it and for any other.
+`Codec` handles one annotation: pydantic reads and writes the values of the type, and `_json` writes
+what JSON does not have. `Shape` has the codecs of a durable class.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Callable
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum
-from json.encoder import encode_basestring as quote
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import zip_longest
 from types import SimpleNamespace, UnionType
 from typing import (
+    Annotated,
     Any,
-    NamedTuple,
+    ClassVar,
     NoReturn,
     TypeVar,
     Union,
@@ -30,37 +25,41 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
 
-from ._canonical import CONTENT, SCALARS, canonical
-from ._lost_fields import find_lost, older_readers
+from ._json import EXACT, SCALARS, WRITERS, Exact, canonical, dump, pack, unpack
 from ._seal import check_size
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["Codec", "dump", "pack", "unpack"]
+__all__ = ["MISSING", "Codec", "Live", "Shape", "live", "shape_of"]
+
+T = TypeVar("T")
+
+MAX_REASON_CHARS = 300
+_WARNING = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
+# Kinds of pydantic's errors whose messages may contain a part of the value.
+_REVEALING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
+_scan: Callable[[str, int], tuple[Any, int]] = cast("Any", json.JSONDecoder()).scan_once
 
 
 class Codec:
-    """Writes and reads the values of one annotation; `where` says whose they are.
+    """Writes and reads the values of one annotation; `where` names its place in error messages.
 
-    Raises `NotStorable` if no value of that type can be kept: callables, open files, locks, secrets
-    and whatever pydantic does not know. Names that cannot be resolved yet are looked for again when
-    the first value comes; `owner` is the class or function in whose module a string is read.
+    Raises `NotStorable` if no value of that type can be stored: callables, open files, locks,
+    secrets and what pydantic does not know. A name that cannot be resolved yet is looked up again
+    for the first value; `owner` is the class or function whose module has the name.
 
-    A codec keeps what it takes: the value that comes back is of the same types all the way down,
-    with all its fields, or `encode` refuses it. A model's subclass is therefore refused where the
-    model is annotated, `"3"` and `True` where an `int` is. Without an annotation, or under `Any`,
-    only what is JSON is taken: a tuple, a set, a date or a model would come back as something else.
+    A value that is decoded has the same types at every level and all its fields, or `encode`
+    refuses it. So a subclass is refused where a model is annotated, and `"3"` and `True` where an
+    `int` is. Without an annotation, or under `Any`, only what JSON has is accepted: a tuple, a set,
+    a date or a model would come back as something else.
 
     pydantic reads an integer as a float where a `float` is annotated. A value with such integers is
-    therefore written as `{"$exact": ...}`, and its integers are put back when it is read. Without
-    that tag, as earlier versions wrote it, it has floats there.
+    written as `{"$exact": ...}`, and its integers are restored when it is read. Earlier versions
+    wrote it without that tag, and read floats.
     """
 
     def __init__(
@@ -70,27 +69,27 @@ class Codec:
         self.where = where
         self._owner = owner
         self._exact = True  # False where nothing is annotated
-        # The types of which any value is taken, and comes back as it is: JSON has them. pydantic,
-        # which says so of all others, takes a hundred times as long.
-        self.plain: frozenset[type] = frozenset()
-        # And how they stand in the text of a node's inputs.
+        # The types that JSON has, if the annotation allows only these: to ask pydantic takes a
+        # hundred times as long.
+        self._plain: frozenset[type] = frozenset()
+        # How `canonical` writes these.
         self.scalars: dict[type, Callable[[Any], str]] = {}
         self._adapter: TypeAdapter[Any] | None = None
-        # Whether it holds models or other classes with fields, which may lose one; and those of
-        # them that may read older forms.
+        # Whether the type has classes whose fields may be lost, and its classes that may read
+        # values of an earlier form.
         self._has_fields = False
-        self._older: set[type | None] = set()
+        self._lenient: set[type | None] = set()
         self._resolve(last=False)
 
     @property
-    def shown(self) -> str:
-        """The annotation, as a message names it."""
-        return _shown(self.annotation)
+    def type_name(self) -> str:
+        """The annotation, as a message shows it."""
+        return _name_of(self.annotation)
 
     def encode(self, value: Any) -> bytes:
         """Return `value` as JSON. Raises `NotStorable` if it would not come back as it is."""
-        if type(value) in self.plain:
-            data = _WRITERS[type(value)](value)
+        if type(value) in self._plain:
+            data = WRITERS[type(value)](value)
             check_size(data)
             return data
         adapter = self._adapter or self._resolve(last=True)
@@ -99,29 +98,31 @@ class Codec:
             packed = pack(plain, exact=self._exact)
             data = dump(packed)
             back = self._read(adapter, data)
-            same = _same(value, back)
-            if not same and _same(value, back, numbers=True):
+            same = _is_same(value, back)
+            if not same and _is_same(value, back, numbers=True):
                 data = dump({EXACT: packed})
                 back = self._read(adapter, data)
-                same = _same(value, back)
+                same = _is_same(value, back)
         except Exception as error:  # noqa: BLE001 - a user's serializers, validators and `__eq__`
-            self._refuse(value, _why(error), error)
+            self._raise_not_storable(value, _reason(error), error)
         if not same:
-            self._refuse(value, f"it would come back as another, of the type {_shown(type(back))}")
+            self._raise_not_storable(
+                value, f"it would come back as another, of the type {_name_of(type(back))}"
+            )
         return data
 
     def decode(self, data: bytes, *, foreign: bool = False) -> Any:
-        """Return what was encoded; raise `JournalMismatch` if the annotation does not allow it.
+        """Return the value; raise `JournalMismatch` if the annotation does not allow it.
 
-        A class that has lost a field since then is refused, as it would drop the field's value.
-        `foreign` data was written by somebody else, and may have more fields.
+        A class that has lost a field is refused, as it would drop the field's value. `foreign` data
+        comes from another program, and may have more fields.
         """
-        if self.plain:
+        if self._plain:
             try:
                 value, end = _scan(text := data.decode(), 0)
-                if type(value) in self.plain and end == len(text):
+                if type(value) in self._plain and end == len(text):
                     return value
-            except (ValueError, StopIteration):  # of which more is said below
+            except (ValueError, StopIteration):  # pydantic explains it below
                 pass
         adapter = self._adapter or self._resolve(last=True)
         try:
@@ -131,19 +132,19 @@ class Codec:
             )
         except Exception as error:
             raise JournalMismatch(
-                f"{self.where}: what the journal has of it does not fit {_shown(self.annotation)}"
-                f" any more: {_why(error)}"
+                f"{self.where}: what the journal has of it does not fit {_name_of(self.annotation)}"
+                f" any more: {_reason(error)}"
             ) from error
         if lost is not None:
             raise JournalMismatch(
                 f"{self.where}: the journal has a field {lost!r} of it, which"
-                f" {_shown(self.annotation)} has no more: give the class that field again, or a"
+                f" {_name_of(self.annotation)} has no more: give the class that field again, or a"
                 " validator (mode='before') that reads the value without it"
             )
         return value
 
-    def misfit(self, data: bytes) -> str | None:
-        """Say why `decode` refuses this, in words that tell nothing of the value; None if not."""
+    def refusal(self, data: bytes) -> str | None:
+        """Return why `decode` refuses foreign data, or None. It contains no part of the value."""
         try:
             self.decode(data, foreign=True)
         except JournalMismatch as error:
@@ -151,32 +152,34 @@ class Codec:
             if not isinstance(cause, ValidationError):
                 return type(cause).__name__
             kind = cause.errors(include_url=False, include_input=False)[0]["type"]
-            return kind if kind in _TELLING else _why(cause)
+            return kind if kind in _REVEALING else _reason(cause)
         return None
 
     def _read(self, adapter: TypeAdapter[Any], data: bytes) -> Any:
         plain = unpack(data)
-        if exact := plain.__class__ is _Exact:
+        if exact := plain.__class__ is Exact:
             plain = plain.value
         value = adapter.validate_python(plain, by_alias=False, by_name=True)
-        return _put_integers_back(value, plain) if exact else value
+        return _restore_integers(value, plain) if exact else value
 
     def _lost_field(self, adapter: TypeAdapter[Any], data: bytes, value: Any) -> str | None:
-        """Return the name of a field that the journal has of a value and its class has not."""
+        """Return the name of a stored field that the class of the value no longer has."""
         stored = json.loads(data)
         if stored.__class__ is dict and EXACT in stored:
             stored = stored[EXACT]
         plain = adapter.dump_python(value, by_alias=False, round_trip=True)
-        return find_lost(stored, pack(plain, exact=self._exact), value, self._older)
+        return _find_lost(stored, pack(plain, exact=self._exact), value, self._lenient)
 
-    def _refuse(self, value: object, why: str, error: Exception | None = None) -> NoReturn:
+    def _raise_not_storable(
+        self, value: object, why: str, error: Exception | None = None
+    ) -> NoReturn:
         raise NotStorable(
-            f"{self.where}: a value of the type {_shown(type(value))} cannot be kept where"
-            f" {_shown(self.annotation)} is annotated: {why}"
+            f"{self.where}: a value of the type {_name_of(type(value))} cannot be kept where"
+            f" {_name_of(self.annotation)} is annotated: {why}"
         ) from error
 
     def _resolve(self, *, last: bool) -> Any:
-        """Make the adapter; unless this is the `last` time, a name that is unknown may yet come."""
+        """Create the adapter; an unknown name is an error only at the `last` attempt."""
         names: dict[str, Any] = {}
         if self._owner is not None:
             module = sys.modules.get(self._owner.__module__ or "")
@@ -188,38 +191,38 @@ class Codec:
             schema = json.dumps(adapter.json_schema(schema_generator=_Schema))
         except PydanticUserError as error:
             if error.code != "class-not-fully-defined" or last:
-                raise self._unfit(_why(error)) from error
+                raise self._unsupported(_reason(error)) from error
             return None
         except NameError as error:
             if last:
-                raise self._unfit(f"{error}, now that a value of it has come") from error
+                raise self._unsupported(f"{error}, now that a value of it has come") from error
             return None
         except Exception as error:  # code in a user's annotations
-            raise self._unfit(_why(error)) from error
+            raise self._unsupported(_reason(error)) from error
         if '"writeOnly": true' in schema:
-            raise self._unfit("it is a secret, or holds one")
+            raise self._unsupported("it is a secret, or holds one")
         self._exact = hint not in (Any, object) and not isinstance(hint, TypeVar)
-        self._older = older_readers(adapter.core_schema)
-        self._has_fields = '"properties"' in schema and None not in self._older
-        kinds = tuple(_WRITERS)
+        self._lenient = _lenient_classes(adapter.core_schema)
+        self._has_fields = '"properties"' in schema and None not in self._lenient
+        kinds = tuple(WRITERS)
         plain: tuple[Any, ...] = kinds if hint in (Any, object) else (hint,)
         if get_origin(hint) in (Union, UnionType):
             plain = get_args(hint)
-        self.plain = frozenset(plain if all(each in kinds for each in plain) else ())
-        self.scalars = {kind: SCALARS[kind] for kind in self.plain}
+        self._plain = frozenset(plain if all(each in kinds for each in plain) else ())
+        self.scalars = {kind: SCALARS[kind] for kind in self._plain}
         self._adapter = adapter
-        self._owner = None  # whose codec this may be, by a weak reference
+        self._owner = None  # a weak key of this codec (`_durable`), which must not hold it
         return adapter
 
-    def _unfit(self, why: str) -> NotStorable:
+    def _unsupported(self, why: str) -> NotStorable:
         return NotStorable(
-            f"{self.where}: {_shown(self.annotation)} cannot be kept in a journal: {why}."
+            f"{self.where}: {_name_of(self.annotation)} cannot be kept in a journal: {why}."
             " What cannot be written is annotated Live[...] and given when the run is taken up"
         )
 
 
 class _Schema(GenerateJsonSchema):
-    """Refuses what pydantic would let pass: the schema is only made to see whether there is one."""
+    """Refuses types that pydantic can read but not write as they were."""
 
     def generator_schema(self, schema: Any) -> Any:
         return self.handle_invalid_for_json_schema(schema, "an iterator, which can be read once")
@@ -231,7 +234,7 @@ class _Schema(GenerateJsonSchema):
         return self.handle_invalid_for_json_schema(schema, "a callable")
 
     def enum_schema(self, schema: Any) -> Any:
-        return {}  # its values, as a literal's and a default, may be what JSON has not
+        return {}  # the values, as those of a literal and a default, may be other than JSON
 
     def literal_schema(self, schema: Any) -> Any:
         return {}
@@ -240,178 +243,25 @@ class _Schema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        if kind == "skipped-choice":  # of a union, all have to be good
+        if kind == "skipped-choice":  # all members of a union have to be supported
             raise PydanticUserError(detail, code=None)
 
 
-# --- JSON and what it has not
+# --- comparisons and messages
 
 
-def pack(value: Any, other: Callable[[Any], Any] | None = None, *, exact: bool = True) -> Any:
-    """Return what `json` writes of data; only `exact` keeps what JSON has not.
-
-    `other` gives what is written of an object of any other class.
-    """
-
-    def again(value: Any) -> Any:
-        kind = type(cast("object", value))
-        if kind in _PLAIN:
-            return value
-        if kind is int:  # beyond some thousand digits Python converts none
-            return value if value.bit_length() < MOST_BITS else {"$int": f"{value:x}"}
-        if kind is float:
-            return value if isfinite(value) else {"$float": f"{value}"}
-        if kind is list:
-            return [again(each) for each in value]
-        if kind is dict:
-            if all(type(key) is str and key[:1] != "$" for key in value):
-                return {key: again(each) for key, each in value.items()}
-            return {"$dict": [[again(key), again(each)] for key, each in value.items()]}
-        if exact and kind in _TAGS:
-            return {f"${kind.__name__}": _TAGS[kind][0](value, again)}
-        if other is not None:
-            return other(value)
-        if issubclass(kind, Enum):
-            return again(value._value_)
-        for base, plain in CONTENT.items():
-            if kind is not base and issubclass(kind, base):
-                return again(plain(value))
-        return to_jsonable_python(value)
-
-    return again(value)
-
-
-def unpack(data: bytes, others: dict[str, Callable[[Any], Any]] | None = None) -> Any:
-    """Return what `pack` was given, of the JSON text of what it gave.
-
-    `others` read what its `other` wrote, by their tags.
-    """
-    readers = {**_READERS, **others} if others else _READERS
-
-    def read(pairs: list[tuple[str, Any]]) -> Any:
-        if len(pairs) == 1 and (reader := readers.get(pairs[0][0])) is not None:
-            return reader(pairs[0][1])
-        return dict(pairs)
-
-    return json.loads(data, object_pairs_hook=read)
-
-
-def dump(value: Any) -> bytes:
-    """Return the JSON text of what `pack` gave. Raises `NotStorable` if it is too large."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        data = text.encode()
-    except UnicodeEncodeError:  # lone surrogates
-        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    check_size(data)
-    return data
-
-
-def _sorted(values: Any, again: Callable[[Any], Any]) -> list[Any]:
-    return sorted(map(again, values), key=json.dumps)
-
-
-def _write_clock(value: Any, _: Any) -> list[Any]:
-    zone: Any = value.tzinfo
-    if zone is not None:
-        zone = zone.key if type(zone) is ZoneInfo else value.utcoffset().total_seconds()
-    return [value.replace(tzinfo=None).isoformat(), zone, value.fold]
-
-
-def _read_clock(kind: Any) -> Callable[[Any], Any]:
-    def read(parts: Any) -> Any:
-        text, zone, fold = parts
-        if isinstance(zone, str):
-            zone = ZoneInfo(zone)
-        elif zone is not None:
-            zone = timezone(timedelta(seconds=zone))
-        return kind.fromisoformat(text).replace(tzinfo=zone, fold=fold)
-
-    return read
-
-
-_PLAIN = frozenset({str, bool, type(None)})
-
-_scan: Callable[[str, int], tuple[Any, int]] = cast("Any", json.JSONDecoder()).scan_once
-
-
-def _write_str(value: str) -> bytes:
-    try:
-        return quote(value).encode()
-    except UnicodeEncodeError:
-        return dump(value)
-
-
-# What `encode` gives for a value of just this type.
-_WRITERS: dict[type, Callable[[Any], bytes]] = {
-    str: _write_str,
-    int: lambda value: b"%d" % value if value.bit_length() < MOST_BITS else dump(pack(value)),
-    float: lambda value: float.__repr__(value).encode() if isfinite(value) else dump(pack(value)),
-    bool: lambda value: b"true" if value else b"false",
-    type(None): lambda _: b"null",
-}
-
-MOST_BITS = 10_000
-LONGEST = 300  # characters of what is said of an error
-WARNS = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
-
-# What pydantic says with these may have a part of the value in it.
-_TELLING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
-
-EXACT = "$exact"  # the tag of a value whose integers may stand where a float is annotated
-
-# How each is written, and read again.
-_TAGS: dict[type, tuple[Callable[[Any, Callable[[Any], Any]], Any], Callable[[Any], Any]]] = {
-    bytes: (lambda value, again: b64encode(value).decode(), b64decode),
-    tuple: (lambda value, again: [again(each) for each in value], tuple),
-    set: (_sorted, set),
-    frozenset: (_sorted, frozenset),
-    datetime: (_write_clock, _read_clock(datetime)),
-    time: (_write_clock, _read_clock(time)),
-    date: (lambda value, again: value.isoformat(), date.fromisoformat),
-    timedelta: (
-        lambda value, again: [value.days, value.seconds, value.microseconds],
-        lambda parts: timedelta(*parts),
-    ),
-    Decimal: (lambda value, again: str(value), Decimal),
-    UUID: (lambda value, again: value.hex, UUID),
-    complex: (
-        lambda value, again: [again(value.real), again(value.imag)],
-        lambda parts: complex(*parts),
-    ),
-}
-
-
-class _Exact(NamedTuple):
-    """A value whose integers stay integers; a dict that has the tag as a key of its own is none."""
-
-    value: Any
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **{f"${kind.__name__}": read for kind, (_, read) in _TAGS.items()},
-    "$int": lambda text: int(text, 16),
-    "$float": float,
-    "$dict": dict,
-    EXACT: _Exact,
-}
-
-
-# --- what is said of values
-
-
-def _same(value: Any, back: Any, *, numbers: bool = False) -> bool:
+def _is_same(value: Any, back: Any, *, numbers: bool = False) -> bool:
     if type(value) in (str, int) and type(back) is type(value):
         return back == value
-    text, whole = canonical(value, numbers=numbers)
+    text, complete = canonical(value, numbers=numbers)
     again, _ = canonical(back, numbers=numbers)
-    return text == again and (whole or bool(value == back))
+    return text == again and (complete or bool(value == back))
 
 
-def _put_integers_back(value: Any, plain: Any) -> Any:
-    """Return `value`, which was read of `plain`, with an integer for each that `plain` has."""
+def _restore_integers(value: Any, plain: Any) -> Any:
+    """Return `value`, which was read from `plain`, with the integers that `plain` has."""
     kind: Any = type(cast("object", value))
-    again: Any = _put_integers_back
+    again: Any = _restore_integers
     if kind is float:
         return plain if type(plain) is int else value
     if issubclass(kind, tuple):
@@ -435,14 +285,14 @@ def _put_integers_back(value: Any, plain: Any) -> Any:
     return value
 
 
-def _shown(annotation: Any) -> str:
+def _name_of(annotation: Any) -> str:
     """Return the name of a class, the text of any other annotation."""
     if issubclass(type(annotation), type):
         return annotation.__qualname__
     return f"{annotation}".removeprefix("typing.")
 
 
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(each) for each in first["loc"])
@@ -451,6 +301,160 @@ def _why(error: BaseException) -> str:
         return error.message.partition(". ")[0]
     if isinstance(error, RecursionError):
         return "it is nested too deeply, or contains itself"
-    # What pydantic warns of ends with the value.
-    text = f"{error}".removeprefix(WARNS).partition(" [input_value=")[0]
-    return " ".join(text.split())[:LONGEST] or type(error).__name__
+    # pydantic's warning ends with the value.
+    text = f"{error}".removeprefix(_WARNING).partition(" [input_value=")[0]
+    return " ".join(text.split())[:MAX_REASON_CHARS] or type(error).__name__
+
+
+# --- fields that a class no longer has
+
+
+# The types of pydantic's schemas that have fields, or may refer to one that has.
+_FIELDS = (
+    "model", "model-fields", "dataclass", "dataclass-args", "typed-dict", "definition-ref",
+)  # fmt: skip
+
+
+def _find_lost(stored: Any, now: Any, value: Any, lenient: Set[type | None]) -> str | None:
+    """Return a key that an object has in `stored` and no longer has in `now`.
+
+    `now` is the JSON of `value`. Objects of the `lenient` classes may have read other keys.
+    """
+    if stored == now or type(value) in lenient:
+        return None
+    inner: Iterable[tuple[Any, Any, Any]] = ()
+    if stored.__class__ is now.__class__ is dict:
+        if lost := next((each for each in stored if each not in now and each[:1] != "$"), None):
+            return lost
+        names = [name for name in stored if name in now]
+        inner = [(stored[name], now[name], _inside(value, name)) for name in names]
+    elif stored.__class__ is now.__class__ is list:
+        values = [*cast("Iterable[Any]", value)] if isinstance(value, Iterable) else []
+        inner = zip_longest(stored, now, values[: len(stored)])
+    return next((lost for each in inner if (lost := _find_lost(*each, lenient)) is not None), None)
+
+
+def _inside(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value)
+        return list(pairs.items()) if name == "$dict" else pairs.get(name)
+    return value if name[:1] == "$" else getattr(value, name, None)
+
+
+def _lenient_classes(schema: Any, around: type | None = None) -> set[type | None]:
+    """Return the classes of a pydantic schema that may read values of an earlier form.
+
+    They have a validator that runs before their fields are read. None stands for a type that has
+    no class at runtime, such as a `TypedDict`.
+    """
+    found: set[type | None] = set()
+    if schema.__class__ is dict:
+        kind = schema.get("type")
+        around = schema["cls"] if kind in ("model", "dataclass") else around
+        if kind in ("function-before", "function-wrap"):
+            inner = schema.get("schema")  # a serializer may have none
+            if inner.__class__ is dict and (inner_kind := inner.get("type")) in _FIELDS:
+                inside = inner_kind in ("model-fields", "dataclass-args")
+                found.add(around if inside else inner.get("cls"))
+        schema = schema.values()
+    elif schema.__class__ not in (list, tuple):
+        return found
+    return found.union(*(_lenient_classes(each, around) for each in schema))
+
+
+# --- durable classes
+
+
+class _NotWritten:
+    """Marks a field that is never stored, and passed in for each execution."""
+
+
+Live = Annotated[T, _NotWritten]
+"""A field that is never stored, such as a backend: `backend: Live[Backend] = live()`."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "live()"
+
+
+MISSING = _Missing()
+
+
+def live() -> Any:
+    """Omit a `Live` field where the job is created: the run fills it in by its name."""
+    return MISSING
+
+
+@dataclasses.dataclass(slots=True)
+class Shape:
+    """The codecs of a durable class, and the names of its live fields."""
+
+    result: Codec
+    fields: dict[str, Codec]
+    live: tuple[str, ...]
+    # The fields in order, each with the text before its value in the canonical inputs.
+    written: list[tuple[str, str, Codec]]
+
+
+def shape_of(cls: type[Any], base: type[Any]) -> Shape:
+    """Read the annotations of a class; the argument of `base[...]` is the type of its result.
+
+    Raises `NameError` for a type that is not defined yet, `NotStorable` for one that cannot be
+    stored.
+    """
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:
+        raise
+    except Exception as error:  # code in a user's annotations
+        why = f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}"
+        raise NotStorable(why) from error
+    fields: dict[str, Codec] = {}
+    alive: list[str] = []
+    declared: dict[str, dataclasses.Field[Any]] = cast("Any", cls).__dataclass_fields__
+    for name, field in declared.items():
+        hint, where = hints[name], f"the field {cls.__name__}.{name}"
+        if name == "durable":
+            raise NotStorable(f"{where} would hide self.durable: give it another name")
+        if get_origin(hint) is ClassVar or hint is ClassVar:
+            continue
+        if not field.init or isinstance(hint, dataclasses.InitVar) or hint is dataclasses.InitVar:
+            raise NotStorable(
+                f"{where} is no plain field (init=False, or InitVar), and the job could not be made"
+                " again of its inputs: make it one, or an attribute that __post_init__ sets"
+            )
+        if get_origin(hint) is Annotated and _NotWritten in get_args(hint):
+            alive.append(name)
+        elif _holds_live(hint):
+            raise NotStorable(f"{where} is only partly Live: write Live[...] around the whole type")
+        else:
+            fields[name] = Codec(hint, where)
+    written = [(name, f'"{name}":', fields[name]) for name in sorted(fields)]
+    result, owner = _result_of(cls, base)
+    if isinstance(result, TypeVar):
+        result = Any
+    codec = Codec(result, f"the result of {cls.__name__}", owner)
+    return Shape(codec, fields, tuple(alive), written)
+
+
+def _holds_live(hint: Any) -> bool:
+    return any(each is _NotWritten or _holds_live(each) for each in get_args(hint))
+
+
+def _result_of(cls: type[Any], base: type[Any]) -> tuple[Any, type[Any]]:
+    """Return the annotation of the result, and the class whose module has it."""
+    for each in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin: Any = get_origin(each) or each
+        if origin is base and get_args(each):
+            return get_args(each)[0], cls
+        if isinstance(origin, type) and origin is not base and issubclass(origin, base):
+            found, owner = _result_of(cast("type[Any]", origin), base)
+            named: tuple[Any, ...] = getattr(cast("Any", origin), "__parameters__", ())
+            given: dict[Any, Any] = dict(zip(named, get_args(each), strict=False))
+            if isinstance(found, TypeVar):
+                return given.get(found, found), cls
+            if left := getattr(found, "__parameters__", ()):
+                found = found[tuple(given.get(name, name) for name in left)]
+            return found, owner
+    return Any, cls

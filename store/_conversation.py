@@ -1,13 +1,13 @@
 """Durable conversations: each message is a row, written once, chained by digest to those before.
 
-The body of a job that is taken up runs again from its start, and so adds its messages again: they
-are found in the journal, by who adds them, and compared. What was added by nodes that do not run
-again is applied where it stood. So the messages always stand in the order of their rows.
+The body of a job that is resumed runs again from its start, and so adds its messages again. They
+are found in the journal by the node that adds them, and compared. Messages of nodes that do not run
+again are added where they were. So the messages are always in the order of their rows.
 
-A row stores no text twice: a message that is a model's reply names the row of the reply, and a
-tool's result names the row of what the tool gave. To find the messages below a node, a row names
-the node that adds it and the nodes above that one, up to the first that an earlier row of the run
-names. So a row stays small however deep its node is.
+No text is stored twice: the row of a reply's message names the row of the reply, and the row of a
+tool's result names that of the effect. To find the messages below a node, a row names the node that
+added it and the nodes above that one, up to the first that an earlier row names. So a row stays
+small however deep its node is.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from ..messages import Conversation, Message, Request, ToolSchema
 from ..messages.kept import read_message, write_json, write_message
 from ..tools import Illustrated, ToolResult
 from ..tools.calls import read_text
-from ._canonical import digest
+from ._json import digest
 from .errors import JournalError, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
-    from ._ledger import Ledger
     from ._scope import NodeScope
+    from ._state import JournalState
 
-__all__ = ["KeptConversation", "Talks"]
+__all__ = ["Conversations", "DurableConversation"]
 
-# Bytes of an identity that name a node in the row of a message: under "by", and under "above",
-# where earlier versions named all the nodes above it in each row.
-TAG, OLD_TAG = 8, 4
-RESULT = ("content", "parts", "files")  # the fields of a `ToolResult` that the tool gave
+# Bytes of an identity that name a node in the row of a message: under "by", and in earlier versions
+# under "above", which had all nodes above it.
+TAG_BYTES, OLD_TAG_BYTES = 8, 4
+RESULT_FIELDS = ("content", "parts", "files")  # the fields of a `ToolResult` that the tool returned
 
 
-class Talks:
+class Conversations:
     """The conversations of one run, by name."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: JournalState) -> None:
         self._ledger = ledger
-        self._open: dict[str, KeptConversation] = {}
-        # The tag of each node that a row names, and the tag of the node above it, "" at a root.
+        self._open: dict[str, DurableConversation] = {}
+        # By tag of a node that a row names: the tag of the node above it, "" at a root.
         self._parents: dict[str, str] = {}
 
-    def open(self, scope: NodeScope, name: str, system: str | None = None) -> KeptConversation:
-        """Return the one of this name as it was when the root above `scope` began, or later."""
+    def open(self, scope: NodeScope, name: str, system: str | None = None) -> DurableConversation:
+        """Return the one of this name, as it was when the root above `scope` began or later."""
         talk = self._open.get(name)
         if talk is None:
-            talk = self._open[name] = KeptConversation(
+            talk = self._open[name] = DurableConversation(
                 name, self, self._ledger, self._entries.get(name, [])
             )
         talk.apply(self._ledger.first_row(scope.root))
@@ -62,13 +62,13 @@ class Talks:
         return talk
 
     def catch_up(self, scope: NodeScope, until: float = inf) -> None:
-        """Apply what was added below a node and is not added again, and all before that.
+        """Add the recorded messages below a node that does not run again, and all before them.
 
         `until` is the number of the row from which on the node runs again.
         """
         if not self._entries:
             return
-        tags = (scope.ident[:TAG].hex(), scope.ident[:OLD_TAG].hex())
+        tags = (scope.ident[:TAG_BYTES].hex(), scope.ident[:OLD_TAG_BYTES].hex())
         for name, last in self._last.items():
             number = max(last.get(tag, 0) for tag in tags)
             if number >= until:
@@ -79,37 +79,37 @@ class Talks:
                 self.open(scope, name).apply(number)
 
     def clean(self, message: Message) -> Message:
-        """Return a message without keys: a reply is played without them, and has to be the same."""
+        """Return a message without keys, as a replayed reply has none and has to be equal."""
         said = write_message(message)
         cleaned = self._ledger.keys.cut(said)
         return message if cleaned == said else read_message(cleaned, _kind(message))
 
     def hear(self, number: int, text: bytes) -> None:
-        """Note that the row of this number has a model's reply."""
+        """Note that the row of this number has the reply of a model."""
         self._sources[_digest(json.loads(text)["message"])] = number
 
     def note_result(self, number: int, gave: Any) -> None:
-        """Note that the row of this number has what a tool gave."""
+        """Note that the row of this number has the result of a tool."""
         if (fields := _result_fields(gave)) is not None:
             self._sources[_digest(fields)] = number
 
     def write(self, kind: type[Message], said: dict[str, Any]) -> dict[str, Any]:
-        """Return what the row of a message says of it: it names the row that has its text."""
+        """Return the fields of a message's row; it names the row that has the text already."""
         if kind is Message:
             number = self._sources.get(_digest(said))
             return {"message": said} if number is None else {"reply": number}
-        given = {name: said[name] for name in RESULT if name in said}
+        given = {name: said[name] for name in RESULT_FIELDS if name in said}
         number = self._sources.get(_digest(given))
         if number is None:
             return {"result": said}
-        return {"result": {k: v for k, v in said.items() if k not in RESULT}, "gave": number}
+        return {"result": {k: v for k, v in said.items() if k not in RESULT_FIELDS}, "gave": number}
 
     def path(self, scope: NodeScope) -> list[str]:
         """Return the tags of a node and of those above it, up to the first that a row names."""
         tags: list[str] = []
         each: Any = scope
         while each is not None and not each.is_root:
-            tags.append(each.ident[:TAG].hex())
+            tags.append(each.ident[:TAG_BYTES].hex())
             if tags[-1] in self._parents:
                 break
             each = each.parent
@@ -136,7 +136,7 @@ class Talks:
 
     @cached_property
     def _sources(self) -> dict[bytes, int]:
-        """The rows that have the text of messages, by a digest of that."""
+        """The numbers of the rows with the text of messages, by the digest of the text."""
         found: dict[bytes, int] = {}
         for row in self._ledger.of_kind("reply"):
             found[_digest(json.loads(row.value)["message"])] = row.seq
@@ -157,7 +157,7 @@ class Talks:
             for tag in entry.path:
                 last.setdefault(tag, entry.seq)
             above = self._parents.get(entry.path[-1]) if entry.path else None
-            while above and above not in last:  # if one has its last row, so have all above it
+            while above and above not in last:  # if one is known, so are all above it
                 last[above] = entry.seq
                 above = self._parents.get(above)
         return last
@@ -168,7 +168,7 @@ def _digest(fields: Mapping[str, Any]) -> bytes:
 
 
 def _result_fields(gave: Any) -> dict[str, Any] | None:
-    """Return the fields of a `ToolResult` that say what a tool gave; None for a kept value."""
+    """Return the `ToolResult` fields of a tool's result; None for the result of `durable.call`."""
     if isinstance(gave, str):
         return {"content": gave}
     if not isinstance(gave, dict) or "text" not in gave:
@@ -176,17 +176,19 @@ def _result_fields(gave: Any) -> dict[str, Any] | None:
     text = read_text(gave)
     parts, files = (text.parts, text.files) if isinstance(text, Illustrated) else ((), ())
     said = write_message(ToolResult(content=str(text), parts=[*parts], files=[*files]))
-    return {name: said[name] for name in RESULT if name in said}
+    return {name: said[name] for name in RESULT_FIELDS if name in said}
 
 
 class _Entry:
-    """A message that the journal has."""
+    """A recorded message."""
 
     def __init__(self, row: Row, value: dict[str, Any], sources: Mapping[int, Row]) -> None:
         self.ident = row.ident
         self.seq = row.seq
-        path, size = (value["by"], TAG) if "by" in value else (value.get("above", ""), OLD_TAG)
-        # The tags of the node that has added it and of those above it, as far as the row says.
+        path, size = (
+            (value["by"], TAG_BYTES) if "by" in value else (value.get("above", ""), OLD_TAG_BYTES)
+        )
+        # The tags of the node that added it and of those above it, as far as the row has them.
         self.path = [path[start : start + 2 * size] for start in range(0, len(path), 2 * size)]
         self.after = value["after"]
         self.kind = ToolResult if "result" in value else Message
@@ -198,14 +200,14 @@ class _Entry:
 
 
 class _Messages(list[Message]):
-    """The messages of a durable conversation: more can be added, none changed."""
+    """The messages of a durable conversation, which can only be appended."""
 
-    def __init__(self, talk: KeptConversation) -> None:
+    def __init__(self, talk: DurableConversation) -> None:
         super().__init__()
         self._talk = talk
 
     def put(self, message: Message) -> None:
-        """Append one that is a row."""
+        """Append a message that has a row."""
         super().append(message)
 
     def append(self, message: Message, /) -> None:
@@ -219,7 +221,7 @@ class _Messages(list[Message]):
         return self
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
-        """Refuse to be edited."""
+        """Raise `NotStorable` for a change."""
         raise NotStorable(
             "the messages of a durable conversation are rows, which are never changed: add to it,"
             " or go on with a plain Conversation that holds a copy of them"
@@ -232,14 +234,16 @@ class _Messages(list[Message]):
         return list, (list(self),)
 
 
-class KeptConversation(Conversation):
-    """A conversation of a run: what is added to it is kept, and found again when the run goes on.
+class DurableConversation(Conversation):
+    """A conversation of a run, whose messages are recorded and replayed.
 
-    What a body adds again must be what it added before, else it is `JournalMismatch`. Its messages
-    cannot be changed in place: `NotStorable`. Adding outside the run's nodes is `NotDurable`.
+    A body that runs again has to add the same messages, else `JournalMismatch`. Changing a message
+    is `NotStorable`. Adding outside the nodes of the run is `NotDurable`.
     """
 
-    def __init__(self, name: str, talks: Talks, ledger: Ledger, entries: list[_Entry]) -> None:
+    def __init__(
+        self, name: str, talks: Conversations, ledger: JournalState, entries: list[_Entry]
+    ) -> None:
         super().__init__(thread_id=f"{ledger.run_id}/{name}")
         self._name = name
         self._talks = talks
@@ -248,8 +252,8 @@ class KeptConversation(Conversation):
         self._entries = entries
         self._by_ident = {entry.ident: entry for entry in entries}
         self._applied = 0  # of the entries
-        # Those that have made a request of it and not added the answer yet, by who they are; with
-        # each of them, who has added an answer meanwhile.
+        # By node that has made a request of it and has not added the answer yet: the nodes that
+        # have added an answer since.
         self._answering: dict[bytes, list[NodeScope]] = {}
         self._chain = ""
         for entry in entries:
@@ -275,7 +279,7 @@ class KeptConversation(Conversation):
         return super().request(tools=tools, **options)
 
     def _require_one_answer(self, scope: NodeScope) -> None:
-        """Refuse the second of two that answer at once: in another life it may be the first."""
+        """Refuse the second of two that answer at once, as it may be the first after a restart."""
         answered = self._answering.pop(scope.now, None)
         if answered is None:
             return
@@ -297,20 +301,20 @@ class KeptConversation(Conversation):
         self._require_one_answer(scope)
         for message in map(self._talks.clean, plain.messages):
             what = f"message {self._name}"
-            if is_aside_here():  # tasks beside the body have no order that would come again
+            if is_aside_here():  # other tasks of the body have no reproducible order
                 what += _chain("", _kind(message), write_message(message))
             ident = digest(scope.now, what, scope.number(what))
             self.keep(message, ident, scope)
 
     def keep(self, message: Message, ident: bytes, by: NodeScope | None = None) -> None:
-        """Add a message, if it does not stand there already from an earlier life."""
+        """Add a message, or check that it equals the recorded one."""
         kind, said = _kind(message), write_message(message)
         entry = self._by_ident.get(ident)
         same = entry is not None and (entry.kind, write_json(entry.said)) == (
             kind,
             write_json(said),
         )
-        # A life that is suspended may come to other words, as that a call was cut: they are gone.
+        # A suspended execution may add other text, such as that a call was cut off: it is dropped.
         if entry is not None and (same or not self._ledger.suspended):
             if not same:
                 raise self._ledger.mismatch(
@@ -320,7 +324,7 @@ class KeptConversation(Conversation):
             self.apply(entry.seq, message)
             return
         self.apply(inf)
-        if not self._ledger.suspended:  # else it is not: this is done again in the next life
+        if not self._ledger.suspended:  # or the next execution does it again
             path = [] if by is None else self._talks.path(by)
             value: dict[str, Any] = {"talk": self._name, "after": self._chain}
             value |= {"by": "".join(path)} if path else {}
@@ -331,9 +335,9 @@ class KeptConversation(Conversation):
         self._messages.put(message)
 
     def apply(self, number: float, own: Message | None = None) -> None:
-        """Let all stand there that was added up to the row of this number.
+        """Add the recorded messages up to the row of this number.
 
-        `own` is what the last of them was made of in this life.
+        `own` is the object of this execution for the last of them.
         """
         while self._applied < len(self._entries):
             entry = self._entries[self._applied]
@@ -351,5 +355,5 @@ def _kind(message: Message) -> type[Message]:
 
 
 def _chain(before: str, kind: type[Message], said: Mapping[str, Any]) -> str:
-    name = "ToolResult" if kind is ToolResult else "Message"  # whatever they are called in the code
+    name = "ToolResult" if kind is ToolResult else "Message"  # whatever the class is called now
     return digest(before, name, write_json(said)).hex()

@@ -1,4 +1,4 @@
-"""`Durable`: a job whose result is kept; and what it may call."""
+"""`Durable`: a job whose result is recorded, and the calls it may make."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from ..jobs import Job
 from ..messages import Conversation
 from ..tools import AnyTool, Tool
 from ._call import call_tool
-from ._canonical import canonical, canonical_inputs, digest
-from ._codec import Codec
-from ._inbox import LOOK
-from ._ledger import Ledger
-from ._put import find_named, write_put
+from ._codec import MISSING, Codec, Shape, shape_of
+from ._inbox import WALL_CLOCK_POLL_SECONDS
+from ._json import canonical, canonical_inputs, digest
+from ._roots import find_named, write_put
 from ._scope import NodeScope
-from ._shape import MISSING, Shape, shape_of
+from ._state import JournalState
 from ._transaction import IN_TRANSACTION, Transaction, require_no_transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
@@ -48,7 +47,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Durable(Job[T_co], internal=True):
-    """A job of a durable run: its result is kept, and it never runs again once it has one.
+    """A job of a durable run: its result is recorded, and then it never runs again.
 
         class Order(Durable[str], version=2):
             order: str
@@ -58,11 +57,11 @@ class Durable(Job[T_co], internal=True):
 
         run(Order("A-17"), journal="runs.db", run_id="order-A-17", live={"backend": backend})
 
-    Inputs and result are written as JSON by their types: a field whose type cannot be written is
-    refused when the class is made, with `NotStorable`, unless it is `Live`. Whoever awaits the job
-    gets the value as it was read back, in the first life too. `version` says that what the class
-    does has changed so much that a run of another version cannot go on: it is then parked. What
-    may be called in `task` stands under `self.durable`.
+    Inputs and result are stored as JSON by their types. A field whose type cannot be stored raises
+    `NotStorable` when the class is created, unless it is `Live`. Awaiting the job returns the value
+    as it was read back, also in the first execution. Raise `version` when the class has changed so
+    much that a run of an earlier version cannot continue: such a run is parked. `self.durable` has
+    the calls that `task` may make.
     """
 
     _node_durable = True
@@ -77,15 +76,15 @@ class Durable(Job[T_co], internal=True):
             raise TypeError(f"version= of {cls.__name__} is a number from 0 on, not {version!r}")
         cls._node_version = version
         cls._node_shape = None
-        with suppress(NameError):  # a type that is defined further down
+        with suppress(NameError):  # a type that is defined later in the module
             cls._node_shape = shape_of(cls, Durable)
 
     @property
     def durable(self) -> DurableCalls:
-        """What a durable job may call. Outside a durable run it is `NotDurable`."""
+        """The durable calls of this job. Raises `NotDurable` outside a durable run."""
         return DurableCalls(self)
 
-    # --- what the ledger asks
+    # --- for the journal
 
     @classmethod
     def _node_of(cls) -> Shape:
@@ -102,7 +101,7 @@ class Durable(Job[T_co], internal=True):
     def _node_codec(self) -> Codec:
         return (self._node_shape or self._node_of()).result
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         shape = self._node_shape or self._node_of()
         for name in shape.live:
             if (value := getattr(self, name, MISSING)) is not MISSING:
@@ -146,7 +145,7 @@ class Durable(Job[T_co], internal=True):
     def _node_write_put(self) -> dict[str, Any]:
         return write_put(self, make_again(self._node_write(), self._node_live()))
 
-    # --- callbacks: those that the body adds would be lost where it is skipped
+    # --- callbacks: those of a body would be lost where it is skipped
 
     def at_end(self, callback: Callback) -> Self:
         _refuse_in_body(self)
@@ -177,9 +176,9 @@ def _refuse_in_body(job: Durable[Any]) -> None:
 def make_again(
     written: dict[str, Any], live: dict[str, Any], kind: type[Durable[Any]] | None = None
 ) -> Durable[Any]:
-    """Make a job of what `_node_write` gave; raise `JournalMismatch` for one that is unknown.
+    """Create a job from the result of `_node_write`; raise `JournalMismatch` if that fails.
 
-    Its class is looked up by its name, unless it is given: it may be one inside a function.
+    `kind` is its class, which may be local to a function; by default it is found by its name.
     """
     found: Any = kind or find_named(written["class"])
     if not (isinstance(found, type) and issubclass(found, Durable)):
@@ -204,7 +203,7 @@ def make_again(
 
 
 class _Called(Protocol[P, T_co]):
-    """A `Tool`, of which only what it returns matters: of `Tool` itself that has to be the same."""
+    """A `Tool` for the overloads of `call`, which need only its parameters and result."""
 
     @property
     def read_only(self) -> bool: ...
@@ -213,10 +212,10 @@ class _Called(Protocol[P, T_co]):
 
 
 class DurableCalls:
-    """What a node of a durable run may call, each once in the life of the run.
+    """The durable calls of a node: each is made once in the lifetime of the run.
 
-    A durable job has it as `self.durable`; for a plain handler below one it is
-    `DurableCalls(node)`. Raises `NotDurable` for a node that is in no durable run.
+    A durable job has them as `self.durable`, a plain handler below one as `DurableCalls(node)`.
+    Raises `NotDurable` for a node outside a durable run.
     """
 
     def __init__(self, node: Node[Any]) -> None:
@@ -230,7 +229,7 @@ class DurableCalls:
 
     @property
     def run_id(self) -> str:
-        """The run's name."""
+        """The name of the run."""
         return self._scope.ledger.run_id
 
     @overload
@@ -240,11 +239,11 @@ class DurableCalls:
     @overload
     def step(self, function: Callable[..., T], *args: Any, key: str | None = None) -> Node[T]: ...
     def step(self, function: Callable[..., Any], *args: Any, key: str | None = None) -> Node[Any]:
-        """Call a function as a child of the job, and keep what it returns; await the result.
+        """Call a function as a child of the job and record its result; await it.
 
-        It runs again if the process dies before its end is on disk: what must not be done twice
-        is a tool's work. A plain function runs in a worker thread. The result is written by the
-        function's return annotation; without one it must be plain JSON.
+        The function runs again if the process dies before its result is on disk: use a tool for
+        what must not be repeated. A plain function runs in a worker thread. The result is stored by
+        the return annotation; without one it must be plain JSON.
         """
         return self._node.call_handler(Step(function, args), key=key)
 
@@ -261,12 +260,12 @@ class DurableCalls:
     @overload
     def call(self, tool: _Called[..., T], /, *args: Any, key: str, **kwargs: Any) -> Node[T]: ...
     def call(self, tool: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
-        """Call a tool as a child of the job, once in the life of the run; await the result.
+        """Call a tool as a child of the job, once in the lifetime of the run; await the result.
 
-        All that the tool says of itself holds as where a model calls it: `effect`, `reconcile`,
-        `approve`, `retry`, `timeout`. It gives what the tool returns, by its return annotation, and
-        raises what the tool raises, or a `ToolError` if a person does not allow it. Replies that
-        `fork` reads for this job, or for one above it, are waited for: see docs/durable.md.
+        The options of the tool apply as in a call by a model: `effect`, `reconcile`, `approve`,
+        `retry`, `timeout`. The result is that of the tool, by its return annotation. Raises the
+        exception of the tool, or `ToolError` if a person denies the call. Waits for replies that
+        `fork` reads for this job or one above it: see docs/durable.md.
 
         `key=` names the call in its run: `call(charge, order, key="charge")`. The journal then
         finds the call by this name alone, also after an edit that moves it to another job, renames
@@ -278,23 +277,23 @@ class DurableCalls:
         return call_tool(self._node, cast("AnyTool", tool), args, kwargs)
 
     def now(self) -> datetime:
-        """Return the time, in UTC: that of the first life."""
+        """Return the time in UTC, as it was in the first execution."""
         text = self._once("now", lambda: datetime.fromtimestamp(time.time(), UTC).isoformat())
         return datetime.fromisoformat(text)
 
     def random(self) -> float:
-        """Return a number from 0 up to 1: that of the first life."""
+        """Return a random number from 0 up to 1, the same in each execution."""
         return self._once("random", random.random)
 
     async def sleep(
         self, seconds: float = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Wait so long from the first call on, also while no process runs."""
+        """Wait for a time from the first call on, which passes also while no process runs."""
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         seconds = length.total_seconds()
         with self._waiting(self._ident(f"sleep {seconds}"), "sleep", "", seconds) as due:
             while (left := cast("float", due) - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
-                await asyncio.sleep(min(left, LOOK))
+                await asyncio.sleep(min(left, WALL_CLOCK_POLL_SECONDS))
 
     async def signal(
         self,
@@ -303,26 +302,26 @@ class DurableCalls:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return what `journal.signal(run_id, name, value)` sends: each is taken once, in order.
+        """Wait for a value that `journal.signal(run_id, name, value)` sends, and return it.
 
-        One that came before anybody waited is kept. What does not fit `type` is refused, with a
-        row and a warning, and the next one is waited for. `timeout` is in seconds from the first
-        call on, also while no process runs; then `TimeoutError`, in every life.
+        Signals are taken once each, in order, and stored until then. One that does not fit `type`
+        is refused with a row and a warning. `timeout` is in seconds from the first call on, also
+        while no process runs. Then each execution raises `TimeoutError`.
         """
         codec = Codec(type, f"the signal {name!r}")
         ident = self._ident(f"signal {name}")
-        with self._waiting(ident, "signal", name, timeout, type=codec.shown) as due:
+        with self._waiting(ident, "signal", name, timeout, type=codec.type_name) as due:
             data = await self._scope.ledger.take_letter(ident, "signal", name, due, codec)
         return codec.decode(data, foreign=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
-        """Let statements be done in the journal's own database, all of them and once, or none.
+        """Execute SQL statements in the journal's database exactly once: all of them, or none.
 
-        They are in the commit in which the journal notes that they are done. In a later life the
-        statements answer from the journal and do nothing. The block must not wait for anything
-        but its statements, as every other commit waits for it; nodes, steps, effects, sleeps and
-        signals are refused in it. One that is left by an exception has done nothing.
+        They are committed together with the row that records them. A later execution gets the
+        recorded answers and executes nothing. The block must wait only for its statements, as all
+        other commits wait for it; nodes, steps, effects, sleeps and signals are refused in it. A
+        block that is left by an exception is rolled back.
         """
         transaction = Transaction(self._scope.ledger, self._ident("transaction"))
         token = IN_TRANSACTION.set(True)
@@ -336,9 +335,9 @@ class DurableCalls:
     def _waiting(
         self, ident: bytes, kind: str, name: str, seconds: float | None, **more: str
     ) -> Generator[float | None]:
-        """Keep that the run waits, for whoever looks at it; give until when, from the first life.
+        """Record that the run waits; yield the end of the wait, from the first execution on.
 
-        A wait that the run itself has cancelled is withdrawn.
+        A wait that the run itself cancels is withdrawn.
         """
         ledger = self._scope.ledger
         row = ledger.find(ident, "waits")
@@ -346,7 +345,7 @@ class DurableCalls:
         if row is None or value["seconds"] != seconds:
             until = None if seconds is None else time.time() + seconds
             value = {"kind": kind, "name": name, "seconds": seconds, "until": until, **more}
-            ledger.append(ident, "waits", json.dumps(value).encode())
+            ledger.record(ident, "waits", value)
         try:
             yield value["until"]
         except asyncio.CancelledError:
@@ -356,12 +355,11 @@ class DurableCalls:
             raise
 
     def conversation(self, name: str, system: str | None = None) -> Conversation:
-        """Return the run's conversation of this name: its messages are rows, each once.
+        """Return the run's conversation of this name, whose messages are recorded.
 
-        All who ask for one name get the same object. It holds what stood there when this job's
-        round began, and `system` first if that was nothing; what the round itself has added comes
-        back as its body adds it again: to add anything else there is `JournalMismatch`. Messages
-        can be added and not changed in place.
+        The same name gives the same object. It has the messages from before the round of this job
+        began, and `system` first if there were none. The round's own messages appear as its body
+        adds them again; adding others instead is `JournalMismatch`. Messages cannot be changed.
         """
         self._scope.require_own_loop(f"self.durable's conversation {name!r}")
         return self._scope.ledger.talks.open(self._scope, name, system)
@@ -371,17 +369,17 @@ class DurableCalls:
         if (row := ledger.find(ident, "once")) is not None:
             return json.loads(row.value)
         value = make()
-        ledger.append(ident, "once", json.dumps(value).encode())
+        ledger.record(ident, "once", value)
         return value
 
     def _ident(self, what: str) -> bytes:
-        """Say which call this is: of those of the same kind by the node around this code."""
+        """Return the identity of a call, by its ordinal among those of the running node."""
         scope = scope_here()
         if not isinstance(scope, NodeScope) or scope.ledger is not self._scope.ledger:
             scope = self._scope
         require_no_transaction()
         scope.require_own_loop(f"self.durable's {what}")
-        # Sleeps of one length are alike, whoever of them was first.
+        # Sleeps of the same length are interchangeable.
         aside = is_aside_here() and not what.startswith("sleep")
         try:
             number = scope.number(f"call {what}", aside=aside)
@@ -394,7 +392,7 @@ class DurableCalls:
 
 
 class Step(Node[T_co], internal=True):
-    """One call of a function whose result is kept."""
+    """One call of a function whose result is recorded."""
 
     _node_durable = True
     _node_work = True
@@ -405,12 +403,12 @@ class Step(Node[T_co], internal=True):
         self._args = args
 
     async def task(self) -> Any:
-        """Call it."""
+        """Call the function."""
         if inspect.iscoroutinefunction(self._function):
             return await self._function(*self._args)
         return await self.in_thread(self._function, *self._args)
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         return canonical_inputs(self)
 
     def _node_codec(self) -> Codec:
@@ -430,5 +428,5 @@ class Step(Node[T_co], internal=True):
         return codec
 
 
-# How what functions return is written: to find that out takes a hundred times as long as to do it.
+# The codecs of functions: to build one takes a hundred times as long as to encode a result.
 _codecs: WeakKeyDictionary[Any, Codec] = WeakKeyDictionary()

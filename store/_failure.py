@@ -1,8 +1,8 @@
-"""A failure as it is kept in a journal, and raised again as the type it was.
+"""Exceptions as JSON, from which an equal exception of the same class is made.
 
-Kept are its class by name, `args`, attributes, notes, the members of a group, and one line for each
-of its causes. Nothing is pickled and no constructor of a user's is called: an exception is put
-together as Python's own class below it does.
+Stored are the name of its class, `args`, attributes, notes, the members of a group, and one line
+for each of its causes. Nothing is pickled, and no constructor of a user's class is called: the
+exception is built by the class of Python that its class derives from.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from types import MemberDescriptorType
 from typing import Any, cast
 
 from ..commander.stored_names import find_loaded, find_stored, stored_name
-from ._codec import Codec, dump, pack, unpack
+from ..messages.text import message_of
+from ._codec import Codec
+from ._json import dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of", "was_awaited"]
+__all__ = ["decode_failure", "encode_failure", "mark", "marks", "was_awaited"]
 
-MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
-MARKS = 100  # that one error may have
-CAUSES = 10  # that are named in notes, the nearest first
-LONGEST = 200  # characters of what is said of a cause
+MARK = "__anabranch_kept__"  # the attribute with the identities of the rows that have the exception
+MAX_MARKS = 100  # of one exception
+MAX_CAUSES = 10  # in notes, the nearest first
+MAX_CAUSE_CHARS = 200
 
-# As Python itself gets at them: a subclass, or its metaclass, may have put code in their place.
+# Read as Python does it: a subclass or its metaclass may override them with code of its own.
 _attributes: Any = BaseException.__dict__["__dict__"].__get__
 _cause: Any = BaseException.__dict__["__cause__"].__get__
 _context: Any = BaseException.__dict__["__context__"].__get__
@@ -35,14 +37,14 @@ _qualname: Any = type.__dict__["__qualname__"].__get__
 
 
 def encode_failure(error: BaseException, *, awaited: bool = False) -> bytes:
-    """Return what is kept of `error`; `decode_failure` makes one of it that is equal.
+    """Return `error` as JSON, from which `decode_failure` makes an equal one.
 
-    `awaited` says that somebody awaited the node when it failed: see `was_awaited`.
+    Equal means the same type, arguments, attributes, text and notes, also of the members of a
+    group. All of these have to be data. The traceback is not stored, and of a cause only a note.
+    `awaited` says that another node awaited the failed one: see `was_awaited`.
 
-    Equal means: of the same type, with the same arguments, attributes, text and notes; the members
-    of a group too. All of these have to be data. The traceback is not kept, and of causes a note.
-    Raises `NotStorable`, which says why, for an error that cannot be made again: its class is not
-    found in its module, or it holds what is no data. Raises nothing else, however odd the error is.
+    Raises `NotStorable` with the reason for an error that could not be made again: its module does
+    not have its class, or it holds something that is not data. Raises nothing else.
     """
     try:
         written = _write(error)
@@ -60,14 +62,14 @@ def encode_failure(error: BaseException, *, awaited: bool = False) -> bytes:
 
 
 def decode_failure(data: bytes) -> BaseException:
-    """Return the failure that was kept.
+    """Return the stored failure; import the module of its class if it is not loaded.
 
-    The module of its class is imported if it is not loaded. A failure that cannot be made again,
-    since its class is gone or is another, is returned as a `JournalMismatch` that says what it was.
+    A failure that cannot be made again, as its class was removed or changed, is returned as a
+    `JournalMismatch` that describes it.
     """
     try:
         return _read(unpack(data, _READERS))
-    except (Exception, SystemExit) as fault:  # noqa: BLE001 - what a module does at its import
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 - a module may raise anything at its import
         found = json.loads(data)
         mismatch = JournalMismatch(
             f"the failure {':'.join(found['type'])} cannot be raised again, since the code has"
@@ -78,21 +80,21 @@ def decode_failure(data: bytes) -> BaseException:
 
 
 def was_awaited(data: bytes) -> bool:
-    """Say whether somebody awaited the node when it failed; unknown in older journals."""
+    """Return whether another node awaited the node when it failed; older journals do not say."""
     return "awaited" in json.loads(data)
 
 
 def mark(error: BaseException, *idents: bytes) -> None:
-    """Note on `error` that it is kept under these identities."""
+    """Add the identities to `error` under which it is stored."""
     before: tuple[bytes, ...] = _attributes(error).get(MARK, ())
-    # One object may be raised again and again.
-    _attributes(error)[MARK] = tuple(dict.fromkeys((*before, *idents)))[-MARKS:]
+    # The same object may be raised many times.
+    _attributes(error)[MARK] = tuple(dict.fromkeys((*before, *idents)))[-MAX_MARKS:]
 
 
 def marks(*errors: BaseException) -> set[bytes]:
-    """Return under which identities errors are kept, or else what they were made of.
+    """Return the identities under which errors are stored, or else those of their sources.
 
-    That is a cause, the members of a group, and what was being handled when it was raised.
+    The sources are the cause, the context and the members of a group.
     """
     found: set[bytes] = set()
     left: list[BaseException | None] = [*errors]
@@ -150,7 +152,7 @@ def _read(found: dict[str, Any]) -> BaseException:
 
 
 def _builtin(kind: type[BaseException]) -> Any:
-    """Return the class of Python's own that `kind` is made of: what it does is known."""
+    """Return the class of Python that `kind` derives from."""
     found: Any = kind
     while not stored_name(found).startswith("builtins:"):
         found = _base(found)
@@ -158,7 +160,7 @@ def _builtin(kind: type[BaseException]) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Write what an error holds and is no plain data: another error, or an object of a class."""
+    """Return the JSON of another error, or of an object of a class, that an error holds."""
     kind = type(cast("object", value))
     if issubclass(kind, BaseException):
         return {"$error": _write(value)}
@@ -170,12 +172,12 @@ def _other(value: Any) -> Any:
     raise NotStorable(f"it holds a {qualname}, which is no data")
 
 
-def _made(parts: list[str]) -> Any:
+def _read_object(parts: list[str]) -> Any:
     module, qualname, text = parts
     return Codec(find_stored(f"{module}:{qualname}"), qualname).decode(text.encode())
 
 
-_READERS: dict[str, Any] = {"$error": _read, "$of": _made}
+_READERS: dict[str, Any] = {"$error": _read, "$of": _read_object}
 
 
 def _slots(error: BaseException) -> dict[str, Any]:
@@ -190,25 +192,17 @@ def _slots(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def message_of(error: BaseException) -> str:
-    """Return the text of an exception; none if it cannot be had."""
-    try:
-        return f"{error}"
-    except Exception:  # noqa: BLE001 - a `__str__` that raises
-        return ""
-
-
 def _causes(error: BaseException) -> list[str]:
-    """Say what each cause was, and the cause of that: a line for a note."""
+    """Return a line for each cause in the chain."""
     lines: list[str] = []
     seen = {id(error)}
-    while len(lines) < CAUSES:
+    while len(lines) < MAX_CAUSES:
         cause = _cause(error)
         if cause is None and not _suppress_context(error):
             cause = _context(error)
         if cause is None or id(cause) in seen:
             break
         seen.add(id(error := cause))
-        message = " ".join(message_of(error).split())[:LONGEST]
+        message = " ".join(message_of(error).split())[:MAX_CAUSE_CHARS]
         lines.append(f"caused by {_qualname(type(error))}" + (f": {message}" if message else ""))
     return lines

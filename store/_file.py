@@ -1,11 +1,12 @@
-"""A journal's file, as the rest of the room uses it: runs, their rows, and letters to runs.
+"""The file of a journal: runs, their rows and their letters, in SQL.
 
-The SQL stands here; the thread that runs it, and when it commits, in `_writer`.
+`_writer` has the thread that executes the SQL and decides when to commit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sqlite3
@@ -14,18 +15,26 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
-from ._canonical import digest
+from ..messages.sqlite import MEMORY
+from ._inbox import Watch
+from ._json import digest
 from ._keys import Keys
 from ._lock import RunLock
 from ._purge import remove_some
-from ._rows import clock_at_end
-from ._schema import MEMORY
 from ._seal import BytesCodec, Row, Seal, check_size
-from ._watch import Watch
-from ._writer import Claim, Writer
+from ._writer import Lease, Writer
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
-__all__ = ["ENDED", "JournalFile", "Letter", "Row", "RunRow", "check_name"]
+__all__ = [
+    "ENDED",
+    "JournalFile",
+    "Letter",
+    "Row",
+    "RunRow",
+    "check_name",
+    "clock_at_end",
+    "last_clock",
+]
 
 T = TypeVar("T")
 
@@ -44,7 +53,7 @@ _KEY = "select 1 from anabranch_key where digest = ?"
 
 
 class RunRow(NamedTuple):
-    """What is known of a run. Times are in seconds since the epoch."""
+    """The state of a run. Times are in seconds since the epoch."""
 
     run_id: str
     class_name: str
@@ -54,17 +63,17 @@ class RunRow(NamedTuple):
     queue: str
     created: float
     updated: float  # of its last row, or its last change of state
-    fence: int  # rises with each claim
-    owner: str  # empty if nobody has it
+    fence: int  # rises with each acquisition
+    owner: str  # empty if it has none
     lease_until: float | None
-    recoveries: int  # claims after an owner that died, without a new row between them
+    recoveries: int  # acquisitions after an owner that died, without a new row between them
     error: bytes | None
     rows: int  # the number of its last row
-    clock: float = 0.0  # seconds for which it had an owner, up to the last claim or release
+    clock: float = 0.0  # seconds for which it had an owner, up to the last acquisition or release
 
 
 class Letter(NamedTuple):
-    """What came into a run from elsewhere: a signal, an answer, a cancel."""
+    """What was sent to a run: a signal, an answer, a cancel."""
 
     id: int  # rises in the order of arrival, over all runs
     kind: str
@@ -74,7 +83,7 @@ class Letter(NamedTuple):
 
 
 def check_name(name: object, what: str = "a run_id") -> None:
-    """Refuse a name that could not be written, or shown."""
+    """Raise `ConfigurationError` for a name that could not be stored or shown."""
     if not _is_name(name):
         shown = name if not isinstance(name, str) or len(name) < 100 else name[:100] + "..."
         raise ConfigurationError(
@@ -87,19 +96,38 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
-class JournalFile:
-    """One open file, to be used from one event loop.
+def last_clock(rows: list[Row]) -> float:
+    """Return the run's clock at the last of these rows that has it."""
+    said = [row.value for row in rows if row.kind in ("began", "attempt", "clock")]
+    return json.loads(said[-1])["clock"] if said else 0.0
 
-    Every method that waits raises `JournalError` once the file cannot be used any more, and
-    `append` does so at once.
+
+def clock_at_end(rows: list[Row], claimed_at: int, clock: float, claimed: float) -> float:
+    """Return the run's clock at the last row of an owner that died.
+
+    The owner acquired the run after the row `claimed_at`, at the time `claimed`, when the clock was
+    `clock`. A row of the kind "clock" corrects it after the wall clock was set.
+    """
+    own = [row for row in rows if row.seq > claimed_at]
+    for row in own:
+        if row.kind == "clock":
+            clock, claimed = json.loads(row.value)["clock"], row.time
+    return clock + max(0.0, own[-1].time - claimed) if own else clock
+
+
+class JournalFile:
+    """One open file, for use in one event loop.
+
+    When the file cannot be used any more, `append` and every method that waits raise
+    `JournalError`.
     """
 
     def __init__(self, name: str, codec: BytesCodec | None = None) -> None:
         self.name = name
         self._seal = Seal(name, codec)
         self._writer = Writer(name, self._seal)
-        self._claims: dict[str, Claim] = {}
-        # Of the runs that are worked on here: what no letter to them may have in it.
+        self._leases: dict[str, Lease] = {}
+        # By run that is owned here: the keys that no letter to it may contain.
         self.keys: dict[str, Keys] = {}
         self._watch = Watch(self.call)
 
@@ -109,69 +137,69 @@ class JournalFile:
         return self._writer.is_alive
 
     async def open(self) -> None:
-        """Open the file, or make it; again when it was closed. Raises `JournalError`."""
+        """Open the file, or create it; also after `close`. Raises `JournalError`."""
         if self._writer.is_alive:
             raise JournalError(self.name, "is open already", "use it as it is, or open another one")
         self._writer = Writer(self.name, self._seal)
-        self._watch = Watch(self.call)  # this may be another loop, where no old event serves
+        self._watch = Watch(self.call)  # the events of the old one may be of another loop
         await self._writer.start()
 
     async def close(self) -> None:
         """Write what was appended and close the file; twice is harmless.
 
-        Runs that were not released are free for the next claim, and count as left by an owner that
-        died. Raises `JournalError` if something could not be written and nobody has been told.
+        Runs that were not released can be acquired, and count as those of an owner that died.
+        Raises `JournalError` if rows could not be written and no caller has got the error.
         """
         try:
             await self._writer.stop()
         finally:
-            for claim in self._claims.values():
-                _unlock(claim)
-            self._claims.clear()
+            for lease in self._leases.values():
+                _unlock(lease)
+            self._leases.clear()
 
     # Rows
 
     def append(self, run_id: str, fence: int, row: Row) -> int:
-        """Give a row its number and time and queue it; return the number. Never waits.
+        """Queue a row and return its number, without waiting; `barrier` waits for the disk.
 
-        The rows of a run keep their order, and those that survive are a prefix. Raises `LeaseLost`
-        once it is known that the run is not owned here under this fence, and `NotStorable` for a
-        value of more than 64 MiB. Whether the row is on disk, `barrier` says.
+        The rows of a run keep their order, and those that survive a crash are a prefix. Raises
+        `LeaseLost` once it is known that the run is not owned here under this fence, and
+        `NotStorable` for a value of more than 64 MiB.
         """
-        return self._writer.append(self._claim(run_id, fence), row)
+        return self._writer.append(self._lease(run_id, fence), row)
 
     async def barrier(self, run_id: str = "", fence: int = 0) -> None:
-        """Return when all that was appended before is on disk.
+        """Wait until all rows that were appended before are on disk.
 
-        With a run, also when nothing was appended: `LeaseLost` if it is not owned here under this
-        fence, as the file has it now. All who wait at once share a commit.
+        With a run, raises `LeaseLost` if the file says that it is not owned here under this fence.
+        Concurrent waits share a commit.
         """
-        await self._writer.ask(None, self._claim(run_id, fence) if run_id else None, writes=False)
+        await self._writer.ask(None, self._lease(run_id, fence) if run_id else None, writes=False)
 
     async def call(self, function: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
-        """Call a function of the store in the writer's thread, after what was appended before.
+        """Call a function of the store in the writer's thread, after the rows appended before.
 
-        It is part of the same transaction. Its exception takes back what it did itself and is
-        raised here; the rows before stay. Cancelling this wait does not undo it. One that only
-        reads (`writes=False`) does not wait for other processes' commits.
+        It is part of the same transaction. Its exception rolls back only its own statements and is
+        raised here. Cancelling this wait does not undo it. A function that only reads
+        (`writes=False`) does not wait for commits of other processes.
         """
         return await self._writer.ask(function, writes=writes)
 
     async def transact(
         self, run_id: str, fence: int, function: Callable[[sqlite3.Connection], Row]
     ) -> int:
-        """Call a user's function and write the row that it returns: both are on disk, or neither.
+        """Call a user's function and write the row that it returns, in one commit.
 
-        Returns the row's number, which stays unused if the function raises. It cannot end the
-        transaction, not even by `executescript`: `sqlite3.DatabaseError`, "not authorized".
+        Returns the number of the row, which stays unused if the function raises. The function
+        cannot end the transaction, not even by `executescript`: `sqlite3.DatabaseError`.
         """
-        claim = self._claim(run_id, fence)
-        claim.seq = seq = claim.seq + 1
-        await self._writer.ask(function, claim, seq=seq)
+        lease = self._lease(run_id, fence)
+        lease.seq = seq = lease.seq + 1
+        await self._writer.ask(function, lease, seq=seq)
         return seq
 
     async def look(self, run_id: str) -> tuple[RunRow, list[Row], list[Letter]]:
-        """Return a run, its rows and its letters, of one moment. Raises `RunNotFound`."""
+        """Return a run, its rows and its letters in one snapshot. Raises `RunNotFound`."""
 
         def select(sql: sqlite3.Connection) -> tuple[RunRow, list[Row], list[Letter]]:
             key = self._key(sql, run_id)
@@ -180,7 +208,7 @@ class JournalFile:
         return await self.call(select, writes=False)
 
     async def rows(self, run_id: str) -> list[Row]:
-        """Return all rows of a run, in their order. Raises `RunNotFound`."""
+        """Return all rows of a run in order. Raises `RunNotFound`."""
         return await self.call(lambda sql: self._rows(sql, self._key(sql, run_id)), writes=False)
 
     # Runs
@@ -188,10 +216,10 @@ class JournalFile:
     async def start(
         self, run_id: str, class_name: str, version: int, inputs: bytes, queue: str = ""
     ) -> RunRow:
-        """Accept a run: it is on disk when this returns. The same again is the same run.
+        """Create a run durably, or return the existing one.
 
-        Raises `RunExists` if the name belongs to a run of another class or with other inputs,
-        `ConfigurationError` if it cannot be a name.
+        Raises `RunExists` if the run has another class or other inputs, `ConfigurationError` for an
+        invalid name.
         """
         check_name(run_id)
         check_size(inputs)
@@ -212,36 +240,36 @@ class JournalFile:
 
         return await self.call(insert)
 
-    async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
-        """Take a run, to go on with it; return it with all its rows. Nobody else has it then.
+    async def acquire(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
+        """Acquire the lease of a run; return the run with all its rows.
 
-        `recoveries` counts this claim if the last owner died without a new row that took the run
-        further, and begins anew after one. The run's clock has gone on up to the last owner's end;
-        of one that died, its last row is all that is known. Raises `RunNotFound`, or `RunBusy`
-        while another process, another journal or this one has it.
+        `recoveries` counts this acquisition if the last owner died without a row of progress, and
+        starts from zero after one. The run's clock includes the last owner's time, up to its last
+        row if it died. Raises `RunNotFound`, or `RunBusy` while another process, another journal or
+        this one owns the run.
         """
         locks: list[RunLock] = []
-        made: list[Claim] = []
+        made: list[Lease] = []
 
         def lock(sql: sqlite3.Connection) -> None:
             self._key(sql, run_id)
-            if run_id in self._claims:
+            if run_id in self._leases:
                 raise RunBusy(run_id, os.getpid())
             if self.name != MEMORY:
                 locks.append(RunLock(self._writer.path, run_id))
 
         def take(sql: sqlite3.Connection) -> tuple[RunRow, list[Row]]:
             key = self._key(sql, run_id)
-            if run_id in self._claims:
+            if run_id in self._leases:
                 raise RunBusy(run_id, os.getpid())
             old, rows = self._run(sql, run_id), self._rows(sql, key)
             clock = old.clock
             if old.state == "running":
-                claim = "select claimed_at_row, updated from anabranch_run where id = ?"
-                claimed_at, claimed = sql.execute(claim, (key,)).fetchone()
+                select = "select claimed_at_row, updated from anabranch_run where id = ?"
+                claimed_at, claimed = sql.execute(select, (key,)).fetchone()
                 clock = clock_at_end(rows, claimed_at, clock, claimed)
-            # Rows that each life may add again take a run no further: what a reply says while
-            # it grows, an effect that is begun and does not end.
+            # Rows that each execution may add again are no progress: partial replies, and effects
+            # that begin and do not end.
             sql.execute(
                 "update anabranch_run set fence = fence + 1, state = 'running', owner = ?,"
                 " updated = ?, claimed_at_row = ?, recoveries = case when exists (select 1"
@@ -251,23 +279,22 @@ class JournalFile:
                 (owner, time.time(), old.rows, old.state == "running", clock, key),
             )
             run = self._run(sql, run_id)
-            made.append(Claim(key, run_id, run.fence, run.rows, *locks or [None]))
-            self._claims[run_id] = made[0]
+            made.append(Lease(key, run_id, run.fence, run.rows, *locks or [None]))
+            self._leases[run_id] = made[0]
             return run, rows
 
         def undo(sql: sqlite3.Connection) -> None:
             for each in made:
-                self._let_go(sql, each, "suspended")
+                self._release(sql, each, "suspended")
             for each in locks:
                 each.release()
 
         try:
-            # In a transaction that only reads: an owner that was stopped in the middle of a commit
-            # keeps every other process from writing.
+            # Reads only: an owner that was stopped in the middle of a commit blocks all writes.
             await self.call(lock, writes=False)
             return await self.call(take)
         except asyncio.CancelledError:
-            self._writer.follow(undo)  # the claim is made by now, or will be
+            self._writer.follow(undo)  # the lease is acquired by now, or will be
             raise
         except BaseException:
             if not made:
@@ -284,19 +311,19 @@ class JournalFile:
         *,
         clock: float | None = None,
     ) -> None:
-        """Give a run back in a new state, in one commit with the rows before it.
+        """Release the lease of a run and set its state, in one commit with the rows before.
 
-        `clock` is what the run's clock says, by default what the wall's clock says of it. From this
-        call on nothing more can be appended for the run. Raises `LeaseLost`.
+        `clock` is the run's clock, by default measured by the wall clock. From this call on no rows
+        can be appended for the run. Raises `LeaseLost`.
         """
-        claim = self._claim(run_id, fence)
-        claim.left = True
-        await self.call(lambda sql: self._let_go(sql, claim, state, error, clock))
+        lease = self._lease(run_id, fence)
+        lease.left = True
+        await self.call(lambda sql: self._release(sql, lease, state, error, clock))
 
     async def runs(
         self, state: str | None = None, prefix: str | None = None, limit: int | None = None
     ) -> list[RunRow]:
-        """Return the runs in a state, with ids that begin so; the newest first, at most `limit`."""
+        """Return the runs in a state, with ids that start with `prefix`, the newest first."""
 
         def select(sql: sqlite3.Connection) -> list[RunRow]:
             found = sql.execute(
@@ -314,9 +341,9 @@ class JournalFile:
         return await self.call(lambda sql: self._run(sql, run_id), writes=False)
 
     async def fork(self, run_id: str, at: int, new_run_id: str, clock: float = 0.0) -> RunRow:
-        """Make a new run, `pending`, with another's inputs and its rows up to number `at`.
+        """Create a pending run with the inputs of another and its rows up to number `at`.
 
-        `clock` is what its clock said then. Letters are not copied. Raises `RunNotFound`, or
+        `clock` is the run's clock at that row. Letters are not copied. Raises `RunNotFound`, or
         `RunExists` if the new name is taken.
         """
         check_name(new_run_id)
@@ -344,9 +371,9 @@ class JournalFile:
     async def purge(
         self, before: float, states: Sequence[str] = ENDED, prefix: str | None = None
     ) -> int:
-        """Remove runs that ended so before a time; return how many.
+        """Remove runs that ended before a time in one of `states`; return how many.
 
-        Each transaction is short, and a pause as long follows it, in which others can write.
+        Transactions are short, each followed by an equally long pause for other writers.
         """
         purged, more = 0, True
         while more:
@@ -357,7 +384,7 @@ class JournalFile:
                 await asyncio.sleep(time.monotonic() - began)
         return purged
 
-    # What comes from elsewhere
+    # Letters
 
     async def post(
         self,
@@ -370,12 +397,11 @@ class JournalFile:
         key: str | None = None,
         check: Callable[[RunRow], object] | None = None,
     ) -> int:
-        """Send something into a run; it is on disk when this returns its number.
+        """Send a letter to a run, from any process; return its number when it is on disk.
 
-        Anybody may, also from another process. What the run does not wait for need not wake those
-        who wait for letters here. What has the same `key` as an earlier one is not sent again, and
-        has the number 0. `check` is called with the run, in the same transaction, and may refuse by
-        an exception. Raises `RunNotFound`.
+        `wakes` is False for letters that no run waits for. A letter with the same `key` as an
+        earlier one is not sent again and has the number 0. `check` is called with the run in the
+        same transaction and may refuse by an exception. Raises `RunNotFound`.
         """
         if run_id in self.keys:
             value = self.keys[run_id].cut_json(value)
@@ -405,7 +431,7 @@ class JournalFile:
         return number
 
     async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
-        """Return what came into a run after the letter of that number. Raises `RunNotFound`."""
+        """Return the letters to a run after the one of that number. Raises `RunNotFound`."""
         return await self.call(
             lambda sql: self._letters(sql, self._key(sql, run_id), after), writes=False
         )
@@ -413,19 +439,19 @@ class JournalFile:
     async def watch(self, seen: int | None = None) -> int:
         """Return a number once it differs from `seen`; it changes when there may be new letters.
 
-        That is at a commit of another process or journal, which is noticed within 0.25 s, and at a
-        `post` here. First take the number, then read the letters, then watch: nothing is missed.
-        However many watch, the file is looked at once.
+        It changes with each commit of another process or journal, within 0.25 s, and with each
+        `post` here. To miss nothing get the number first, then read the letters, then watch. All
+        who watch share one poll.
         """
         return await self._watch.change(seen)
 
-    # What the calls have in common
+    # Helpers
 
-    def _claim(self, run_id: str, fence: int) -> Claim:
-        claim = self._claims.get(run_id)
-        if claim is None or claim.fence != fence or claim.left:
+    def _lease(self, run_id: str, fence: int) -> Lease:
+        lease = self._leases.get(run_id)
+        if lease is None or lease.fence != fence or lease.left:
             raise LeaseLost(run_id)
-        return claim
+        return lease
 
     def _key(self, sql: sqlite3.Connection, run_id: str) -> int:
         return self._find(sql, "select id from anabranch_run ", run_id)[0]
@@ -461,17 +487,17 @@ class JournalFile:
             for number, kind, name, value, when in found
         ]
 
-    def _let_go(
+    def _release(
         self,
         sql: sqlite3.Connection,
-        claim: Claim,
+        lease: Lease,
         state: str,
         error: bytes | None = None,
         clock: float | None = None,
     ) -> None:
-        """Give a run back, in the writer's thread."""
-        if self._claims.get(claim.run_id) is claim:
-            del self._claims[claim.run_id]
+        """Release a lease, in the writer's thread."""
+        if self._leases.get(lease.run_id) is lease:
+            del self._leases[lease.run_id]
         try:
             changed = sql.execute(
                 "update anabranch_run set state = :state, error = :error, owner = '',"
@@ -482,16 +508,16 @@ class JournalFile:
                     "error": error and self._seal.write(error, b""),
                     "clock": clock,
                     "now": time.time(),
-                    "key": claim.key,
-                    "fence": claim.fence,
+                    "key": lease.key,
+                    "fence": lease.fence,
                 },
             )
             if not changed.rowcount:
-                raise LeaseLost(claim.run_id)
+                raise LeaseLost(lease.run_id)
         finally:
-            _unlock(claim)
+            _unlock(lease)
 
 
-def _unlock(claim: Claim) -> None:
-    if claim.lock is not None:
-        claim.lock.release()
+def _unlock(lease: Lease) -> None:
+    if lease.lock is not None:
+        lease.lock.release()

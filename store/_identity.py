@@ -1,8 +1,8 @@
-"""Who a node of a run is, and what the journal has of it.
+"""The identity of a node in its run, and the rows that the journal has of it.
 
-A node is known by who puts it, its class or function, the key it was given or else its inputs, the
-how-manieth of these, and the attempt of each node above it. So it finds what it did in an earlier
-life whatever else ran beside it, in whatever order.
+A node is identified by its putter, its class or function, its key or else its inputs, its ordinal
+among identical siblings, and the attempt of each node above it. So it finds its rows of an earlier
+execution whatever else ran beside it, and in whatever order.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Self
 from ..commander import ConfigurationError, NodeLimits
 from ..commander.private import running_loop
 from ..commander.scope import Attempt, Scope
-from ._canonical import digest
 from ._file import Row
+from ._json import digest
 from .errors import NotDurable
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["NodeIdentity"]
 
 
 class NodeIdentity(Scope):
-    """Who a node of a run is. `ident` says that; `now` also in which attempt."""
+    """The identity of a node: `ident`, and with its attempt `now`."""
 
     __slots__ = (
         "_counts",
@@ -46,52 +46,52 @@ class NodeIdentity(Scope):
         "root",
     )
 
-    # What few nodes have is set where it is needed.
-    # What it had spent when its outcome was recorded.
+    # Few nodes set these.
+    # Its usage when its outcome was recorded.
     _spent: Row | None = None
     # Whether it, or a node above it, may be tried again.
     retried = False
-    # The identity without attempts that earlier releases gave it, where they gave it another one:
-    # below a durable node, and in a second attempt. Their journals name effects by it.
+    # `free` of earlier releases where it differs: below a durable node, and in a second attempt.
+    # Their journals name effects by it.
     free_before: bytes | None = None
-    # A wait for it that an earlier execution gave up before it ended, and this one not yet.
+    # A wait for it that an earlier execution gave up before it ended, and this one has not yet.
     given_up: dict[str, Any] | None = None
-    # Whether it gives what the effect that it is for gave before: nothing below it is put again.
+    # Whether it returns the recorded result of its effect, and so puts nothing again.
     skips = False
     # Whether another task than that of the putter's body has put it.
     aside = False
-    # What others know its attempt by.
+    # The attempt, as the engine knows it.
     _attempt: Attempt | None = None
 
     def __init__(
-        self, ledger: Ledger, ident: bytes, free: bytes, parent: Self | None, root: bytes
+        self, ledger: JournalState, ident: bytes, free: bytes, parent: Self | None, root: bytes
     ) -> None:
         self.ledger = ledger
         self.ident = ident
-        # The same without the attempts.
+        # The identity without attempts.
         self.free = free
         self.parent = parent
         # The root it is below, and itself if it is one.
         self.root = root
-        # Who it is in this attempt; None for its end, of which few have to know.
+        # `now`; None for its final callbacks, for which it is computed when needed.
         self._now: bytes | None = ident
-        # By what it puts: how many of these in this attempt, and which task put the last aside.
+        # By kind of what it puts: the number in this attempt, and the other task that put the last.
         self._counts: (
             dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
         ) = None
-        # The number of its attempt, and what the run's clock said when that began.
+        # The number of its attempt, and the run's clock when that began.
         self.attempt = 1
         self.began = 0.0
         # Whether effects below it that one attempt has begun are found by the next: see `holder`.
         self.holds = parent is None
         self.outcome: Row | None = None
         self.recorded = False
-        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+        # Whether its own end is recorded, which that of a suspended node is not.
         self.kept = False
-        # Whether its outcome is kept.
+        # Whether its outcome is recorded.
         self.durable = False
         found = ledger.by_ident.get(ident)
-        if isinstance(found, Row) and found.kind == "result":  # all that there is of most
+        if isinstance(found, Row) and found.kind == "result":  # the only row of most nodes
             self.outcome, self.recorded, self.kept = found, True, True
         elif found is not None:
             self._read(ledger.rows(ident))
@@ -102,13 +102,13 @@ class NodeIdentity(Scope):
             self.is_root = self.durable = True
 
     def _read(self, rows: Sequence[Row]) -> None:
-        """Take what the journal has of it."""
+        """Read its rows."""
         usage: Row | None = None
         for row in rows:
             kind = row.kind
             if kind == "result" or kind == "failure":
                 if self.recorded:
-                    # A second outcome is what callbacks have made of the first: they are over.
+                    # A second outcome is that of its final callbacks, which are over.
                     self.walked = True
                 self.outcome, self.recorded, self.kept = row, True, True
                 if usage is not None:
@@ -122,19 +122,19 @@ class NodeIdentity(Scope):
 
     @property
     def now(self) -> bytes:
-        """Who it is in this attempt. Its final callbacks have one of their own."""
+        """The identity in this attempt. Its final callbacks have one of their own."""
         if self._now is None:
             self._now = digest(self.ident, "end")
         return self._now
 
     @property
     def in_attempt(self) -> bytes:
-        """Who it was in its last attempt, also when that is over."""
+        """The identity in its last attempt, also when that is over."""
         return self.ident if self.attempt == 1 else digest(self.ident, self.attempt)
 
     @property
     def free_now(self) -> bytes:
-        """Return `now` without the attempts."""
+        """The identity `now` without attempts."""
         closing = self.now == digest(self.ident, "end")
         return digest(self.free, "end") if closing else self.free
 
@@ -144,26 +144,26 @@ class NodeIdentity(Scope):
 
     @property
     def holder(self) -> Self:
-        """The nearest at or above it whose effects belong together: a durable or a retried node."""
+        """The nearest durable or retried node, itself or above it: its attempts share effects."""
         scope = self
         while not scope.holds and scope.parent is not None:
             scope = scope.parent
         return scope
 
     def up(self) -> Iterator[Self]:
-        """Give it and all above it."""
+        """Yield it and all nodes above it."""
         scope: Self | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def path(self) -> list[list[str]]:
-        """Return who it is and in which attempt, and all above it up to its root."""
+        """Return `ident` and `now` of it and of all nodes above it, up to its root."""
         above = [] if self.parent is None or self.is_root else self.parent.path()
         return [[self.ident.hex(), self.now.hex()], *above]
 
     def require_own_loop(self, what: object) -> None:
-        """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
+        """Refuse calls from a thread, also on a loop of its own: rows have one order."""
         if running_loop() is not self.ledger.loop:
             raise NotDurable(
                 f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
@@ -173,9 +173,9 @@ class NodeIdentity(Scope):
     def number(
         self, of: str | bytes, key: str | None = None, *, aside: bool = False, what: str = ""
     ) -> int:
-        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it.
+        """Return the ordinal of a call among equal ones in this attempt, from 0, or refuse it.
 
-        `what` says what it is, where `of` does not.
+        `what` describes it, where `of` does not.
         """
         what = what or f"{of}"
         task = asyncio.current_task() if aside else None

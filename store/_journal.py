@@ -1,4 +1,4 @@
-"""`Journal`: the runs in one file, as a program sees them."""
+"""`Journal`: the durable runs in one file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from ..commander import Commander, ConfigurationError, Node, NodeLimits, parent_
 from ..commander import scope as seam
 from ..commander.kinds import NUMBER, require
 from ..commander.waiting import outlast
-from ._approvals import PendingApproval, PendingDoubt, pending
+from ..messages.sqlite import MEMORY
 from ._codec import Codec
 from ._durable import Durable
-from ._file import ENDED, JournalFile, check_name
+from ._file import ENDED, JournalFile, check_name, last_clock
 from ._inbox import NOTE
 from ._lock import RunLock
-from ._look import RunView, view
-from ._rows import last_clock
-from ._run import KeptRun, cancel_unowned, resume, start, take_up
-from ._schema import MEMORY, trouble
+from ._run import OwnedRun, cancel_unowned, resume, start, take_up
+from ._schema import explain
 from ._session import Session, open_session
+from ._view import PendingApproval, PendingDoubt, RunView, pending, view
 from .errors import JournalError, RunBusy
 
 if TYPE_CHECKING:
@@ -45,23 +44,22 @@ if TYPE_CHECKING:
 __all__ = ["Journal"]
 
 T = TypeVar("T")
-K = TypeVar("K", bound=KeptRun)
+K = TypeVar("K", bound=OwnedRun)
 
 STATES = ("pending", "running", "suspended", "parked", *ENDED)
 
 
 class Journal:
-    """Where runs are kept: a file of SQLite, or ":memory:" for tests.
+    """The store of durable runs: an SQLite file, or ":memory:" for tests.
 
         async with Journal("runs.db") as journal:
             answer = await journal.run(Order("A-17"), run_id="order-A-17")
 
-    `grace` is how many seconds the effects that are under way get to end when a run is suspended. A
-    run that was taken up more than `max_recoveries` times in vain is parked. All values are written
-    and read through `codec`, as one that encrypts them. It belongs to the event loop in which it is
-    opened; it can be opened again when it is closed. With `partials` what a model says is written
-    while it grows, every so many seconds, for those who `look` at the run: no life of it goes on
-    from that.
+    When a run is suspended, effects in progress get `grace` seconds to end. A run that was resumed
+    more than `max_recoveries` times without success is parked. `codec` transforms all values, such
+    as by encryption. With `partials` growing replies are written every so many seconds, for those
+    who `look` at the run; they are never replayed. A journal belongs to the event loop in which it
+    is opened, and can be opened again after it is closed.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Journal:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a journal is the name of a file, or a path, and not {name!r}")
         scheme, is_address, _ = name.partition("://")
-        if is_address:  # which may have a password in it
+        if is_address:  # which may contain a password
             raise JournalError(f"{scheme}://...", "is no file", "name a file of this machine")
         if not grace >= 0:
             raise ValueError(f"grace= is a number of seconds, and not {grace!r}")
@@ -92,8 +90,8 @@ class Journal:
         self.grace = grace
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
-        # The runs and sessions here, each with what is done when it has been given back.
-        self._driven: dict[KeptRun, asyncio.Future[None]] = {}
+        # The runs and sessions that are owned here, each with a future that is done on release.
+        self._driven: dict[OwnedRun, asyncio.Future[None]] = {}
 
     async def __aenter__(self) -> Self:
         await self._file.open()
@@ -108,7 +106,7 @@ class Journal:
         for kept in self._driven:
             kept.begin_to_suspend()
         for kept, given_back in list(self._driven.items()):
-            if not (isinstance(kept, Session) and not kept.is_calling):  # nobody is in its block
+            if not (isinstance(kept, Session) and not kept.is_calling):  # it has work to end
                 await outlast(given_back)
         await self._file.close()
 
@@ -118,19 +116,19 @@ class Journal:
         return self._file.is_open
 
     async def start(self, job: Durable[Any], *, run_id: str, queue: str = "") -> RunRow:
-        """Accept a run: it is on disk when this returns, and is run when somebody takes it up.
+        """Create a pending run durably, or return the existing one; `run` or `take_up` executes it.
 
-        The same again is the same run. Raises `RunExists` if the name belongs to another.
+        Raises `RunExists` if the name belongs to a run of another class or with other inputs.
         """
         return await start(self._file, _require_durable(job), run_id, queue)
 
     async def runs(
         self, state: str | None = None, prefix: str | None = None, limit: int | None = None
     ) -> list[RunRow]:
-        """Return the runs in a state, with names that begin so; the newest first, at most `limit`.
+        """Return the runs in a state, with names that start with `prefix`, the newest first.
 
-        The states are pending (nobody has taken it up yet), running, suspended, parked (somebody
-        has to see to it), completed, failed and cancelled.
+        The states are pending (not started yet), running, suspended, parked (needs attention),
+        completed, failed and cancelled.
         """
         if state is not None and state not in STATES:
             raise ValueError(f"there is no state {state!r}: one of {', '.join(STATES)}")
@@ -141,17 +139,16 @@ class Journal:
         return await self._file.runs(state, prefix, limit)
 
     async def look(self, run_id: str) -> RunView:
-        """Return a run with its rows and what they say, whoever drives it. Raises `RunNotFound`."""
+        """Return a view of a run with its rows, whichever process owns it. Raises `RunNotFound`."""
         run, rows, letters = await self._file.look(run_id)
         return view(run, rows, [each for each in letters if each.kind != NOTE])
 
     async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
-        """Make a new run of another's inputs and its rows up to number `at`, or all; return it.
+        """Create a pending run with the inputs of another and its rows, all or up to number `at`.
 
-        It is `pending`; what was sent to the other run is not sent to it. What the other one did
-        outside after that row, the new one does again, and with keys of its own. Raises
-        `RunNotFound`, `RunExists` if the new name is taken, `ValueError` for a number after the
-        last row's.
+        Letters are not copied. Effects of the other run after that row are executed again by the
+        new one, with keys of its own. Raises `RunNotFound`, `RunExists` if the new name is taken,
+        `ValueError` for a number after the last row.
         """
         rows = await self._file.rows(run_id)
         last = rows[-1].seq if rows else 0  # not their count: there may be numbers without a row
@@ -168,10 +165,9 @@ class Journal:
     ) -> int:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.
 
-        With `state` only those that are completed, failed or cancelled; with `prefix` only those
-        whose names begin so. A run that is not over is never removed. Other processes can write
-        during a long purge. One that is cut short, by a cancel or a crash, is completed by the next
-        one; until then its runs are gone and only take up room in the file.
+        `state` limits it to completed, failed or cancelled runs, `prefix` to names that start with
+        it. A run that is not over is never removed. Other processes can write during a long purge.
+        An interrupted purge is completed by the next one; until then its runs only use disk space.
         """
         if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
@@ -191,16 +187,15 @@ class Journal:
         timeout: float | None = None,
         limits: NodeLimits | None = None,
     ) -> T:
-        """Start a run, or take it up where it was; wait for its end and return its result.
+        """Start a run or resume it; wait for its end and return its result.
 
-        A run that has ended gives what it gave. Inside a tree it belongs to that tree: its jobs
-        stand below the commander. Cancelling this call suspends the run, as every way of leaving
-        does; nothing of it is kept as cancelled.
+        A run that has ended returns its recorded result. Inside a tree its jobs are below the
+        commander of that tree. Cancelling this call suspends the run, without a recorded cancel.
 
-        `timeout` is that of the job, as in `commander.run`: after so many seconds, all executions
-        together, the job fails with `TimeoutError`, and the journal keeps that. `limits`, as
-        `Limits(budget=...)`, hold for the whole run, its later rounds included, and count what it
-        has spent before. The journal keeps neither: give them again to take the run up.
+        `timeout` is that of the job, as in `commander.run`: after so many seconds of all executions
+        together the job fails with `TimeoutError`, which is recorded. `limits`, such as
+        `Limits(budget=...)`, hold for the run with its later rounds, and count earlier usage. The
+        journal stores neither: pass them again to resume the run.
         """
         return await self._drive(job, run_id, live, timeout, limits)
 
@@ -212,9 +207,9 @@ class Journal:
         timeout: float | None = None,
         limits: NodeLimits | None = None,
     ) -> Any:
-        """Take a run up by its name, its job made anew from the journal; else as `run`.
+        """Resume a run by its name, with its job from the journal; otherwise as `run`.
 
-        Raises `RunNotFound`, and `JournalMismatch` if its class is gone or another version.
+        Raises `RunNotFound`, and `JournalMismatch` if its class was removed or has another version.
         """
         return await self._drive(None, run_id, live, timeout, limits)
 
@@ -240,14 +235,13 @@ class Journal:
     async def signal(
         self, run_id: str, name: str, value: Any = None, *, key: str | None = None
     ) -> None:
-        """Send a value to a run, for `self.durable.signal(name, ...)`; on disk when this returns.
+        """Send a value to a run, for `self.durable.signal(name, ...)`; durable when this returns.
 
-        It is kept until the run asks for it. `key` is an idempotency key, for a sender that retries
-        because it does not know whether its signal arrived: of the signals of one name with the
-        same key, a run gets only the first, and the others return without an error, also when the
-        run is over. The journal knows a key as long as it has the run, and for 30 days at least.
-        Raises `RunNotFound`, `JournalError` for a run that is over, `NotStorable` for a value that
-        cannot be written.
+        It is stored until the run asks for it. `key` is an idempotency key for a sender that
+        retries: of the signals of one name with the same key a run gets only the first. The others
+        return without an error, also when the run is over. The journal stores a key as long as the
+        run, and for 30 days at least. Raises `RunNotFound`, `JournalError` for a run that is over,
+        `NotStorable` for a value that cannot be stored.
         """
         check_name(name, "the name of a signal")
         if key is not None:
@@ -257,27 +251,26 @@ class Journal:
         await self._file.post(run_id, "signal", name, data, key=key, check=check)
 
     async def note(self, run_id: str, name: str, value: Any) -> None:
-        """Keep plain JSON beside a run, also one that is over; on disk when this returns.
+        """Store plain JSON with a run, also one that is over; durable when this returns.
 
-        It is for whoever asks for `notes`: no life of the run goes on from it, and it is removed
-        with the run. Raises `RunNotFound`, and `NotStorable` for what cannot be written.
+        `notes` returns it; the run itself never reads it, and it is removed with the run. Raises
+        `RunNotFound`, and `NotStorable` for a value that cannot be stored.
         """
         check_name(name, "the name of a note")
         data = _note_codec(name).encode(value)
         await self._file.post(run_id, NOTE, name, data, wakes=False)
 
     async def notes(self, run_id: str, name: str) -> list[Any]:
-        """Return what `note` has kept under this name, oldest first. Raises `RunNotFound`."""
+        """Return the notes of this name, oldest first. Raises `RunNotFound`."""
         kept = [each for each in await self._file.letters(run_id) if each.kind == NOTE]
         codec = _note_codec(name)
         return [codec.decode(each.value) for each in kept if each.name == name]
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
-        """Cancel a run, whoever drives it; also one that nobody does. It stays cancelled.
+        """Cancel a run for good, whether or not a process owns it; durable when this returns.
 
-        On disk when this returns; whoever drives the run hears of it then. Of one that nobody
-        drives nothing runs any more, neither callbacks nor clean-up. Raises `RunNotFound`,
-        `JournalError` for a run that is over.
+        The owner then cancels its tree. Of a run without an owner nothing runs any more, neither
+        callbacks nor clean-up. Raises `RunNotFound`, `JournalError` for a run that is over.
         """
         data = json.dumps(reason).encode()
         check = partial(self._require_unended, "cancel")
@@ -286,9 +279,9 @@ class Journal:
             await cancel_unowned(self._file, run_id)
 
     async def resume(self, run_id: str) -> None:
-        """Let what has failed in a run, and what was cancelled for it, run again at its next claim.
+        """Let the failed parts of a run, and those cancelled for them, run again when it resumes.
 
-        What has completed stays, and so do the numbers of attempts. A parked run may go on then.
+        Completed parts stay, and so do the numbers of attempts. A parked run may be resumed then.
         Raises `RunNotFound`, `RunBusy`, and `JournalError` for a run that has completed.
         """
         run = await self._file.run(run_id)
@@ -306,50 +299,50 @@ class Journal:
             raise JournalError(self.name, why, remedy)
 
     async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
-        """Return the calls that wait for a person's yes, of all runs or of one, oldest first.
+        """Return the calls that wait for an approval, of all runs or of one, oldest first.
 
-        Also those of runs that wait for somebody to take them up. Each is answered by its
-        `approve()` or `deny()`, in any order, from any process.
+        Also those of suspended runs. Answer each by its `approve()` or `deny()`, in any order and
+        from any process.
         """
         return await pending(self._file, PendingApproval, run_id)
 
     async def doubts(self, run_id: str | None = None) -> list[PendingDoubt]:
-        """Return the calls of which only a person can say whether they were done, oldest first.
+        """Return the calls in doubt that a person has to resolve, oldest first.
 
-        Each is answered by its `done(value)` or `not_done()`, as `approvals` are.
+        Answer each by its `done(value)` or `not_done()`, as in `approvals`.
         """
         return await pending(self._file, PendingDoubt, run_id)
 
     @asynccontextmanager
     async def session(self, run_id: str) -> AsyncGenerator[Session]:
-        """Claim a run that stays open, for as long as the block lasts: what agents' sessions are.
+        """Acquire a run that stays open, such as an agent's session, for the block.
 
-        It is begun if there is none of this name. Raises `RunBusy` while another process, or
-        another journal, has it, `RunExists` if the name belongs to a run of another kind, and
-        `JournalError` for one that was cancelled.
+        Creates it if there is none of this name. Raises `RunBusy` while another process or journal
+        owns it, `RunExists` if the name belongs to another kind of run, and `JournalError` for one
+        that was cancelled.
         """
         file, grace, most = self._file, self.grace, self.max_recoveries
         opening = open_session(file, run_id, grace=grace, max_recoveries=most)
-        async with self._held(opening) as session:
+        async with self._registered(opening) as session:
             yield session
 
     @contextmanager
     def reserve(self, name: str) -> Generator[None]:
-        """Keep a name from everybody else who reserves it in this file, for as long as the block.
+        """Reserve a name in this file for the block; a run of this name is not affected.
 
-        It says nothing about a run of this name. The end of this process, however it comes, ends
-        it too. Raises `RunBusy` while another process, or another journal, has it, and
-        `JournalError` where no lock can be made. In memory it keeps nobody out.
+        The end of the process ends the reservation in any case. Raises `RunBusy` while another
+        process or journal has reserved the name, and `JournalError` where no lock can be created. A
+        journal in memory excludes no one.
         """
         if self.name == MEMORY:
             yield
             return
         try:
-            lock = RunLock(self.name, f"\0{name}")  # which no run is called
+            lock = RunLock(self.name, f"\0{name}")  # not the name of any run
         except RunBusy as busy:
             raise RunBusy(name, busy.pid, busy.since) from None
         except OSError as error:
-            raise trouble(self.name, error) from error
+            raise explain(self.name, error) from error
         try:
             yield
         finally:
@@ -358,8 +351,8 @@ class Journal:
     @asynccontextmanager
     async def taken_up(
         self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
-    ) -> AsyncGenerator[KeptRun]:
-        """Claim a run for as long as the block lasts."""
+    ) -> AsyncGenerator[OwnedRun]:
+        """Acquire a run for the block."""
         if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
         taking = take_up(
@@ -370,12 +363,12 @@ class Journal:
             grace=self.grace,
             max_recoveries=self.max_recoveries,
         )
-        async with self._held(taking) as kept:
+        async with self._registered(taking) as kept:
             yield kept
 
     @asynccontextmanager
-    async def _held(self, taking: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
-        """Hold what is claimed, for the end of the journal to suspend it and to wait for it."""
+    async def _registered(self, taking: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
+        """Register an acquired run, so that closing the journal suspends it and waits for it."""
         given_back = asyncio.get_running_loop().create_future()
         kept = None
         try:
@@ -391,7 +384,7 @@ class Journal:
 
 @lru_cache(maxsize=64)
 def _note_codec(name: str) -> Codec:
-    # Building one takes longer than writing a note, and a server writes many notes.
+    # Building a codec takes longer than writing a note, and a server writes many notes.
     return Codec(Any, f"the note {name!r}")
 
 
@@ -407,8 +400,8 @@ async def _kept(
     journal: str | os.PathLike[str] | Journal,
     run_id: str | None,
     live: Mapping[str, Any] | None,
-) -> AsyncGenerator[KeptRun]:
-    """Do what `run(job, journal=...)` asks."""
+) -> AsyncGenerator[OwnedRun]:
+    """Implement `run(job, journal=...)`."""
     if run_id is None:
         raise ConfigurationError(
             "run(..., journal=...) needs run_id=: by this name the run is taken up again"

@@ -1,4 +1,4 @@
-"""The keys of a run's backends: none of them is in anything that is written of the run."""
+"""Remove the keys of a run's backends from all that is written about the run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Keys"]
 
 
 class Keys:
-    """Takes out of what is written the keys of all that it has learnt of.
+    """Removes the keys of all objects that it knows from text and JSON.
 
-    Whatever has a key says so by its method `redact(text)`, as every backend does.
+    An object with a key has a method `redact(text)`, as every backend does.
     """
 
     def __init__(self, *owners: object) -> None:
@@ -27,14 +27,14 @@ class Keys:
         return bool(self._redactors)
 
     def learn(self, *owners: object) -> None:
-        """Take note of those that may have a key; others are passed over."""
+        """Add the objects that have a method `redact`; ignore others."""
         for each in owners:
             redact: Any = getattr(each, "redact", None) if hasattr(type(each), "redact") else None
             if redact is not None and redact not in self._redactors and _cuts_text(redact):
                 self.add(redact)
 
     def add(self, redact: Callable[[str], str]) -> None:
-        """Take note of what takes a key out of a text."""
+        """Add a function that removes a key from a text."""
         self._redactors[redact] = None
 
     def cut_text(self, text: str) -> str:
@@ -44,7 +44,7 @@ class Keys:
         return text
 
     def cut(self, value: Any) -> Any:
-        """Return a value of JSON's kinds without keys; itself, if it has none."""
+        """Return plain JSON data without keys; the same object if it has none."""
         match value:
             case str():
                 return self.cut_text(value)
@@ -60,11 +60,11 @@ class Keys:
                 return value
 
     def cut_json(self, data: bytes) -> bytes:
-        """Return JSON without keys; byte for byte what it was, if it has none."""
+        """Return JSON without keys; the same bytes if it has none."""
         if not self._redactors or not data:
             return data
         text = data.decode()
-        # Most rows have none. A key may have been broken into lines, whose ends are escaped here.
+        # Most rows have none. A key may contain line breaks, which JSON escapes.
         flat = text.replace("\\n", " ").replace("\\r", " ").replace("\\t", " ")
         if self.cut_text(flat) == flat:
             return data
@@ -73,7 +73,7 @@ class Keys:
         return data if cut == value else json.dumps(cut).encode()
 
     def write(self, codec: Codec, value: Any) -> bytes:
-        """Return a value as JSON without keys. Raises `NotStorable` if it would be none then."""
+        """Return a value as JSON without keys; raise `NotStorable` if it needs them."""
         data = codec.encode(value)
         if (cut := self.cut_json(data)) != data:
             try:
@@ -84,7 +84,7 @@ class Keys:
         return cut
 
     def refuse_inputs(self, written: Mapping[str, Any]) -> None:
-        """Raise `NotStorable` for a job with a key in its inputs, which say which run it is."""
+        """Raise `NotStorable` for a job with a key in its inputs, which identify its run."""
         for name, value in written["inputs"].items():
             if self.cut(value) != value:
                 raise NotStorable(
@@ -94,7 +94,7 @@ class Keys:
 
 
 def _cuts_text(redact: Callable[[str], object]) -> bool:
-    """Say whether it takes a text and returns one: a user's class may mean something else by it."""
+    """Return whether `redact` maps text to text; in a user's class it may do something else."""
     try:
         return redact("") == ""
     except Exception:  # noqa: BLE001 - code of a user's class

@@ -1,9 +1,9 @@
-"""Who works on a run: a lock of the operating system, gone with the process however that ends.
+"""The lease of a run: a lock of the operating system, which ends with the process in any case.
 
-A locked file beside the journal for each run that is worked on. The lock belongs to the open file
-and not to the process (as `fcntl`'s would): so two journals in one process exclude each other too,
-and somebody who reads and closes the file takes nothing away. A fork would share it and could keep
-it beyond the death of its parent: it closes its copy at once.
+For each run with an owner there is a locked file beside the journal. The lock belongs to the open
+file and not to the process (as that of `fcntl` would). So two journals in one process exclude each
+other too, and reading the file does not release it. A fork would share the lock and could hold it
+after its parent has died, so it closes its copy at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ else:
 
 __all__ = ["RunLock", "lock_folder"]
 
-_BEYOND = 1 << 30  # where Windows locks a byte: what is locked there cannot be read
+_BEYOND = 1 << 30  # where Windows locks a byte, as a locked byte cannot be read
 
 
 class RunLock:
-    """The right to work on one run.
+    """The lease of one run.
 
-    Raises `RunBusy` if somebody has it, and `OSError` where no lock can be made.
+    Raises `RunBusy` if it is held already, and `OSError` where no lock can be created.
     """
 
     def __init__(self, journal: str, run_id: str) -> None:
@@ -43,7 +43,7 @@ class RunLock:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _lock(self._file)
-                # Else the one who had it has removed it in between, and it keeps nobody out.
+                # Otherwise its last holder has removed the file, and the lock excludes no one.
                 if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                     break
             except FileNotFoundError:
@@ -58,27 +58,27 @@ class RunLock:
                 raise
             os.close(self._file)
         _held.add(self)
-        with suppress(OSError):  # a full disk: it is locked all the same, and does not say by whom
+        with suppress(OSError):  # a full disk: it is locked, but does not say by which process
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()} {time.time()}\n".encode())
 
     def release(self) -> None:
-        """Let the next one have it; twice is harmless."""
+        """Release the lease; twice is harmless."""
         if self._file < 0:
             return
         _held.discard(self)
-        with suppress(OSError):  # the folder is gone; Windows: somebody reads it
+        with suppress(OSError):  # the folder was removed; on Windows another process reads the file
             self._path.unlink()
         self.forget()
 
     def forget(self) -> None:
-        """Close this process's copy, which leaves the lock to others that have one."""
+        """Close this process's copy of the file, without releasing the copies of others."""
         file, self._file = self._file, -1
         os.close(file)
 
 
 def lock_folder(journal: str) -> str:
-    """Return the folder in which the locks of a journal's runs are."""
+    """Return the folder of the lock files of a journal."""
     return os.path.realpath(journal) + "-locks"
 
 

@@ -1,8 +1,8 @@
-"""What was committed last, noted in a file that SQLite does not know.
+"""Detect lost commits, by a note of the last commit in a file of our own.
 
-SQLite opens a file whose `-wal` was removed or cut after a kill as if the commits in it had never
-been made. The note tells the two apart. It is written after each commit and names things that stay
-true: so a note that is late, as one of another process or before a loss of power, raises no alarm.
+SQLite opens a file whose `-wal` was removed or cut off after a kill without any error. The note is
+written after each commit, and its facts stay true. So a note that is out of date, as that of
+another process or before a power failure, is not an alarm.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _FORM = struct.Struct("<4qI")
 
 
 class Noted(NamedTuple):
-    """What the file has, unless its last commits are lost; each of these only grows."""
+    """What the file has unless its last commits are lost; each number only grows."""
 
-    run: int  # the key of a run, and the number of a row that it has, unless it was purged
+    run: int  # the key of a run, and the number of one of its rows, unless it was purged
     seq: int
     runs: int  # how many runs the file has had
     mails: int
 
 
 class Mark:
-    """The note of one open journal. Without it the journal works too, so its errors are left."""
+    """The note of one open journal. The journal works without it, so its errors are ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class Mark:
             self._file = os.open(self._note, os.O_WRONLY | os.O_CREAT, 0o666)
 
     def write(self, row: tuple[int, int] | None, counts: tuple[int, int] | None) -> None:
-        """Note the last row, and how many runs and mails there are, if a commit changed them."""
+        """Note the last row and the counts of runs and mails, if a commit changed them."""
         if self._file < 0 or (row is None and counts is None):
             return
         self._last = Noted(*(row or self._last[:2]), *(counts or self._last[2:]))
@@ -60,7 +60,7 @@ class Mark:
             os.write(self._file, data + crc32(data).to_bytes(4, "little"))
 
     def close(self, *, well: bool) -> None:
-        """Close the note; if all went well and SQLite has no `-wal` any more, remove it."""
+        """Close the note; remove it if the journal was closed `well` and there is no `-wal`."""
         if self._file < 0:
             return
         os.close(self._file)
@@ -71,9 +71,9 @@ class Mark:
 
 
 def read_note(name: str) -> Noted | None:
-    """Return what was noted of a journal; None if nothing was, or the journal is a new one.
+    """Return the note of a journal; None if there is none, or the journal is new.
 
-    To be read before the file itself, which may grow meanwhile.
+    It has to be read before the file itself, which other processes may extend in between.
     """
     path = os.path.realpath(name)
     with suppress(OSError):

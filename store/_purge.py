@@ -1,7 +1,7 @@
-"""Removing runs in small transactions, so that other processes can write in between.
+"""Remove runs in small transactions, so that other processes can write in between.
 
-The first transaction removes the run itself and notes that its rows are still there, so no process
-ever sees a part of a run. A purge that is cut short is completed by the next one.
+The first transaction removes the run itself and notes that its rows are left, so no process sees a
+part of a run. An interrupted purge is completed by the next one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 __all__ = ["BATCH_SECONDS", "remove_some"]
 
 BATCH_SECONDS = 0.05  # after which a transaction ends
-KEY_SECONDS = 30 * 86400.0  # for which the key of a signal is known, though its run is gone
-RUNS = 100  # at most, in a transaction
-ROWS = 50  # between two looks at the clock
-LARGE = 64 << 10  # bytes; such a value takes its time
+KEY_SECONDS = 30 * 86400.0  # for which the key of a signal outlives its run
+MAX_RUNS = 100  # in a transaction
+ROWS_PER_BATCH = 50  # between two looks at the clock
+LARGE_BYTES = 64 << 10  # removing such a value takes long
 
-# Of each table: its rows, and whether one is large.
+# By table: an expression that is true or not null for a large row.
 _PARTS = {
     "anabranch_row": "digest",
-    "anabranch_mail": f"length(value) > {LARGE}",
+    "anabranch_mail": f"length(value) > {LARGE_BYTES}",
 }
 _BLOB = (
     "delete from anabranch_blob where digest = :digest"
@@ -32,13 +32,13 @@ _BLOB = (
 def remove_some(
     sql: sqlite3.Connection, before: float, states: Sequence[str], prefix: str | None
 ) -> tuple[int, bool]:
-    """Remove what one short transaction can; return how many runs, and whether more is left."""
+    """Remove what fits into a short transaction; return how many runs, and if more is left."""
     until = time.monotonic() + BATCH_SECONDS
     marks = ", ".join("?" * len(states))
     keys = sql.execute(
         f"select id from anabranch_run where state in ({marks}) and updated < ?"  # noqa: S608
         " and (? is null or run_id >= ? and run_id < ? || char(0x10ffff)) limit ?",
-        (*states, before, prefix, prefix, prefix, RUNS),
+        (*states, before, prefix, prefix, prefix, MAX_RUNS),
     ).fetchall()
     removed = 0
     while removed < len(keys) and time.monotonic() < until:
@@ -48,19 +48,19 @@ def remove_some(
     while time.monotonic() < until:
         run = sql.execute("select run from anabranch_purge limit 1").fetchone()
         if run is None:
-            return removed, _forget_keys(sql) or len(keys) == RUNS
+            return removed, _forget_keys(sql) or len(keys) == MAX_RUNS
         if not any(_remove_rows(sql, table, run) for table in _PARTS):
             sql.execute("delete from anabranch_purge where run = ?", run)
     return removed, True
 
 
 def _remove_rows(sql: sqlite3.Connection, table: str, run: tuple[int]) -> bool:
-    """Remove some rows of a run, at most one of them large; return whether there were any."""
+    """Remove some rows of a run, at most one large one; return whether there were any."""
     found = sql.execute(
-        f"select rowid, {_PARTS[table]} from {table} where run = ? limit {ROWS}",  # noqa: S608
+        f"select rowid, {_PARTS[table]} from {table} where run = ? limit {ROWS_PER_BATCH}",  # noqa: S608
         run,
     ).fetchall()
-    first_large = next((n for n, (_, large) in enumerate(found) if large), ROWS)
+    first_large = next((n for n, (_, large) in enumerate(found) if large), ROWS_PER_BATCH)
     some = found[: first_large + 1]
     delete = f"delete from {table} where rowid = ?"  # noqa: S608
     sql.executemany(delete, [(rowid,) for rowid, _ in some])
@@ -70,10 +70,10 @@ def _remove_rows(sql: sqlite3.Connection, table: str, run: tuple[int]) -> bool:
 
 
 def _forget_keys(sql: sqlite3.Connection) -> bool:
-    """Remove old keys of signals whose runs are gone; return whether there may be more."""
+    """Remove old keys of signals of removed runs; return whether there may be more."""
     cursor = sql.execute(
         "delete from anabranch_key where digest in (select digest from anabranch_key where time < ?"
         " and run not in (select id from anabranch_run) limit ?)",
-        (time.time() - KEY_SECONDS, RUNS),
+        (time.time() - KEY_SECONDS, MAX_RUNS),
     )
-    return cursor.rowcount == RUNS
+    return cursor.rowcount == MAX_RUNS

@@ -1,4 +1,4 @@
-"""Replies of models: whole, broken off or left early in the journal, and played from there."""
+"""Replies of models in the journal: complete, failed or left early, and replayed from there."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["ReplyRow"]
 
 
 class ReplyRow(KeptReply):
-    """The row of one reply, found by who asked for it, by its request and by how many were alike.
+    """The rows of one reply, identified by its requester, its request and its ordinal among equals.
 
-    The request itself is not written, only a digest of it. A `reply` is whole. One that is `broken`
-    says what had come, and how it ended: its `failure`, or `left`, by which its reader left it.
-    Where partials are asked for, what is said until it is whole stands in rows of its own, each
-    with what is new. What it took in lives that ended before it did is `spent`.
+    Only a digest of the request is stored. A `reply` row has a complete reply. A `broken` row has
+    the part that arrived and how it ended: its `failure`, or how its reader `left` it. With
+    partials, `partial` rows have each new part until the reply is complete. A `spent` row has the
+    usage of an execution that ended before the reply did.
     """
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:
@@ -42,16 +42,16 @@ class ReplyRow(KeptReply):
         elif (row := ledger.find(ident, "broken")) is not None:
             self._broken = json.loads(row.value)
             self.recorded = json.dumps(self._broken["said"])
-        # The task that reads it while it is coming, and whether a node of its own does, as fork's.
+        # The task that reads it while it arrives; whether a node of its own reads it, as in fork.
         self.reader: asyncio.Task[object] | None = None
         self.is_forked = False
         self.asker = asker
         self._ledger = ledger
         self._ident = ident
-        # What it broke off with, None if it is whole or was closed; set once it comes no more.
+        # Set when no more arrives: its failure, None if it is complete or was closed.
         self._over: asyncio.Future[BaseException | None] = self._ledger.loop.create_future()
         self.hears = asker.ledger.partials is not None
-        # What was heard and is not written yet; how many characters are; what will write it.
+        # The text that is not written yet, the number of written characters, and the next write.
         self._fresh: list[str] = []
         self._written = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -70,12 +70,12 @@ class ReplyRow(KeptReply):
             raise
         finally:
             self._ledger.coming.remove(self)
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
-                # Behind the row of one that was read in a thread.
+            with suppress(RuntimeError):  # the loop is closed
+                # After the row of a reply that was read in a thread.
                 self._ledger.loop.call_soon_threadsafe(self._over.set_result, failure)
 
-    async def whole(self) -> None:
-        """Wait until it is kept, or was closed; raise `StreamInterrupted` if it broke off."""
+    async def until_complete(self) -> None:
+        """Wait until it is recorded or was closed; raise `StreamInterrupted` if it failed."""
         if (failure := await asyncio.shield(self._over)) is not None:
             raise StreamInterrupted(
                 f"the reply because of which this was called has broken off: {failure}"
@@ -91,9 +91,9 @@ class ReplyRow(KeptReply):
         self._in_loop(self._drop)
         said = json.loads(text)
         if self._ledger.suspended or self._leaves():
-            # It is asked for again; what it has taken is spent.
+            # It is requested again; its usage still counts.
             if said["taken"] and self._ledger.trouble is None:
-                self._in_loop(self._append_spent, json.dumps({"taken": said["taken"]}).encode())
+                self._in_loop(self._append_spent, {"taken": said["taken"]})
             return
         ended: dict[str, Any]
         if isinstance(error, Exception):
@@ -103,20 +103,17 @@ class ReplyRow(KeptReply):
             ended = {"left": type(error).__name__}
         else:
             return  # it ends the process
-        value = json.dumps({"said": said, **ended}).encode()
-        self._in_loop(self._ledger.append, self._ident, "broken", value)
+        self._in_loop(self._ledger.record, self._ident, "broken", {"said": said, **ended})
 
     async def end(self) -> None:
         if "failure" in self._broken:
-            raise self._ledger.read_failure(
-                json.dumps(self._broken["failure"]).encode(), self._ident
-            )
+            raise self._ledger.read_failure(self._broken["failure"], self._ident)
         if self._broken.get("left") == "GeneratorExit":
             raise self._ledger.mismatch(
                 "a reply is read on where it was left, and what comes after that is not known"
             )
         if self._broken:
-            await asyncio.get_running_loop().create_future()  # until this wait is cancelled too
+            await asyncio.get_running_loop().create_future()  # until this wait is cancelled as well
 
     def _in_loop(self, function: Callable[..., object], *args: object) -> None:
         ledger = self._ledger
@@ -131,13 +128,13 @@ class ReplyRow(KeptReply):
             here = False
         if here:
             function(*args)
-        else:  # a thread of the run's asked; whatever it does next reaches the loop after this
+        else:  # in a thread of the run, whose later calls reach the loop after this one
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
                 ledger.loop.call_soon_threadsafe(call_later)
 
-    def _append_spent(self, value: bytes) -> None:
-        with suppress(LeaseLost, JournalError):  # the run is left, for whatever reason
-            self._ledger.append(self._ident, "spent", value)
+    def _append_spent(self, value: dict[str, Any]) -> None:
+        with suppress(LeaseLost, JournalError):  # the run is stopped
+            self._ledger.record(self._ident, "spent", value)
 
     def _append(self, text: str) -> None:
         self._stop()
@@ -150,7 +147,7 @@ class ReplyRow(KeptReply):
         self._fresh.append(text)
         if self._timer is None:
             assert self._ledger.partials is not None
-            # In no context: the loop keeps a timer that is cancelled, and would keep the node.
+            # In an empty context, as the loop keeps a cancelled timer and so would keep the node.
             self._timer = self._ledger.loop.call_later(
                 self._ledger.partials, self._write, context=Context()
             )
@@ -168,10 +165,9 @@ class ReplyRow(KeptReply):
             self._append_partial(0, "")
 
     def _append_partial(self, at: int, text: str) -> None:
-        value = json.dumps({"at": at, "text": text}).encode()
         if not self._ledger.suspended:
-            with suppress(LeaseLost, JournalError):  # whoever needs the journal is told
-                self._ledger.append(self._ident, "partial", value)
+            with suppress(LeaseLost, JournalError):  # others that need the journal raise it
+                self._ledger.record(self._ident, "partial", {"at": at, "text": text})
 
     def _stop(self) -> None:
         if self._timer is not None:

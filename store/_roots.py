@@ -1,34 +1,37 @@
 """The roots of a run: the job it began with, and rounds, put outside the tree of their putter.
 
-A root that is not over is put in each life: by its putter if that comes to it again, by the run
-if not, and when nothing else is left at the latest.
+Each execution puts every root that is not over: its putter does if it puts it again, else the run
+does, at the latest when nothing else is left. So the journal has the inputs, options and callbacks
+of each round as JSON.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..commander import ConfigurationError, Node
+from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
+from ..commander.scope import put_of, scope_of
+from ..commander.stored_names import find_stored, stored_name
 from .errors import JournalMismatch
 
 if TYPE_CHECKING:
     from ._durable import Durable
-    from ._ledger import Ledger
     from ._scope import NodeScope
+    from ._state import JournalState
 
-__all__ = ["PutBy", "Roots"]
+__all__ = ["PutBy", "Roots", "find_named", "put_again", "write_put"]
 
 
 class PutBy(NamedTuple):
-    """Who puts a round: the putter and those above it up to its root; its body, or a callback."""
+    """The path of the node that puts a round, and whether its body does or a callback."""
 
     path: list[list[str]]
     body: bool
 
 
 class _Round(NamedTuple):
-    """A round that was put, and is no row yet."""
+    """A round that was put and has no row yet."""
 
     scope: NodeScope
     node: Node[Any]
@@ -37,25 +40,24 @@ class _Round(NamedTuple):
 
 
 class Roots:
-    """The roots of one life of a run."""
+    """The roots that one execution puts."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: JournalState) -> None:
         self._ledger = ledger
-        # Those that are not over, and all that were put.
+        # Those that are not over, and all that this execution has put.
         self.running: dict[bytes, Node[Any]] = {}
         self.put: set[bytes] = set()
-        # The rounds that were put and are no rows yet.
         self._new: dict[bytes, _Round] = {}
 
     def add(self, ident: bytes, node: Node[Any]) -> None:
-        """Take note that a root is put."""
+        """Note that a root is put."""
         self.running[ident] = node
         if ident in self._ledger.intents.nodes:
             self._ledger.intents.put[ident] = node
         self.put.add(ident)
 
     def add_round(self, scope: NodeScope, node: Node[Any], key: str | None, by: PutBy) -> None:
-        """Take note that a round is put; it is kept as soon as its maker has said it all."""
+        """Note that a round is put; it is recorded when its putter has set its options."""
         new = self._ledger.find(scope.ident, "root") is None
         if new:
             self._ledger.keys.refuse_inputs(cast("Durable[Any]", node)._node_write())
@@ -64,7 +66,7 @@ class Roots:
             self._new[scope.ident] = _Round(scope, node, key, by)
 
     def keep(self, only: bytes | None = None) -> None:
-        """Keep the rounds that were put, or `only` that one: it begins, or its putter ends."""
+        """Record the rounds that were put, or `only` one: it begins, or its putter ends."""
         if not self._new:
             return
         for ident in [only] if only in self._new else [*self._new] if only is None else []:
@@ -76,28 +78,106 @@ class Roots:
             try:
                 written["put"] = node._node_write_put()
             except (ConfigurationError, JournalMismatch) as error:
-                # Its own failure, when it begins.
+                # The round itself fails with it when it begins.
                 new.scope.refused = ConfigurationError(str(error))
                 written["put"] = {"refused": str(error)}
-            self._ledger.append(ident, "root", json.dumps(written).encode(), find=True)
+            self._ledger.record(ident, "root", written, find=True)
             del self._new[ident]
 
     def puts_again(self, written: dict[str, Any]) -> bool:
-        """Say whether the putter of a round comes to its put again in this life.
+        """Return whether the putter of a round puts it again in this execution.
 
-        A body does not that has ended or was cut short, in another attempt, or that is skipped.
+        A body that has ended, was cancelled, is skipped or was in another attempt does not. A
+        callback runs also where the body is skipped.
         """
-        # A callback runs also where the body is skipped.
         return self._ledger.runs_again(written["path"], 0 if written["body"] else 1)
 
     def end(self, scope: NodeScope) -> None:
-        """Keep that a root and its final callbacks are over: no later life puts it."""
+        """Record that a root and its final callbacks are over: no later execution puts it."""
         ledger = self._ledger
         if not ledger.suspended and scope.kept and not ledger.is_over(scope.ident):
             self.keep()
             ledger.append(scope.ident, "over", find=True)
 
     def stop(self, reason: str) -> None:
-        """Cancel all that runs of them."""
+        """Cancel the roots that are running."""
         for root in list(self.running.values()):
             root.cancel(reason)
+
+
+def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
+    """Return the options and callbacks of `job` as JSON.
+
+    `again` is made from the same inputs, and so has the callbacks that its class adds. Raises
+    `ConfigurationError` for limits, a place, and a callback that is not a function of a module.
+    """
+    put = put_of(job)
+    scope = scope_of(job)
+    own = None if scope is None else scope.limits  # of the run itself: each execution passes them
+    if put.limits not in (None, own) or (put.on is not None and job.on is None):
+        raise _refused(job, "limits= and on= are not kept: set them in its class or its commander")
+    own = [moment for moment, _ in put_of(again).callbacks]
+    added: list[list[str]] = []
+    for moment, callback in put.callbacks:
+        if moment in own:
+            own.remove(moment)  # __post_init__ adds its callbacks first
+        else:
+            added.append([moment, _name(job, callback)])
+    # The options of its class are not written: they may change with the class.
+    timeout = None if put.timeout == job._node_timeout else put.timeout
+    options: dict[str, Any] = {"timeout": timeout, "priority": put.priority}
+    options["policy"] = {"n": put.policy.n} if isinstance(put.policy, Quorum) else put.policy
+    if put.retry is not None and put.retry is not job._node_retry:
+        written = {
+            each.name: getattr(put.retry, each.name) for each in dataclasses.fields(put.retry)
+        }
+        if isinstance(put.retry, Retry):
+            on: Any = put.retry.on
+            every = cast("tuple[Any, ...]", on if isinstance(on, tuple) else (on,))
+            written["on"] = [_name(job, each) for each in every]
+        options["retry"] = written
+    return {"options": options, "callbacks": added}
+
+
+def put_again(job: Node[Any], put: dict[str, Any]) -> dict[str, Any]:
+    """Add the recorded callbacks to `job`, and return its recorded options."""
+    for moment, name in put["callbacks"]:
+        getattr(job, f"at_{moment}")(find_named(name))
+    options = dict(put["options"])
+    if isinstance(options["policy"], dict):
+        options["policy"] = Quorum(put["options"]["policy"]["n"])
+    retry: dict[str, Any] | None = options.get("retry")
+    if retry is not None:
+        if "on" in retry:
+            on = tuple(find_named(name) for name in retry["on"])
+            retry["on"] = on if isinstance(on[0], type) else on[0]
+        options["retry"] = (Retry if "on" in retry else Restart)(**retry)
+    return options
+
+
+def _name(job: Durable[Any], thing: Callback | Any) -> str:
+    """Return the stored name of a function or a class, or refuse one that cannot be found by it."""
+    name = stored_name(thing)
+    try:
+        found = find_named(name)
+    except JournalMismatch:
+        found = None
+    if found is not thing:
+        raise _refused(
+            job,
+            f"{thing!r} is no function or class of a module, and would be lost with the process:"
+            " add callbacks in __post_init__, or give functions of a module",
+        )
+    return name
+
+
+def find_named(name: str) -> Any:
+    """Return the class or function of a stored name; import its module if needed."""
+    try:
+        return find_stored(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise JournalMismatch(f"{name} is gone: {error}") from error
+
+
+def _refused(job: Durable[Any], why: str) -> ConfigurationError:
+    return ConfigurationError(f"{job!r} is a round of a durable run, and cannot be kept: {why}")

@@ -1,4 +1,4 @@
-"""Taking up a run: its first start and each one after it are the same path, a claim."""
+"""Start, resume and release runs: each execution begins with acquiring the run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ..commander import ConfigurationError, Node, NodeCancelled, NodeLimits, limits_around
 from ..commander.scope import adopt, scope_of
 from ..commander.waiting import observe, outlast
-from ._canonical import canonical, digest
 from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
+from ._json import canonical, digest
 from ._keys import Keys
-from ._ledger import Ledger
-from ._put import put_again
-from ._rows import FIRST
+from ._roots import put_again
 from ._scope import NodeScope
+from ._state import FIRST, JournalState
 from .errors import (
     JournalError,
     JournalMismatch,
@@ -39,26 +38,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SESSION",
-    "KeptRun",
+    "OwnedRun",
+    "acquired",
     "cancel_unowned",
-    "claimed",
     "note_taken",
     "resume",
     "start",
     "take_up",
 ]
 
-K = TypeVar("K", bound="KeptRun")
+K = TypeVar("K", bound="OwnedRun")
 
 SESSION = "anabranch.store:Session"
-"""The class of a run that stays open: nothing but a call of it goes on with it."""
+"""The class of a run that stays open: only its calls resume it."""
 
 
-class KeptRun:
-    """A run that this process has claimed, or one that has ended."""
+class OwnedRun:
+    """A run that this process has acquired, or one that has ended."""
 
     def __init__(
-        self, job: Durable[Any] | None, ledger: Ledger, *, ended: bool, grace: float
+        self, job: Durable[Any] | None, ledger: JournalState, *, ended: bool, grace: float
     ) -> None:
         self._job: Any = job
         self._timeout: float | None = None
@@ -67,13 +66,13 @@ class KeptRun:
         ledger.grace = grace
         self.error: BaseException | None = None
         self._result: Any = None
-        # Cancels that came before the roots were put; None once they are.
+        # Cancels that arrived before the roots were put; None after that.
         self._early: list[Letter] | None = []
-        # Done once the roots may be put.
+        # Done when the roots may be put.
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def write_partials(self, every: float | None) -> None:
-        """Let what is said in replies that grow be written as often, in seconds; None: not."""
+        """Write growing replies every so many seconds; None: never."""
         self._ledger.partials = every
 
     async def drive(
@@ -83,12 +82,12 @@ class KeptRun:
         timeout: float | None = None,
         limits: NodeLimits | None = None,
     ) -> None:
-        """Put what is unfinished below `commander`, and wait until nothing of the run is left.
+        """Put the unfinished roots below `commander`, and wait until all of them have ended.
 
-        `timeout` is that of the first root, `limits` hold for the whole run.
+        `timeout` is that of the first root; `limits` hold for the run as a whole.
 
-        Cancelled, it suspends the run: effects under way get `grace` seconds to end, then its tree
-        is cancelled. What has not been done by then is done when the run is taken up again.
+        If this is cancelled, the run is suspended: effects in progress get `grace` seconds to end,
+        then its tree is cancelled. The next execution does the rest.
         """
         if self._ended:
             self._read_outcome()
@@ -97,7 +96,7 @@ class KeptRun:
         self._timeout, ledger.limits = timeout, limits
         reader = asyncio.create_task(self._read_letters())
         try:
-            await self._began  # with what was sent to the run before
+            await self._began  # the letters that were sent before are read then
             if ledger.suspending:
                 raise NodeCancelled(ledger.run_id, "the run is suspended")
             self._put_roots(commander)
@@ -107,7 +106,7 @@ class KeptRun:
             while ledger.roots.running:
                 await observe(next(iter(ledger.roots.running.values())))
                 if not (ledger.roots.running or ledger.suspended):
-                    self._put_rounds(commander)  # whose putters did not come to them again
+                    self._put_rounds(commander)  # whose putters did not put them again
         except asyncio.CancelledError:
             await self._suspend()
             raise
@@ -124,17 +123,17 @@ class KeptRun:
             return
         try:
             self._result = await self._job
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+        except BaseException as error:  # noqa: BLE001 - `outcome` raises it
             self.error = error
 
     def outcome(self) -> Any:
-        """Give the first root's result, or raise its failure."""
+        """Return the result of the first root, or raise its failure."""
         if self.error is not None:
             raise self.error
         return self._result
 
     def ending(self) -> tuple[str, str | None]:
-        """Return the state of the run when nobody drives it any more, and what to say of it."""
+        """Return the state in which the run is released, and a note about it."""
         if isinstance(self.error, JournalMismatch):
             return "parked", str(self.error)
         return _state(self._ledger), None
@@ -144,7 +143,7 @@ class KeptRun:
         own = [] if ledger.limits is None else [ledger.limits]
         ledger.count_in([*limits_around(commander), *own])
         if ledger.of_kind("root"):
-            ledger.gone  # noqa: B018 - which looks at what there is when the life begins
+            ledger.gone  # noqa: B018 - it has to see the rows as they are now
         if not ledger.is_over(FIRST):
             options = {"claim": True, "timeout": self._timeout}
             self._put(commander, self._job, FIRST, FIRST, options)
@@ -153,7 +152,7 @@ class KeptRun:
     def _put_rounds(
         self, commander: Node[Any], waited_for: Callable[[dict[str, Any]], bool] = lambda _: False
     ) -> None:
-        """Put the rounds that are not over, nor put yet; but for those that a putter comes to."""
+        """Put the rounds that are neither over nor put yet, except those that a putter will put."""
         ledger = self._ledger
         for row in ledger.of_kind("root"):
             written = json.loads(row.value)
@@ -184,7 +183,7 @@ class KeptRun:
         commander.put_job(job, limits=self._ledger.limits, **options)
 
     async def _read_letters(self) -> None:
-        """Hand on what is sent to the run while it runs here."""
+        """Read the letters to the run while it runs here."""
         ledger, seen = self._ledger, None
         try:
             while True:
@@ -201,7 +200,7 @@ class KeptRun:
 
     def _take_cancel(self, letter: Letter) -> None:
         if self._ledger.suspending:
-            return  # the next life takes it
+            return  # the next execution takes it
         if self._early is not None:
             self._early.append(letter)
             return
@@ -214,7 +213,7 @@ class KeptRun:
             await outlast(observe(root))
 
     def begin_to_suspend(self) -> None:
-        """Let effects under way end, for `grace` seconds, and cancel the tree then."""
+        """Wait up to `grace` seconds for effects in progress, then cancel the tree."""
         self._ledger.suspend()
 
     def _read_outcome(self) -> None:
@@ -228,8 +227,8 @@ class KeptRun:
             self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
 
 
-def _state(ledger: Ledger) -> str:
-    """Return the state of a run that nobody drives: suspended, if not all its roots are over."""
+def _state(ledger: JournalState) -> str:
+    """Return the state of a run without an owner: suspended, unless all its roots are over."""
     idents = ledger.root_idents()
     if not all(map(ledger.is_over, idents)):
         return "suspended"
@@ -249,12 +248,12 @@ async def take_up(
     queue: str = "",
     grace: float,
     max_recoveries: int,
-) -> AsyncGenerator[KeptRun]:
-    """Claim a run, which is started if there is none of this name, and hand it back when left.
+) -> AsyncGenerator[OwnedRun]:
+    """Acquire a run for the block, and start it if there is none of this name.
 
-    Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for one that is
-    not there and no job is given, `RunBusy` for one that somebody else has, `JournalMismatch` for
-    one whose code is gone, `RunParked` for one that was taken up too often in vain.
+    Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for a missing run
+    without a job, `RunBusy` for one that has an owner, `JournalMismatch` for one whose code was
+    removed, `RunParked` for one that was acquired too often without success.
     """
     try:
         run = await start(file, job, run_id, queue, live)
@@ -268,34 +267,34 @@ async def take_up(
             job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
     except JournalMismatch as error:
         if (await file.run(run_id)).state not in ENDED:
-            with suppress(RunBusy):  # then it goes on with the code that it has there
-                run, _ = await file.claim(run_id, owner_here())
+            with suppress(RunBusy):  # its owner has the code
+                run, _ = await file.acquire(run_id, owner_here())
                 await file.release(run_id, run.fence, "parked", str(error).encode())
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
-        yield KeptRun(job, Ledger(file, run, rows, live), ended=True, grace=grace)
+        yield OwnedRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
         return
-    made = partial(KeptRun, job, ended=False, grace=grace)
-    async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
+    made = partial(OwnedRun, job, ended=False, grace=grace)
+    async with acquired(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
         yield kept
 
 
 @asynccontextmanager
-async def claimed(
+async def acquired(
     file: JournalFile,
     run_id: str,
     live: Mapping[str, Any],
-    make: Callable[[Ledger], K],
+    make: Callable[[JournalState], K],
     *,
     max_recoveries: int,
 ) -> AsyncGenerator[K]:
-    """Claim a run for as long as the block lasts; `make` makes of it what drives it."""
-    run, rows = await file.claim(run_id, owner_here())
-    ledger: Ledger | None = None
+    """Acquire a run for the block; `make` returns the object that drives it."""
+    run, rows = await file.acquire(run_id, owner_here())
+    ledger: JournalState | None = None
     state, note = "suspended", None
     try:
-        ledger = Ledger(file, run, rows, live)
+        ledger = JournalState(file, run, rows, live)
         file.keys[run_id] = ledger.keys
         if run.recoveries > max_recoveries:
             state = "parked"
@@ -321,20 +320,19 @@ async def claimed(
 
 
 def owner_here() -> str:
-    """Say who this process is, in the journal."""
+    """Return the name of this process in the journal."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def note_taken(ledger: Ledger, letter: Letter) -> None:
-    """Keep that a letter was dealt with: it says nothing to a run that is resumed."""
-    taken = json.dumps({"id": letter.id, "value": None}).encode()
-    ledger.append(digest("letter", letter.id), "letter", taken)
+def note_taken(ledger: JournalState, letter: Letter) -> None:
+    """Record that a letter was handled: a resumed run does not get it again."""
+    ledger.record(digest("letter", letter.id), "letter", {"id": letter.id, "value": None})
 
 
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
-    """Cancel what is left of a run that nobody drives, by its letters. Raises `RunBusy`."""
-    run, rows = await file.claim(run_id, "cancel")
-    ledger = Ledger(file, run, rows, {})
+    """Cancel a run without an owner, if a letter says so. Raises `RunBusy`."""
+    run, rows = await file.acquire(run_id, "cancel")
+    ledger = JournalState(file, run, rows, {})
     left = [each for each in ledger.root_idents() if not ledger.is_over(each)]
     whom = [each for each in left if ledger.outcome(each) is None]
     cancelled = False
@@ -353,15 +351,15 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
 
 
 async def resume(file: JournalFile, run_id: str) -> None:
-    """Let what has failed run again, when the run is taken up; without that it stays as it is."""
+    """Let the failed parts run again in the next execution."""
     before = (await file.run(run_id)).state
     if before in ("pending", "cancelled"):
         return
-    run, rows = await file.claim(run_id, "resume")
-    ledger = Ledger(file, run, rows, {})
+    run, rows = await file.acquire(run_id, "resume")
+    ledger = JournalState(file, run, rows, {})
     state = _state(ledger)  # it may have ended by now
     if before == "parked" or ledger.failed_roots():
-        # What has failed in a session is over: others have followed.
+        # A failed call of a session stays failed: others have followed.
         kind = "unparked" if run.class_name == SESSION else "resumed"
         file.append(run_id, run.fence, Row(FIRST, kind, b""))
         state = "suspended"
@@ -375,7 +373,7 @@ async def start(
     queue: str,
     live: Mapping[str, Any] | None = None,
 ) -> RunRow:
-    """Return the run of this name, which is made, and on disk, if there is none."""
+    """Return the run of this name; create it, on disk, if there is none."""
     if job is None:
         return await file.run(run_id)
     written = job._node_write()
@@ -396,7 +394,7 @@ async def start(
         raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
     before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
     kept = make_again(before, job._node_live(), type(job))._node_inputs()
-    # An earlier version has read an integer as a float where a float is annotated.
+    # An earlier version read an integer as a float where a float is annotated.
     if other := [
         each
         for each in given

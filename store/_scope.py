@@ -37,18 +37,18 @@ from ..commander.scope import (
 )
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lending_slot
-from ._canonical import canonical_inputs, digest, digest_put
 from ._codec import Codec
-from ._effect import KeptEffect, Limited
+from ._effect import DurableEffect, Limited
 from ._endings import PAUSE, Endings, until_awaited
 from ._failure import encode_failure, mark, marks, was_awaited
-from ._gone import child_ident, name_bytes
-from ._held import end_again
 from ._identity import NodeIdentity
-from ._ledger import Ledger
+from ._json import canonical_inputs, digest, digest_put
+from ._match import end_again
 from ._reply import ReplyRow
 from ._roots import PutBy
+from ._state import JournalState
 from ._transaction import IN_TRANSACTION, require_no_transaction
+from ._unreplayed import child_ident, name_bytes
 from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 
@@ -63,7 +63,7 @@ class Kept(Protocol):
 
     _node_durable: ClassVar[bool]
 
-    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         """Take what the run brings, before the node is put; raise if something is missing.
 
         Returns the text of its inputs, and whether it says everything.
@@ -469,13 +469,13 @@ class NodeScope(NodeIdentity):
         harmless: bool = False,
         early: bool = False,
         key: str | None = None,
-    ) -> KeptEffect:
+    ) -> DurableEffect:
         require_no_transaction()
         self.require_own_loop(name)
         coming = [] if early else self.ledger.coming
         above = list(self.up()) if coming else []  # those who may have asked for them
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
-        return KeptEffect(self, name, inputs, harmless, awaited, key)
+        return DurableEffect(self, name, inputs, harmless, awaited, key)
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()

@@ -1,4 +1,4 @@
-"""Values as they stand in the file: through the journal's codec, and with a sum of their bytes."""
+"""The bytes of a value in the file: encoded by the journal's codec, with a checksum."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from .errors import JournalError, NotStorable
 
 __all__ = ["BytesCodec", "Row", "Seal", "about_row", "check_size"]
 
-CHECK = b"anabranch"  # what every journal has, as its codec writes it
+CHECK = b"anabranch"  # each journal has this value, encoded by its codec
 _LARGE = "select value from anabranch_blob where digest = ?"
-SUM = 4  # bytes
-RIGHT = crc32(bytes(SUM))  # the sum of anything and of its own sum behind it
-LARGEST = 64 << 20  # bytes of one value
+CHECKSUM_BYTES = 4
+VALID = crc32(bytes(CHECKSUM_BYTES))  # the checksum of any data followed by its own checksum
+MAX_VALUE_BYTES = 64 << 20
 OTHER_CODEC = "open it with the codec, and its key, that it was made with"
 
 
 class Row(NamedTuple):
-    """One thing that happened in a run; `seq` and `time` are given by the file."""
+    """A journal entry of a run; the file sets `seq` and `time`."""
 
-    ident: bytes  # the identity it belongs to: 16 bytes, and the name of a durable node
+    ident: bytes  # the identity that it belongs to: 16 bytes, then the name of a durable node
     kind: str
     value: bytes
-    seq: int = 0  # its number in the run, from 1, in the order of append
+    seq: int = 0  # its number in the run, from 1, in the order of the appends
     time: float = 0.0  # of the append, in seconds since the epoch
 
 
 _numbers = struct.Struct("<qd").pack
-_row: Any = partial(cast("Any", tuple).__new__, Row)  # as `Row` does, in a third of the time
+_row: Any = partial(cast("Any", tuple).__new__, Row)  # takes a third of the time of `Row(...)`
 
 
 def about_row(seq: int, at: float, ident: bytes, kind: str, digest: bytes | None) -> bytes:
-    """Return what stands in a row beside its value, for its sum."""
+    """Return the other columns of a row as bytes, for the checksum of its value."""
     return _numbers(seq, at) + ident + kind.encode() + (digest or b"")
 
 
 class BytesCodec(Protocol):
-    """What stands between a journal and its file, as encryption does.
+    """Transforms the values of a journal on the way to its file and back, such as encryption.
 
-    `decode(encode(data))` is `data`, in every process that opens the file. Both are called in the
-    journal's own thread. `decode` raises for what it cannot read, as for another key; what `encode`
-    raises fails the journal.
+    `decode(encode(data))` is `data` in every process that opens the file. The journal calls both in
+    its own thread. `decode` raises for data that it cannot read, such as that of another key; an
+    exception of `encode` fails the journal.
     """
 
     def encode(self, data: bytes) -> bytes:
-        """Return what is written to the file in the place of `data`."""
+        """Return the bytes for the file."""
         ...
 
     def decode(self, data: bytes) -> bytes:
-        """Return what was given to `encode`."""
+        """Return the data from the bytes of the file."""
         ...
 
 
 class Seal:
-    """Writes and reads values, each with a sum of its bytes and of what stands beside it.
+    """Writes and reads values, each with a checksum of its bytes and of the columns beside it.
 
-    SQLite does not see a byte that the disk has changed inside a value; the sum does.
+    SQLite does not notice a byte of a value that the disk has changed.
     """
 
     def __init__(self, journal: str, codec: BytesCodec | None) -> None:
@@ -68,16 +68,16 @@ class Seal:
         self._codec = codec
 
     def write(self, value: bytes, about: bytes) -> bytes:
-        """Return what stands in the file for a value, and `about` beside it."""
+        """Return the bytes for the file; the checksum covers `about` too."""
         if value and self._codec is not None:
             value = self._codec.encode(value)
-        return value + crc32(value, crc32(about)).to_bytes(SUM, "little")
+        return value + crc32(value, crc32(about)).to_bytes(CHECKSUM_BYTES, "little")
 
     def read(self, stored: bytes | None, about: bytes) -> bytes:
-        """Return the value. Raises `JournalError` if it was damaged or cannot be decoded."""
+        """Return the value. Raises `JournalError` if it is damaged or cannot be decoded."""
         stored = stored or b""
-        value = stored[:-SUM]
-        if crc32(stored, crc32(about)) != RIGHT:
+        value = stored[:-CHECKSUM_BYTES]
+        if crc32(stored, crc32(about)) != VALID:
             why = "is damaged (a value has other bytes than were written)"
             remedy = "put a copy from a backup in its place; what it has of other runs can be read"
             raise JournalError(self._journal, why, remedy)
@@ -90,27 +90,27 @@ class Seal:
             raise JournalError(self._journal, why, OTHER_CODEC) from error
 
     def read_rows(self, sql: sqlite3.Connection, found: Iterable[tuple[Any, ...]]) -> list[Row]:
-        """Return rows of these columns: identity, kind, value, digest of a large one, number, time.
+        """Return rows from the columns identity, kind, value, digest, number and time.
 
         Raises `JournalError` as `read` does.
         """
         rows: list[Row] = []
         plain = self._codec is None
         for ident, kind, stored, digest, seq, at in found:
-            # What `read` does, for most rows without a call of it.
+            # `read` inline for most rows.
             about = _numbers(seq, at) + ident + kind.encode()
-            if plain and digest is None and stored and crc32(about + stored) == RIGHT:
-                value = stored[:-SUM]
+            if plain and digest is None and stored and crc32(about + stored) == VALID:
+                value = stored[:-CHECKSUM_BYTES]
             else:
                 value = self.read(stored, about + (digest or b""))
-                if digest is not None:  # in the row of a large value stands only the sum
+                if digest is not None:  # the row of a large value has only a checksum
                     large = sql.execute(_LARGE, (digest,)).fetchone()
                     value = self.read(large and large[0], b"")
             rows.append(_row((ident, kind, value, seq, at)))
         return rows
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Refuse a file that was made with another codec, or a codec that is none."""
+        """Refuse a file that was created with another codec, or a codec that does not decode."""
         if self.read(self.write(CHECK, b""), b"") != CHECK:
             why = "has a codec that does not give back what it was given"
             raise JournalError(self._journal, why, "mend the codec")
@@ -118,15 +118,15 @@ class Seal:
         if (found := connection.execute(get).fetchone()) is None:
             add = "insert into anabranch_check select ? where not exists (select * from "
             connection.execute(add + "anabranch_check)", (self.write(CHECK, b""),))
-            found = connection.execute(get).fetchone()  # another process may have been faster
+            found = connection.execute(get).fetchone()  # another process may have added it
         if self.read(found[0], b"") != CHECK:
             raise JournalError(self._journal, "was made with a codec", OTHER_CODEC)
 
 
 def check_size(value: bytes) -> None:
-    """Refuse a value that is too large for a journal."""
-    if len(value) > LARGEST:
+    """Raise `NotStorable` for a value that is too large for a journal."""
+    if len(value) > MAX_VALUE_BYTES:
         raise NotStorable(
             f"a value of {len(value):,} bytes is too large for a journal, which takes "
-            f"{LARGEST:,}: keep it elsewhere and store where it is"
+            f"{MAX_VALUE_BYTES:,}: keep it elsewhere and store where it is"
         )

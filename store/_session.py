@@ -1,4 +1,4 @@
-"""Sessions: runs that stay open, whose roots are calls that are made one after the other."""
+"""Sessions: runs that stay open, and whose roots are calls, made one after the other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ..commander import Node
 from ..commander.scope import adopt, is_leaving
 from ..commander.waiting import observe, outlast
 from ..messages import Usage
-from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
-from ._ledger import Ledger
-from ._look import RunView, view
-from ._rows import FIRST
-from ._run import SESSION, KeptRun, claimed, note_taken
+from ._json import digest
+from ._run import SESSION, OwnedRun, acquired, note_taken
 from ._scope import NodeScope
+from ._state import FIRST, JournalState
+from ._view import RunView, view
 from .errors import JournalError, RunNotFound
 
 if TYPE_CHECKING:
@@ -32,71 +31,70 @@ T = TypeVar("T")
 
 
 class Written(Protocol[T]):
-    """How the result of a call is written."""
+    """How the result of a call is stored."""
 
     def encode(self, value: T) -> bytes:
-        """Return it as JSON, or raise `NotStorable`."""
+        """Return the value as JSON, or raise `NotStorable`."""
         ...
 
     def decode(self, data: bytes) -> T:
-        """Return what was encoded."""
+        """Return the value."""
         ...
 
 
 class SessionCall:
-    """A call of a session that the journal has; `inputs` as they were given to `Session.begin`."""
+    """A recorded call of a session, with its `inputs` as `Session.begin` got them."""
 
-    def __init__(self, ledger: Ledger, ident: bytes, inputs: Any) -> None:
+    def __init__(self, ledger: JournalState, ident: bytes, inputs: Any) -> None:
         self._ledger = ledger
         self.ident = ident
         self.inputs = inputs
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether the call is over, with all that it has put."""
         return self._ledger.is_over(self.ident)
 
     @property
     def ended(self) -> bool:
-        """Whether its result, its failure or its cancel is known."""
+        """Whether its result, failure or cancel is recorded."""
         ledger = self._ledger
         cut = self.cancelled or ledger.find(self.ident, "aborted") is not None
         return cut or self.over or ledger.outcome(self.ident) is not None
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled, so that nobody waits for it any more."""
+        """Whether it was cancelled."""
         return self.ident in self._ledger.cancelled
 
     @property
     def result(self) -> Any:
-        """Its result as it was written; None if it has none."""
+        """Its result as JSON data, or None."""
         row = self._ledger.outcome(self.ident)
         return json.loads(row.value) if row is not None and row.kind == "result" else None
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """What an earlier life has found that it took, by model, when it ended."""
+        """Its usage by model, as recorded when it ended."""
         row = self._ledger.find(self.ident, "usage")
         taken: dict[str, Any] = {} if row is None else json.loads(row.value)
         return {model: Usage(**each) for model, each in taken.items()}
 
     @property
     def kept(self) -> Any:
-        """What was kept of it last beside its result; None if that was nothing."""
+        """The last value that `Session.keep` has stored for it, or None."""
         row = self._ledger.find(self.ident, "kept")
         return None if row is None else json.loads(row.value)
 
 
-class Session(KeptRun):
-    """A run that is never over by itself, and claimed here: `Journal.session` gives it.
+class Session(OwnedRun):
+    """A run that never ends by itself, acquired by `Journal.session`.
 
-    Its calls are made one after the other. One that was cut, by a crash or because its tree ended,
-    is the last in `calls` and not `over`: it is made again, or rather goes on, before any other
-    begins.
+    Its calls are made one after the other. A call that was interrupted, by a crash or the end of
+    its tree, is the last in `calls` and not `over`: it is resumed before the next call begins.
     """
 
-    def __init__(self, ledger: Ledger, *, grace: float) -> None:
+    def __init__(self, ledger: JournalState, *, grace: float) -> None:
         super().__init__(None, ledger, ended=False, grace=grace)
         self.is_calling = False
         self.calls = [
@@ -105,7 +103,7 @@ class Session(KeptRun):
         ]
 
     def begin(self, inputs: Any) -> SessionCall:
-        """Keep that a call is made, with these inputs, plain JSON; `make` then makes it."""
+        """Record a new call with these inputs, plain JSON; `make` then runs it."""
         ledger, number = self._ledger, len(self.calls) + 1
         text = Codec(Any, f"what {ledger.run_id} is called with").encode(inputs)
         ident, name = digest("call", number), json.dumps(f"call {number}").encode()
@@ -120,9 +118,9 @@ class Session(KeptRun):
         work: Callable[[], Awaitable[T]],
         written: Written[T],
     ) -> T:
-        """Do the work of a call in a node below `parent`, or what is left of it.
+        """Run a call, or resume it, in a node below `parent`.
 
-        Its result is on disk when this returns. A call that has ended gives what it gave.
+        Its result is durable when this returns. A call that has ended returns its recorded result.
         """
         self._early = []
         self._began = asyncio.get_running_loop().create_future()
@@ -135,34 +133,34 @@ class Session(KeptRun):
         return self.outcome()
 
     def keep(self, call: SessionCall, value: Any) -> None:
-        """Keep something, plain JSON, beside a call's result; whatever is kept last counts."""
+        """Store plain JSON beside the result of a call, in place of an earlier value."""
         if not self._ledger.suspended:
-            self._ledger.append(call.ident, "kept", json.dumps(value).encode(), find=True)
+            self._ledger.record(call.ident, "kept", value, find=True)
 
     async def end(self, call: SessionCall) -> None:
-        """End a call as it stands, without a result: on disk when this returns.
+        """End a call without a result, durably.
 
-        For one that was begun only to keep something beside it, and for one that was cut.
+        For one that was begun only to store a value beside it, and for an interrupted one.
         """
         if not call.over:
             self._ledger.append(call.ident, "over", find=True)
         await self._ledger.barrier()
 
     async def look(self) -> RunView:
-        """Return all that the journal has of it, and what that says."""
+        """Return the view of this run."""
         return view(*await self._ledger.file.look(self.run_id))
 
     async def suspend(self) -> None:
-        """Let what is done outside come to its end, for `grace` seconds; then nothing goes on."""
+        """Wait up to `grace` seconds for effects in progress, then stop the session."""
         if not self._ledger.suspended:
             await super()._suspend()
 
     def learn_keys(self, *owners: object) -> None:
-        """Let nothing be written of the session that has a key of these backends in it."""
+        """Remove the keys of these backends from all that is written from now on."""
         self._ledger.keys.learn(*owners)
 
     def without_keys(self, value: Any) -> Any:
-        """Return plain JSON as it would be kept."""
+        """Return plain JSON data without keys."""
         return self._ledger.keys.cut(value)
 
     @property
@@ -175,7 +173,7 @@ class Session(KeptRun):
         """The number of its last row."""
         return self._ledger.last
 
-    # --- how it differs from other runs
+    # --- differences from other runs
 
     def ending(self) -> tuple[str, str | None]:
         return ("cancelled" if FIRST in self._ledger.cancelled else "suspended"), None
@@ -187,7 +185,7 @@ class Session(KeptRun):
         commander.call_handler(self._job, claim=True)
 
     def _put_rounds(self, *_: object, **__: object) -> None:
-        """Put none: what a call has left is over with it."""
+        """Put none: rounds end with their call."""
 
     def _take_cancel(self, letter: Letter) -> None:
         if self._early is not None:
@@ -204,16 +202,14 @@ class Session(KeptRun):
         ledger = self._ledger
         if ledger.suspended or is_leaving(self._parent):
             await self.suspend()
-        elif (
-            not ledger.roots.running
-        ):  # the call was cancelled, which is its end, before it was put
+        elif not ledger.roots.running:  # the call was cancelled, and so is over, before it was put
             ledger.append(self._job.call.ident, "over", find=True)
         if ledger.roots.running:
             await outlast(observe(self._job))
 
 
 class _Call(Node[T], Generic[T], internal=True):
-    """One call of a session, in this life."""
+    """One call of a session, in this execution."""
 
     _node_durable = True
 
@@ -226,7 +222,7 @@ class _Call(Node[T], Generic[T], internal=True):
         self._written = written
 
     async def task(self) -> T:
-        """Do its work."""
+        """Do the work of the call."""
         return await self._work()
 
     def _node_codec(self) -> Written[T]:
@@ -237,9 +233,11 @@ class _Call(Node[T], Generic[T], internal=True):
 async def open_session(
     file: JournalFile, run_id: str, *, grace: float, max_recoveries: int
 ) -> AsyncGenerator[Session]:
-    """Claim a session for as long as the block lasts; begin it if there is none of this name."""
+    """Acquire a session for the block; create it if there is none of this name."""
     try:
-        run = await file.run(run_id)  # without a commit: its owner may be stopped in one
+        run = await file.run(
+            run_id
+        )  # without a commit: its owner may have been stopped in the middle of one
     except RunNotFound:
         run = None
     if run is None or run.class_name != SESSION:
@@ -251,5 +249,5 @@ async def open_session(
             "give another session_id=, or remove it: anabranch runs purge",
         )
     made = partial(Session, grace=grace)
-    async with claimed(file, run_id, {}, made, max_recoveries=max_recoveries) as session:
+    async with acquired(file, run_id, {}, made, max_recoveries=max_recoveries) as session:
         yield session

@@ -1,4 +1,4 @@
-"""Statements of a run in the journal's own database, in one commit with the row that says so."""
+"""SQL statements of a run in the journal's database, in one commit with the row about them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError
-from ._canonical import canonical
+from ..messages.sqlite import is_file_fault
 from ._file import Row
-from ._schema import is_trouble
+from ._json import canonical
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._state import JournalState
 
 __all__ = ["IN_TRANSACTION", "Transaction", "require_no_transaction"]
 
-LOOK = 0.25  # seconds between two looks whether a block's loop is closed
+LOOP_POLL_SECONDS = 0.25  # between two looks whether the loop of a block is closed
 
-# Whether this code stands in the block of a transaction.
+# Whether this code is inside the block of a transaction.
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
 
 def require_no_transaction() -> None:
-    """Refuse what may not stand inside a transaction."""
+    """Raise `ConfigurationError` inside a transaction."""
     if IN_TRANSACTION.get():
         raise ConfigurationError(
             "a transaction is one commit: nodes, steps, effects, sleeps and signals stand before or"
@@ -37,40 +37,40 @@ def require_no_transaction() -> None:
 
 
 class _LeftBlock(Exception):
-    """The block was left by an exception: all is taken back."""
+    """The block was left by an exception, so the statements are rolled back."""
 
 
 class Transaction:
-    """One block. `done` says that an earlier life has done it: its statements answer from there."""
+    """One block. If an earlier execution has `done` it, the recorded answers are returned."""
 
-    def __init__(self, ledger: Ledger, ident: bytes) -> None:
+    def __init__(self, ledger: JournalState, ident: bytes) -> None:
         self._ledger = ledger
         self._ident = ident
         self._loop = asyncio.get_running_loop()
         row = ledger.find(ident, "transaction")
         self.done = row is not None
         # The statements, each with its answer.
-        self._kept: list[Any] = [] if row is None else json.loads(row.value)
+        self._done: list[Any] = [] if row is None else json.loads(row.value)
         self._at = 0
-        # What the writer's thread is to do next; None ends it, an exception takes all back.
+        # Statements for the writer's thread; None commits, an exception rolls back.
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # The end of that: the journal may fail, or be lost, before it comes to a statement.
+        # The end of the transaction, also if the journal fails or the lease is lost.
         self._end: asyncio.Future[int] | None = None
 
     async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
-        """Do a statement; return the rows that it gives, of numbers, texts and None.
+        """Execute a statement; return its rows, of numbers, texts and None.
 
-        Raises what SQLite raises, `TypeError` for rows with bytes; `JournalMismatch` if an earlier
-        life has done another statement here.
+        Raises SQLite's errors, `TypeError` for rows with bytes, and `JournalMismatch` if an earlier
+        execution has executed another statement here.
         """
         said = self._ledger.keys.cut_text(canonical([sql, list(params)])[0])
         if self.done:
             self._at += 1
-            if len(self._kept) < self._at or self._kept[self._at - 1][0] != said:
+            if len(self._done) < self._at or self._done[self._at - 1][0] != said:
                 raise self._ledger.mismatch(
                     f"the journal has another statement in the place of {sql!r}"
                 )
-            return self._kept[self._at - 1][1]
+            return self._done[self._at - 1][1]
         answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
         self._asked.put((sql, params, answer))
         assert self._end is not None
@@ -78,12 +78,12 @@ class Transaction:
         if not answer.done():
             self._end.result()
         rows = self._ledger.keys.cut(await answer)
-        self._kept.append([said, json.loads(json.dumps(rows))])
+        self._done.append([said, json.loads(json.dumps(rows))])
         return rows
 
     @asynccontextmanager
     async def done_once(self) -> AsyncGenerator[None]:
-        """Do what the block asks for, and keep it when the block is left."""
+        """Execute the statements of the block, and commit when the block is left."""
         if self.done:
             yield
             return
@@ -111,19 +111,19 @@ class Transaction:
                 rows: Any = [list(row) for row in connection.execute(sql, params)]
                 json.dumps(rows)
             except Exception as error:
-                if is_trouble(error) or not connection.in_transaction:
-                    raise  # nothing of the block is left in the file, whatever its author does
+                if is_file_fault(error) or not connection.in_transaction:
+                    raise  # the file has nothing of the block, even if the user catches the error
                 self._loop.call_soon_threadsafe(_set, answer, None, error)
             else:
                 self._loop.call_soon_threadsafe(_set, answer, rows, None)
-        return Row(self._ident, "transaction", json.dumps(self._kept).encode())
+        return Row(self._ident, "transaction", json.dumps(self._done).encode())
 
     def _next(self) -> Any:
         while True:
             try:
-                return self._asked.get(timeout=LOOK)
+                return self._asked.get(timeout=LOOP_POLL_SECONDS)
             except queue.Empty:
-                if self._loop.is_closed():  # nobody will say any more how the block is left
+                if self._loop.is_closed():  # the block will not be left any more
                     return _LeftBlock()
 
 

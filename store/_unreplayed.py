@@ -1,46 +1,64 @@
-"""Recorded effects that an execution has not replayed yet, and the new effects that wait for them.
+"""What the journal has and this execution has not replayed yet: recorded effects and nodes.
 
-A new effect may be a recorded one that an edit of the code has moved to another node or given
-another name. So it is held while such a recorded effect can still be replayed. If that one cannot
-be replayed any more, the run is parked before anything is done.
-
-Code that has not changed is never parked. All that a recorded effect waited for is recorded too, so
-its caller comes to it again without the help of any effect that is new. A lock is the exception:
-this time the new effect may have got it first. Where locks alone keep all from going on, the new
-effect is done.
+A recorded effect is in the journal as an intent: the row that was written before it was called. The
+names of an intent are those of the nodes above the caller, each in its attempt (`now`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from itertools import repeat
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..commander import Node, current_node
-from ..commander.scope import scope_of
-from ..commander.waiting import lending_slot
-from ._canonical import digest
-from ._held import Stuck
+from ..commander import Node
+from ._json import digest
+from ._seal import Row
 
 if TYPE_CHECKING:
-    from ._file import Row
-    from ._ledger import Ledger
     from ._scope import NodeScope
+    from ._state import JournalState
 
-__all__ = ["SHORT", "Intent", "Intents", "caller_in", "caller_node", "hold", "wait_for_unreplayed"]
+__all__ = [
+    "SHORT_DIGITS",
+    "Intent",
+    "Intents",
+    "Unreplayed",
+    "caller_in",
+    "child_ident",
+    "child_name",
+    "name_bytes",
+]
 
-SHORT = 16  # hexadecimal digits of a digest that an intent has of its inputs and attempts
-POLL_SECONDS = 0.01
-WARNING_SECONDS = 30.0  # for which an effect is held before the log says so
+SHORT_DIGITS = 16  # hexadecimal digits of a digest in an intent, of its inputs or its attempt
+# The identity of a durable node: its own digest, from this byte on the start of its putter's
+# identity, and from the next one on its name.
+PUTTER_START, NAME_START = 11, 16
+MAX_NAME_BYTES = 80
+MAX_REPORTED_NAMES = 10
 
 logger = logging.getLogger("anabranch.store")
 
-Outlook: TypeAlias = Literal["past", "coming", "lost"]
-"""A recorded effect is of a part that does not run again; is to come; is not made any more."""
+
+def child_ident(putter: bytes, own: bytes, name: bytes) -> bytes:
+    """Return the identity of a durable node, from its own digest, its putter's and its name.
+
+    So the children of a putter can be found and named, though they have no row but their outcome.
+    """
+    return own[:PUTTER_START] + putter[: NAME_START - PUTTER_START] + name
+
+
+def name_bytes(name: str) -> bytes:
+    """Return the part of an identity that is the name."""
+    return name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
+
+
+def child_name(ident: bytes) -> str:
+    """Return the name in an identity, "" if it has none."""
+    return ident[NAME_START:].decode(errors="replace")
 
 
 class Intent(NamedTuple):
@@ -51,31 +69,35 @@ class Intent(NamedTuple):
     name: str
     inputs: str  # their digest; "" in journals of earlier releases
     by: str  # the caller in its attempt
-    at: str  # the caller's name, likewise
+    at: str  # the caller's name; "" in journals of earlier releases
     key: str | None
 
 
 class Intents:
-    """The effects that earlier executions have begun."""
+    """The effects that earlier executions have begun; the run began at the time `began`."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
         self.names: set[str] = set()
         self.by_caller: defaultdict[str, dict[bytes, Intent]] = defaultdict(dict)
         self._by_call: defaultdict[tuple[str, str], dict[bytes, Intent]] = defaultdict(dict)
-        # By a node in its attempt: the node, and the one above it in its attempt. What has no
-        # entry above it is a root.
+        # By a node in its attempt: the node, and the one above it in its attempt. A node above
+        # which there is no entry is a root.
         self.above: dict[str, tuple[str, str]] = {}
-        # The nodes of all these, and those of them that this execution has put.
+        # The nodes of all these, and those that this execution has put.
         self.nodes: set[bytes] = set()
         self.put: dict[bytes, Node[Any]] = {}
         # Those that a node which has completed did not make again.
         self.lost: set[bytes] = set()
-        # By a node in its attempt: the numbers and times of the intents to which its own task has
-        # led, and what this execution comes to by then: the effect, or the node below that made it.
+        # By a node in its attempt: the numbers and times of the intents to which its own task led,
+        # and what this execution has reached by then: the effect, or the node below that made it.
         self.led_to: defaultdict[str, deque[tuple[int, float, bytes, bool]]] = defaultdict(deque)
-        # The time of the last one that it has come to; and when the run was begun.
+        # The time of the last one that this execution has reached.
         self._led_last: dict[str, float] = {}
-        self.began = 0.0
+        self._began = began
+        # Below nodes that may be tried again, by call: the attempt that last began each effect.
+        self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
+        # By effect: the attempt that last took it over from an earlier one.
+        self.taken_over: dict[bytes, str] = {}
 
     def add(self, row: Row) -> None:
         """Add an intent of an earlier execution."""
@@ -88,30 +110,37 @@ class Intents:
         self.by_caller[by].setdefault(call, intent)
         if inputs:
             self._by_call[name, inputs].setdefault(call, intent)
-            self.nodes.update(bytes.fromhex(who) for who, _ in links)
+            self.nodes.update(bytes.fromhex(ident) for ident, _ in links)
             self._link(links)
+        if "of" in value:
+            self.begun[value["of"][:SHORT_DIGITS]][row.ident] = value["in"][:SHORT_DIGITS]
         below = call
         unseen = [*value.get("unseen", ()), *repeat(0, len(links))]
-        for level, (who, now) in enumerate(links[: value.get("led", 0)]):
-            # What was a row by then, and had not been seen to end, ends after it.
+        for level, (ident, now) in enumerate(links[: value.get("led", 0)]):
+            # A node that had a row by then, and had not been seen to end, ends after it.
             number = min(unseen[level] or row.seq, row.seq)
             self.led_to[now].append((number, row.time, below, level > 0))
-            below = bytes.fromhex(who)
+            below = bytes.fromhex(ident)
+
+    def add_takeover(self, row: Row) -> None:
+        """Add a row that says which effect of an earlier attempt a call is."""
+        value = json.loads(row.value)
+        self.taken_over[bytes.fromhex(value["effect"])] = value["in"][:SHORT_DIGITS]
 
     def _link(self, links: list[tuple[str, str]]) -> None:
-        """Take note of the nodes above a caller, itself first."""
-        for (who, now), (_, above) in zip(links, [*links[1:], ("", "")], strict=True):
-            self.above.setdefault(now, (who, above))
+        """Note the nodes above a caller, itself first."""
+        for (ident, now), (_, above) in zip(links, [*links[1:], ("", "")], strict=True):
+            self.above.setdefault(now, (ident, above))
 
     def name_caller(self, caller: NodeScope) -> str:
-        """Return what an intent says of its caller.
+        """Return the names of a caller and of the nodes above it, for an intent.
 
-        It names the caller and the nodes above it, up to the first that an intent has named before.
-        So an intent stays small however deep its caller is.
+        They end at the first node that an earlier intent names. So an intent stays small however
+        deep its caller is.
         """
         names: list[str] = []
         for scope in caller.up():
-            names.append(_name(scope))
+            names.append(_name_of(scope))
             if scope.is_root or scope.now.hex() in self.above:
                 break
         by = " ".join(names)
@@ -119,10 +148,10 @@ class Intents:
         return by
 
     def first_left(self, now: bytes, claimed: set[bytes]) -> tuple[float, float]:
-        """Return the number of the first intent to which the own task of a node leads again.
+        """Return the number of the first intent that the own task of a node still has to reach.
 
-        And how many seconds after the one before that was, or after the run's beginning. That task
-        comes to them one after the other, so what had not ended by then was not needed for it. The
+        And the seconds between the intent before, or the beginning of the run, and that one. The
+        task reaches them one after the other, so it did not need what had not ended by then. The
         number is infinity if there is none.
         """
         key = now.hex()
@@ -130,7 +159,7 @@ class Intents:
         while left:
             number, when, what, is_node = left[0]
             if what not in (self.put if is_node else claimed):
-                return number, when - self._led_last.get(key, self.began)
+                return number, when - self._led_last.get(key, self._began)
             self._led_last[key] = when
             left.popleft()
         return inf, 0.0
@@ -139,18 +168,18 @@ class Intents:
         """Return a caller and all nodes above it; empty if the journal does not say that."""
         path: list[list[str]] = []
         while by in self.above:
-            who, above = self.above[by]
-            path.append([who, by])
+            ident, above = self.above[by]
+            path.append([ident, by])
             by = above
         return path
 
     def put_on(self, path: list[list[str]]) -> list[tuple[Node[Any], str]]:
         """Return the nodes of a path that this execution has put, each with its attempt."""
-        nodes = [(self.put.get(bytes.fromhex(who)), now) for who, now in path]
+        nodes = [(self.put.get(bytes.fromhex(ident)), now) for ident, now in path]
         return [(node, now) for node, now in nodes if node is not None]
 
-    def like(self, by: str, name: str, inputs: str, key: str | None) -> Iterator[Intent]:
-        """Yield those which a new effect may be: moved, with another name, or with other inputs."""
+    def like(self, by: str, name: str, inputs: str) -> Iterator[Intent]:
+        """Yield those that a new effect may be: moved, renamed or with other inputs."""
         same_call = self._by_call.get((name, inputs), {})
         yield from (each for each in same_call.values() if each.by != by)
         for each in self.by_caller.get(by, {}).values():
@@ -158,8 +187,8 @@ class Intents:
                 yield each
 
 
-def _name(scope: NodeScope) -> str:
-    """Return what names a node in its attempt: its identity, and the attempt if not the first."""
+def _name_of(scope: NodeScope) -> str:
+    """Return the name of a node in its attempt: its identity, and the attempt if not the first."""
     ident, now = scope.ident, scope.now
     if now == ident:
         return ident.hex()
@@ -167,136 +196,89 @@ def _name(scope: NodeScope) -> str:
 
 
 def _links(by: str) -> list[tuple[str, str]]:
-    """Return the nodes that are named so: who each is, and who it is in its attempt."""
+    """Return the identity of each node that is named so, without and with its attempt."""
     links: list[tuple[str, str]] = []
     for each in by.split():
-        who, _, attempt = each.partition(":")
-        now = bytes.fromhex(who)
+        ident, _, attempt = each.partition(":")
+        now = bytes.fromhex(ident)
         if attempt:
             now = digest(now, int(attempt) if attempt.isdigit() else attempt)
-        links.append((who, now.hex()))
+        links.append((ident, now.hex()))
     return links
 
 
 def caller_in(intent: dict[str, Any]) -> str:
-    """Return who called, in its attempt."""
+    """Return the caller of an intent, in its attempt."""
     return _links(intent["by"])[0][1]
 
 
-def caller_node(caller: NodeScope) -> Node[Any] | None:
-    """Return the node at or above this code that has this scope."""
-    node: Node[Any] | None = current_node()
-    while node is not None and scope_of(node) is not caller:
-        node = node.parent
-    return node
+class Unreplayed:
+    """Recorded entries that this execution has not replayed yet, grouped by parent node."""
 
+    def __init__(self, ledger: JournalState) -> None:
+        self._ledger = ledger
+        # By the part of the putter's identity that theirs have: the names by identity.
+        self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        # By root: the rounds whose putters, at or below it, put them again.
+        self._rounds: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        rounds: set[bytes] = set()
+        for row in ledger.of_kind("root"):
+            rounds.add(row.ident)
+            written = json.loads(row.value)
+            if "path" in written and ledger.roots.puts_again(written):
+                root = bytes.fromhex(written["path"][-1][0])
+                self._rounds[root][row.ident] = child_name(row.ident)
+        for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:
+            if len(ident) > NAME_START and ident not in rounds and ledger.outcome(ident):
+                self._recorded[ident[PUTTER_START:NAME_START]][ident] = child_name(ident)
+        for by, intents in ledger.intents.by_caller.items():
+            names = {each.ident: each.name for each in intents.values()}
+            self._recorded[_putter_part(bytes.fromhex(by))].update(names)
 
-async def wait_for_unreplayed(caller: NodeScope, name: str, inputs: str, key: str | None) -> None:
-    """Hold a new effect while a recorded one that it may be can still be replayed.
+    def unreplayed(self, putter: bytes) -> list[str]:
+        """Return the names of what a putter has put and done, and not replayed so far."""
+        recorded = self._recorded.get(_putter_part(putter), {})
+        return [name for ident, name in recorded.items() if ident not in self._ledger.claimed]
 
-    Raises `JournalMismatch` if that one cannot be replayed any more.
-    """
-    ledger = caller.ledger
-    intents, by = ledger.intents, caller.now.hex()
+    def report(self, putter: bytes, path: str) -> None:
+        """Report, in the log and in a row, what a putter that has ended did not replay."""
+        self._report(putter, path, self._recorded.pop(_putter_part(putter), {}))
 
-    def left() -> list[Intent]:
-        return [
-            each
-            for each in intents.like(by, name, inputs, key)
-            if each.ident not in ledger.claimed and not (key is not None and each.key is not None)
-        ]
+    def report_rounds(self, root: bytes, putter: bytes, path: str) -> None:
+        """Report the rounds that were not put again at or below a root that is over."""
+        self._report(putter, path, self._rounds.pop(root, {}))
 
-    if not left():
-        return
-    here = caller_node(caller)
-
-    def decide() -> bool:
-        stuck = Stuck(ledger)
-        outlooks = [(each, _outlook(ledger, each, caller, here, stuck)) for each in left()]
-        for each, outlook in outlooks:
-            if outlook == "lost":
-                raise ledger.mismatch(_describe(ledger, each, name, inputs, here))
-        return all(outlook == "past" for _, outlook in outlooks)
-
-    def warn() -> None:
-        if not (waiting := left()):
+    def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
+        ledger = self._ledger
+        left = [ident for ident in recorded if not self._is_replayed(ident)]
+        effects = [ident.hex() for ident in left if len(ident) == NAME_START]  # have no name there
+        gone = Counter(recorded[ident] for ident in left)
+        for name in [*gone]:
+            gone.pop(f"call:{name}", None)  # the node of `durable.call` with that effect
+        if not gone or ledger.find(putter, "gone") is not None:
             return
+        names = [f"{name} ({n} times)" if n > 1 else name for name, n in gone.items()]
+        if len(names) > MAX_REPORTED_NAMES:
+            names[MAX_REPORTED_NAMES:] = [f"{len(names) - MAX_REPORTED_NAMES} others"]
+        value = {"by": path, "what": names, "effects": effects}
+        ledger.record(putter, "gone", value, find=True)
+        ledger.intents.lost.update(map(bytes.fromhex, effects))
         logger.warning(
-            "the run %r waits: %s so far",
-            *(ledger.run_id, _describe(ledger, waiting[0], name, inputs, here)),
+            "the run %r goes on without what its journal has below %s and its code does not come"
+            " to any more: %s",
+            *(ledger.run_id, path, ", ".join(names)),
         )
 
-    timer = ledger.loop.call_later(WARNING_SECONDS, warn)
-    try:
-        await hold(ledger, decide)
-    finally:
-        timer.cancel()
-
-
-@lending_slot()
-async def hold(ledger: Ledger, decide: Callable[[], bool]) -> bool:
-    """Wait until `decide()` is true; return False if nothing of the run goes on for a lock."""
-    while True:
-        # Others have to be where they wait before it can be seen that they do.
-        future = ledger.loop.create_future()
-        timer = ledger.loop.call_later(POLL_SECONDS, future.set_result, None)
-        ledger.held.add(future)
-        try:
-            await future
-        finally:
-            ledger.held.discard(future)
-            timer.cancel()
-        if decide():
+    def _is_replayed(self, ident: bytes) -> bool:
+        ledger = self._ledger
+        if ident in ledger.claimed:
             return True
-        stuck = Stuck(ledger, locks=True)
-        if all(root in stuck for root in ledger.roots.running.values()):
+        # The result of a `durable.call` names its effect, which may have moved with its key.
+        if not child_name(ident).startswith("call:"):
             return False
+        row = ledger.find(ident, "result")
+        return row is not None and bytes.fromhex(json.loads(row.value)) in ledger.claimed
 
 
-def _outlook(
-    ledger: Ledger, intent: Intent, caller: NodeScope, here: Node[Any] | None, stuck: Stuck
-) -> Outlook:
-    if intent.ident in ledger.intents.lost:
-        return "lost"
-    path = ledger.intents.path(intent.by)
-    if not path:  # of an earlier release: only its own caller is known
-        if here is None or intent.by != caller.now.hex():
-            return "past"
-        return _outlook_below(here, stuck)
-    if not ledger.runs_again(path):
-        return "past"
-    found = ledger.intents.put_on(path)
-    if not found:
-        return "past"
-    for node, now in found:
-        scope: Any = scope_of(node)
-        skipped = scope.recorded or scope.skips or scope.cancelled is not None
-        if skipped or scope.in_attempt.hex() != now:
-            return "past"
-    return _outlook_below(found[0][0], stuck)
-
-
-def _outlook_below(node: Node[Any], stuck: Stuck) -> Outlook:
-    """Say whether a node still comes to what it did: the last one on the way that was put again."""
-    if node.state == "completed":
-        return "lost"
-    if node.state in ("failed", "cancelled") or (node.state == "joining" and node.error):
-        return "past"
-    return "lost" if node in stuck else "coming"
-
-
-def _describe(
-    ledger: Ledger, intent: Intent, name: str, inputs: str, here: Node[Any] | None
-) -> str:
-    same = "the same inputs" if intent.inputs == inputs else "other inputs"
-    path, where = ledger.intents.path(intent.by), ""
-    if found := ledger.intents.put_on(path):
-        node, now = found[0]
-        below = [each for _, each in path].index(now)  # how many nodes there were below it
-        between = "/..." if below > 1 else ""
-        where = f" at {node.path}{f'{between}/{intent.at}' if below else ''}"
-    return (
-        f"{(here or current_node()).path} would call {name!r}, but the journal has a call of"
-        f" {intent.name!r} with {same}{where} (row {intent.seq}), which the code does not make"
-        " again"
-    )
+def _putter_part(putter: bytes) -> bytes:
+    return putter[: NAME_START - PUTTER_START]

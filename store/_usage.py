@@ -1,4 +1,4 @@
-"""What a node or a reply has spent, as JSON, and charged again in a later life."""
+"""The usage of a node or a reply as JSON, which a later execution counts again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["charge", "taken", "usage_of"]
 
 
 def taken(row: Row) -> list[tuple[str, Usage]]:
-    """Return what a row of a reply (`reply`, `broken` or `spent`) says that it took, by account."""
+    """Return the usage in a row of a reply (`reply`, `broken` or `spent`), by account."""
     value = json.loads(row.value)
     said = value["said"] if row.kind == "broken" else value
     return [(account, Usage(**usage)) for account, usage in said["taken"]]
 
 
 def usage_of(node: Node[Any]) -> dict[str, Any]:
-    """Return what replies below `node` took, by account."""
+    """Return the usage of the replies below `node`, by account."""
     return {
         account: usage.model_dump(mode="json", exclude_defaults=True)
         for account, usage in spent(node).items()
@@ -32,6 +32,6 @@ def usage_of(node: Node[Any]) -> dict[str, Any]:
 
 
 def charge(usage: dict[str, Any], node: Node[Any]) -> None:
-    """Charge `node` with what `usage_of` gave."""
+    """Charge `node` with the result of `usage_of`."""
     for account, taken in usage.items():
         charge_again(account, Usage(**taken), node)

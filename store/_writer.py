@@ -23,13 +23,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from ..messages.sqlite import MEMORY, is_file_fault, is_same_file
 from ._lock import RunLock
 from ._mark import COUNTS, Mark
-from ._schema import MEMORY, connect, find_place, is_trouble, trouble
+from ._schema import connect, explain, find_place
 from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
 
-__all__ = ["Claim", "Writer"]
+__all__ = ["Lease", "Writer"]
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ _INSERT = (
 )
 
 
-class Claim:
+class Lease:
     """A run that is owned here: what is written for it carries its fence."""
 
     __slots__ = ("fence", "key", "left", "lock", "lost", "run_id", "seq")
@@ -65,7 +66,7 @@ _Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 
 # A row that waits to be written, as if its value were short, and for whom.
-_Written = tuple[Claim, _Columns]
+_Written = tuple[Lease, _Columns]
 
 
 class _Asked(NamedTuple):
@@ -73,7 +74,7 @@ class _Asked(NamedTuple):
 
     future: asyncio.Future[Any]
     function: Callable[[sqlite3.Connection], Any] | None = None  # None: a barrier
-    claim: Claim | None = None  # whose fence has to hold
+    lease: Lease | None = None  # whose fence has to hold
     writes: bool = True
     seq: int = 0  # if not 0, the function is a user's and returns the row of this number
 
@@ -173,35 +174,35 @@ class Writer:
             if ended.done() and not ended.cancelled():
                 self._thread.join()
 
-    def append(self, claim: Claim, row: Row) -> int:
+    def append(self, lease: Lease, row: Row) -> int:
         """Queue a row and return its number."""
         if self._refusal is not None:
             raise self._again(self._refusal)
-        if claim.lost:
-            raise LeaseLost(claim.run_id)
+        if lease.lost:
+            raise LeaseLost(lease.run_id)
         ident, kind, value, *_ = row
         check_size(value)
         now = time.time()
-        claim.seq = seq = claim.seq + 1  # no call from here on: another append might come before
-        self._queue.append((claim, (claim.key, seq, ident, kind, value, None, now)))
+        lease.seq = seq = lease.seq + 1  # no call from here on: another append might come before
+        self._queue.append((lease, (lease.key, seq, ident, kind, value, None, now)))
         self._some.ring()
         return seq
 
     async def ask(
         self,
         function: Callable[[sqlite3.Connection], T] | None,
-        claim: Claim | None = None,
+        lease: Lease | None = None,
         *,
         writes: bool = True,
         seq: int = 0,
     ) -> T:
         """Return when all that was queued before is on disk and `function` has been called.
 
-        Its exception takes back what it did itself. With a claim whose fence is no longer in the
+        Its exception takes back what it did itself. With a lease whose fence is no longer in the
         file it is not called: `LeaseLost`. Cancelling this wait takes back nothing.
         """
         future = asyncio.get_running_loop().create_future()
-        self._push(_Asked(future, function, claim, writes, seq))
+        self._push(_Asked(future, function, lease, writes, seq))
         return await future
 
     def follow(self, function: Callable[[sqlite3.Connection], object]) -> None:
@@ -309,7 +310,7 @@ class Writer:
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, JournalError):
-            error = trouble(self._name, error)
+            error = explain(self._name, error)
         self._failure = error
         if self._refusal is None:
             self._refusal = error
@@ -322,24 +323,24 @@ class Writer:
     ) -> list[_Outcome]:
         writes = any(type(each) is tuple or each.writes for each in batch)
         connection.execute("begin immediate" if writes else "begin")
-        checked: set[Claim] = set()
+        checked: set[Lease] = set()
         rows: list[_Columns] = []
         outcomes: list[_Outcome] = []
         last: tuple[int, int] | None = None  # the run and the number of the last row
         counts: tuple[int, int] | None = None
         for each in batch:
             is_row = each.__class__ is tuple
-            claim: Claim | None = each[0] if is_row else each.claim
-            if claim is not None and claim not in checked:
-                checked.add(claim)
-                found = connection.execute(_FENCE, (claim.key,)).fetchone()
-                claim.lost = claim.lost or found != (claim.fence,)
+            lease: Lease | None = each[0] if is_row else each.lease
+            if lease is not None and lease not in checked:
+                checked.add(lease)
+                found = connection.execute(_FENCE, (lease.key,)).fetchone()
+                lease.lost = lease.lost or found != (lease.fence,)
             if is_row:
                 if not each[0].lost:
                     columns: _Columns = each[1]
                     rows.append(self._sealed(connection, columns))
-            elif claim is not None and claim.lost:
-                outcomes.append((each.future, None, LeaseLost(claim.run_id)))
+            elif lease is not None and lease.lost:
+                outcomes.append((each.future, None, LeaseLost(lease.run_id)))
             elif each.function is None:
                 outcomes.append((each.future, None, None))
             else:
@@ -349,7 +350,7 @@ class Writer:
                 result, failure = self._call(connection, each)
                 outcomes.append((each.future, result, failure))
                 if each.seq and failure is None:
-                    last = each.claim.key, each.seq
+                    last = each.lease.key, each.seq
                 elif each.writes:
                     counts = connection.execute(COUNTS).fetchone()
         connection.executemany(_INSERT, rows)
@@ -357,7 +358,7 @@ class Writer:
         connection.execute("commit")
         if writes:
             for path, stat in files.items():
-                if not _is_still(path, stat):
+                if not is_same_file(path, stat):
                     why = f"was taken away or replaced while it was open ({path!r})"
                     remedy = "put its files back from a backup, or start the runs anew"
                     raise JournalError(self._name, why, remedy)
@@ -380,20 +381,20 @@ class Writer:
                 if asked.seq:
                     connection.set_authorizer(None)
             if asked.seq:
-                assert asked.claim is not None
+                assert asked.lease is not None
                 check_size(result.value)
                 ident, kind, value, *_ = result
-                columns = (asked.claim.key, asked.seq, ident, kind, value, None, time.time())
+                columns = (asked.lease.key, asked.seq, ident, kind, value, None, time.time())
                 connection.execute(_INSERT, self._sealed(connection, columns))
         except Exception as error:
-            if is_trouble(error) or not connection.in_transaction:
+            if is_file_fault(error) or not connection.in_transaction:
                 raise
             connection.execute("rollback to call")
             failure = error
             if isinstance(error, StopIteration):  # which no future takes
                 failure = RuntimeError("the function raised StopIteration")
             elif not asked.seq and isinstance(error, sqlite3.Error | OSError):
-                failure = trouble(self._name, error)  # the store's own statements are right
+                failure = explain(self._name, error)  # the store's own statements are right
         connection.execute("release call")
         return result, failure
 
@@ -425,13 +426,6 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def _is_still(path: str, stat: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), stat)
-    except OSError:
-        return False
 
 
 _READS = {sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION}

@@ -1,16 +1,16 @@
-"""What can go wrong with a journal and its runs, beside the errors of the commander.
+"""The errors of a journal and its runs; those of the engine are in the commander.
 
 AnabranchError
 ├── JournalError        the journal cannot be opened, read or written
-├── LeaseLost           another owner has the run now: nothing more of this one is written
+├── LeaseLost           another owner has the run now: this one can write nothing more
 ├── RunExists           the name belongs to a run of another class or with other inputs
 ├── RunNotFound         the journal has no run of this name (also a LookupError)
-├── RunBusy             another process, or another journal of this one, has the run
-├── NotPending          a question that is answered already, or whose run is over
-├── RunParked           the run is not taken up by itself any more
-├── JournalMismatch     code or inputs changed under the run
+├── RunBusy             another process, or another journal of this one, owns the run
+├── NotPending          a question that was answered, or whose run is over
+├── RunParked           the run is not resumed automatically any more
+├── JournalMismatch     code or inputs have changed since the run began
 ├── NotDurable          the commander's: something durable outside a durable run
-└── NotStorable         a value or a field that a journal cannot keep (also a TypeError)
+└── NotStorable         a value or a field that a journal cannot store (also a TypeError)
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 class JournalError(AnabranchError):
     """The journal cannot be opened, read or written.
 
-    What was on disk before stays there, and its runs can be taken up by a journal opened anew.
-    Attributes: `journal`, its name; `why`, what happened; `remedy`, what to do.
+    What is on disk stays there, and a journal that is opened again can resume its runs. Attributes:
+    `journal`, its name; `why`, what happened; `remedy`, what to do.
     """
 
     def __init__(self, journal: str, why: str, remedy: str) -> None:
@@ -50,7 +50,7 @@ class JournalError(AnabranchError):
 
 
 class LeaseLost(AnabranchError):
-    """The run belongs to another owner, or was given back. Attribute: `run_id`."""
+    """The run has another owner or was released. Attribute: `run_id`."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class LeaseLost(AnabranchError):
 
 
 class RunExists(AnabranchError):
-    """A run of this name is another one. Attributes: `run_id`; `why`, wherein it differs."""
+    """The run of this name differs. Attributes: `run_id`; `why`, the difference."""
 
     def __init__(self, run_id: str, why: str) -> None:
         super().__init__(f"there is another run {run_id!r}: {why}; give this one another run_id")
@@ -79,10 +79,10 @@ class RunNotFound(AnabranchError, LookupError):
 
 
 class RunBusy(AnabranchError):
-    """Somebody works on the run now.
+    """The run has an owner now.
 
-    Attributes: `run_id`; `pid`, the process that has it, and `since`, in seconds since the epoch,
-    both None if they could not be learnt.
+    Attributes: `run_id`; `pid`, the process that owns it, and `since`, in seconds since the epoch,
+    both None if they are unknown.
     """
 
     def __init__(self, run_id: str, pid: int | None = None, since: float | None = None) -> None:
@@ -100,7 +100,7 @@ class RunBusy(AnabranchError):
 
 
 class RunParked(AnabranchError):
-    """A run that is not taken up by itself any more. Attribute: `run_id`."""
+    """A run that is not resumed automatically any more. Attribute: `run_id`."""
 
     def __init__(self, run_id: str, why: str) -> None:
         name = quote(run_id)
@@ -112,11 +112,11 @@ class RunParked(AnabranchError):
 
 
 class JournalMismatch(AnabranchError):
-    """Code or inputs changed under the run; the message says where, and what to do."""
+    """Code or inputs have changed since the run began; the message says where and what to do."""
 
 
 class NotPending(AnabranchError):
-    """A question of a run that waits for no answer. Attributes: `run_id`, `number`."""
+    """A question of a run that does not wait for an answer. Attributes: `run_id`, `number`."""
 
     def __init__(self, run_id: str, number: int, why: str) -> None:
         super().__init__(f"question {number} of the run {run_id!r} waits for no answer: {why}")
@@ -125,4 +125,4 @@ class NotPending(AnabranchError):
 
 
 class NotStorable(AnabranchError, TypeError):
-    """A value or a field that a journal cannot keep; the message says which and why."""
+    """A value or a field that a journal cannot store; the message says which and why."""

@@ -9,7 +9,7 @@ spans (`_spans`) of them. All views read records into a trace (`_trace`) and sho
 - `_trace`, `_trace_node`: records as a tree of nodes
 - `_read`: `read` and `follow`, a recording that is complete or still grows
 - `pages`: pages of HTML from their parts; `_page`, `page/`: a trace as such a page
-- `_perfetto`: a trace in Chrome's format; `_replace`: a file that is replaced in one step
+- `_perfetto`: a trace in Chrome's format; `_replace`: pages and such traces as files
 - `_match`, `_diff`: pairs of nodes in two traces, and their differences
 - `_otel`, `_spans`: OpenTelemetry spans of the events; `_genai`: its conventions, and metrics
 """

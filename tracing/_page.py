@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from ..backends import Price
 from ..messages import Usage
-from ._replace import replace_file
+from ._replace import write_output
 from ._trace import Trace
 from ._trace_node import TraceError, TraceNode, TraceRequest, TraceState
 from .pages import assemble
@@ -38,7 +38,7 @@ def write_page(trace: Trace, file: str | PathLike[str], prices: Mapping[str, Pri
     # No text can end the element or begin a comment in it, and the file is plain ASCII here.
     data = json.dumps(_data(trace, known), separators=(",", ":"), allow_nan=False)
     before, _, after = assemble(PARTS, SCRIPTS, POLICY)[0].partition("{{data}}")
-    replace_file(file, [before, data.replace("<", "\\u003c"), after])
+    write_output(file, [before, data.replace("<", "\\u003c"), after])
 
 
 def _data(trace: Trace, prices: Mapping[str, Price]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from os import PathLike
 from typing import Any
 
 from ..messages import Usage
-from ._replace import replace_file
+from ._replace import write_output
 from ._trace import Trace
 from ._trace_node import Life, TraceNode, TraceRequest
 
@@ -37,7 +37,7 @@ def write_perfetto(trace: Trace, file: str | PathLike[str]) -> None:
     node is a slice, and so is each request to a model. Nodes that ran one after the other share the
     track of their parent; concurrent ones have tracks of their own.
     """
-    replace_file(file, _write(trace))
+    write_output(file, _write(trace))
 
 
 def _write(trace: Trace) -> Iterator[str]:

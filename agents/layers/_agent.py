@@ -46,6 +46,7 @@ from ._usage import Spending
 
 if TYPE_CHECKING:
     from ...store import Journal
+    from ._cut import Cut
     from ._sessions import KeptSessions
 
 __all__ = ["Agent"]
@@ -449,6 +450,10 @@ class Agent(Generic[F]):
         keeps `partials`, so is what it was about to say. Raises as `keep`.
         """
         return await self._journaled().stop_cut(session_id)
+
+    def remember_cut(self, asked: Sequence[AgentMessage], cut: Cut, session_id: SessionId) -> None:
+        """Put a call that was cut into the memory that the model reads."""
+        self.memory.add(*asked, *cut.said, session_id=session_id)
 
     def _journaled(self) -> KeptSessions:
         if self.journal is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...dispatch.assembly import STOPPED
 from ...messages import Message
 from ...messages.kept import read_message
 from ...tools import ToolResult
@@ -17,20 +18,32 @@ from ._message import TOOLS, AgentMessage
 if TYPE_CHECKING:
     from ...store import RunView
 
-__all__ = ["read_cut"]
+__all__ = ["Cut", "read_cut"]
 
 
-def read_cut(view: RunView, name: str) -> list[AgentMessage]:
-    """Return what the agent `name` had said, done and heard in the last call of a session.
+class Cut(NamedTuple):
+    """What a call that was cut had said, done and heard; nothing of it runs again.
 
-    Nothing runs for it: a call of a tool of whose end nothing is kept is answered as interrupted.
-    What a reply that was not whole had said is the last message that it said, in state "failed";
-    behind it stands what the call was told and no request had.
+    A tool call whose end is not recorded is answered as interrupted. The text of an incomplete
+    reply is the last message that it said, in state "failed". Behind it come steering messages that
+    no request had.
+
+    `begun` has the tools that ran after each text reply, by the id of the message: their names, and
+    what they gave, None if that is not recorded.
     """
+
+    said: list[AgentMessage]
+    begun: dict[int, list[tuple[str, str | None]]]
+
+
+def read_cut(view: RunView, name: str) -> Cut:
+    """Return what the agent `name` had said, done and heard in the last call of a session."""
     began = max(row.seq for row in view.rows if row.kind == "root")
     said: list[AgentMessage] = []
     told: dict[str, list[AgentMessage]] = defaultdict(list)  # by the call that was told it
     rounds: list[tuple[Message, dict[str, deque[bytes]]]] = []  # the tools begun, by their name
+    behind: dict[int, list[bytes]] = {}  # the tools begun behind a text, by the id of its message
+    latest: list[bytes] | None = None  # those of the last reply
     gave: dict[bytes, str] = {}
     names: dict[bytes, str] = {}
     for row in view.rows:
@@ -38,7 +51,9 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
             continue
         if row.kind == "intent":
             names[row.ident] = json.loads(row.value)["name"]
-            if rounds:
+            if not rounds and latest is not None:
+                latest.append(row.ident)
+            elif rounds:
                 rounds[-1][1].setdefault(names[row.ident], deque()).append(row.ident)
         elif row.kind in ("gave", "failed"):
             value = json.loads(row.value)
@@ -63,20 +78,31 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
                 )
                 said.append(parts)
             else:
+                refused = {"refusal": message.refusal} if message.refusal else {}
+                status = (
+                    {"status": message.finish_reason} if message.finish_reason in STOPPED else {}
+                )
                 said.append(
                     AgentMessage(
-                        content=message.content or "",
+                        content=message.content or message.refusal or "",
                         sender=name,
+                        extra={**status, **refused},
                         reasoning=message.reasoning,
                         provider_items=message.provider_items,
                     )
                 )
+                latest = behind[id(said[-1])] = []
     _answer([each for each in said if each.type == TOOLS], rounds, gave)
     partial = "".join(each.text for each in view.partials[-1:] if each.number > began)
     if partial:
         said.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
     ids = {id(each) for each in said}
-    return [*said, *(each for call in told.values() for each in call if id(each) not in ids)]
+    said += (each for call in told.values() for each in call if id(each) not in ids)
+    begun = {
+        number: [(names[ident], gave.get(ident)) for ident in idents]
+        for number, idents in behind.items()
+    }
+    return Cut(said, begun)
 
 
 def _answer(

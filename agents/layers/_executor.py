@@ -22,7 +22,7 @@ from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
 
-__all__ = ["INTERRUPTED", "ToolExecutor", "execution"]
+__all__ = ["INTERRUPTED", "ToolExecutor", "answer_of", "execution"]
 
 logger = logging.getLogger("anabranch.tools")
 
@@ -145,7 +145,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
             executor.tool_sessions.enter(session_id)
         try:
             sent = await executor._before.run(executor, sent, session_id)
-            answer = _answer(executor, sent, await self._run(sent))
+            answer = answer_of(executor, sent, await self._run(sent))
         except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
             answer = _hook_failed(executor, sent, error)
         try:
@@ -200,8 +200,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
             else each.answer
             for each in self._node_started
         ]
-        nothing = ToolResult(content=INTERRUPTED, status="failed")
-        return _answer(self._executor, self._message, results or [nothing])
+        return answer_of(self._executor, self._message, results)
 
 
 def execution(
@@ -211,9 +210,11 @@ def execution(
     return _Execute(executor, message, session_id)
 
 
-def _answer(
+def answer_of(
     executor: ToolExecutor, message: AgentMessage, results: list[ToolResult]
 ) -> AgentMessage:
+    """Return the results of a message's calls as one message; without any, nothing is known."""
+    results = results or [ToolResult(content=INTERRUPTED, status="failed")]
     statuses = {each.status for each in results}
     status = next((each for each in ("failed", "invalid") if each in statuses), "ok")
     return AgentMessage(
@@ -229,7 +230,7 @@ def _answer(
 def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception) -> AgentMessage:
     logger.info("a hook of %s raised", executor.name, exc_info=error)
     fault = ToolResult(content=f"Error: a hook raised {describe_error(error)}", status="failed")
-    return _answer(executor, message, [fault])
+    return answer_of(executor, message, [fault])
 
 
 def _read_call(item: Any, number: int) -> ToolCall:

@@ -160,9 +160,9 @@ class KeptSessions:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.ended:
-                said = read_cut(await session.look(), agent.name)
+                cut = read_cut(await session.look(), agent.name)
                 asked = read_records(last.inputs["messages"])
-                agent.memory.add(*asked, *said, session_id=session_id)
+                agent.remember_cut(asked, cut, session_id)
                 state = agent.save_memories(session_id)
                 session.keep(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
 from ...commander.kinds import require
 from ...dispatch import FencedCode, Format
+from ...dispatch.assembly import STOPPED
 from ...messages import ToolCall
 from ...messages.options import check_options, parameters_of
-from ...tools import AnyTool, Approve, Toolkit
+from ...tools import AnyTool, Approve, Toolkit, ToolResult
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, FencedCall, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._call import run_in_tree
-from ._executor import ToolExecutor, execution
+from ._cut import Cut
+from ._executor import INTERRUPTED, ToolExecutor, answer_of, execution
 from ._hooks import AgentHook
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
@@ -155,6 +158,32 @@ class StepAgent(Agent[ToolAction]):
             hooked = bool(self.hooks_of("after_action"))
             self.agent.memory.add(call.cut_short(hooked=hooked), session_id=session_id)
             raise
+
+    def remember_cut(self, asked: Sequence[AgentMessage], cut: Cut, session_id: SessionId) -> None:
+        """Put a call that was cut, with its actions and their results, into the inner memory."""
+        parser, memory = self.agent.output_format, self.agent.memory
+        memory.add(*asked, session_id=session_id)
+        for message in cut.said:
+            found = None
+            if parser is not None and id(message) in cut.begun:
+                stopped = message.extra.setdefault("status", "ok") in STOPPED
+                with suppress(ValueError):  # by a parser of the user's own
+                    found = (parser.parse_cut if stopped else parser.parse)(message.text)
+            message.formatted = found
+            memory.add(message, session_id=session_id)
+            if found is None or found["status"] == "none":
+                continue
+            results = [
+                ToolResult.of(
+                    ToolCall(id=f"call_{number}", name=name),
+                    INTERRUPTED if text is None else text,
+                    "failed" if text is None else "ok",
+                )
+                for number, (name, text) in enumerate(
+                    cut.begun[id(message)] or [(found["tool_type"] or "", None)]
+                )
+            ]
+            memory.add(answer_of(self.executor, message, results), session_id=session_id)
 
     @property
     def keeps_memory(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from collections import deque
+from collections.abc import Iterable
 from copy import deepcopy
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -165,7 +168,14 @@ def snapshot(state: S) -> S:
     """Return a copy of all that `restore` puts back; the messages themselves are shared."""
     histories = {name: [*history] for name, history in state.histories.items()}
     rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
-    return _copy(rest, {}).model_copy(update={"histories": histories})
+    # All that is made here stays: to look for garbage among it takes longer than to make it.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _copy(rest, {}).model_copy(update={"histories": histories})
+    finally:
+        if collects:
+            gc.enable()
 
 
 # Of exactly these types, which cannot be changed.
@@ -174,12 +184,17 @@ _PLAIN = frozenset((str, int, float, bool, type(None), bytes, complex))
 # What a model holds, beside the names of the fields that were set.
 _PARTS = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
 
+# Sets each of these, and the names, of a model past its own `__setattr__`.
+_SETTERS: dict[str, Any] = {
+    name: vars(BaseModel)[name].__set__ for name in (*_PARTS, "__pydantic_fields_set__")
+}
+
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return what `deepcopy` does, many times faster for the values of JSON.
+    """Return what `deepcopy` does, many times faster for the values of JSON and for models.
 
     A state is copied for each answer, whatever its length is. `memo` has the copies by the ids of
-    what they are of, as that of `deepcopy`, so that what is one object stays one.
+    their originals, as that of `deepcopy`, so that what is one object stays one.
     """
     kind = cast("Any", type(value))
     if kind in _PLAIN:
@@ -189,15 +204,11 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
         return made
     if kind is list:
         made = memo[id(value)] = value.copy()
-        kinds = {*map(type, made)}
-        if not kinds <= _PLAIN:
-            rows = _copy_rows(made, memo) if kinds == {dict} else None
-            made[:] = rows or [_copy(each, memo) for each in made]
+        made[:] = _copy_all(made, memo)
     elif kind is dict and _PLAIN.issuperset(map(type, value)):
         made = memo[id(value)] = value.copy()
-        if not _PLAIN.issuperset(map(type, made.values())):
-            made.update({name: _copy(each, memo) for name, each in made.items()})
-    elif issubclass(kind, BaseModel) and kind.__deepcopy__ is BaseModel.__deepcopy__:
+        made.update(zip(made, _copy_all([*made.values()], memo), strict=True))
+    elif _is_model(kind):
         made = memo[id(value)] = cast("Any", kind).__new__(kind)
         parts = {name: _copy(getattr(value, name), memo) for name in _PARTS}
         fields_set = {*value.__pydantic_fields_set__}
@@ -207,17 +218,62 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _copy_rows(rows: list[Any], memo: dict[int, Any]) -> list[Any] | None:
-    """Return copies of mappings of plain values; None if they are not that, or not all distinct."""
-    ids = [*map(id, rows)]
-    values = [each.values() for each in rows]
-    held = chain.from_iterable([*rows, *values])
-    if len({*ids}) < len(ids) or not memo.keys().isdisjoint(ids):
-        return None
-    if not _PLAIN.issuperset(map(type, held)):
-        return None
-    copies = [each.copy() for each in rows]
-    memo.update(zip(ids, copies, strict=True))
+def _is_model(kind: type) -> bool:
+    of_pydantic = BaseModel.__deepcopy__
+    return issubclass(kind, BaseModel) and cast("Any", kind).__deepcopy__ is of_pydantic
+
+
+def _copy_all(values: list[Any], memo: dict[int, Any]) -> list[Any]:
+    """Return copies of values, faster for many of one kind than one after the other."""
+    kinds = {*map(type, values)}
+    if kinds <= _PLAIN:
+        return values
+    # Each of them is copied once, and nothing led to it before.
+    if len(kinds) == 1 and len(ids := {*map(id, values)}) == len(values) and ids.isdisjoint(memo):
+        (kind,) = kinds
+        if kind is dict and _PLAIN.issuperset(map(type, chain.from_iterable(values))):
+            return _copy_rows(values, memo)
+        model = cast("Any", kind)
+        if _is_model(kind) and not (
+            model.__private_attributes__ or model.model_config.get("extra") == "allow"
+        ):
+            return _copy_models(kind, values, memo)
+    return [_copy(each, memo) for each in values]
+
+
+def _copy_rows(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> list[Any]:
+    """Return copies of distinct mappings with plain keys."""
+    copies = [row.copy() for row in rows]
+    memo.update(zip(map(id, rows), copies, strict=True))
+    _copy_values(copies, memo)
+    return copies
+
+
+def _copy_values(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> None:
+    """Replace what is not plain in mappings by copies."""
+    if _PLAIN.issuperset(map(type, chain.from_iterable([row.values() for row in rows]))):
+        return
+    for row in rows:
+        for name, each in row.items():
+            if type(each) not in _PLAIN:
+                row[name] = _copy(each, memo)
+
+
+def _copy_models(kind: Any, models: list[Any], memo: dict[int, Any]) -> list[Any]:
+    """Return copies of distinct models of one class, without private or additional fields."""
+    copies: list[Any] = [*map(kind.__new__, repeat(kind, len(models)))]
+    memo.update(zip(map(id, models), copies, strict=True))
+    fields: list[dict[str, Any]] = [each.__dict__.copy() for each in models]
+    _copy_values(fields, memo)
+    parts: dict[str, Iterable[Any]] = {
+        "__dict__": fields,
+        "__pydantic_fields_set__": [each.__pydantic_fields_set__.copy() for each in models],
+        "__pydantic_extra__": repeat(None),
+        "__pydantic_private__": repeat(None),
+    }
+    for name, values in parts.items():
+        # Without a step of the interpreter for each model, which takes most of the time.
+        deque[None](map(_SETTERS[name], copies, values), maxlen=0)
     return copies
 
 

@@ -10,13 +10,11 @@
     _agent_partner   an agent in a session; _sessions: where these are kept and found
     _served_partner  a thing that can be served, in this process; _url_partner: one on a server
     _run_partner     what these two share; _telling: a run's log as a person sees it
-    _job_fields      the fields of a job, asked for one by one
     _attach          files that the person names; _file_completer: their names, as one writes
 
     _screen          what is shown, and how a yes is asked for; _rules: calls that need none
     _live            a terminal: finished blocks above, what grows at the prompt
     _prompt          the line that is always live; _asking: questions in it
-    _streams         what others print goes above it
     _plain           line by line: a pipe, a dumb terminal, `--plain`
     _status          what the status line says, from the events of the tree
     _markdown        text that streams, cut into blocks; _markdown_view: a block as it is shown

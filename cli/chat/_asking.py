@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.document import Document
 
-__all__ = ["QUIET", "STOPPED", "Asking", "Question"]
+from .. import _keyboard
 
-QUIET, STOPPED = 0.15, 1.0
-"""Seconds without a key after which nobody is typing; who has been typing gets the longer time."""
+__all__ = ["Asking", "Question"]
 
 
 @dataclass
@@ -91,14 +90,15 @@ class Asking:
                 self._draw()
 
     async def _until_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        typed = loop.time() - self._last_key < STOPPED
-        while True:
-            begun = loop.time()
-            await asyncio.sleep(STOPPED if typed else QUIET)
-            if self._last_key < begun:
-                return
-            typed = True
+        checked = asyncio.get_running_loop().time()
+        is_typing = checked - self._last_key < _keyboard.STOPPED_SECONDS
+
+        def has_typed() -> bool:
+            nonlocal checked
+            before, checked = checked, asyncio.get_running_loop().time()
+            return self._last_key >= before
+
+        await _keyboard.until_quiet(has_typed, is_typing=is_typing)
 
     def answer(self, question: Question, text: str) -> None:
         """Take an answer; of a guarded question, once no key has come behind it."""
@@ -108,7 +108,9 @@ class Asking:
             self._refuse_burst(question)
         else:  # a key that comes before this takes the answer back
             loop = asyncio.get_running_loop()
-            question.answered = loop.call_later(QUIET, self._settle, question, text)
+            question.answered = loop.call_later(
+                _keyboard.QUIET_SECONDS, self._settle, question, text
+            )
 
     def dismiss(self) -> bool:
         """Give the question that stands there no answer; False if there is none."""
@@ -138,7 +140,7 @@ class Asking:
             question.answered.cancel()
             question.answered = None
             self._refuse_burst(question)
-        elif question.in_burst and now - before > QUIET:
+        elif question.in_burst and now - before > _keyboard.QUIET_SECONDS:
             question.in_burst = False
             self._buffer().reset()
 

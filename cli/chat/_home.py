@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -149,5 +150,17 @@ def _bare(address: str | None) -> str | None:
 def _read(said: str, images: Sequence[str]) -> Message:
     text, pasted = take_pasted(said)
     attached = attach(text)
+    for image in images:
+        if not (path := Path(image).expanduser()).exists():
+            raise ConfigurationError(_not_found(path))
     parts = [Part.from_path(os.path.expanduser(path)) for path in (*images, *pasted)]
     return Message(role="user", content=attached.text, parts=[*parts, *attached.parts])
+
+
+def _not_found(path: Path) -> str:
+    """Say that there is no such file, and which one of its folder may be meant."""
+    folder = Path.cwd() / path.parent
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    near = get_close_matches(path.name, names, n=1, cutoff=0.8)
+    hint = f"did you mean {path.parent / near[0]}?" if near else f"the folder is {Path.cwd()}"
+    return f"{path}: No such file; {hint}"

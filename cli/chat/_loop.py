@@ -18,10 +18,10 @@ from ...handlers import View, handler
 from ...messages import Message, Request, ToolCall, Usage
 from ...store import PendingDoubt
 from ...tracing import LiveTrace, live
-from .._drawing import now as seen_until
+from .._display import elapsed
 from .._exit import INTERRUPTED, KILLED, handle_signals
-from .._survey import Survey
 from .._terminal import LONGEST, complain, in_line
+from .._tree_model import TreeSummary
 from .._tree_view import draw
 from ._agent_partner import AgentPartner
 from ._commands import AT_ONCE, HELP, obey
@@ -374,8 +374,8 @@ class Chat:
         if self._tree is None:
             self._tree = live(self.commander, prices=self.home.settings.priced)
         trace = self._tree.trace()
-        survey = Survey(trace)
-        return [line.plain for line in draw(survey, columns, rows, seen_until(trace))]
+        summary = TreeSummary(trace)
+        return [line.plain for line in draw(summary, columns, rows, elapsed(trace))]
 
     # --- the clock, and signals
 

@@ -17,7 +17,7 @@ from ...jobs import read_line
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Decision
 from .._editor import LineEditor, screen
-from .._typeahead import drop_typeahead
+from .._keyboard import discard_typeahead
 from ._rules import Rules
 from ._screen import Rows, Screen, screen_size
 
@@ -135,7 +135,7 @@ class PlainScreen(Screen):
         while True:
             shown = await asyncio.to_thread(rows, *screen_size())
             self.tell("\n".join(shown), "cyan")
-            if await drop_typeahead():
+            if await discard_typeahead():
                 self.tell("(what was typed before this question is dropped)")
             answer, alone = await self._editor.choose(label)
             if answer is None or alone:

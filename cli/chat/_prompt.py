@@ -28,13 +28,12 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
-from rich.cells import cell_len, set_cell_size
 
 from .._editor import terminal_output
-from .._keys import Mode
+from .._keyboard import Mode
+from .._streams import CapturedStream, begun_lines, captured_streams
 from .._terminal import in_line
 from ._asking import Asking
-from ._streams import Above, streams_above
 
 __all__ = ["Listener", "LivePrompt"]
 
@@ -98,7 +97,7 @@ class LivePrompt:
             lambda: self._session.default_buffer, lambda: self.touch(now=True), self.print
         )
         self._pending: list[str] = []
-        self._streams: list[Above] = []
+        self._streams: list[CapturedStream] = []
         self._held = False  # the terminal shows nothing until it is released
         self._drawing: asyncio.TimerHandle | None = None
         self._mode: Mode | None = None
@@ -141,7 +140,9 @@ class LivePrompt:
         """Stand there until `close`; what the program prints meanwhile stands above."""
         self._loop = asyncio.get_running_loop()
         self._flush()  # what was printed before it stood there
-        with streams_above(self.print_threadsafe, self._touch_threadsafe) as self._streams:
+        with captured_streams(
+            self.print_threadsafe, self._touch_threadsafe, hide_input=True
+        ) as self._streams:
             try:
                 await self._session.prompt_async(
                     handle_sigint=False,
@@ -250,7 +251,7 @@ class LivePrompt:
     def _come_back(self) -> None:
         """Stand there anew, below what the shell wrote while the program was stopped."""
         app = self._session.app
-        if app.is_running and self._mode is not None and self._mode.take_back():
+        if app.is_running and self._mode is not None and self._mode.restore():
             app.renderer.reset()
             app.output.write_raw("\r\n")
             app.invalidate()
@@ -259,7 +260,7 @@ class LivePrompt:
         """Take the terminal as others have left it."""
         if self._mode is None:
             self._mode = Mode(self._session.app.input.fileno())
-        self._mode.take_back()
+        self._mode.restore()
         self._follow_size()
 
     def _follow_size(self) -> None:
@@ -306,7 +307,7 @@ class LivePrompt:
         columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
         question = self.asking.standing
         if question is None:
-            lines, label = [*self._begun_lines(columns), *self._above(columns, rows)], "> "
+            lines, label = [*begun_lines(self._streams, columns), *self._above(columns, rows)], "> "
         else:
             lines, label = question.rows(columns, rows), question.label
         # Coloured, so that its last space is written too: some terminals that wrap anew lose a
@@ -320,11 +321,6 @@ class LivePrompt:
             return self._listener.above(columns, (rows + 1) // 2)
         except Exception as error:  # noqa: BLE001 - what cannot be shown must not end the chat
             return [in_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
-
-    def _begun_lines(self, columns: int) -> list[str]:
-        """Return the lines that the program has printed without their ends."""
-        begun = [line for stream in self._streams if (line := stream.begun)]
-        return [set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun]
 
     # --- keys
 

@@ -17,8 +17,7 @@ from ...handlers import View
 from ...messages import Message, ToolCall
 from ...store import JournalError
 from ...tools import AnyTool, Decision, ToolResult
-from .._exact import exact
-from .._question import Question, draft
+from .._question import Question, draft, exact
 from .._terminal import LONGEST, complain, in_line, show_traceback
 from ._agent_partner import TurnLost
 from ._rules import Rules

@@ -17,8 +17,8 @@ from ...serve.talk import (
     serve_thing,
 )
 from ...tools import Approval, Decision
+from .._fields import AskLine, fill
 from .._named import import_named
-from ._job_fields import AskLine, fill
 from ._partner import Partner
 from ._run_partner import Questions, Refused, RunPartner
 from ._telling import Telling

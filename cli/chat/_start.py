@@ -224,7 +224,7 @@ async def _make_agent(home: Home, options: ChatOptions) -> None:
 
         home.tools = [*EXAMPLE_TOOLS]
     else:
-        wanted = [spec for spec in options.tools if spec != "none"]
+        wanted = _without_none(options.tools)
         home.tools = [*await home.stack.enter_async_context(open_tools(*wanted))]
     index = None
     if options.documents is not None:
@@ -240,6 +240,16 @@ async def _make_agent(home: Home, options: ChatOptions) -> None:
         knowledge=index,
         formats=_formats(options.formats),
     )
+
+
+def _without_none(specs: list[str]) -> list[str]:
+    """Return the tools that are wanted; none after `--tools none`, which goes with no other."""
+    names = [name.strip().lower() for spec in specs for name in spec.split(",")]
+    if "none" not in names:
+        return specs
+    if {*names} != {"none"}:
+        raise ConfigurationError("--tools none goes with no other tools: leave one of them out")
+    return []
 
 
 def _formats(names: list[str] | None) -> list[Format] | None:

@@ -17,7 +17,7 @@ from anabranch import Agent, BadResponse, Message, connect
 from anabranch.agents import JsonParser, Namespace, Orchestrator, PromptedAgent, State
 from anabranch.agents.orchestration import JsonEngineer, Prompts
 from anabranch.messages import Request, request_body
-from anabranch.store._canonical import canonical
+from anabranch.store._json import canonical
 from anabranch.testing import ScriptedBackend
 
 values = st.recursive(

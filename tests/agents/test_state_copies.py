@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -20,6 +21,11 @@ class Box(BaseModel):
     model_config = ConfigDict(extra="allow")
     inside: Any = None
     _private: Any = PrivateAttr(default=None)
+
+
+class Item(BaseModel):
+    inside: Any = None
+    number: int = 0
 
 
 class Notes(Namespace):
@@ -47,6 +53,10 @@ values = st.recursive(
         | st.dictionaries(st.text(max_size=2) | st.tuples(st.integers()), inner, max_size=3)
         | st.tuples(inner, inner)
         | inner.map(boxed)
+        | st.lists(inner.map(lambda each: Item(inside=each)), max_size=3)
+        | st.lists(st.builds(Item, inside=plain, number=st.integers()), max_size=3)
+        | st.dictionaries(st.text(max_size=1), st.builds(Item, inside=plain), max_size=3)
+        | inner.map(lambda each: [Item(inside=each)] * 2)
         | inner.map(lambda each: [each, each])
         | st.lists(st.dictionaries(st.text(max_size=2), plain), max_size=3)
         | st.dictionaries(st.text(max_size=1), plain).map(lambda each: [each, {}, each])
@@ -114,6 +124,8 @@ class Logging(Namespace):
     lines: list[str] = []  # noqa: RUF012 - pydantic copies it
     numbers: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
     rows: list[dict[str, Any]] = []  # noqa: RUF012 - pydantic copies it
+    items: list[Item] = []  # noqa: RUF012 - pydantic copies it
+    named: dict[str, Item] = {}  # noqa: RUF012 - pydantic copies it
 
 
 class LoggingState(State):
@@ -126,6 +138,8 @@ async def calls_of_an_answer(length: int) -> int:
     state.log.lines = [f"line {number}" for number in range(length)]
     state.log.numbers = {f"line {number}": number for number in range(length)}
     state.log.rows = [{"number": number, "text": "x"} for number in range(length)]
+    state.log.items = [Item(number=number) for number in range(length)]
+    state.log.named = {f"item {number}": Item(inside="x") for number in range(length)}
     agent = Agent(ScriptedBackend(otherwise="ok"), name="a")
     orchestrator = Orchestrator(
         [agent], lambda obs, state: None if state.transitions else "a", state
@@ -148,5 +162,20 @@ async def calls_of_an_answer(length: int) -> int:
 
 @pytest.mark.parametrize("length", [10, 5000])
 async def test_an_answer_calls_no_function_for_each_item_of_the_state(length: int) -> None:
-    """Of lists, tables and rows of plain values: they are copied by C code."""
+    """Of lists, tables, rows and models of plain values: they are copied by C code."""
     assert await calls_of_an_answer(length) == await calls_of_an_answer(1)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_snapshot_leaves_the_collector_as_it_was(collects: bool) -> None:
+    """Also where a value cannot be copied."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        snapshot(LoggingState())
+        assert gc.isenabled() == collects
+        with pytest.raises(TypeError):
+            snapshot(NotesState(lines=[(each for each in ())]))
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -17,6 +17,8 @@ from anabranch.backends._address import hide_secrets, secrets_of, server_address
 from anabranch.commander import BackendError, ConfigurationError
 from anabranch.messages import Request
 
+pytestmark = pytest.mark.contract("B1")
+
 _PLAIN = "http https HTTP ftp : // / @ [ ] ::1 127.0.0.1 h .. . ? # % %zz \\ u:p@ v1 a=b & * ~"
 _PORTS = [":0", ":8000", ":99999", ":-1", ":x"]
 _LETTERS = ["é", "ß.example", "\u2603", "x" * 70, " ", "\0", "\n", "\ud800", "\u202e", "\u2028"]
@@ -62,7 +64,7 @@ async def test_what_is_taken_can_be_asked(address: str) -> None:
 )
 def test_a_malformed_address_is_no_address(address: str) -> None:
     """For every kind of backend alike."""
-    with pytest.raises(ConfigurationError, match=r"is not an address|nothing is known"):
+    with pytest.raises(ConfigurationError, match=r"is not an address|unknown model"):
         connect(address, model="m")
     with pytest.raises(ConfigurationError, match="is not an address"):
         connect("openai:m", base_url=address, api_key="k")
@@ -82,6 +84,7 @@ def test_an_address_may_hold_what_addresses_hold() -> None:
     assert hide_secrets("https://u:p@h:1/a@b?c=d#e") == "https://h:1/a@b"
 
 
+@pytest.mark.contract("B3")
 def test_the_secrets_of_an_address_are_all_that_names_no_place() -> None:
     """The user too, which may be a key; decoded and as it was written."""
     found = {
@@ -103,6 +106,7 @@ def test_what_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
         connect(given.pop("spec"), **given)
 
 
+@pytest.mark.contract("B3")
 @pytest.mark.parametrize("key", ["", " ", "\n"])
 def test_a_blank_key_is_none(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an empty variable of the environment is."""
@@ -113,6 +117,7 @@ def test_a_blank_key_is_none(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         connect("openai:m", api_key=key)
 
 
+@pytest.mark.contract("B3")
 @pytest.mark.parametrize("spec", ["http://127.0.0.1/v1", "openai"])
 @pytest.mark.parametrize("option", ["default_headers", "extra_headers", "extra_body"])
 def test_headers_are_no_option(spec: str, option: str) -> None:
@@ -127,6 +132,7 @@ def test_headers_are_no_option(spec: str, option: str) -> None:
     assert "sk-" not in f"{at_once.value!r} {later.value!r}"
 
 
+@pytest.mark.contract("B3")
 @pytest.mark.parametrize("kind", ["http", "openai"])
 async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_given(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,8 @@ from anabranch.commander import (
 from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("B1")
+
 KEY = "sk-secret-0123456789/+="
 
 
@@ -115,6 +117,7 @@ async def test_what_came_before_nonsense_is_played_with_it(tmp_path: Path) -> No
     assert caught.value.partial == Message(role="assistant", content="Hel")
 
 
+@pytest.mark.contract("B3")
 async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
     """Not even one that stands in the request."""
     key = 'sk-"secret"/0123'
@@ -142,6 +145,7 @@ async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
         await _all(player, _ask("two"))
 
 
+@pytest.mark.contract("B3")
 async def test_a_key_that_comes_in_pieces_is_not_recorded(tmp_path: Path) -> None:
     """In text and in the arguments of calls; what stands around it is kept."""
     file = tmp_path / "a.jsonl"

@@ -20,6 +20,8 @@ from anabranch.messages import Delta, Message, Request, ToolCall, ToolCallDelta,
 from anabranch.messages.tokens import estimate_tokens
 from anabranch.testing import SeededLoop
 
+pytestmark = pytest.mark.contract("B2")
+
 ASK = Request([Message(role="user", content="What is it?")])
 PROMPT = Estimator().estimate(ASK, {}).tokens
 LONG = "x" * 4000

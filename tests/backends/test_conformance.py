@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.conformance import CASES, EXCUSED, SUBJECTS, cases, show
 
+pytestmark = pytest.mark.contract("B1")
+
 
 @pytest.mark.parametrize(("kind", "case"), cases(*SUBJECTS))
 async def test_a_backend_shows(kind: str, case: str, tmp_path: Path) -> None:

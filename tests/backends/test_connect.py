@@ -16,6 +16,8 @@ from anabranch.backends._weights import cache_folder
 from anabranch.commander import ConfigurationError, MissingExtra
 from anabranch.messages import Message, Request
 
+pytestmark = pytest.mark.contract("B1")
+
 
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +29,14 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "said"),
     [
         ("opnai:gpt-5-mini", "did you mean 'openai:gpt-5-mini'"),
+        ("localhost:8801/v1", "did you mean 'http://localhost:8801/v1'"),
+        ("localhost", "did you mean 'http://localhost/v1'"),
+        ("127.0.0.1:8801", "did you mean 'http://127.0.0.1:8801/v1'"),
+        ("[::1]:8801/v1/", "did you mean 'http://[::1]:8801/v1'"),
+        ("ollama:11434", "did you mean 'http://ollama:11434/v1'"),
+        ("//models.example/v1?key=sk-0123456789", "did you mean 'https://models.example/v1'"),
+        ("gpt-5", "unknown model 'gpt-5'."),
+        ("model.gguf", "unknown model 'model.gguf'."),
         ("gpt-5-mini", "local, openai, mistral, groq, vllm"),
         ("", "There are:"),
         ("openai", "'openai:MODEL'"),
@@ -61,6 +71,7 @@ def test_an_address_must_be_one() -> None:
         connect("http://", model="x")
 
 
+@pytest.mark.contract("B3")
 @pytest.mark.parametrize(
     ("provider", "variable", "address"),
     [
@@ -98,6 +109,7 @@ def test_openai_base_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert (one.base_url, other.base_url) == ("http://localhost:1/v1", "http://localhost:2")
 
 
+@pytest.mark.contract("B3")
 def test_a_password_in_an_address_is_not_shown() -> None:
     """Nor a query, which may hold a key."""
     backend = connect("http://me:pass@localhost:8000/v1?api-key=hidden", model="x")

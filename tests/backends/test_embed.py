@@ -44,6 +44,8 @@ from anabranch.messages import Delta, Message, Request, Usage
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("B1")
+
 __all__ = ["line"]  # the fixture
 
 TEXTS = ["a", "two", "three"]

@@ -30,6 +30,8 @@ from anabranch.commander import (
 )
 from anabranch.messages import Usage
 
+pytestmark = pytest.mark.contract("B1")
+
 TEXTS = ["one", "two", "three"]
 KEY = "sk-planted-0123456789/+="
 KINDS = ["http", "openai"]

@@ -14,12 +14,16 @@ from support.clock import let_pass
 from support.line import ASK, Line, ask, failure_of, line, read_all
 from support.server import DONE, Reply, Step, calls, chunk, event, text
 
-from anabranch.backends import Limits, Retries, Timeouts
+from anabranch.backends import Fallback, Limits, Retries, Timeouts
 from anabranch.commander import (
+    BackendError,
     BackendUnavailable,
     RateLimited,
     StreamInterrupted,
 )
+from anabranch.testing import ScriptedBackend
+
+pytestmark = pytest.mark.contract("B1")
 
 __all__ = ["line"]  # the fixture
 
@@ -223,6 +227,22 @@ async def test_a_date_of_retry_after_is_that_of_the_servers_clock(line: Line, ah
     failure = await failure_of(line.connect(retries=Retries(attempts=1)))
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == pytest.approx(3600, abs=60)
+
+
+@pytest.mark.parametrize("named", [{"code": "insufficient_quota"}, {"type": "insufficient_quota"}])
+async def test_a_used_up_quota_is_not_asked_again(line: Line, named: dict[str, str]) -> None:
+    """It is no limit of the rate that passes, and a `Fallback` goes on."""
+    error = {"message": "You exceeded your current quota", **named}
+    line.server.script(Reply.error(429, error, Retry_After="1"))
+    backend = line.connect()
+
+    failure = await failure_of(backend)
+
+    assert (type(failure), failure.status) == (BackendError, 429)
+    assert "current quota" in str(failure)
+    assert len(line.server.requests) == 1
+    other = ScriptedBackend("Hi")
+    assert (await Fallback([backend, other]).complete(ASK)).content == "Hi"
 
 
 class Passing(Limits):

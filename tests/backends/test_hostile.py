@@ -27,6 +27,8 @@ from anabranch.commander import (
 from anabranch.messages import Message, Request
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("B1")
+
 ASK = Request([Message(role="user", content="Hello?")])
 KEY = "sk-planted-0123456789/+="
 KINDS = ["http", "openai"]

@@ -16,6 +16,8 @@ from anabranch.backends import Limits, Price
 from anabranch.commander import BudgetExceeded, ConfigurationError
 from anabranch.messages import Usage
 
+pytestmark = pytest.mark.contract("B2")
+
 
 def _now() -> float:
     return asyncio.get_running_loop().time()

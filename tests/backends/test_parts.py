@@ -35,7 +35,7 @@ from anabranch.handlers import respond
 from anabranch.messages import Request, request_body
 from anabranch.serve import serve
 from anabranch.store import Durable, Journal
-from anabranch.store._canonical import canonical
+from anabranch.store._json import canonical
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import Illustrated, ToolResult
 from anabranch.tracing import record

@@ -20,6 +20,8 @@ from anabranch.commander import (
 )
 from anabranch.messages import Delta, Message, Request, Usage
 
+pytestmark = pytest.mark.contract("B1")
+
 ASK = Request([Message(role="user", content="Hello?")])
 END = Delta(finish_reason="stop")
 
@@ -64,6 +66,7 @@ async def test_pauses_double_and_vary() -> None:
     assert all(most / 2 <= gap <= most for gap, most in zip(gaps, [1, 2, 4, 4, 4], strict=True))
 
 
+@pytest.mark.contract("B2")
 @jumping
 async def test_a_429_slows_all_who_share_the_backend() -> None:
     """The one that was refused waits as long as was asked, and so does one that comes later."""
@@ -75,6 +78,7 @@ async def test_a_429_slows_all_who_share_the_backend() -> None:
     assert all(20 <= when <= 22 for when in backend.times[1:])
 
 
+@pytest.mark.contract("B2")
 @jumping
 async def test_a_429_is_not_run_into_by_the_next_in_line() -> None:
     """The place of the one that was refused is not given on before all are told to wait."""
@@ -91,6 +95,7 @@ async def _later(seconds: float, backend: Scripted) -> Message:
     return await backend.complete(ASK)
 
 
+@pytest.mark.contract("B2")
 @jumping
 async def test_shared_limits_slow_other_backends_too() -> None:
     """One object for both."""
@@ -284,6 +289,7 @@ async def test_what_another_backend_would_hide_is_raised(steps: list[Any]) -> No
     assert second.times == []
 
 
+@pytest.mark.contract("B2")
 @jumping
 async def test_usage_reaches_the_limits() -> None:
     """Also of a reply that its reader left."""

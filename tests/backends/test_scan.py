@@ -25,6 +25,8 @@ from anabranch.backends import Backend, Fallback, Retries, connect
 from anabranch.commander import BackendError, ConfigurationError
 from anabranch.messages import Message, Request
 
+pytestmark = pytest.mark.contract("B3")
+
 _SAFE = string.ascii_letters + string.digits
 _ODD = "%&+/=<>\"'\\;:#?@[]{}|^~`!$(),. _-"
 

@@ -23,6 +23,8 @@ from anabranch.backends._secret import Redactor, as_secret
 from anabranch.commander import BackendError, ConfigurationError
 from anabranch.messages import Message, Request
 
+pytestmark = pytest.mark.contract("B3")
+
 _PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="*"))
 _KEYS = _PRINTABLE.map(lambda key: key.strip(" \\")).filter(lambda key: len(key) >= 4)
 _WRITERS = {

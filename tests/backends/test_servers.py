@@ -10,6 +10,8 @@ from support.server import DONE, Reply, ScriptedServer, event
 from anabranch.backends import connect
 from anabranch.messages import Message, Request
 
+pytestmark = pytest.mark.contract("B1")
+
 ASK = Request([Message(role="user", content="Hello?")])
 _SPENT = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
 _TIMINGS = {"prompt_n": 4, "prompt_ms": 9.5, "predicted_n": 2, "predicted_per_second": 50.1}

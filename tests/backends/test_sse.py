@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from anabranch.backends._sse import EventReader
 
+pytestmark = pytest.mark.contract("B1")
+
 
 def _events(*pieces: bytes) -> list[bytes]:
     reader = EventReader()

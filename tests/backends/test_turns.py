@@ -21,6 +21,8 @@ from anabranch.commander import BudgetExceeded
 from anabranch.messages import Usage
 from anabranch.testing import SeededLoop
 
+pytestmark = pytest.mark.contract("B2")
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -15,6 +15,8 @@ from anabranch import BudgetExceeded, Commander, Job, Node, RateLimited, StreamI
 from anabranch.backends import Backend, Fallback, Limits, ModelBackend, Retries, connect
 from anabranch.messages import Delta, Message, Request, Usage
 
+pytestmark = pytest.mark.contract("B2")
+
 ASK = Request([Message(role="user", content="Hello?")])
 
 

@@ -16,7 +16,7 @@ from anabranch.backends import Backend, Fallback
 from anabranch.backends._local_engine import LocalEngine, Work
 from anabranch.backends._local_model import Model, Source, _beginning, _free_cores, _shared
 from anabranch.backends._prompt import Chat
-from anabranch.backends._tell import working
+from anabranch.backends._request_events import progress_listener
 from anabranch.messages import Delta, Message, Request, Working
 from anabranch.testing import ScriptedBackend
 from tests.backends.test_local_engine import an_engine, saying, texts
@@ -160,7 +160,7 @@ async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
 
     class Busy(Backend):
         async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-            tell = working()
+            tell = progress_listener()
             await asyncio.to_thread(tell, Working("reading", 5, 10))
             await settled()
             yield Delta(text="Hi.", finish_reason="stop", done=True)

@@ -30,6 +30,8 @@ from anabranch.commander import (
 from anabranch.messages import ChunkReader, delta_from_chunk
 from anabranch.messages.text import encodable
 
+pytestmark = pytest.mark.contract("B1")
+
 __all__ = ["line"]  # the fixture
 
 
@@ -377,6 +379,63 @@ def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, end
     assert said == encodable(text)
 
 
+def _call(index: int | None, arguments: str, name: str = "") -> bytes:
+    """Make the chunk of a piece of a call; the id is in its first one, with the name."""
+    head = {"id": f"call {index}", "function": {"name": name, "arguments": arguments}}
+    made: dict[str, Any] = head if name else {"function": {"arguments": arguments}}
+    return chunk({"tool_calls": [made if index is None else {"index": index, **made}]})
+
+
+@given(
+    texts=st.lists(st.text(st.sampled_from("ab\ud83d\ude00\U0001f600")), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 10), max_size=5),
+    has_index=st.booleans(),
+    repeats=st.booleans(),
+    ends=st.sampled_from([DONE, chunk(finish="tool_calls")]),
+)
+def test_no_piece_of_arguments_has_half_a_character(
+    texts: list[str], cuts: list[int], has_index: bool, repeats: bool, ends: bytes
+) -> None:
+    """However a server cuts them; calls may interleave, and a name may come with each piece."""
+    texts = texts if has_index else texts[:1]
+    events = [_call(index if has_index else None, '{"x": "', "f") for index in range(len(texts))]
+    units = [text.encode("utf-16-le", "surrogatepass") for text in texts]
+    for start, end in pairwise([0, *sorted(2 * cut for cut in cuts), 99]):
+        for index, unit in enumerate(units):
+            piece = unit[start:end].decode("utf-16-le", "surrogatepass")
+            name = "f" if repeats and len(texts) == 1 and "\udc00" <= piece[:1] <= "\udfff" else ""
+            events.append(_call(index if has_index else None, piece, name))
+    reader, halves, chunks = EventReader(), _Halves(), ChunkReader()
+    said = [""] * len(texts)
+    for each in [*events, ends]:
+        deltas, failed = _read(reader.feed(each), chunks, halves)
+        assert failed is None
+        for delta in deltas:
+            for call in delta.tool_calls:
+                call.arguments.encode()
+                said[max(call.index, 0)] += call.arguments
+    assert said == [f'{{"x": "{encodable(text)}' for text in texts]
+
+
+@pytest.mark.parametrize("indices", [(0, 0), (0, 1), (None, None)])
+async def test_half_a_character_at_the_end_of_a_call_stays_in_it(
+    line: Line, indices: tuple[int | None, int | None]
+) -> None:
+    """The next call, also one of the same index, begins with its own arguments."""
+    first, second = indices
+    cut = [_call(first, '{"x": "\ud83d"}', "f"), _call(first, "\ud83d")]
+    line.server.script(Reply([*cut, _call(second, "", "g"), _call(second, '{"y": 1}'), DONE]))
+    deltas = await read_all(line.connect())
+    for delta in deltas:
+        for call in delta.tool_calls:
+            call.arguments.encode()
+    message = await line.connect().complete(ASK)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [
+        ("f", {"x": "\ufffd"}),
+        ("g", {"y": 1}),
+    ]
+
+
 async def test_arguments_as_an_object_are_taken_as_they_are(line: Line) -> None:
     """Whole calls, as some servers send them."""
     call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
@@ -441,6 +500,8 @@ async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before:
         ({"error": {"message": "wait", "status": "RESOURCE_EXHAUSTED"}}, RateLimited),
         ({"error": {"message": "oh", "type": "InternalServerError"}}, BackendUnavailable),
         ({"error": {"message": "pay", "code": "insufficient_balance"}}, BackendError),
+        ({"error": {"message": "pay", "code": "insufficient_quota"}}, BackendError),
+        ({"error": {"message": "pay", "type": "insufficient_quota"}}, BackendError),
     ],
 )
 async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(

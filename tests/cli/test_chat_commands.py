@@ -120,11 +120,14 @@ async def test_what_is_no_picture_is_not_sent(place: Place) -> None:
     with (place.folder / "large.png").open("wb") as file:
         file.write(b"\x89PNG\r\n\x1a\n")
         file.truncate(30_000_000)
-    names = ["pipe.png", ".", "broken.png", "large.png", "gone.png", ""]
+    names = ["pipe.png", ".", "broken.png", "large.png", "gone.png", '"', "brokn.png", ""]
     status, out, err = await say(place, *(f"/image {name}" for name in names))
     assert (status, out) == (0, [])
     assert all(line.startswith("anabranch: ") for line in err)
     assert len(err) == len(names)
+    assert err[4] == f"anabranch: gone.png: No such file; the folder is {place.folder}"
+    assert "quotation mark" in err[5]
+    assert err[6].endswith("did you mean broken.png?")
     assert not place.server.requests
 
 

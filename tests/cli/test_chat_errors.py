@@ -23,8 +23,13 @@ def closed_port() -> int:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--model", "gpt9000"], "nothing is known as 'gpt9000'"),
+        (["--model", "gpt9000"], "unknown model 'gpt9000'"),
         (["--model", "opanai:x"], "did you mean 'openai:x'"),
+        (["--model", "localhost:8801/v1"], "did you mean 'http://localhost:8801/v1'?"),
+        (["--model", "localhost:8801", "--name", "m"], "did you mean 'http://localhost:8801/v1'?"),
+        (["--tools", "none,json:loads", "--model", "local"], "goes with no other tools"),
+        (["--tools", "None", "--tools", "json:loads"], "goes with no other tools"),
+        (["--tools", "None", "--model", "nothing"], "unknown model 'nothing'"),
         (["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
         (["--model", "http://127.0.0.1:1/v1"], "which model?"),
         (["--tools", "no_such_module:x"], "no_such_module"),

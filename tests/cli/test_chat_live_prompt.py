@@ -20,13 +20,13 @@ from rich.progress import Progress as Bar
 from support.until import until
 
 from anabranch import AnabranchError, Commander, Message, handler
-from anabranch.cli._keys import Mode
+from anabranch.cli._keyboard import Mode
+from anabranch.cli._streams import MAX_LINE_CHARS, CapturedStream
 from anabranch.cli.chat import _markdown_view
 from anabranch.cli.chat._live import LiveScreen
 from anabranch.cli.chat._loop import Chat
 from anabranch.cli.chat._partner import Partner
 from anabranch.cli.chat._status import Status
-from anabranch.cli.chat._streams import LONGEST, Above
 from tests.cli.test_chat_prompt import Heard, stage
 
 
@@ -37,7 +37,7 @@ class Printed:
         self.text = ""
         self.changes = 0
         stream: Any = SimpleNamespace(fileno=lambda: 1, encoding="utf-8")
-        self.stream = Above(stream, self.put, self.change)
+        self.stream = CapturedStream(stream, self.put, self.change)
 
     def put(self, text: str) -> None:
         self.text += text
@@ -57,6 +57,15 @@ def test_a_line_that_is_written_anew_is_printed_once() -> None:
     seen.stream.write("\n")
     assert seen.text == "\x1b[32m90 %\x1b[0m\x1b[0m\n"
     assert seen.stream.begun == ""
+
+
+def test_a_bar_that_never_ends_its_line_stays_one_line() -> None:
+    """However long it goes on: no part of it is printed before its end."""
+    seen = Printed()
+    for step in range(5_000):
+        seen.stream.write(f"\r\x1b[2Kstep {step} of many")
+        seen.stream.flush()
+    assert (seen.text, seen.stream.begun) == ("", "step 4999 of many")
 
 
 def test_what_a_tool_prints_has_colours_and_moves_nothing() -> None:
@@ -113,7 +122,7 @@ def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> No
     for thread in threads:
         thread.join()
     assert seen.text.count("x\n") == 8000
-    seen.stream.write("y" * (LONGEST + 1))
+    seen.stream.write("y" * (MAX_LINE_CHARS + 1))
     assert seen.text.endswith("y\n")
     seen.stream.write("and so on")
     assert seen.stream.take() == "and so on\n"
@@ -128,16 +137,16 @@ def test_the_mode_of_the_terminal_is_taken_back() -> None:
         raw[3] &= ~(termios.ECHO | termios.ICANON)
         termios.tcsetattr(theirs, termios.TCSANOW, raw)
         mode = Mode(theirs)
-        assert not mode.take_back()
+        assert not mode.restore()
         sane = termios.tcgetattr(theirs)
         sane[3] |= termios.ECHO | termios.ICANON
         termios.tcsetattr(theirs, termios.TCSANOW, sane)
-        assert mode.take_back()
+        assert mode.restore()
         assert not termios.tcgetattr(theirs)[3] & termios.ECHO
     finally:
         os.close(ours)
         os.close(theirs)
-    assert not mode.take_back()  # the terminal has gone
+    assert not mode.restore()  # the terminal has gone
 
 
 async def test_a_burst_of_letters_is_one_key() -> None:

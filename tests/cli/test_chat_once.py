@@ -143,6 +143,7 @@ async def test_wrong_usage_says_what_is_wrong(place: Place, options: list[str], 
     ("options", "word"),
     [
         (["--image", "nope.png", "x"], "nope.png: No such file"),
+        (["--image", "bat.png", "x"], "did you mean bad.png?"),
         (["--image", "bad.png", "x"], "bad.png"),
         (["--load", "nope.json", "x"], "nope.json: No such file"),
         (["--load", "nope.json"], "nope.json: No such file"),

@@ -83,7 +83,7 @@ def at_terminal(
 
     screen = PlainScreen([])
     screen.interactive = True
-    monkeypatch.setattr(_plain, "drop_typeahead", nobody_types)
+    monkeypatch.setattr(_plain, "discard_typeahead", nobody_types)
     monkeypatch.setattr(screen._editor, "choose", chosen)
     monkeypatch.setattr(screen._editor, "answer", edited)
     return screen

@@ -15,7 +15,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 from support.until import until
 
-from anabranch.cli.chat import _asking
+from anabranch.cli import _keyboard
 from anabranch.cli.chat._prompt import LivePrompt
 
 
@@ -197,7 +197,7 @@ async def test_a_write_to_the_standard_output_stands_above(
 
 async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was being written is no answer; it comes back when the question is answered."""
-    monkeypatch.setattr(_asking, "STOPPED", 0.3)
+    monkeypatch.setattr(_keyboard, "STOPPED_SECONDS", 0.3)
     async with stage() as on:
         await on.type("yes, but", "yes, but")
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
@@ -220,7 +220,7 @@ async def test_a_burst_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         on.keys.send_text("y\x1b[200~y\n\x1b[201~")
         await until(lambda: on.line == "y", 5)
         loop, last = asyncio.get_running_loop(), on.prompt.asking._last_key  # type: ignore[attr-defined]
-        await until(lambda: loop.time() - last > _asking.QUIET, 5)
+        await until(lambda: loop.time() - last > _keyboard.QUIET_SECONDS, 5)
         assert not asking.done()
         on.keys.send_text("n\r")  # what was left of the burst goes
         assert await asking == "n"

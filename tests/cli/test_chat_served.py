@@ -17,7 +17,7 @@ from support.until import first_turn, turns
 from anabranch import Agent, Commander, Job, Node, NodeCancelled, handler, tool
 from anabranch.agents.conversation import ConversableAgent, GroupChat
 from anabranch.agents.orchestration import Orchestrator, State
-from anabranch.cli.chat._job_fields import FieldMissing
+from anabranch.cli._fields import FieldMissing
 from anabranch.cli.chat._run_partner import Refused
 from anabranch.cli.chat._served_partner import ServedPartner, find_partner
 from anabranch.cli.chat._telling import Telling, lay_out_result

@@ -119,7 +119,7 @@ WRONG = [
     (["search", "x", "-i", "page.md"], 1, "is no SQLite file"),
     (["search", "x", "-k", "0"], 2, "Invalid value for '-k'"),
     (["remove", "nobody", "-i", "words.db"], 2, "has no document 'nobody'"),
-    (["add", "docs", "--embed", "nobody:x"], 2, "nothing is known as 'nobody"),
+    (["add", "docs", "--embed", "nobody:x"], 2, "unknown model 'nobody"),
     (["add", "docs", "--size", "3"], 2, "Invalid value for '--size'"),
 ]
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.cli._exact import width
-from anabranch.cli._question import Question, draft
+from anabranch.cli._question import Question, draft, width
 from anabranch.tools import tool
 from tests.handlers.test_legible import HOSTILE, TEXTS, read_back
 

@@ -96,7 +96,7 @@ async def test_very_many_runs_are_lines_that_say_what_a_table_says(
         views = [await journal.look(run.run_id) for run in await journal.runs()]
     _runs_view.show_runs(views)
     table = capsys.readouterr().out
-    monkeypatch.setattr(_runs_view, "FEW", 2)
+    monkeypatch.setattr(_runs_view, "MAX_TABLE_RUNS", 2)
     _runs_view.show_runs(views)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [line.split() for line in table.splitlines()]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
 from pathlib import Path
 
 import pexpect
 import pytest
-from support.runs import begin, runs, runs_json, screen, table
+from support.chat import environment
+from support.runs import RUNS, begin, runs, runs_json, screen, table
 
-from anabranch.cli._exact import width as cells
+from anabranch.cli._question import width as cells
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = {"pending": "2", "completed": "32", "cancelled": "33", "suspended": "34"}
@@ -95,6 +98,40 @@ async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
     child.sendintr()
     await asyncio.to_thread(child.expect, pexpect.EOF)
     assert "\x1b[2J" not in child.before
+
+
+async def test_names_are_no_markup(tmp_path: Path) -> None:
+    """What looks like a style of rich is shown as it is, and breaks no command."""
+    await begin(tmp_path, "a[/b]=Nap(1)")
+    status, out, err = await runs(tmp_path, "signal", "a[/b]", "[bold]x[/c]", "1")
+    assert (status, out, err) == (0, "[bold]x[/c] is sent to a[/b]\n", "")
+    child = screen(tmp_path, "resume", "a[/b]")
+    await asyncio.to_thread(child.expect_exact, "waits for")
+    child.sendintr()
+    await asyncio.to_thread(child.expect_exact, "a[/b] is suspended")
+    await asyncio.to_thread(child.expect, pexpect.EOF)
+    status, out, err = await runs(tmp_path, "cancel", "a[/b]")
+    assert (status, out, err) == (0, "a[/b] is cancelled\n", "")
+
+
+async def test_what_a_resumed_run_prints_is_output(tmp_path: Path) -> None:
+    """It goes where the standard output goes, though the progress is on a terminal."""
+    await begin(tmp_path, "loud=Loud()")
+    ours, theirs = pty.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *[*RUNS, "resume", "loud"],
+            cwd=tmp_path,
+            env=environment(TERM="xterm"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=theirs,
+        )
+        out, _ = await process.communicate()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert (process.returncode, out.decode()) == (0, "printed by the run\ndone\n")
 
 
 async def test_a_run_that_is_taken_up_shows_how_far_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.paths import TESTS
-from support.suite import skip_suite, tell_skipped
+from support.suite import skip_suite, tell_skipped, tests_of
 
 _HERE = Path(__file__).parent
 
@@ -28,11 +28,10 @@ if WANTED:  # also of the workers, and of programs that put jobs
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not (WANTED and HAVE_RAY):
         skip_suite(items, _HERE, "Ray")
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
-            if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
-                item.obj = _bounded(item.obj)
+    for item in tests_of(items, _HERE):
+        item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
+        if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
+            item.obj = _bounded(item.obj)
 
 
 def _bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:

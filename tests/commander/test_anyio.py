@@ -12,6 +12,8 @@ from anabranch.commander import Commander, NodeCancelled, current_node
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T16")
+
 
 @handler
 async def give(node, value=None):

@@ -17,6 +17,8 @@ from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T14")
+
 # --- exit
 
 

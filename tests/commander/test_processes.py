@@ -18,6 +18,8 @@ from anabranch.commander import Commander, NodeCancelled, WorkerLost
 from anabranch.commander._blocking import ProcessCall, _read_answer, describe_exit
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T15")
+
 PROGRAM = """
 import asyncio, sys
 from anabranch import Commander, Job, run

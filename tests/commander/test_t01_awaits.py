@@ -9,6 +9,8 @@ from anabranch.commander import Commander, current_node
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T1")
+
 
 async def test_awaiting_itself_is_an_error():
     """In the body, in a task of the body, and in a final callback."""

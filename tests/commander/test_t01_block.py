@@ -15,6 +15,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import SeededLoop
 
+pytestmark = pytest.mark.contract("T1")
+
 
 class NameParent(Job[str]):
     async def task(self):

@@ -11,6 +11,8 @@ from anabranch.commander import Commander
 from anabranch.handlers import handler
 from anabranch.jobs import Job, add_edge
 
+pytestmark = pytest.mark.contract("T1")
+
 
 class Note(Job[str]):
     text: str

@@ -15,6 +15,8 @@ from support.until import settled
 from anabranch.commander import Commander, NodeCancelled, current_node, parent_here
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T1")
+
 # --- who enters, uses and leaves it
 
 

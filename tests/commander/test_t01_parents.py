@@ -11,6 +11,8 @@ from anabranch.commander import Commander, Node, NodeClosed
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T1")
+
 
 @handler
 async def nothing(node):

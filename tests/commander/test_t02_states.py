@@ -9,6 +9,8 @@ from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T2")
+
 MOMENTS = ("start", "end", "exception", "terminate", "done", "commander_end")
 
 

@@ -12,6 +12,8 @@ from support.until import settled
 from anabranch.commander import Commander, NodeClosed, current_node
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T3")
+
 VARIABLE = ContextVar("VARIABLE", default="outside")
 
 

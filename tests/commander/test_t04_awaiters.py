@@ -11,6 +11,8 @@ from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T4")
+
 
 async def test_awaiting_a_node_gives_its_result_now_or_after_its_end():
     """As often as one likes, from several tasks at once."""

@@ -10,6 +10,8 @@ from anabranch.commander import Commander
 from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T4")
+
 
 async def test_a_claimed_failure_waits_for_its_awaiter():
     """The putter is busy elsewhere when the child fails, and takes the failure later."""

@@ -10,6 +10,8 @@ from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T4")
+
 
 async def test_the_exception_carries_one_note_with_the_path_of_the_node_that_failed_first():
     """However far it travels, awaited or not."""

@@ -11,6 +11,8 @@ from anabranch.commander import Commander, quorum
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T4")
+
 
 async def test_fail_fast_cancels_the_other_children_and_the_body():
     """It waits for them, and the parent fails with the same exception."""

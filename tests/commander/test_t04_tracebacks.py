@@ -11,6 +11,8 @@ from support.nodes import drop, fail
 from anabranch.commander import Commander
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T4")
+
 MANY = 300
 
 

@@ -9,6 +9,8 @@ from support.until import first_turn, settled
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T5")
+
 
 @pytest.mark.parametrize("error", [ValueError("left"), KeyboardInterrupt(), SystemExit(3)])
 async def test_an_exception_that_leaves_the_block_cancels_waits_and_goes_on_unwrapped(error):

@@ -10,6 +10,8 @@ from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.testing import explore
 
+pytestmark = pytest.mark.contract("T5")
+
 
 async def test_a_body_being_cancelled_sees_cancelled_error_alone():
     """Whatever it awaits: a cancelled child, several, or one that raises in its own clean-up."""

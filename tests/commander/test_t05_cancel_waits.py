@@ -10,6 +10,8 @@ from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T5")
+
 
 async def test_whoever_awaits_a_cancelled_node_gets_node_cancelled():
     """An `Exception` with path and reason; now and after the end."""

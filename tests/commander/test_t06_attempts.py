@@ -12,6 +12,8 @@ from anabranch.commander import Commander, NodeCancelled, Restart, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T6")
+
 SHORT = 0.02
 
 

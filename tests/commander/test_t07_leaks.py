@@ -14,7 +14,7 @@ from anabranch.commander import Commander, NodeCancelled, Retry, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-pytestmark = pytest.mark.usefixtures("light_heap")
+pytestmark = [pytest.mark.contract("T7"), pytest.mark.usefixtures("light_heap")]
 
 
 class Round(Job[int]):

@@ -14,7 +14,7 @@ from anabranch.commander import Commander
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-pytestmark = pytest.mark.usefixtures("light_heap")
+pytestmark = [pytest.mark.contract("T8"), pytest.mark.usefixtures("light_heap")]
 LARGE = 100_000
 
 

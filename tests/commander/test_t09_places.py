@@ -14,6 +14,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import explore, pause
 
+pytestmark = pytest.mark.contract("T9")
+
 
 class Note(Job[str]):
     """Notes that it started, and how many run at the time."""

@@ -23,6 +23,8 @@ from anabranch.jobs import Job
 from anabranch.testing import run_seeded
 from tests.commander.test_t09_waits import SEEN, UNSEEN, Child, Waits, Way, one_place, put
 
+pytestmark = pytest.mark.contract("T9")
+
 # --- further recognized waits
 
 

@@ -18,6 +18,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("T9")
+
 Way = Callable[[Job[Any]], Awaitable[object]]
 
 

@@ -19,6 +19,8 @@ from anabranch.jobs import Job
 from anabranch.messages import Delta
 from anabranch.testing import pause, run_seeded
 
+pytestmark = pytest.mark.contract("T9")
+
 Way = Callable[[Job[Any]], Awaitable[object]]
 
 

@@ -13,6 +13,8 @@ from anabranch.commander import Commander, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T11")
+
 ENDS = ("completed", "failed", "cancelled")
 
 

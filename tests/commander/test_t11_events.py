@@ -11,6 +11,8 @@ from anabranch.commander import Commander, Retry, emit
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T11")
+
 
 @handler
 async def parent(node):

@@ -14,6 +14,8 @@ from support.until import settled, until
 from anabranch.commander import Commander, Event
 from anabranch.commander._record import record_of
 
+pytestmark = pytest.mark.contract("T11")
+
 
 async def listen(commander, stop=None):
     """Hear events until one of the kind `stop` comes; leave with the iterator in nobody's hands."""

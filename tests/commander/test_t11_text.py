@@ -13,6 +13,8 @@ from anabranch.commander import Commander, Event, _events, current_node, emit
 from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T11")
+
 
 @handler
 async def talk(node, draw, depth=2):

@@ -24,6 +24,8 @@ from anabranch.serve import serve
 from anabranch.serve._served import Question
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("T12")
+
 # Seconds, and real ones: a thread watches the loop by the real clock.
 AFTER = 0.02
 BLOCK = 0.3

@@ -21,6 +21,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job, add_edge
 from anabranch.testing import pause, run_seeded
 
+pytestmark = pytest.mark.contract("T13")
+
 cleaned: list[str] = []
 
 

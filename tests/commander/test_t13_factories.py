@@ -18,6 +18,8 @@ from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T13")
+
 
 @contextmanager
 def task_factory(factory: Any) -> Generator[None]:

@@ -21,6 +21,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import pause, run_seeded
 
+pytestmark = pytest.mark.contract("T13")
+
 ALL_ERRORS = (*ERRORS, *FATAL_ERRORS)
 
 

@@ -25,6 +25,8 @@ from anabranch.commander import (
 from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T13")
+
 
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("act", ["exit", "cancel"])

@@ -23,6 +23,8 @@ from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.contract("T15")
+
 WORK = 0.005  # seconds that a blocking function is at work between two looks
 
 

@@ -15,6 +15,8 @@ from support.until import settled, until
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, current_node, run
 from anabranch.handlers import handler
 
+pytestmark = pytest.mark.contract("T15")
+
 
 async def in_thread(function, *args):
     """Run a function in a thread that belongs to nobody."""

@@ -26,6 +26,8 @@ from anabranch.dispatch import (
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import Delta, Message, ToolCall, ToolCallError
 
+pytestmark = pytest.mark.contract("F1")
+
 SIZES = (1, 2, 3, 5, 8, 13, 40)
 PLUGIN = InternLMPlugin.open
 
@@ -255,6 +257,7 @@ def test_code_that_is_not_closed_ends_where_the_next_call_begins(size: int) -> N
     assert [call.arguments for call in calls] == [{"code": "x = 1"}, {"code": "y = 2"}]
 
 
+@pytest.mark.contract("F4")
 @pytest.mark.parametrize("size", [4, 10**7])
 @pytest.mark.parametrize(
     "flood",

@@ -124,6 +124,7 @@ SPELLINGS: dict[str, tuple[str, str, Any]] = {
 }
 
 
+@pytest.mark.contract("F2")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", SPELLINGS)
 def test_any_spelling_of_to_user_cut_anywhere_reaches_the_user_and_not_the_tool(
@@ -160,6 +161,7 @@ FAULTY: dict[str, str] = {
 }
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", FAULTY)
 def test_a_call_that_is_not_a_json_object_is_an_error_in_its_place(case: str, size: int) -> None:
@@ -175,6 +177,7 @@ def test_a_call_that_is_not_a_json_object_is_an_error_in_its_place(case: str, si
     assert seen.message.tool_calls[0].raw == FAULTY[case]
 
 
+@pytest.mark.contract("F1")
 def test_arguments_in_the_head_delta_count() -> None:
     """The first piece of a call may bring id, name and all of its arguments."""
     whole = Delta(tool_calls=[ToolCallDelta(0, "id", "f", '{"to_user": "Hi", "a": 1}')])
@@ -184,6 +187,7 @@ def test_arguments_in_the_head_delta_count() -> None:
     assert (seen.text, seen.arguments) == ("Hi", [{"a": 1}])
 
 
+@pytest.mark.contract("F1")
 def test_two_calls_in_one_delta_both_come_out() -> None:
     """One delta may carry pieces of several calls."""
     both = [ToolCallDelta(0, "a", "f", "{}"), ToolCallDelta(1, "b", "g", '{"x": 1}')]
@@ -196,6 +200,7 @@ def test_two_calls_in_one_delta_both_come_out() -> None:
     ]
 
 
+@pytest.mark.contract("F1")
 def test_interleaved_calls_are_kept_apart() -> None:
     """Pieces of calls may alternate; each call is handed on when it is whole."""
     deltas = [head(0, "f", "a"), head(1, "g", "b")]
@@ -207,6 +212,7 @@ def test_interleaved_calls_are_kept_apart() -> None:
     assert [(c.name, c.arguments) for c in seen.calls] == [("f", {"x": "one"}), ("g", {"y": "two"})]
 
 
+@pytest.mark.contract("F3")
 def test_a_call_is_handed_on_with_the_delta_that_completes_it() -> None:
     """Nothing has to follow a call for it to be known as whole."""
     seen = Seen()
@@ -220,6 +226,7 @@ def test_a_call_is_handed_on_with_the_delta_that_completes_it() -> None:
     assert seen.arguments == [{"a": {"b": 1}}]
 
 
+@pytest.mark.contract("F2")
 def test_text_in_to_user_arrives_with_the_delta_that_carried_it() -> None:
     """F2: at most an unfinished escape is held back."""
     seen = Seen()
@@ -242,6 +249,7 @@ def test_text_in_to_user_arrives_with_the_delta_that_carried_it() -> None:
         assert "".join(seen.texts[before:]) == told
 
 
+@pytest.mark.contract("F3")
 def test_calls_without_ids_get_ids_that_are_unique_in_the_reply() -> None:
     """Tool results need an id to answer to, even if one that is made meets one that was sent."""
     deltas = [head(0, "f", None), more("{}", 0), head(1, "g", None), more("{}", 1)]
@@ -256,6 +264,7 @@ def test_calls_without_ids_get_ids_that_are_unique_in_the_reply() -> None:
     assert [c.id for c in seen.message.tool_calls] == ids
 
 
+@pytest.mark.contract("F3")
 def test_servers_that_number_nothing_or_every_call_0_are_understood() -> None:
     """Only a piece that brings a name begins a call; indices and ids are often wrong."""
     for index in (-1, 0):
@@ -273,6 +282,7 @@ def test_servers_that_number_nothing_or_every_call_0_are_understood() -> None:
         assert len({c.id for c in seen.calls}) == 3
 
 
+@pytest.mark.contract("F3")
 def test_ids_and_names_repeated_on_every_piece_make_one_call() -> None:
     """Some servers repeat the head, or make up an id, with every piece."""
     repeated = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", p)]) for p in cut('{"x": 1}', 2)]
@@ -286,6 +296,7 @@ def test_ids_and_names_repeated_on_every_piece_make_one_call() -> None:
         assert [(c.name, c.arguments) for c in seen.calls] == [("f", {"x": 1})]
 
 
+@pytest.mark.contract("F3")
 def test_a_name_cut_in_two_is_joined() -> None:
     """The name may come in pieces as well."""
     deltas = [head(0, "get_", "a"), Delta(tool_calls=[ToolCallDelta(0, None, "time")]), more("{}")]
@@ -293,6 +304,7 @@ def test_a_name_cut_in_two_is_joined() -> None:
     assert read([*deltas, Delta(finish_reason="stop")]).calls[0].name == "get_time"
 
 
+@pytest.mark.contract("F3")
 def test_a_call_without_a_name_is_an_error() -> None:
     """There is no tool to run."""
     seen = read([more("{}"), Delta(finish_reason="stop")])
@@ -301,11 +313,13 @@ def test_a_call_without_a_name_is_an_error() -> None:
     assert "names no tool" in str(seen.calls[0])
 
 
+@pytest.mark.contract("F3")
 def test_finish_reason_stop_after_a_call_counts_the_call() -> None:
     """Many servers say "stop" where "tool_calls" is meant."""
     assert read(call('{"a": 1}', 3, "stop")).arguments == [{"a": 1}]
 
 
+@pytest.mark.contract("F3")
 def test_length_in_the_middle_of_a_call_is_an_error() -> None:
     """A truncated call is never run."""
     seen = read(call('{"a": "some te', 3, "length"))
@@ -315,6 +329,7 @@ def test_length_in_the_middle_of_a_call_is_an_error() -> None:
     assert seen.message.finish_reason == "length"
 
 
+@pytest.mark.contract("F3")
 def test_empty_arguments_are_an_object_unless_the_reply_was_stopped_before_them() -> None:
     """Empty means {} in a reply that ended, and missing in one that ran out of tokens."""
     assert read(call("", 1, "stop")).arguments == [{}]
@@ -322,6 +337,7 @@ def test_empty_arguments_are_an_object_unless_the_reply_was_stopped_before_them(
     assert isinstance(read(call("", 1, "length")).calls[0], ToolCallError)
 
 
+@pytest.mark.contract("F3")
 def test_text_after_the_object_of_a_call_is_dropped() -> None:
     """The call has been handed on by then; message and tool agree on what it was."""
     for size in SIZES:
@@ -332,6 +348,7 @@ def test_text_after_the_object_of_a_call_is_dropped() -> None:
         assert seen.message.tool_calls[0].raw == '{"a": 1}'
 
 
+@pytest.mark.contract("F2")
 def test_texts_of_different_origin_are_separated_and_wait_for_each_other() -> None:
     """F2: a newline between them; one that starts while another is open waits for it."""
     deltas = [
@@ -356,6 +373,7 @@ def test_texts_of_different_origin_are_separated_and_wait_for_each_other() -> No
     assert seen.message.content == "Let me see.Aside."
 
 
+@pytest.mark.contract("F2")
 def test_reasoning_and_refusals_have_their_own_places() -> None:
     """Reasoning is a branch and a field; a refusal is read by the user and a field."""
     seen = read(
@@ -372,6 +390,7 @@ def test_reasoning_and_refusals_have_their_own_places() -> None:
     )
 
 
+@pytest.mark.contract("F1")
 def test_surrogate_pairs_cut_between_deltas_are_joined() -> None:
     """Servers that escape their JSON cut pairs in the middle."""
     seen = read([Delta("a\ud83d"), Delta("\ude00b"), Delta("\ud83d"), Delta(finish_reason="stop")])
@@ -381,6 +400,7 @@ def test_surrogate_pairs_cut_between_deltas_are_joined() -> None:
     assert seen.arguments == [{"a": "😀"}]
 
 
+@pytest.mark.contract("F1")
 def test_half_a_surrogate_pair_before_a_call_is_not_said_after_it() -> None:
     """Nothing completes it any more, once the call has begun."""
     seen = read([Delta("so \ud83d"), *call('{"to_user": "Hi"}', 4)])
@@ -389,6 +409,7 @@ def test_half_a_surrogate_pair_before_a_call_is_not_said_after_it() -> None:
     assert seen.message.content == "so \ufffd"
 
 
+@pytest.mark.contract("F3")
 def test_nesting_beyond_the_recursion_limit_is_an_error_not_a_crash() -> None:
     """The scanner does not recurse; the parser's limit becomes a fault of the call."""
     deep = '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"
@@ -396,6 +417,7 @@ def test_nesting_beyond_the_recursion_limit_is_an_error_not_a_crash() -> None:
     assert isinstance(read(call(deep, 1000)).calls[0], ToolCallError)
 
 
+@pytest.mark.contract("F2")
 def test_to_user_can_be_turned_off() -> None:
     """Without a key nothing is taken out."""
     seen = read(call('{"to_user": "Hi"}', 2), to_user=None)
@@ -403,6 +425,7 @@ def test_to_user_can_be_turned_off() -> None:
     assert (seen.text, seen.arguments) == ("", [{"to_user": "Hi"}])
 
 
+@pytest.mark.contract("F3")
 def test_arguments_handed_on_equal_those_in_the_message() -> None:
     """What was sent stands in the message, the user's part included."""
     seen = read(call('{"to_user": "Hi", "a": [1, {"b": 2}]}', 4))

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from support.paths import ROOT
 
 from anabranch import Commander, Conversation, Message, ToolCall, fork, handler, tool
@@ -14,6 +15,8 @@ from anabranch.dispatch.formats import FORMATS
 from anabranch.handlers import call_tools
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
+
+pytestmark = pytest.mark.contract("F1")
 
 TEXT = (ROOT / "docs/dispatch.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

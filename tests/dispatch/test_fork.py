@@ -15,6 +15,7 @@ from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
 
 
+@pytest.mark.contract("F6")
 async def test_branches_and_message_come_out_of_one_reply() -> None:
     """The everyday fork: text shown, calls handed on, the message assembled."""
 
@@ -46,6 +47,7 @@ async def test_branches_and_message_come_out_of_one_reply() -> None:
     )
 
 
+@pytest.mark.contract("F5")
 async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
     """F5: a limit of one character, and no order of reading gets stuck."""
 
@@ -63,6 +65,7 @@ async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
     await run(body)
 
 
+@pytest.mark.contract("F5")
 async def test_the_first_item_of_each_branch_may_be_read_before_the_rest_of_any() -> None:
     """F5: a reader that waits for another branch holds nothing back, whatever it has left."""
 
@@ -76,6 +79,7 @@ async def test_the_first_item_of_each_branch_may_be_read_before_the_rest_of_any(
     await run(body)
 
 
+@pytest.mark.contract("F5")
 async def test_a_reader_that_waits_for_a_node_or_has_ended_holds_nothing_back() -> None:
     """F5: the node may itself need the rest of the reply, as one that waits for the message."""
 
@@ -98,6 +102,7 @@ async def test_a_reader_that_waits_for_a_node_or_has_ended_holds_nothing_back() 
     await run(body)
 
 
+@pytest.mark.contract("F5")
 async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
     """F5: no more than the limit and one delta lie in the buffer of a branch that is read."""
 
@@ -120,6 +125,7 @@ async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
     await run(body)
 
 
+@pytest.mark.contract("F5")
 async def test_a_branch_nobody_has_read_never_holds() -> None:
     """F5: it keeps what came for whoever reads it later."""
 
@@ -131,6 +137,7 @@ async def test_a_branch_nobody_has_read_never_holds() -> None:
     assert await run(body) == 2000
 
 
+@pytest.mark.contract("F6")
 @pytest.mark.parametrize("failure", [None, ValueError("broken")])
 async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exception | None) -> None:
     """Plain or async; a failure is an end too."""
@@ -151,6 +158,7 @@ async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exceptio
     assert seen == ["first", "Wait.", "last"]
 
 
+@pytest.mark.contract("F3")
 async def test_a_repair_makes_a_faulty_call_whole() -> None:
     """The hook sees the raw text; what was repaired is on the call."""
     broken = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", "{'x': 1}")]), Delta(done=True)]
@@ -172,6 +180,7 @@ async def test_a_repair_makes_a_faulty_call_whole() -> None:
     await run(body)
 
 
+@pytest.mark.contract("F3")
 async def test_a_repair_that_raises_fails_the_reply() -> None:
     """An error in the hook is not hidden."""
     broken = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", "{")]), Delta(done=True)]
@@ -186,6 +195,7 @@ async def test_a_repair_that_raises_fails_the_reply() -> None:
         await run(body)
 
 
+@pytest.mark.contract("F6")
 async def test_reasoning_is_heard_by_those_who_listen_for_it() -> None:
     """Piece by piece, as events of the node that has forked the reply; it costs nobody else."""
 

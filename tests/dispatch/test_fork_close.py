@@ -14,6 +14,8 @@ from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
 from anabranch.dispatch import Format, Hermes, fork
 from anabranch.messages import Delta, Message
 
+pytestmark = pytest.mark.contract("F6")
+
 Fails = Callable[[], BaseException]
 FAILURES: list[Fails] = [
     lambda: ValueError("no"),

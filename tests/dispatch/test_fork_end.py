@@ -11,6 +11,7 @@ from anabranch.dispatch import Reply, fork
 from anabranch.messages import Delta, Message
 
 
+@pytest.mark.contract("F6")
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
 async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(after: int) -> None:
     """F6: nobody hangs, whether it fails first, in the middle or last."""
@@ -33,6 +34,7 @@ async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(afte
     assert await run(body) == (["Wait."] if after else [])
 
 
+@pytest.mark.contract("F6")
 async def test_a_failure_that_nobody_takes_fails_the_node() -> None:
     """F6: at the join, and not before: the body may still take it."""
 
@@ -43,6 +45,7 @@ async def test_a_failure_that_nobody_takes_fails_the_node() -> None:
         await run(body)
 
 
+@pytest.mark.contract("F3")
 async def test_the_end_without_a_finish_reason_is_an_interruption() -> None:
     """F3: with neither a finish reason nor the end mark; the partial message has no calls."""
 
@@ -58,6 +61,7 @@ async def test_the_end_without_a_finish_reason_is_an_interruption() -> None:
     assert partial == Message(role="assistant", content="Wait.\nLooking")
 
 
+@pytest.mark.contract("F3")
 async def test_the_end_mark_without_a_finish_reason_is_a_whole_reply() -> None:
     """F3: `[DONE]` is enough."""
 
@@ -67,6 +71,7 @@ async def test_the_end_mark_without_a_finish_reason_is_a_whole_reply() -> None:
     assert await run(body) == Message(role="assistant", content="Hi")
 
 
+@pytest.mark.contract("F6")
 async def test_cancelling_the_node_closes_the_source() -> None:
     """F6: and whoever reads from outside learns of it."""
     source = Source(*CALL * 1000)
@@ -90,6 +95,7 @@ async def test_cancelling_the_node_closes_the_source() -> None:
     assert source.closed
 
 
+@pytest.mark.contract("F6")
 async def test_a_source_that_was_never_read_is_closed_too() -> None:
     """F6: the pump may be cancelled before its body ran."""
     source = Source(*CALL)
@@ -103,6 +109,7 @@ async def test_a_source_that_was_never_read_is_closed_too() -> None:
     assert (source.given, source.closed) == (0, True)
 
 
+@pytest.mark.contract("F6")
 async def test_the_pump_reads_to_the_end_though_the_body_has_returned() -> None:
     """F6: nobody reads, nothing hangs."""
     source = Source(*CALL)
@@ -116,6 +123,7 @@ async def test_the_pump_reads_to_the_end_though_the_body_has_returned() -> None:
     assert len(await collect(reply.tool_calls)) == 1
 
 
+@pytest.mark.contract("F6")
 async def test_aclose_stops_the_pump_and_ends_the_branches() -> None:
     """F6: what came can still be read; the message is refused; closing twice is harmless."""
     source = Source(Delta("Hi"), *CALL * 1000)
@@ -135,6 +143,7 @@ async def test_aclose_stops_the_pump_and_ends_the_branches() -> None:
     assert source.given < 1000
 
 
+@pytest.mark.contract("F6")
 async def test_the_pump_leaves_no_task_behind() -> None:
     """T7 holds for forks too."""
 

@@ -19,6 +19,8 @@ from anabranch.dispatch import Reply, fork
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ToolCallDelta
 
+pytestmark = pytest.mark.contract("F5")
+
 LIMIT = 1_000
 
 Way = Callable[[Node[Any], Reply], Awaitable[object]]

@@ -12,6 +12,8 @@ from anabranch.commander import BadResponse, Node
 from anabranch.dispatch import fork
 from anabranch.messages import Delta, Message, Usage
 
+pytestmark = pytest.mark.contract("F6")
+
 CHUNKS: list[dict[str, Any]] = [
     {"choices": []},
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},

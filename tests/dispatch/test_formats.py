@@ -23,6 +23,8 @@ from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ToolCall, ToolCallError
 
+pytestmark = pytest.mark.contract("F1")
+
 SIZES = (1, 2, 3, 5, 8, 13, 10_000)
 FORMATS = [
     Hermes(),
@@ -372,6 +374,7 @@ def test_formats_that_cannot_be_told_apart_are_refused() -> None:
 ONE = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
+@pytest.mark.contract("F4")
 @pytest.mark.parametrize("size", [4, 10_000_000])
 @pytest.mark.parametrize(
     ("before", "flood"),

@@ -69,6 +69,7 @@ class Out:
         return "".join([*self.texts, *pieces, *map(str, self.calls)])
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("case", CORPUS)
 def test_each_payload_of_the_corpus_gives_what_stands_beside_it(case: str) -> None:
     """A delta, nothing, or an error whose text says what was expected, and is short."""
@@ -136,6 +137,7 @@ def hostile(chance: Random) -> dict[str, Any]:
     return chunk
 
 
+@pytest.mark.contract("F3")
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32).map(Random))
 def test_any_payload_gives_a_delta_or_an_error_of_the_family(chance: Random) -> None:
@@ -163,6 +165,7 @@ def test_any_payload_gives_a_delta_or_an_error_of_the_family(chance: Random) -> 
             str(error).encode()
 
 
+@pytest.mark.contract("F3")
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32).map(Random))
 def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
@@ -177,6 +180,7 @@ def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
     str(error).encode()
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("item", [1, "x", None, [], object(), type("S", (), {"model_dump": 1})()])
 async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
     """Whatever a source gives."""
@@ -184,6 +188,7 @@ async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: objec
         await run(lambda node: fork(node, [item]).message)
 
 
+@pytest.mark.contract("F3")
 def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
     """Fractions are rounded, what is no count is 0, and the reply stands."""
     usage = {"prompt_tokens": 1.6, "completion_tokens": None, "prompt_tokens_details": 3}
@@ -194,6 +199,7 @@ def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
         assert Usage.from_wire({"prompt_tokens": odd, "completion_tokens": 5}).total_tokens == 5
 
 
+@pytest.mark.contract("F3")
 def test_arguments_nested_too_deep_are_a_faulty_call_from_any_place() -> None:
     """F3: as text a `ToolCallError`, as an object a `BadResponse`; never a `RecursionError`."""
     for depth in (99, 101, 5_000, 200_000):
@@ -225,6 +231,7 @@ def calls(*each: Piece) -> list[tuple[str, Any]]:
     return [(c.name, c.arguments if isinstance(c, ToolCall) else c.raw) for c in out.calls]
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("index", [0, -1])
 @pytest.mark.parametrize("call_id", ["a", None])
 @pytest.mark.parametrize("second", ["f", "g"])
@@ -243,6 +250,7 @@ def test_a_second_call_of_the_same_index_and_id_is_a_call(
     assert found == [("f", {"x": 1}), (second, {"x": 2})]
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("index", [0, -1])
 @pytest.mark.parametrize("call_id", ["a", None])
 @pytest.mark.parametrize("more", ["", "\n", " \t", "}"])
@@ -255,6 +263,7 @@ def test_a_head_repeated_after_the_arguments_does_not_run_the_tool_again(
     assert calls(head, (index, call_id, "f", more), (index, None, None, " ")) == [("f", {"x": 1})]
 
 
+@pytest.mark.contract("F3")
 def test_a_call_in_the_text_and_one_of_the_wire_are_not_mixed() -> None:
     """F3: though both are the first of their kind, and neither is whole when the other begins."""
     out: list[Any] = []
@@ -284,6 +293,7 @@ HEADS: list[Callable[[int], Piece]] = [
 ]
 
 
+@pytest.mark.contract("F4")
 @pytest.mark.parametrize("heads", HEADS)
 def test_many_calls_cost_their_number(heads: Callable[[int], Piece]) -> None:
     """F4: numbered or not, with ids or not; with a cost of its square it would be 5 s and more."""
@@ -313,6 +323,7 @@ def clean(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+@pytest.mark.contract("F1")
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.sampled_from(HALVES), max_size=8), st.integers(0, 2**32).map(Random))
 def test_no_half_of_a_surrogate_pair_comes_out_anywhere(halves: list[str], chance: Random) -> None:
@@ -345,6 +356,7 @@ def test_no_half_of_a_surrogate_pair_comes_out_anywhere(halves: list[str], chanc
     assert Message.from_wire(message.to_record()) == message
 
 
+@pytest.mark.contract("F1")
 @pytest.mark.parametrize("wire", [CHUNK["choices"][0]["delta"], {"content": "a\ud83d"}])
 def test_a_message_that_did_not_stream_is_as_clean(wire: dict[str, Any]) -> None:
     """Content, reasoning and arguments, read by whatever reads a message of the wire."""

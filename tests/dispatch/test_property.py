@@ -10,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.paths import DATA
@@ -29,6 +30,8 @@ from anabranch.dispatch import (
 )
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta
+
+pytestmark = pytest.mark.contract("F1")
 
 thorough = settings(
     max_examples=many(600, 20_000),

@@ -15,6 +15,8 @@ from anabranch.messages import Delta, ToolCallDelta, has_parameter
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import with_narration
 
+pytestmark = pytest.mark.contract("F2")
+
 RAN: list[str] = []
 
 

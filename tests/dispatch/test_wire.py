@@ -39,6 +39,7 @@ async def read(source: Any) -> tuple[str, str, list[Any], Message]:
         return await commander.run(forked(source))
 
 
+@pytest.mark.contract("F3")
 async def test_a_legacy_function_call_is_a_call_with_the_id_call_0() -> None:
     """Its name comes first, its arguments in pieces."""
     chunks = [
@@ -54,6 +55,7 @@ async def test_a_legacy_function_call_is_a_call_with_the_id_call_0() -> None:
     assert [(c.id, c.name, c.arguments) for c in calls] == [("call_0", "f", {"x": 1})]
 
 
+@pytest.mark.contract("F1")
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 async def test_reasoning_has_a_branch_and_a_field(key: str) -> None:
     """Under either of the names that servers use."""
@@ -70,6 +72,7 @@ PIECES = st.lists(
 )
 
 
+@pytest.mark.contract("F3")
 @given(st.lists(PIECES, max_size=4), st.booleans())
 async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: bool) -> None:
     """As Mistral's models send it, in chunks and in a complete message: it is none of the text."""
@@ -94,6 +97,7 @@ async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: boo
         assert (each.content or "", each.reasoning or "") == (said["text"], said["thinking"])
 
 
+@pytest.mark.contract("F3")
 @pytest.mark.parametrize("thinking", [1, {"text": "a"}, ["a"], [{"type": "text"}], None])
 async def test_parts_of_reasoning_that_are_none(thinking: object) -> None:
     """What is not reasoning is refused as other content is, or says nothing."""
@@ -105,6 +109,7 @@ async def test_parts_of_reasoning_that_are_none(thinking: object) -> None:
     assert message.reasoning is None
 
 
+@pytest.mark.contract("F2")
 async def test_a_refusal_is_read_by_the_user() -> None:
     """And has a field of its own."""
     text, _, _, message = await read([chunk(refusal="I "), chunk(refusal="won't."), chunk("stop")])
@@ -113,6 +118,7 @@ async def test_a_refusal_is_read_by_the_user() -> None:
     assert message.content is None
 
 
+@pytest.mark.contract("F1")
 async def test_several_choices_are_refused() -> None:
     """In one chunk, or a second one by its index."""
     two = {"choices": [chunk()["choices"][0], chunk()["choices"][0]]}
@@ -122,6 +128,7 @@ async def test_several_choices_are_refused() -> None:
             await read([chunk(content="a"), bad, chunk("stop")])
 
 
+@pytest.mark.contract("F1")
 async def test_type_and_an_empty_content_on_every_delta_change_nothing() -> None:
     """Nor does a chunk without choices that comes first."""
     chunks = [
@@ -139,6 +146,7 @@ async def test_type_and_an_empty_content_on_every_delta_change_nothing() -> None
     assert message.content is None
 
 
+@pytest.mark.contract("F1")
 async def test_the_message_is_that_of_the_endpoint_without_streaming() -> None:
     """Field for field, usage and finish reason included; interleaved calls in their order."""
     written = ['{"to_user": "One", "x": 1}', '{"y": [2, {"z": null}]}']
@@ -175,6 +183,7 @@ async def test_the_message_is_that_of_the_endpoint_without_streaming() -> None:
     assert [c.arguments for c in found] == [{"y": [2, {"z": None}]}, {"x": 1}]
 
 
+@pytest.mark.contract("F3")
 async def test_an_interrupted_reply_leaves_a_message_that_any_provider_takes() -> None:
     """No dangling call: a call that broke off is refused, and its message can be answered."""
     chunks = [chunk(tool_calls=[piece('{"x": ', id="a", name="f")]), chunk("length")]
@@ -186,6 +195,7 @@ async def test_an_interrupted_reply_leaves_a_message_that_any_provider_takes() -
     assert message.to_wire()["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
+@pytest.mark.contract("F1")
 async def test_the_openai_sdks_chunks_are_read_from_async_and_blocking_streams() -> None:
     """Its own classes, as its two clients give them."""
     from openai.types.chat import ChatCompletionChunk

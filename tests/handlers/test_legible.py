@@ -15,7 +15,7 @@ from support.paths import DATA
 
 from anabranch.agents import AgentMessage
 from anabranch.agents.conversation import Transcript
-from anabranch.cli._exact import exact, replace_unfit
+from anabranch.cli._question import exact, replace_unfit
 from anabranch.handlers import ConsoleView
 from anabranch.handlers.legible import legible
 

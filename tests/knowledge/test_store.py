@@ -18,7 +18,7 @@ from support.paths import TESTS
 from support.scale import SEED, many
 
 from anabranch.knowledge import Index, KnowledgeError
-from anabranch.knowledge._sqlite import APPLICATION, VERSION
+from anabranch.knowledge._sqlite import APPLICATION, MIGRATIONS
 
 pytest.importorskip("numpy")
 
@@ -138,9 +138,12 @@ BAD = {
     "marked": (lambda path: make(path, "pragma application_id = 7"), "is a SQLite file of another"),
     "newer": (
         lambda path: make(
-            path, f"pragma application_id = {APPLICATION}", f"pragma user_version = {VERSION + 1}"
+            path,
+            f"pragma application_id = {APPLICATION}",
+            f"pragma user_version = {len(MIGRATIONS) + 1}",
         ),
-        f"has tables of version {VERSION + 1}, and this anabranch knows {VERSION}: upgrade",
+        f"has tables of version {len(MIGRATIONS) + 1}, and this anabranch knows"
+        f" {len(MIGRATIONS)}: upgrade",
     ),
 }
 

@@ -1,53 +1,110 @@
-"""The page of contracts names every test of the tree, the fork and durable runs, in their words."""
+"""Each promise of docs/contracts.md has tests, and each mark of a test names a promise."""
 
+import ast
 import re
+from itertools import groupby
 
-from support.contracts import PAGE, ROOT, TABLE, docstrings, with_rows
+import pytest
+from support.contracts import PAGE, MarkedTest, marked_tests, promises, table
+from support.paths import ROOT, TESTS
 
-TEXT = PAGE.read_text()
-
-
-def test_the_rows_are_those_of_the_tests():
-    """If this fails, `make contracts` writes them anew."""
-    assert with_rows(TEXT) == TEXT
-
-
-def test_a_new_test_gets_a_row_and_one_that_is_gone_loses_it():
-    """The row of a test that was moved to another table stays there."""
-    path = "tests/dispatch/test_to_user.py"
-    first, second, *_ = docstrings(path)
-    empty = f"| `{path}` | |\n|---|---|\n"
-    old = f"{empty}| `{second}` | old |\n\n{empty}| `test_gone` | |\n"
-    one, two = TABLE.finditer(with_rows(old))
-    assert one[2] == f"| `{second}` | {docstrings(path)[second]} |\n"
-    assert f"| `{first}` |" in two[2]
-    assert second not in two[2]
-    assert "test_gone" not in two[2]
+TEXT = PAGE.read_text(encoding="utf-8")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def test_each_contract_of_the_tree_has_a_table_of_its_own():
-    """T1 to T13, each with all the files that bear its number, and no other's."""
-    for number in range(1, 14):
-        section = TEXT.split(f"### T{number}:")[1].split("###")[0]
-        named = {*re.findall(r"tests/commander/(test_t\d\d_\w+\.py)", section)}
-        files = {path.name for path in (ROOT / "tests/commander").glob(f"test_t{number:02}_*.py")}
-        assert named == files != set()
+def test_each_promise_has_tests() -> None:
+    """A promise that no test holds the package to is no promise."""
+    assert promises(TEXT).keys() - {test.contract for test in marked_tests()} == set()
 
 
-def test_each_contract_of_the_fork_has_a_table():
-    """F1 to F6."""
-    for number in range(1, 7):
-        section = TEXT.split(f"### F{number}:")[1].split("###")[0]
-        assert "| `tests/dispatch/" in section
+def test_each_mark_names_a_promise() -> None:
+    """A number that was mistyped would be counted nowhere."""
+    assert {test.contract for test in marked_tests()} - promises(TEXT).keys() == set()
 
 
-def test_each_contract_of_durable_runs_is_there():
-    """D1 to D21; and each of their files has a table."""
-    assert re.findall(r"### (D\d+):", TEXT) == [f"D{number}" for number in range(1, 22)]
-    files = {path.name for path in (ROOT / "tests/store").glob("test_*.py")}
-    assert {*re.findall(r"^\| `tests/store/(test_\w+\.py)`", TEXT, re.MULTILINE)} == files
+def test_each_mark_was_read() -> None:
+    """Also those of forms that are not known here."""
+    for path in TESTS.rglob("test_*.py"):
+        if path.name == "test_docs_contracts.py":
+            continue
+        text = path.read_text(encoding="utf-8")
+        file = str(path.relative_to(ROOT))
+        written = {*re.findall(r"mark\.contract\(\W*(\w+)", text)}
+        assert written == {test.contract for test in marked_tests() if test.file == file}, file
 
 
-def test_each_contract_of_seeing_a_run_is_there():
-    """S1 to S8."""
-    assert re.findall(r"### (S\d+):", TEXT) == [f"S{number}" for number in range(1, 9)]
+def test_a_marked_test_is_found_by_its_number(request: pytest.FixtureRequest) -> None:
+    """The marks that are read from the files are those that pytest gives its tests."""
+    path = TESTS / "dispatch/test_fork_end.py"
+    read = {(test.name, test.contract) for test in marked_tests() if test.file.endswith(path.name)}
+    module = pytest.Module.from_parent(request.session, path=path)
+    collected = {
+        (item.name.partition("[")[0], mark.args[0])
+        for item in request.session.genitems(module)
+        for mark in item.iter_markers("contract")
+    }
+    assert read == collected != set()
+
+
+def test_the_numbers_have_no_gap() -> None:
+    """T1 to T17, F1 to F6, B1 to B3, D1 to D22 and S1 to S9, in this order."""
+    runs = [(letter, len(list(run))) for letter, run in groupby(promises(TEXT), lambda n: n[0])]
+    assert runs == [("T", 17), ("F", 6), ("B", 3), ("D", 22), ("S", 9)]
+    assert list(promises(TEXT)) == [
+        f"{letter}{n + 1}" for letter, last in runs for n in range(last)
+    ]
+
+
+def test_files_with_a_number_in_their_name_hold_that_promise() -> None:
+    """Such as tests/commander/test_t05_cancel_block.py."""
+    for path in (TESTS / "commander").glob("test_t[0-9]*.py"):
+        number = f"T{int(path.name[6:8])}"
+        file = str(path.relative_to(ROOT))
+        assert {test.contract for test in marked_tests() if test.file == file} == {number}, file
+
+
+def test_each_file_about_durable_runs_holds_a_promise() -> None:
+    """A new file of tests says what it is about."""
+    files = {str(path.relative_to(ROOT)) for path in (TESTS / "store").glob("test_*.py")}
+    assert files - {test.file for test in marked_tests()} == set()
+
+
+@pytest.mark.parametrize("folder", ["commander", "dispatch", "store", "tracing"])
+def test_where_one_test_holds_a_promise_all_of_the_file_do(folder: str) -> None:
+    """So a new test there is not forgotten."""
+    marked = {(test.file, test.name) for test in marked_tests()}
+    for file in {test.file for test in marked_tests() if test.file.startswith(f"tests/{folder}/")}:
+        body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        functions = [each for each in body if isinstance(each, FUNCTION)]
+        names = {each.name for each in functions if each.name.startswith("test_")}
+        assert {name for name in names if (file, name) not in marked} == set(), file
+
+
+def test_each_file_that_the_page_names_is_there() -> None:
+    """By its path, or by its name alone after one of the same folder."""
+    folder = ""
+    for path in re.findall(r"`((?:tests/[\w/]*)?\w+\.py)`", TEXT):
+        folder = path.rpartition("/")[0] or folder
+        assert (ROOT / folder / path.rpartition("/")[2]).exists(), path
+
+
+def test_the_table_has_each_promise_with_its_tests() -> None:
+    """As `make contracts` prints it."""
+    page = "## The tree (T)\n\n### T1: Parents\n\nText.\n\n### T2: States\n"
+    tests = [
+        MarkedTest("T1", "tests/a.py", "test_one", "It holds."),
+        MarkedTest("T2", "tests/a.py", "test_two", "It holds too."),
+        MarkedTest("T1", "tests/a.py", "test_three", "It holds again."),
+    ]
+    assert table(page, tests).splitlines() == [
+        "T1: Parents",
+        "  tests/a.py",
+        "    test_one: It holds.",
+        "    test_three: It holds again.",
+        "T2: States",
+        "  tests/a.py",
+        "    test_two: It holds too.",
+    ]
+    assert all(
+        f"    {test.name}: {test.claim}" in table(TEXT, marked_tests()) for test in marked_tests()
+    )

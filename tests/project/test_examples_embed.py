@@ -128,5 +128,5 @@ def test_a_model_that_nobody_knows_is_one_line() -> None:
         timeout=40,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("nothing is known as 'nothing'")
+    assert done.stderr.startswith("unknown model 'nothing'")
     assert len(done.stderr.splitlines()) == 1

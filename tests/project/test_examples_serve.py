@@ -117,7 +117,7 @@ def test_a_model_or_a_port_that_cannot_be_had_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, why in (
-            (["--model", "nothing"], "nothing is known as 'nothing'"),
+            (["--model", "nothing"], "unknown model 'nothing'"),
             (["--model", "openai:tiny", "--port", port], "cannot serve at 127.0.0.1"),
         ):
             done = subprocess.run(

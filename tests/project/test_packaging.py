@@ -52,6 +52,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def build(clone: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     """Build a wheel as pip does, `wheel` or `editable`, with the setuptools of this environment."""
+
     def build(kind: str) -> subprocess.CompletedProcess[str]:
         code = f"from setuptools import build_meta; print(build_meta.build_{kind}('dist-{kind}'))"
         return subprocess.run(

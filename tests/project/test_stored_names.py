@@ -23,8 +23,8 @@ from support.stored_names import FILE, frozen, names, nodes
 from anabranch import Node
 from anabranch.commander import stored_names
 from anabranch.commander.stored_names import find_loaded, find_stored, place_of, stored_name
-from anabranch.store._canonical import canonical
 from anabranch.store._failure import decode_failure, encode_failure
+from anabranch.store._json import canonical
 
 T = TypeVar("T")
 

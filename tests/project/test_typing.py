@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+pytestmark = pytest.mark.contract("T17")
+
 ACCEPTED = Path("tests/typing/accepted.py")
 REJECTED = Path("tests/typing/rejected.py")
 

@@ -25,6 +25,7 @@ import anabranch
 from anabranch import Agent, Job, Message, ToolCall, connect, tool
 from anabranch.commander.errors import (
     AuthenticationError,
+    BackendError,
     BackendUnavailable,
     BudgetExceeded,
     ContextTooLong,
@@ -39,6 +40,7 @@ CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
 INSIDE = "sekrit /srv/app/model.py http://10.1.2.3:8080 sk-abc"
 FAILURES: list[tuple[Exception, int, str]] = [
     (BudgetExceeded(INSIDE), 429, "insufficient_quota"),
+    (BackendError(INSIDE, status=429), 429, "insufficient_quota"),
     (RateLimited(INSIDE, retry_after=7.4), 429, "rate_limit_exceeded"),
     (RateLimited(INSIDE), 429, "rate_limit_exceeded"),
     (ContextTooLong(INSIDE, status=400), 400, "context_length_exceeded"),

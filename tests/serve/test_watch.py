@@ -15,9 +15,9 @@ from support.talks import serving
 from support.until import until
 
 from anabranch import Job, MissingExtra
-from anabranch.cli import _watch_url
+from anabranch.cli import _watch
 from anabranch.cli._http import BadServer
-from anabranch.cli._watch_url import follow_url
+from anabranch.cli._watch import follow_url
 from anabranch.serve import serve
 from anabranch.tracing import Trace
 
@@ -57,7 +57,7 @@ async def test_a_connection_that_is_lost_is_made_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time, to the end of the run; a line says so, and nothing is seen as lost."""
-    monkeypatch.setattr(_watch_url, "FIRST", 0.01)
+    monkeypatch.setattr(_watch, "FIRST_PAUSE_SECONDS", 0.01)
     steps = 4
     last = Trace()
     with serving(serve(Work)) as served:
@@ -80,7 +80,7 @@ async def test_what_does_not_come_again_is_lost(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while that is bounded, with what was open; one line says that it is tried again."""
-    monkeypatch.setattr(_watch_url, "PATIENCE", 0.05)
+    monkeypatch.setattr(_watch, "RECONNECT_SECONDS", 0.05)
     last = Trace()
     with pytest.raises(BadServer, match="Cannot connect"):
         with serving(serve(Work)) as served:
@@ -124,8 +124,8 @@ async def test_a_server_that_always_breaks_off_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that begins each time, and comes no further, is as if it did not answer."""
-    monkeypatch.setattr(_watch_url, "PATIENCE", 0.05)
-    monkeypatch.setattr(_watch_url, "FIRST", 0.01)
+    monkeypatch.setattr(_watch, "RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(_watch, "FIRST_PAUSE_SECONDS", 0.01)
 
     async def trace(request: Any) -> web.Response:
         line = '{"recording":1,"time":0,"pid":0,"host":"","content":false}'

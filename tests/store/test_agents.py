@@ -24,6 +24,8 @@ from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D22")
+
 
 @tool(read_only=True)
 async def add(a: int, b: int) -> int:

@@ -35,6 +35,8 @@ from anabranch.store import (
 from anabranch.tools import Approvals, Decision
 from tests.store.test_effects import change, kills, require_alike, told
 
+pytestmark = pytest.mark.contract("D12")
+
 
 async def found(n: int, *, effect_key: str) -> Done | NotDone:
     done = _disk[-1].done
@@ -261,7 +263,7 @@ async def test_a_question_of_a_run_that_is_over_takes_no_answer(tmp_path: Path) 
         running.cancel()
         await asyncio.wait([running])
         assert [each.number for each in await journal.approvals()] == [approval.number]
-        _, _ = await journal._file.claim("a", "me")
+        _, _ = await journal._file.acquire("a", "me")
         await journal._file.release("a", 2, "cancelled")
         assert not await journal.approvals()
         with pytest.raises(NotPending, match="is over"):

@@ -32,6 +32,8 @@ from anabranch.store import Durable, JournalMismatch, Live, NotStorable
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D21")
+
 
 def request(text: str = "Go on.") -> Request:
     return Request([Message(role="user", content=text)])

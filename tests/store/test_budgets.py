@@ -28,6 +28,8 @@ from anabranch.store import live as later
 from anabranch.store._usage import taken
 from anabranch.testing import ScriptedBackend, run_seeded
 
+pytestmark = pytest.mark.contract("D4")
+
 Plan = list[Any]  # what is to be done, and with what
 
 

@@ -10,6 +10,8 @@ from support.lives import act, every_kill
 
 from anabranch.store import Durable, NotStorable
 
+pytestmark = pytest.mark.contract("D4")
+
 
 @dataclass
 class Odd(Exception):

@@ -32,6 +32,8 @@ from anabranch.tools import Illustrated, InvalidArguments
 from tests.store.test_effects import CALL, TOOLS, change, kills, left_after, require_alike
 from tests.store.test_resume import resume
 
+pytestmark = pytest.mark.contract("D7")
+
 
 @dataclass
 class Receipt:

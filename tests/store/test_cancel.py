@@ -17,6 +17,8 @@ from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D6")
+
 
 class Waits(Durable[str]):
     seconds: float = 3600
@@ -103,7 +105,7 @@ async def test_what_comes_when_a_run_has_just_ended_leaves_it_so(
                     await here._file.call(lambda sql: sql.execute(state))
             return await asked(*args, **options)
 
-        name = {"cancel": "post", "resume": "claim"}[what]
+        name = {"cancel": "post", "resume": "acquire"}[what]
         asked = getattr(there._file, name)
         setattr(there._file, name, late)
         refused = what == "cancel" and not killed  # it is looked at once more in the same commit

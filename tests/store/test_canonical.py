@@ -36,7 +36,9 @@ from support.paths import TESTS
 from support.scale import SEED, many
 
 from anabranch import Conversation, Job, Message, connect, handler, tool
-from anabranch.store._canonical import DEEPEST, canonical, digest
+from anabranch.store._json import MAX_DEPTH, canonical, digest
+
+pytestmark = pytest.mark.contract("D5")
 
 # --- values, as recipes: what is built twice is equal, and compared without the code under test
 
@@ -419,7 +421,7 @@ LIVE: dict[str, Callable[[], Any]] = {
     "zone of another package": lambda: datetime(2020, 1, 1, tzinfo=OwnZone()),
     "circle": holding_itself,
     "circle of objects": a_circle_of_objects,
-    "deep": lambda: deep(DEEPEST + 1),
+    "deep": lambda: deep(MAX_DEPTH + 1),
     "very deep": lambda: deep(100_000),
     "deep set": lambda: deep(100_000, lambda inner: frozenset([inner])),
     "loud": Loud,
@@ -461,9 +463,9 @@ def test_the_depth_that_is_written_does_not_depend_on_the_caller() -> None:
     """As long as Python's own stack holds out."""
 
     def below(levels: int) -> tuple[str, bool]:
-        return canonical(deep(DEEPEST - 1)) if levels == 0 else below(levels - 1)
+        return canonical(deep(MAX_DEPTH - 1)) if levels == 0 else below(levels - 1)
 
-    assert below(0) == below(200) == (("[" * (DEEPEST - 1)) + "1" + "]" * (DEEPEST - 1), True)
+    assert below(0) == below(200) == (("[" * (MAX_DEPTH - 1)) + "1" + "]" * (MAX_DEPTH - 1), True)
     here = len(inspect.stack(0))
     assert below(sys.getrecursionlimit() - here - 60)[1] is False  # it says so, and does not raise
 

@@ -1,5 +1,6 @@
 """`ChatJob` in a durable run: killed anywhere, the chat goes on at the message where it stood."""
 
+import pytest
 from support.lives import Kill, act, every_kill, play
 
 from anabranch import tool
@@ -10,6 +11,8 @@ from anabranch.messages import Message, Request, ToolCall
 from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
+
+pytestmark = pytest.mark.contract("D22")
 
 LINES = ["hello", "look", "look again", "bye"]
 

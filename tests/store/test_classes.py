@@ -8,6 +8,8 @@ import pytest
 from anabranch import run
 from anabranch.store import Durable, Live, NotStorable, live
 
+pytestmark = pytest.mark.contract("D15")
+
 T = TypeVar("T")
 
 

@@ -30,6 +30,8 @@ from anabranch.store import Durable, Journal
 from anabranch.store._file import JournalFile, Row
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("D10")
+
 DAY = 86400.0
 USED: list[float] = []
 
@@ -200,7 +202,7 @@ async def test_a_file_knows_how_long_a_run_had_an_owner(
         file = JournalFile(str(tmp_path / "runs.db"))
         await file.open()
         await file.start("r", "C", 1, b"{}")
-        run, _ = await file.claim("r", "me")
+        run, _ = await file.acquire("r", "me")
         now += seconds
         value = b'{"clock": %f}' % (run.clock + seconds)
         file.append("r", run.fence, Row(bytes(16), "began", value))
@@ -337,7 +339,7 @@ async def test_a_file_goes_by_the_rows_that_say_that_the_clock_was_set(
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.open()
     await file.start("r", "C", 1, b"{}")
-    run, _ = await file.claim("r", "me")
+    run, _ = await file.acquire("r", "me")
     for seconds, kind, value in [
         (4, "began", b"{}"),
         (-500, "clock", b'{"clock": 6}'),
@@ -348,7 +350,7 @@ async def test_a_file_goes_by_the_rows_that_say_that_the_clock_was_set(
     await file.close()
     now += DAY
     await file.open()
-    run, _ = await file.claim("r", "me")
+    run, _ = await file.acquire("r", "me")
     assert run.clock == 9
     now += DAY
     await file.release("r", run.fence, "suspended", clock=run.clock + 2)

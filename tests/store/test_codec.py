@@ -51,9 +51,11 @@ from typing_extensions import TypedDict
 from anabranch import Conversation, Message, ToolCall, tool
 from anabranch.backends import Backend
 from anabranch.store import Durable
-from anabranch.store._canonical import canonical
 from anabranch.store._codec import Codec
+from anabranch.store._json import canonical
 from anabranch.store.errors import JournalMismatch, NotStorable
+
+pytestmark = pytest.mark.contract("D18")
 
 T = TypeVar("T")
 

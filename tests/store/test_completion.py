@@ -24,7 +24,9 @@ from support.scale import many, seeds
 from anabranch.commander import Commander, Node, QuorumNotMet, quorum, settle
 from anabranch.handlers import handler
 from anabranch.store import Durable, DurableCalls, JournalMismatch
-from anabranch.store._canonical import digest
+from anabranch.store._json import digest
+
+pytestmark = pytest.mark.contract("D6")
 
 # How a body waits for its jobs, and the turns of the loop that each job takes before it ends: most
 # end in the same one. A number below 0 is a job that fails.

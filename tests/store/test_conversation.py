@@ -41,6 +41,8 @@ from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
 from anabranch.tools import ToolResult
 
+pytestmark = pytest.mark.contract("D17")
+
 
 def said(talk: Any) -> list[str]:
     return [message.model_dump_json() for message in talk]

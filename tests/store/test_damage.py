@@ -13,6 +13,8 @@ from support.scale import many, seeds
 from anabranch import AnabranchError
 from anabranch.store import Durable, Journal, JournalError
 
+pytestmark = pytest.mark.contract("D2")
+
 
 class Part(Durable[str]):
     number: int

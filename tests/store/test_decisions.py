@@ -15,6 +15,8 @@ from anabranch.commander import quorum as quorum_of
 from anabranch.handlers import handler
 from anabranch.store import Durable, DurableCalls
 
+pytestmark = pytest.mark.contract("D6")
+
 # A program is what a node does, one step after the other, as JSON: so it is an input of its run.
 Step = list[Any]
 

@@ -17,6 +17,8 @@ from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
 from anabranch.testing import ScriptedBackend
 from tests.store.test_effects import change, failures, kills, left_after, require_alike
 
+pytestmark = pytest.mark.contract("D7")
+
 # What the world outside says when it is asked: for a test to set.
 SAYS: list[Callable[[str], Any]] = []
 ASKED: list[str] = []
@@ -259,7 +261,7 @@ async def test_what_was_done_is_in_no_doubt_though_its_result_is_too_large(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is told so in each life, and nobody is asked."""
-    monkeypatch.setattr("anabranch.store._seal.LARGEST", 10_000)
+    monkeypatch.setattr("anabranch.store._seal.MAX_VALUE_BYTES", 10_000)
     GIVEN.clear()
     async with Journal(tmp_path / "runs.db") as journal:
         said = await journal.run(Calls(), run_id="r")

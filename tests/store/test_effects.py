@@ -23,6 +23,8 @@ from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
 from anabranch.store.errors import JournalMismatch
 from anabranch.tools import AnyTool, Illustrated, ToolResult
 
+pytestmark = pytest.mark.contract("D7")
+
 Group = list[tuple[str, int, int]]
 Program = list[Any]
 

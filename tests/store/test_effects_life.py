@@ -20,6 +20,8 @@ from anabranch.tools import Tool
 from tests.store.test_approvals import waiting
 from tests.store.test_effects import calls, change, failures, kills, require_alike, told
 
+pytestmark = pytest.mark.contract("D11")
+
 
 async def found(n: int, fails: int = 0, *, effect_key: str) -> Done | NotDone:
     done = _disk[-1].done

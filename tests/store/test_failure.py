@@ -47,6 +47,8 @@ from anabranch.store.errors import (
     RunParked,
 )
 
+pytestmark = pytest.mark.contract("D18")
+
 NOTES = BaseException.__dict__["__dict__"].__get__
 
 

@@ -16,6 +16,8 @@ from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, JournalError, Live, live
 
+pytestmark = pytest.mark.contract("D19")
+
 PATIENCE = 20.0
 
 

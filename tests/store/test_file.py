@@ -19,6 +19,8 @@ from anabranch.store.errors import (
     RunNotFound,
 )
 
+pytestmark = pytest.mark.contract("D1")
+
 
 @pytest.fixture(params=["file", "memory"])
 async def file(request, tmp_path):
@@ -201,7 +203,7 @@ async def test_a_run_that_is_not_there_is_said_to_be_missing(file):
     for asked in (
         file.run("none"),
         file.rows("none"),
-        file.claim("none", "me"),
+        file.acquire("none", "me"),
         file.letters("none"),
         file.post("none", "signal", "x", b""),
         file.fork("none", 1, "new"),
@@ -217,7 +219,7 @@ async def test_a_claim_gives_all_rows_and_numbers_go_on(file):
     await file.release("run", fence, "suspended")
     with pytest.raises(LeaseLost):
         file.append("run", fence, row(2))
-    run, rows = await file.claim("run", "next")
+    run, rows = await file.acquire("run", "next")
     assert (run.fence, run.owner, run.state, run.rows) == (fence + 1, "next", "running", 1)
     assert [each.value for each in rows] == [b"1"]
     with pytest.raises(LeaseLost):
@@ -248,14 +250,14 @@ async def test_a_run_has_one_owner_in_a_process(tmp_path, kind):
     async with opened(path) as file:
         fence = await taken(file)
         with pytest.raises(RunBusy, match=r"journal of this process"):
-            await file.claim("run", "me")
+            await file.acquire("run", "me")
         if kind == "file":
             async with opened(path) as other:
                 with pytest.raises(RunBusy, match=r"journal of this process \(\d+\) since 20") as e:
-                    await other.claim("run", "me")
+                    await other.acquire("run", "me")
                 assert e.value.since == pytest.approx(time.time(), abs=60)
                 await file.release("run", fence, "suspended")
-                run, _ = await other.claim("run", "other")
+                run, _ = await other.acquire("run", "other")
                 assert run.fence == fence + 1
 
 
@@ -265,7 +267,7 @@ async def test_closing_frees_the_runs_and_leaves_no_lock(tmp_path):
         await taken(file)
     assert list((tmp_path / "runs.db-locks").iterdir()) == []
     async with opened(tmp_path / "runs.db") as file:
-        run, _ = await file.claim("run", "next")
+        run, _ = await file.acquire("run", "next")
         assert run.recoveries == 1
 
 
@@ -275,7 +277,7 @@ async def test_recoveries_count_owners_that_died_without_a_new_row(tmp_path):
     for event in ("dies", "dies", "rows", "dies", "given back", "dies", "end"):
         async with opened(tmp_path / "runs.db") as file:
             await file.start("run", "Order", 1, b"")
-            run, _ = await file.claim("run", "x")
+            run, _ = await file.acquire("run", "x")
             counts.append(run.recoveries)
             if event == "rows":
                 file.append("run", run.fence, row())
@@ -290,7 +292,7 @@ async def test_rows_that_each_life_may_add_again_are_no_new_ones(tmp_path):
     for kind in ("intent", "partial", "intent", "withdrawn", "ended", "gave", "partial", "end"):
         async with opened(tmp_path / "runs.db") as file:
             await file.start("run", "Order", 1, b"")
-            run, _ = await file.claim("run", "x")
+            run, _ = await file.acquire("run", "x")
             counts.append(run.recoveries)
             for _ in range(3):
                 file.append("run", run.fence, row()._replace(kind=kind))
@@ -302,12 +304,12 @@ async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
     async with opened(tmp_path / "runs.db") as file:
         await file.start("run", "Order", 1, b"")
         for _ in range(5):
-            claim = asyncio.ensure_future(file.claim("run", "x"))
+            claim = asyncio.ensure_future(file.acquire("run", "x"))
             await asyncio.sleep(0)
             claim.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await claim
-            run, _ = await file.claim("run", "y")
+            run, _ = await file.acquire("run", "y")
             await file.release("run", run.fence, "suspended")
 
 
@@ -355,7 +357,7 @@ async def test_runs_are_found_by_state_and_by_the_beginning_of_their_names(file)
     """The newest first; `%`, `_` and `*` mean themselves."""
     for name in ("a-1", "a-2", "b%", "b_1", "b*"):
         await file.start(name, "Order", 1, b"")
-    await file.claim("a-2", "me")
+    await file.acquire("a-2", "me")
     assert [run.run_id for run in await file.runs()] == ["b*", "b_1", "b%", "a-2", "a-1"]
     assert [run.run_id for run in await file.runs(limit=2)] == ["b*", "b_1"]
     assert [run.run_id for run in await file.runs(state="running")] == ["a-2"]
@@ -409,7 +411,7 @@ async def test_a_fork_has_the_rows_up_to_a_point(file):
     new = await file.fork("run", 2, "new")
     assert (new.state, new.rows, new.class_name, new.inputs) == ("pending", 2, "Order", b"{}")
     assert await file.rows("new") == (await file.rows("run"))[:2]
-    run, _ = await file.claim("new", "x")
+    run, _ = await file.acquire("new", "x")
     assert file.append("new", run.fence, row(b"other")) == 3
     assert await values(file, "new") == [b"1", b"2" * 100_000, b"other"]
     assert await values(file) == [b"1", b"2" * 100_000, b"3"]

@@ -17,6 +17,8 @@ from anabranch.store._file import JournalFile
 from anabranch.store._schema import network_disk
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D19")
+
 
 def content(path: Path | str) -> bytes | None:
     return Path(path).read_bytes() if os.path.isfile(path) else None
@@ -132,7 +134,7 @@ async def test_damage_is_said_when_it_is_met_and_ends_the_journal(tmp_path):
         file.seek(path.stat().st_size // 2 // 4096 * 4096)
         file.write(os.urandom(4096 * 4))
     async with opened(path) as journal_:
-        asked = [journal_.rows("run"), journal_.claim("run", "x"), journal_.barrier()]
+        asked = [journal_.rows("run"), journal_.acquire("run", "x"), journal_.barrier()]
         for each in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(each, JournalError)
             assert "is damaged" in str(each)

@@ -12,10 +12,13 @@ from support.faulty import Disk
 from support.journal import opened, program, row, taken, values
 
 from anabranch import Agent, Commander
+from anabranch.messages import sqlite
 from anabranch.store import Durable, Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import ScriptedBackend
+
+pytestmark = pytest.mark.contract("D19")
 
 
 async def all_waiting(file: JournalFile, fence: int) -> list[object]:
@@ -56,7 +59,7 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
     disk.mend()
     async with opened(tmp_path / "runs.db") as file:
         assert (await values(file))[:1] == [b"1"]
-        await file.claim("run", "next")
+        await file.acquire("run", "next")
 
 
 async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
@@ -138,7 +141,7 @@ async def test_a_full_disk(tmp_path, monkeypatch):
             assert {type(each) for each in errors} == {JournalError}
     async with opened(path) as file:
         assert len(await values(file)) == written
-        fence = (await file.claim("run", "next"))[0].fence
+        fence = (await file.acquire("run", "next"))[0].fence
         file.append("run", fence, row(b"x" * 3000))
         await file.barrier()
 
@@ -197,9 +200,9 @@ async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
             with pytest.raises(JournalError, match=why):
-                await file.claim("other", "test")
+                await file.acquire("other", "test")
         file.append("run", fence, row(1))
-        await file.claim("other", "test")
+        await file.acquire("other", "test")
         assert await values(file) == [b"1"]
 
 
@@ -252,7 +255,7 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
 
 async def test_another_processs_long_transaction_is_waited_for_and_then_said(tmp_path, monkeypatch):
     """The remedy names what may hold the file."""
-    monkeypatch.setattr(_schema, "PATIENCE", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     async with opened(tmp_path / "runs.db") as file:
         fence = await taken(file)
         other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)

@@ -13,6 +13,8 @@ from support.scale import SEED, many
 
 from anabranch.store import Journal, RunBusy
 
+pytestmark = pytest.mark.contract("D2")
+
 # Appends numbers from the last on, each some rows after a barrier, and says up to where barriers
 # have returned. Several of these begin at once, on a file that is not there yet.
 APPENDS = """
@@ -49,7 +51,7 @@ async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(
             lasts = [int([*before, *rest][-1]) for before, rest in zip(said, rests, strict=True)]
         async with opened(path) as file:
             for size, last in zip(sizes, lasts, strict=True):
-                run, rows = await file.claim(f"run-{size}", "test")
+                run, rows = await file.acquire(f"run-{size}", "test")
                 assert [int(each.value) for each in rows] == list(range(1, len(rows) + 1))
                 assert [each.seq for each in rows] == list(range(1, len(rows) + 1))
                 assert len(rows) >= last > 0
@@ -75,7 +77,7 @@ asyncio.run(main())
         fork = int(child.stdout.readline())
         async with opened(tmp_path / "runs.db") as file:
             with pytest.raises(RunBusy, match=rf"process {child.pid} since 20\d\d-") as error:
-                await file.claim("run", "test")
+                await file.acquire("run", "test")
             assert error.value.pid == child.pid
             fence = await taken(file, "another")
             file.append("another", fence, row(1))
@@ -83,7 +85,7 @@ asyncio.run(main())
             child.kill()
             child.wait()
             os.kill(fork, 0)  # it is still there
-            run, _ = await file.claim("run", "test")
+            run, _ = await file.acquire("run", "test")
             assert (run.fence, run.recoveries) == (2, 1)
         child.communicate()
 
@@ -181,7 +183,7 @@ except KeyboardInterrupt:
         assert child.returncode == 0
         async with opened(tmp_path / "runs.db") as file:
             assert len(await values(file)) == 5000
-            await file.claim("run", "next")
+            await file.acquire("run", "next")
 
 
 async def test_a_stopped_owner_that_wakes_writes_nothing(tmp_path):
@@ -228,7 +230,7 @@ def stop(sql):
 async def main():
     file, _ = await taken("run")
     await file.start("session", "anabranch.store:Session", 1, b"{}")
-    await file.claim("session", "child")
+    await file.acquire("session", "child")
     await file.call(stop)
 asyncio.run(main())
 """,
@@ -238,14 +240,14 @@ asyncio.run(main())
         async with asyncio.timeout(20), Journal(path) as journal:
             busy = rf"taken by process {child.pid} since"
             with pytest.raises(RunBusy, match=busy):
-                await journal._file.claim("run", "test")
+                await journal._file.acquire("run", "test")
             with pytest.raises(RunBusy, match=busy):
                 async with journal.session("session"):
                     pass
             assert len(await journal.runs("running")) == 2
             child.kill()
             child.wait()
-            run, _ = await journal._file.claim("run", "test")
+            run, _ = await journal._file.acquire("run", "test")
             assert run.recoveries == 1
 
 

@@ -15,6 +15,8 @@ from support.scale import many
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError, LeaseLost
 
+pytestmark = pytest.mark.contract("D2")
+
 RUNS = ["a", "b"]
 QUICK = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
 run_ids = st.sampled_from(RUNS)
@@ -148,7 +150,7 @@ class Model:
         self.owned = set(RUNS)
         for run in RUNS:
             await file.start(run, "Order", 1, b"")
-            claimed, rows = await file.claim(run, "x")
+            claimed, rows = await file.acquire(run, "x")
             survived = [(each.seq, each.value) for each in rows]
             assert survived == self.appended[run][: len(survived)]
             assert len(survived) >= self.safe[run]

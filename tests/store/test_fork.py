@@ -14,6 +14,8 @@ from anabranch.handlers import respond
 from anabranch.store import Durable, Journal, Live, NotDone, effect_key, live
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D22")
+
 DONE: list[str] = []
 KEYS: list[str] = []
 

@@ -12,9 +12,11 @@ from anabranch import tool
 from anabranch.commander import Node
 from anabranch.handlers import handler
 from anabranch.store import Durable
-from anabranch.store._gone import child_name
-from anabranch.store._look import RunView, view
-from anabranch.store._rows import FIRST
+from anabranch.store._state import FIRST
+from anabranch.store._unreplayed import child_name
+from anabranch.store._view import RunView, view
+
+pytestmark = pytest.mark.contract("D15")
 
 CODE: dict[str, list[str]] = {}
 

@@ -17,6 +17,8 @@ from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("D20")
+
 LEAVE: list[str] = []
 OUTCOMES = {"result", "failure", "cancelled", "over", "aborted", "failed"}
 

@@ -25,6 +25,8 @@ from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D22")
+
 
 @tool(effect="nested")
 async def look(at: str) -> str:

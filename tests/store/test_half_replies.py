@@ -30,6 +30,8 @@ from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import AnyTool
 from tests.store.test_effects import TOOLS, change, found, keyed, kills, left_after
 
+pytestmark = pytest.mark.contract("D3")
+
 
 @tool(approve=True, reconcile=found, reconcile_after=0)
 async def send(n: int, fails: int = 0) -> str:

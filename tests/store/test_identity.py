@@ -13,6 +13,8 @@ from anabranch.commander import ConfigurationError, Node, settle
 from anabranch.handlers import handler
 from anabranch.store import Durable
 
+pytestmark = pytest.mark.contract("D5")
+
 
 class Nothing(Durable[None]):
     number: int

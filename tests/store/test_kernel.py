@@ -13,6 +13,8 @@ from anabranch.commander import ToolError
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.tools import PythonKernel, Toolkit, tool
 
+pytestmark = pytest.mark.contract("D22")
+
 
 class Computes(Durable[str]):
     kernel: Live[PythonKernel] = live()

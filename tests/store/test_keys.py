@@ -25,6 +25,8 @@ from anabranch.messages import Request
 from anabranch.store import Durable, DurableCalls, Journal, Live, NotStorable, live
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D18")
+
 KEY = 'sk-A"b\\c/d8Qw3x7ZpLm9-kJ5vT2'
 """One that JSON writes with escapes."""
 

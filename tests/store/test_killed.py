@@ -20,6 +20,8 @@ from support.scale import SEED, many
 from anabranch.store import Journal
 from anabranch.store.errors import RunBusy
 
+pytestmark = pytest.mark.contract("D2")
+
 
 def killed(folder: Path, tool: str, kills: int) -> Any:
     command = [

@@ -16,6 +16,8 @@ from anabranch.store import Journal, JournalError, _lock
 from anabranch.store._lock import RunLock
 from anabranch.store.errors import RunBusy
 
+pytestmark = pytest.mark.contract("D13")
+
 
 def test_there_is_never_a_second_holder(tmp_path):
     """Also while the file of the lock is made and removed all the time."""

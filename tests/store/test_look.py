@@ -10,6 +10,8 @@ from support.journal import opened, row, taken
 
 from anabranch.store import Durable, Journal, RunNotFound
 
+pytestmark = pytest.mark.contract("D1")
+
 
 class Waiting(Durable[str]):
     """Waits for the first of a signal and a time; the other one is waited for no more."""

@@ -17,6 +17,8 @@ from anabranch.messages import Delta, Request
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D17")
+
 TRIED = Retry(attempts=3, on=StreamInterrupted, backoff=1)
 
 

@@ -14,6 +14,8 @@ from anabranch.messages import ToolCall
 from anabranch.store import Durable, JournalMismatch
 from anabranch.tools import tool
 
+pytestmark = pytest.mark.contract("D8")
+
 # What the code says now.
 NOW: dict[str, Any] = {}
 

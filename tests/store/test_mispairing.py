@@ -21,6 +21,8 @@ from anabranch.store import Durable, DurableCalls, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, explore, pause
 
+pytestmark = pytest.mark.contract("D5")
+
 
 class World:
     """Gives to each who asks a number that nobody else has got."""

@@ -25,6 +25,8 @@ from anabranch.store import (
     live,
 )
 
+pytestmark = pytest.mark.contract("D1")
+
 
 class Plain(Durable[str]):
     async def task(self) -> str:
@@ -278,9 +280,9 @@ def test_the_lock_stands_beside_the_file_wherever_the_process_goes(
         async with Journal("runs.db") as here, Journal(tmp_path / "runs.db") as other:
             await here.start(Plain(), run_id="r")
             os.chdir("sub")
-            await here._file.claim("r", "here")
+            await here._file.acquire("r", "here")
             with pytest.raises(RunBusy):
-                await other._file.claim("r", "other")
+                await other._file.acquire("r", "other")
 
     asyncio.run(main())
 

@@ -20,6 +20,8 @@ from anabranch.handlers import call_tools
 from anabranch.jobs import Job
 from anabranch.store import Done, Durable, DurableCalls, JournalMismatch, NotDone, effect_key
 
+pytestmark = pytest.mark.contract("D8")
+
 CODE: list[Callable[[Any], Any]] = []
 
 

@@ -14,6 +14,8 @@ from anabranch.commander.scope import scope_here
 from anabranch.jobs import Job
 from anabranch.store import Durable, Journal, NotDurable
 
+pytestmark = pytest.mark.contract("D20")
+
 
 class Pack(Durable[str]):
     async def task(self) -> str:

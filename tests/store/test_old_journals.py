@@ -28,6 +28,8 @@ from anabranch.store import Journal
 from anabranch.store._file import Row
 from anabranch.store._schema import MIGRATIONS
 
+pytestmark = pytest.mark.contract("D2")
+
 VERSIONS = range(1, len(MIGRATIONS) + 1)
 TOLD = ["system: Be short.", "user: Hello, é 😀", "assistant: After 2."]
 OVER = {

@@ -34,6 +34,8 @@ from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
 
+pytestmark = pytest.mark.contract("D22")
+
 Said = Message | str
 
 

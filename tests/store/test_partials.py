@@ -18,6 +18,8 @@ from anabranch.store import Durable, Journal, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, run_seeded
 
+pytestmark = pytest.mark.contract("D22")
+
 TEXT = "It was a dark and stormy night; the rain fell in torrents, as it does in such books. "
 
 

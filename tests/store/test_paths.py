@@ -16,6 +16,8 @@ from support.scale import SEED, many
 from anabranch.store import JournalError, RunBusy, _schema
 from anabranch.store._file import JournalFile
 
+pytestmark = pytest.mark.contract("D2")
+
 # Holds a run of the file, with all that it wrote in the WAL.
 HOLDS = """
 async def main():
@@ -96,7 +98,7 @@ async def test_a_file_that_is_mounted_alone_is_refused_and_a_folder_is_not(tmp_p
             async with opened(other / "runs.db") as file:
                 assert len(await file.runs()) == 21
                 with pytest.raises(RunBusy):
-                    await file.claim("run", "test")
+                    await file.acquire("run", "test")
 
 
 MOUNTS = r"""22 27 0:21 / / rw shared:1 - ext4 /dev/vda rw

@@ -14,6 +14,8 @@ from support.chat import PATIENCE, environment
 
 from anabranch.store import Journal
 
+pytestmark = pytest.mark.contract("D13")
+
 # Pays once, if it is let: a payment that has begun waits for the file "go". `argv` says what else
 # the body does while that is under way, how the run is started, and how long the grace is.
 PROGRAM = '''
@@ -123,6 +125,7 @@ def goes_on(folder: Path) -> list[str]:
     return logged(folder)
 
 
+@pytest.mark.contract("D20")
 @pytest.mark.parametrize("way", ["run", "embedded"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_what_is_under_way_end(tmp_path: Path, number: int, way: str) -> None:
@@ -142,6 +145,7 @@ def test_a_signal_lets_what_is_under_way_end(tmp_path: Path, number: int, way: s
     assert len({line for line in lines if line.startswith("pays")}) == 1
 
 
+@pytest.mark.contract("D20")
 @pytest.mark.parametrize("way", ["run", pytest.param("embedded", marks=pytest.mark.long)])
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, way: str) -> None:
     """Whatever the grace; what was under way is in doubt, and is done with the same key."""
@@ -157,6 +161,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, way: str) -> None:
     assert lines[2:] == ["paid"]
 
 
+@pytest.mark.contract("D20")
 @pytest.mark.parametrize("how", ["exit", pytest.param("thread", marks=pytest.mark.long)])
 def test_an_exit_in_a_body_lets_what_is_under_way_end(tmp_path: Path, how: str) -> None:
     """Also of a function in a thread; the program ends with that status."""
@@ -169,6 +174,7 @@ def test_an_exit_in_a_body_lets_what_is_under_way_end(tmp_path: Path, how: str) 
     assert len(goes_on(tmp_path)) == 2
 
 
+@pytest.mark.contract("D16")
 async def test_a_run_that_kills_its_process_is_parked_and_resumed(tmp_path: Path) -> None:
     """After `max_recoveries` claims that have come no further; `resume` lets it go on."""
     statuses = []

@@ -26,6 +26,8 @@ from support.scale import many, seeds
 from anabranch.store._file import Row
 from anabranch.store.errors import JournalError
 
+pytestmark = pytest.mark.contract("D14")
+
 Body = list[Any]
 
 
@@ -112,9 +114,9 @@ class Suspending(MemoryFile):
         super().__init__(disk)
         self._at = at
 
-    async def claim(self, run_id: str, owner: str) -> Any:
+    async def acquire(self, run_id: str, owner: str) -> Any:
         self._driver = asyncio.current_task()
-        return await super().claim(run_id, owner)
+        return await super().acquire(run_id, owner)
 
     def append(self, run_id: str, fence: int, row: Row) -> int:
         number = super().append(run_id, fence, row)
@@ -178,7 +180,7 @@ def _failing(name: str) -> Any:
     return call
 
 
-for _name in ("barrier", "transact", "post", "mail", "watch", "release", "claim"):
+for _name in ("barrier", "transact", "post", "mail", "watch", "release", "acquire"):
     setattr(Failing, _name, _failing(_name))
 
 

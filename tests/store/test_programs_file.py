@@ -20,6 +20,8 @@ from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
 
+pytestmark = pytest.mark.contract("D3")
+
 QUICK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing
 
 

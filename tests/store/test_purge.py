@@ -14,6 +14,8 @@ from support.scale import SEED, many
 from anabranch.store import Durable, Journal, JournalError, RunNotFound, _purge
 from anabranch.store._file import JournalFile
 
+pytestmark = pytest.mark.contract("D12")
+
 TABLES = ("run", "row", "mail", "blob", "purge", "key")
 
 

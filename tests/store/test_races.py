@@ -14,6 +14,8 @@ from support.until import turns as wait_turns
 from anabranch import Node, NodeCancelled, Retry, tool
 from anabranch.store import Done, Durable, Journal, NotDone, effect_key
 
+pytestmark = pytest.mark.contract("D6")
+
 
 async def find(n: int, turns: int, fails: bool, *, effect_key: str) -> Done | NotDone:
     done = disk_here().done

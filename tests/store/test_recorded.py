@@ -15,6 +15,8 @@ from support.scale import many, seeds
 from anabranch import current_node
 from anabranch.store import Durable, Journal, Live, live
 
+pytestmark = pytest.mark.contract("D4")
+
 SAID: ContextVar[str] = ContextVar("said", default="nothing")
 
 

@@ -24,6 +24,8 @@ from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, explore, pause
 
+pytestmark = pytest.mark.contract("D4")
+
 
 def request(text: str = "Go on.") -> Request:
     return Request([Message(role="user", content=text)])

@@ -21,6 +21,8 @@ from anabranch.messages import Delta, Message, Request
 from anabranch.store import Durable, DurableCalls, Live
 from anabranch.store import live as later
 
+pytestmark = pytest.mark.contract("D21")
+
 # What does not work at the moment, by name; how often each thing was tried; what was asked about.
 BROKEN: set[str] = set()
 TRIED: Counter[str] = Counter()

@@ -26,6 +26,8 @@ from anabranch.handlers import call_tools
 from anabranch.jobs import Job
 from anabranch.store import Done, Durable, DurableCalls, NotDone, effect_key
 
+pytestmark = pytest.mark.contract("D21")
+
 Body = list[Any]
 
 # The call that the code makes: the nodes above, the inputs, the ordinal.

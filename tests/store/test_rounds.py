@@ -14,6 +14,8 @@ from anabranch.handlers import handler
 from anabranch.jobs import Graph, add_edge
 from anabranch.store import Durable, DurableCalls
 
+pytestmark = pytest.mark.contract("D4")
+
 LEFT: list[str] = []
 
 

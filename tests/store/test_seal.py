@@ -12,6 +12,8 @@ from anabranch import ToolCall, ToolError, run, tool
 from anabranch.handlers import call_tools
 from anabranch.store import Durable, Journal, JournalError, Live, live
 
+pytestmark = pytest.mark.contract("D18")
+
 WORDS = [b"a secret", b"tusk", b"Hello", b"by letter", b"because of", b"large large", b"oh no"]
 
 

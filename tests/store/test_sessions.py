@@ -30,6 +30,8 @@ from anabranch.store import (
 )
 from anabranch.testing import ScriptedBackend, run_seeded
 
+pytestmark = pytest.mark.contract("D22")
+
 MAILS = "notes/s"
 
 
@@ -74,7 +76,7 @@ def left(life: Disk, rows: int, *, done: bool, run: str = MAILS) -> Disk:
     kept = life.rows[run]
     ends = {row.ident for row in kept[:rows] if row.kind in ("gave", "failed")}
     began = {row.ident for row in kept[:rows] if row.kind == "intent"}
-    from anabranch.store._canonical import digest
+    from anabranch.store._json import digest
 
     keys = {digest(run, ident).hex() for ident in ends | (began if done else set())}
     return life.cut(rows, {key: said for key, said in life.done.items() if key in keys})

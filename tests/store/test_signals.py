@@ -14,7 +14,9 @@ from anabranch.commander import ConfigurationError, Node
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, NotStorable
 from anabranch.store._codec import Codec
-from anabranch.store._look import view
+from anabranch.store._view import view
+
+pytestmark = pytest.mark.contract("D12")
 
 
 class Number(Durable[list[Any]]):
@@ -145,10 +147,10 @@ def test_tasks_of_one_body_that_could_be_mixed_up_are_refused(what: str, apart: 
 def test_a_letter_is_known_by_number_and_its_reason_tells_nothing_of_it() -> None:
     """What a program's own validators say may have the value in it; their kind is told alone."""
     codec = Codec(Checked, "the signal 'x'")
-    assert codec.misfit(b'{"word": "ok"}') is None
-    assert codec.misfit(b'{"word": "sk-123"}') == "value_error"
-    assert codec.misfit(b'{"wrong": "sk-123"}') == "word: Field required"
-    assert codec.misfit(b"[1") == "JSONDecodeError"
+    assert codec.refusal(b'{"word": "ok"}') is None
+    assert codec.refusal(b'{"word": "sk-123"}') == "value_error"
+    assert codec.refusal(b'{"wrong": "sk-123"}') == "word: Field required"
+    assert codec.refusal(b"[1") == "JSONDecodeError"
 
 
 class Checked(BaseModel):

@@ -19,6 +19,8 @@ from anabranch.jobs import Job
 from anabranch.store import Durable, DurableCalls, Journal, Live, live
 from tests.commander.test_t09_waits import SEEN, UNSEEN, Child
 
+pytestmark = pytest.mark.contract("T9")
+
 # The limit; the jobs that have begun and not ended, and how many of them there were at most.
 LIMIT, BEGUN, MOST = [0], set[int](), [0]
 

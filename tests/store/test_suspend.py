@@ -21,6 +21,8 @@ from anabranch.store.errors import JournalMismatch, LeaseLost, RunParked
 from anabranch.testing import ScriptedBackend, run_seeded
 from tests.store.test_effects import left_after, require_alike
 
+pytestmark = pytest.mark.contract("D20")
+
 ENDS: list[str] = []
 
 

@@ -16,6 +16,8 @@ from anabranch.handlers import handler
 from anabranch.store import Durable
 from anabranch.store._endings import Endings
 
+pytestmark = pytest.mark.contract("D6")
+
 SECONDS = 1.0
 WAYS = ["wait", "first", "as_completed", "shield", "timeout", "sleep", "zero", "deep"]
 

@@ -17,6 +17,8 @@ from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 
+pytestmark = pytest.mark.contract("D9")
+
 
 class Sleeps(Durable[list[Any]]):
     async def task(self) -> list[Any]:

@@ -16,10 +16,13 @@ import pytest
 from support.journal import opened, program, row, taken, values
 from support.scale import many
 
+from anabranch.messages import sqlite
 from anabranch.store import Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
+
+pytestmark = pytest.mark.contract("D2")
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there are no timers' signals")
 
@@ -243,7 +246,7 @@ def test_a_file_that_another_one_makes_at_this_moment_is_no_strangers(
                 count += 1
                 if count == number:  # noqa: B023
                     with suppress(JournalError), monkeypatch.context() as patch:
-                        patch.setattr(_schema, "PATIENCE", 0)
+                        patch.setattr(sqlite, "BUSY_SECONDS", 0)
                         patch.setattr(sqlite3, "connect", connect)
                         _schema.connect(path).close()
                 return super().execute(sql, *args) if found is None else iter_of(found)

@@ -1,54 +1,83 @@
-"""The rows of docs/contracts.md: the tests with their docstrings, as `make contracts` writes them.
+"""The promises of docs/contracts.md, and the tests that are marked with their numbers.
 
-The prose is written by hand, and so is which test stands in which table. A row's text is the
-test's docstring; a test that is gone loses its row; a new test of the tree, the fork or durable
-runs is added to the last table of its file, from where it may be moved.
+make contracts      # prints the tests of each promise, with what each test claims
 """
+
+from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
+
+__all__ = ["PAGE", "MarkedTest", "marked_tests", "promises", "table"]
 
 PAGE = ROOT / "docs/contracts.md"
-# Each test of these files belongs to a contract; other files hold other tests as well.
-WHOLE = ("tests/commander/", "tests/dispatch/", "tests/store/", "tests/tracing/")
-TABLE = re.compile(r"^\| `(tests/\S+\.py)` \| \|\n\|---\|---\|\n((?:\| .*\n)*)", re.MULTILINE)
-ROW = re.compile(r"^\| `(test_\w+)` \|", re.MULTILINE)
 
 
-def docstrings(path: str) -> dict[str, str]:
-    """Return the docstring, in one line, of each test in a file, in their order."""
-    if not (ROOT / path).exists():
-        return {}
-    return {
-        node.name: " ".join((ast.get_docstring(node) or "").split())
-        for node in ast.parse((ROOT / path).read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-    }
+class MarkedTest(NamedTuple):
+    """A test that holds the package to a promise."""
+
+    contract: str
+    file: str
+    name: str
+    claim: str
 
 
-def with_rows(page: str) -> str:
-    """Return the page with the rows of all its tables made anew."""
-    tables = [(match[1], ROW.findall(match[2])) for match in TABLE.finditer(page)]
-    last = {path: number for number, (path, _) in enumerate(tables)}
-    placed = {(path, name) for path, names in tables for name in names}
-    numbers = iter(range(len(tables)))
+def promises(page: str) -> dict[str, str]:
+    """Return the title of each promise of the page by its number."""
+    return dict(re.findall(r"^### ([A-Z]\d+): (.+)$", page, re.MULTILINE))
 
-    def table(match: re.Match[str]) -> str:
-        path, number, texts = match[1], next(numbers), docstrings(match[1])
-        names = [
-            name
-            for name in texts
-            if name in tables[number][1]
-            or (number == last[path] and path.startswith(WHOLE) and (path, name) not in placed)
-        ]
-        rows = "".join(f"| `{name}` | {texts[name]} |\n" for name in names)
-        return f"| `{path}` | |\n|---|---|\n{rows}" if rows else ""
 
-    return TABLE.sub(table, page)
+@cache
+def marked_tests() -> list[MarkedTest]:
+    """Return all tests with a number, in the order of their files."""
+    return [test for path in sorted(TESTS.rglob("test_*.py")) for test in tests_in(path)]
+
+
+def tests_in(path: Path) -> Iterator[MarkedTest]:
+    """Read the marks of a file: those of `pytestmark` belong to all its tests."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    of_all = [
+        number
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        for number in numbers(node.value)
+    ]
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
+            claim = " ".join((ast.get_docstring(node) or "").split())
+            own = [number for each in node.decorator_list for number in numbers(each)]
+            for number in [*of_all, *own]:
+                yield MarkedTest(number, str(path.relative_to(ROOT)), node.name, claim)
+
+
+def numbers(marks: ast.expr) -> list[str]:
+    """Return the numbers in `pytest.mark.contract("T1")`, or in a list of marks."""
+    return [
+        ast.literal_eval(node.args[0])
+        for node in ast.walk(marks)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.contract"
+    ]
+
+
+def table(page: str, tests: list[MarkedTest]) -> str:
+    """Return the promises as text, each with its tests and their claims."""
+    lines: list[str] = []
+    for number, title in promises(page).items():
+        lines.append(f"{number}: {title}")
+        file = ""
+        for test in tests:
+            if test.contract == number:
+                if test.file != file:
+                    lines.append(f"  {(file := test.file)}")
+                lines.append(f"    {test.name}: {test.claim}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_rows(PAGE.read_text()))
+    print(table(PAGE.read_text(encoding="utf-8"), marked_tests()))

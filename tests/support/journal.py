@@ -24,7 +24,7 @@ async def taken(run_id):
     file = JournalFile(sys.argv[1])
     await file.open()
     await file.start(run_id, "C", 1, b"{}")
-    run, _ = await file.claim(run_id, "child")
+    run, _ = await file.acquire(run_id, "child")
     return file, run.fence
 """
 
@@ -46,7 +46,7 @@ async def opened(path: Path | str) -> AsyncIterator[JournalFile]:
 async def taken(file: JournalFile, run_id: str = "run") -> int:
     """Start a run if there is none of this name, and claim it; return its fence."""
     await file.start(run_id, "Order", 1, b"{}")
-    run, _ = await file.claim(run_id, "test")
+    run, _ = await file.acquire(run_id, "test")
     return run.fence
 
 

@@ -22,9 +22,8 @@ from weakref import finalize
 from anabranch.commander import Commander, NodeLimits
 from anabranch.commander.scope import scope_here
 from anabranch.store import Journal
-from anabranch.store._canonical import digest
-from anabranch.store._file import ENDED, Letter, Row, RunRow
-from anabranch.store._rows import clock_at_end
+from anabranch.store._file import ENDED, Letter, Row, RunRow, clock_at_end
+from anabranch.store._json import digest
 from anabranch.store.errors import LeaseLost, RunBusy, RunExists, RunNotFound
 from anabranch.testing import run_seeded
 
@@ -180,7 +179,7 @@ class MemoryFile:
         await self.run(run_id)
         return list(self.disk.rows[run_id])
 
-    async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
+    async def acquire(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
         run = await self.run(run_id)
         if run_id in self._taken:
             raise RunBusy(run_id)

@@ -78,6 +78,11 @@ class Nap(Durable[dict[str, float]]):
         await self.durable.sleep(hours=self.hours)
         return {"slept": self.hours}
 
+class Loud(Durable[str]):
+    async def task(self):
+        print("printed by the run")
+        return "done"
+
 @tool(approve=True)
 async def send(to: str, text: str = "") -> str:
     """Send a mail."""

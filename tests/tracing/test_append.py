@@ -14,6 +14,8 @@ from anabranch.commander import ConfigurationError
 from anabranch.store import Durable, Journal
 from anabranch.tracing import read, record
 
+pytestmark = pytest.mark.contract("S4")
+
 
 @handler
 async def work(node: Node[None]) -> None:

@@ -18,6 +18,8 @@ from anabranch.testing import ScriptedBackend
 from anabranch.tools import Decision
 from anabranch.tracing import record
 
+pytestmark = pytest.mark.contract("S1")
+
 
 @tool
 def add(a: int, b: int) -> int:

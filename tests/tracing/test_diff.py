@@ -22,6 +22,8 @@ from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 from anabranch.tracing import Change, Difference, diff, record
 
+pytestmark = pytest.mark.contract("S8")
+
 DEPTH, WIDTH = many(5_000, 50_000), many(2_000, 10_000)
 EXAMPLES = settings(max_examples=many(50, 1_000), deadline=None)
 CITIES = ["Rome", "Bern", "Kyiv", "Lima"]

@@ -18,13 +18,14 @@ from rich.text import Text
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Limits
-from anabranch.cli._drawing import Watcher, open_drawing
-from anabranch.cli._screen import CLEAR_BELOW, Screen
-from anabranch.cli._survey import Survey
+from anabranch.cli._display import CLEAR_BELOW, LiveRegion, TreeDisplay, Watcher
+from anabranch.cli._tree_model import TreeSummary
 from anabranch.cli._tree_view import draw
 from anabranch.messages import Message, Request
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import Trace, live
+
+pytestmark = pytest.mark.contract("S9")
 
 HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": True}
 
@@ -51,7 +52,7 @@ def say(kind: str, number: int, when: float = 0.0, **more: Any) -> dict[str, Any
 
 
 def shown(trace: Trace, width: int = 100, height: int = 20, now: float = 10.0) -> list[str]:
-    return [line.plain.rstrip() for line in draw(Survey(trace), width, height, now)]
+    return [line.plain.rstrip() for line in draw(TreeSummary(trace), width, height, now)]
 
 
 def test_each_node_says_how_it_stands() -> None:
@@ -200,7 +201,7 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
 def test_a_terminal_without_unicode_gets_ascii() -> None:
     """Its signs differ from one another too."""
     trace = trace_of(put(1), *(put(number, 1) for number in range(2, 40)))
-    lines = draw(Survey(trace), 80, 10, 1.0, signs=False)
+    lines = draw(TreeSummary(trace), 80, 10, 1.0, unicode=False)
     assert all(line.plain.isascii() for line in lines)
 
 
@@ -235,16 +236,16 @@ def histories(drawer: st.DrawFn, names: tuple[str, ...] = NAMES) -> list[dict[st
     return said
 
 
-def sums(survey: Survey) -> Any:
+def sums(survey: TreeSummary) -> Any:
     survey.update()
     return (
         +survey.counts,
         {node.number: many for node, many in survey.below.items() if many},
         {node.number: many for node, many in survey.open.items() if many},
         {node.number: +kinds for node, kinds in survey.kinds.items()},
-        {node.number: (each.taken, each.given) for node, each in survey.spent.items()},
+        {node.number: (each.input, each.output) for node, each in survey.usage.items()},
         {node.number for node in survey.running},
-        {node.number for node in survey.bad},
+        {node.number for node in survey.failed},
         {node.number for node in survey.other},
     )
 
@@ -253,12 +254,12 @@ def sums(survey: Survey) -> Any:
 def test_sums_by_changes_are_those_of_the_whole(said: list[dict[str, Any]], step: int) -> None:
     """Whenever one looks, also after a gap."""
     grown = trace_of()
-    survey = Survey(grown)
+    survey = TreeSummary(grown)
     for number, each in enumerate(said):
         grown.feed(each)
         if number % step == 0:
             survey.update()
-    assert sums(survey) == sums(Survey(trace_of(*said)))
+    assert sums(survey) == sums(TreeSummary(trace_of(*said)))
 
 
 @given(histories(), st.integers(20, 200), st.integers(3, 30))
@@ -300,7 +301,7 @@ def test_a_pipe_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> N
     """No sign is replaced by one that means something else; nothing is said of no nodes."""
     said = BytesIO()
     monkeypatch.setattr("sys.stderr", TextIOWrapper(said, "ascii"))
-    drawing = open_drawing("run")
+    drawing = TreeDisplay("run")
     drawing.show(trace_of())
     assert not said.getvalue()
     trace = trace_of(put(1), say("started", 1), say("failed", 1, 1.0, error={"type": "ValueError"}))
@@ -332,9 +333,9 @@ def test_the_last_drawing_stays_below_a_line_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though it was drawn just before."""
-    monkeypatch.setattr("anabranch.cli._screen.BREATH", 1e9)
+    monkeypatch.setattr("anabranch.cli._display.MIN_PAUSE_SECONDS", 1e9)
     _, err = make_terminal(monkeypatch)
-    with Screen() as screen:
+    with LiveRegion() as screen:
         print("no end", end="")
         screen.draw([Text("the drawing")])
     assert "the drawing" in err.getvalue().rpartition(CLEAR_BELOW)[0].rpartition(CLEAR_BELOW)[2]
@@ -347,7 +348,7 @@ def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
     """The cursor is not brought up to where the drawing stood."""
     _, err = make_terminal(monkeypatch)
     before = signal.getsignal(signal.SIGCONT)
-    with Screen() as screen:
+    with LiveRegion() as screen:
         screen.draw([Text("one"), Text("two")])
         os.kill(os.getpid(), signal.SIGCONT)
         screen.draw([Text("one"), Text("two")])
@@ -359,9 +360,9 @@ def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
 
 def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is drawn; what it moves the cursor with does not show in the drawing."""
-    monkeypatch.setattr("anabranch.cli._screen.BREATH", -1.0)
+    monkeypatch.setattr("anabranch.cli._display.MIN_PAUSE_SECONDS", -1.0)
     out, err = make_terminal(monkeypatch)
-    with Screen() as screen:
+    with LiveRegion() as screen:
         for step in range(400):
             print(f"\r\x1b[2K\x1b[32mstep {step:03}\x1b[0m of many", end="", flush=True)
         screen.draw([])
@@ -376,6 +377,6 @@ def test_a_drawing_that_fails_ends_alone(capsys: pytest.CaptureFixture[str]) -> 
     def broken() -> Trace:
         raise ValueError("nothing to see")
 
-    with Watcher(open_drawing("run"), broken):
+    with Watcher(TreeDisplay("run"), broken):
         pass
     assert capsys.readouterr().err.count("the drawing ends here: ValueError: nothing to see") == 1

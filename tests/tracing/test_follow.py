@@ -19,6 +19,8 @@ from anabranch import Commander, ConfigurationError, Job
 from anabranch.commander._record import record_of
 from anabranch.tracing import Trace, follow, live, record
 
+pytestmark = pytest.mark.contract("S4")
+
 HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
 PUT: dict[str, Any] = {"e": "put", "t": 0.1, "n": 1, "p": 0, "name": "Leaf"}
 STARTED: dict[str, Any] = {"e": "started", "t": 0.2, "n": 1}

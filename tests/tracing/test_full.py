@@ -27,6 +27,8 @@ from anabranch.commander.errors import ConfigurationError
 from anabranch.commander.tap import Tap
 from anabranch.tracing import _feed, _record, read, record
 
+pytestmark = pytest.mark.contract("S7")
+
 needs_pipes = pytest.mark.skipif(sys.platform == "win32", reason="NO PIPES WITH NAMES on Windows")
 
 

@@ -14,6 +14,8 @@ from support.scale import SEED, many
 from anabranch.commander import ConfigurationError
 from anabranch.tracing import read
 
+pytestmark = pytest.mark.contract("S4")
+
 PROGRAM = """
 import asyncio, os, random, sys, time
 from anabranch import Commander, Node, handler

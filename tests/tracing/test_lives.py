@@ -23,6 +23,8 @@ from anabranch.commander import Commander
 from anabranch.messages import Usage
 from anabranch.tracing import Recorder, Trace, TraceNode, read, record
 
+pytestmark = pytest.mark.contract("S4")
+
 Key = tuple[str, str]
 
 

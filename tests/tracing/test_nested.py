@@ -16,6 +16,8 @@ from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import Trace, read, record
 
+pytestmark = pytest.mark.contract("S1")
+
 HELLO = Request([Message(role="user", content="Say hello.")])
 ONCE = Usage(input_tokens=4, output_tokens=1)
 

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import Any, get_args
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from anabranch.messages import Asked, Replied, ToolCall
 from anabranch.tools import ToolResult
 from anabranch.tracing import Trace
 from anabranch.tracing.records import Records, to_line
+
+pytestmark = pytest.mark.contract("S1")
 
 
 class Hostile:

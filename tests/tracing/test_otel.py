@@ -26,6 +26,8 @@ from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import otel
 
+pytestmark = pytest.mark.contract("S2")
+
 KEY = "sk-proj-Zm9vYmFyYmF6cXV4MTIz"
 CALL = ToolCall(id="c1", name="look_up", arguments={"word": "plum"})
 

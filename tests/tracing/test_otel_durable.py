@@ -24,6 +24,8 @@ from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import otel
 
+pytestmark = pytest.mark.contract("S2")
+
 PROGRAM = """
 import asyncio, json, os, sys
 from anabranch import Agent, Commander, Job

@@ -26,6 +26,8 @@ from anabranch.tracing import _feed, otel
 from anabranch.tracing._feed import Gap
 from anabranch.tracing._spans import SpanSink
 
+pytestmark = pytest.mark.contract("S1")
+
 PROGRAMS = many(300, 6_000)
 NODE = "anabranch.node.id"
 

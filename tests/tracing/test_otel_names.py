@@ -14,6 +14,8 @@ from opentelemetry.semconv.attributes import (
 from anabranch.backends._providers import HOSTS
 from anabranch.tracing import _genai
 
+pytestmark = pytest.mark.contract("S2")
+
 NAMES = {
     "OPERATION": gen_ai_attributes.GEN_AI_OPERATION_NAME,
     "AGENT_NAME": gen_ai_attributes.GEN_AI_AGENT_NAME,

@@ -38,6 +38,7 @@ CHROMIUM = next(
 PATIENCE = 30_000  # milliseconds
 
 pytestmark = [
+    pytest.mark.contract("S3"),
     pytest.mark.xdist_group("chromium"),  # one worker runs it
     pytest.mark.skipif(
         CHROMIUM is None, reason="NO CHROMIUM on the path: the page was not opened by anything"

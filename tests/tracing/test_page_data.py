@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.page import HOSTILE, bare, crowd, event, trace_of
 
+pytestmark = pytest.mark.contract("S3")
+
 MEGABYTE = 1_000_000
 
 

@@ -25,6 +25,8 @@ from anabranch.tools import tool
 from anabranch.tracing import Trace, read, record
 from anabranch.tracing._perfetto import DEEPEST, _write
 
+pytestmark = pytest.mark.contract("S9")
+
 EXAMPLES = settings(max_examples=many(60, 1_000), deadline=None)
 
 

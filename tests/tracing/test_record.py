@@ -24,6 +24,8 @@ from anabranch.commander.tap import Tap
 from anabranch.tracing import live, read, record
 from anabranch.tracing._read import is_recorded
 
+pytestmark = pytest.mark.contract("S1")
+
 
 @handler
 async def give(node: Node, value: Any = None) -> Any:
@@ -221,8 +223,9 @@ def test_a_tap_that_takes_when_it_is_told_loses_nothing(
         assert [event.node_id for event in own if event.kind == "put"] == [*range(1, count + 1)]
 
 
+@pytest.mark.contract("S2")
 async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Path) -> None:
-    """S2: a model that streams slowly; and earlier releases' recordings, which have such lines."""
+    """A model that streams slowly; and earlier releases' recordings, which have such lines."""
 
     @handler
     async def talks(node: Node) -> None:
@@ -241,7 +244,7 @@ async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Pa
 
 
 async def test_a_live_trace_has_the_nodes_of_a_recording(tmp_path: Path) -> None:
-    """S1: though a recording writes the records of most nodes without making them first."""
+    """Though a recording writes the records of most nodes without making them first."""
 
     @handler
     async def leaf(node: Node, number: int) -> None:
@@ -269,6 +272,7 @@ async def test_a_live_trace_has_the_nodes_of_a_recording(tmp_path: Path) -> None
     assert len(here) == 50
 
 
+@pytest.mark.contract("S7")
 async def test_odd_data_end_no_recording(tmp_path: Path) -> None:
     """S7: a program may tell anything by `emit`; what cannot be read says nothing."""
     kinds: list[Any] = [
@@ -432,6 +436,7 @@ def test_a_program_that_ends_in_the_middle_has_it_all(leave: str, tmp_path: Path
     assert trace.lives[0].ended
 
 
+@pytest.mark.contract("S4")
 def test_a_program_that_leaves_its_loop_has_what_happened(tmp_path: Path) -> None:
     """S4: nobody closes the tree, and the end of the program writes what there is."""
     run = """
@@ -445,6 +450,7 @@ os.environ["x"] = "1"
     assert not trace.lives[0].ended
 
 
+@pytest.mark.contract("S4")
 def test_a_program_that_is_gone_at_once_leaves_a_file_that_reads(tmp_path: Path) -> None:
     """S4: `os._exit` waits for nobody."""
     trace = left_by("os._exit(1)", tmp_path / "r", 0.5)

@@ -21,6 +21,8 @@ from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import otel, record
 
+pytestmark = pytest.mark.contract("S1")
+
 REQUEST = Request([Message(role="user", content="hi")])
 KINDS = ("request", "first_chunk", "reply", "charged", "charged_again")
 
@@ -260,6 +262,7 @@ async def test_a_backend_that_asks_its_base_is_one_question(kind: type[ScriptedB
     assert told.replied[0].usage == told.of("charged")[0].data
 
 
+@pytest.mark.contract("S2")
 async def test_what_a_backend_s_own_nodes_ask_is_theirs():
     """S1, S2: a backend may be an agent; its nodes' questions are told, of these nodes."""
     inner = ScriptedBackend("inner", model="inner")
@@ -286,6 +289,7 @@ class Twice(Durable[str]):
         return " ".join(said)
 
 
+@pytest.mark.contract("S5")
 async def test_a_reply_from_a_journal_says_so(tmp_path):
     """S1, S5: it is told as replayed, and with what it is charged again."""
     go_on = asyncio.Event()

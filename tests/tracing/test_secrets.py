@@ -27,6 +27,8 @@ from anabranch.testing import ScriptedBackend
 from anabranch.tracing import record
 from tests.backends.test_scan import drawn, shows
 
+pytestmark = pytest.mark.contract("S6")
+
 CONTENT = {
     name: f"{name}-{number:04}-plums-and-pears"
     for number, name in enumerate(

@@ -22,6 +22,8 @@ from support.warm import run_warm
 
 from anabranch.tracing import read
 
+pytestmark = pytest.mark.contract("S9")
+
 PROGRAM = [sys.executable, "-m", "anabranch"]
 WORK = '''
 import asyncio

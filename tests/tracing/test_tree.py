@@ -26,6 +26,8 @@ from anabranch.testing import ScriptedBackend, explore, pause
 from anabranch.tracing import Trace, _feed, read, record
 from tests.commander.test_model import draw
 
+pytestmark = pytest.mark.contract("S1")
+
 ENDS = ("completed", "failed", "cancelled")
 
 
@@ -93,6 +95,7 @@ def compare(world: World, trace: Trace) -> None:
         assert found.label == record_of(node).label
 
 
+@pytest.mark.contract("S2")
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_are_recorded_as_they_were(part: int, tmp_path: Path) -> None:
     """S1, S2: each node has one end, which is its own, below the parent that it had."""
@@ -186,6 +189,7 @@ def check_sums(used: dict[str, Usage], trace: Trace) -> None:
     assert trace.cost(used) == (pytest.approx(money) if known else None)
 
 
+@pytest.mark.contract("S5")
 @settings(max_examples=many(40, 400))
 @given(plans=st.lists(PLANS, max_size=3))
 def test_sums_are_those_of_the_tree(plans: Any, tmp_path_factory: Any) -> None:
@@ -195,6 +199,7 @@ def test_sums_are_those_of_the_tree(plans: Any, tmp_path_factory: Any) -> None:
     check_sums(used, trace)
 
 
+@pytest.mark.contract("S5")
 async def test_each_agent_s_sum_is_what_its_nodes_spent(tmp_path: Path) -> None:
     """S5: an agent's own and all below it, up to the next one's."""
 
@@ -212,6 +217,7 @@ async def test_each_agent_s_sum_is_what_its_nodes_spent(tmp_path: Path) -> None:
     assert [node.session for node in trace if node.own_agent == "agent 1"] == ["1"]
 
 
+@pytest.mark.contract("S5")
 async def test_prices_of_limits_above_are_taken(tmp_path: Path) -> None:
     """S5: where the caller gives none."""
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
@@ -238,6 +244,8 @@ class Blocked:
         monkeypatch.setattr(_feed.Feed, "_hand_over", hand_over)
 
 
+@pytest.mark.contract("S2")
+@pytest.mark.contract("S5")
 @pytest.mark.parametrize("most", [0, 1, 20, 10_000])
 async def test_sums_and_parents_hold_through_gaps(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +261,8 @@ async def test_sums_and_parents_hold_through_gaps(
     assert (trace.missed > 0) == (most < 10_000)
 
 
+@pytest.mark.contract("S5")
+@pytest.mark.contract("S7")
 async def test_a_blocked_writer_loses_events_and_no_truth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

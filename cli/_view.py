@@ -1,0 +1,174 @@
+"""`anabranch view` and `anabranch diff`: show a recording as a page or a text, and compare two."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterable
+from heapq import nlargest
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..commander import ConfigurationError
+from ..messages import Usage
+from ..messages.mask import mask
+from ..tracing import Trace, TraceNode, diff, read
+from ._display import can_draw, print_lines
+from ._exit import FAILED, USAGE, AsJson, Debug, report_errors
+from ._terminal import allow_unencodable, complain, has_unicode, in_line, print_json
+from ._tree_model import TreeSummary
+from ._tree_view import clean, draw, label, money, name_failure, seconds, tokens
+
+__all__ = ["show_diff", "summarize", "view"]
+
+PLAIN_COLUMNS, MAX_TREE_LINES = 120, 60
+MAX_SLOWEST = 10
+MAX_PATH_CHARS, MAX_LINE_CHARS = 100, 2_000
+DIFFERENT = 1
+DIFF_STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
+
+
+def view(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A recording: record(...) or run --record made it."),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where the page is written."),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="A summary on the screen, and no page.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Show a recording as a page in the browser, or as text.
+
+    The page is one file that asks nobody. Ends with status 0; 1 if it failed; 2 for wrong usage.
+    """
+    allow_unencodable()
+    with report_errors(FAILED, debug, (ConfigurationError,)):
+        trace = read(file)
+        if text:
+            if out is not None:
+                raise ConfigurationError("--text writes no page: give it without --out")
+            _show_text(trace, os.path.basename(file))
+            return
+        if out is None:
+            descriptor, out = tempfile.mkstemp(prefix="anabranch-", suffix=".html")
+            os.close(descriptor)
+        trace.html(out)
+        print(out)
+        if not no_open and not webbrowser.open(Path(out).absolute().as_uri()):
+            complain("there is no browser here: open the file in one, or see it with --text")
+
+
+def _show_text(trace: Trace, title: str) -> None:
+    console = Console(highlight=False, force_terminal=can_draw(sys.stdout))
+    width = console.width if console.is_terminal else PLAIN_COLUMNS
+    unicode = has_unicode(sys.stdout)
+    print_lines(console, summarize(trace, title, width, MAX_TREE_LINES, unicode=unicode))
+
+
+def summarize(trace: Trace, title: str, width: int, height: int, *, unicode: bool) -> list[Text]:
+    """Return a recording as text, for machines without a browser."""
+    lines = draw(TreeSummary(trace), width, height, trace.end, title=title, unicode=unicode)
+    if any(life.content for life in trace.lives):
+        lines.append(Text("with content: prompts, replies and arguments stand in it", "dim"))
+    lines += _sums("by agent", trace, trace.usage_by_agent().items())
+    by_model = [(model, {model: used}) for model, used in trace.usage().items()]
+    lines += _sums("by model", trace, by_model)
+    ran = [(_own_seconds(node, trace.end), node) for node in trace if node.spells]
+    if ran:
+        lines += [Text(), Text("slowest, without what they waited for below them", "bold")]
+        for length, node in nlargest(MAX_SLOWEST, ran, key=itemgetter(0)):
+            lines.append(Text(f"{seconds(length):>9}  {_path(node)}"))
+    if (first := trace.first_failure) is not None:
+        lines += [Text(), Text("first failure", "bold"), Text(f"  {name_failure(first)}", "red")]
+        lines.append(Text(f"  {_path(first)}, after {seconds(first.ended or 0.0)}"))
+    blocked = [(length, at, node) for node in trace for _, length, at in node.slow]
+    if blocked:
+        lines += [Text(), Text("blocked the loop", "bold")]
+        for length, at, node in nlargest(MAX_SLOWEST, blocked, key=itemgetter(0)):
+            place = clean(at, MAX_PATH_CHARS)
+            lines.append(Text(f"{seconds(length):>9}  {label(node)} at {place}"))
+    return lines
+
+
+def _sums(title: str, trace: Trace, sums: Iterable[tuple[str, dict[str, Usage]]]) -> list[Text]:
+    rows = [(clean(name) or "(no agent)", used) for name, used in sums]
+    if not rows:
+        return []
+    wide = max(len(name) for name, _ in rows)
+    lines = [Text(), Text(f"{title:<{wide + 2}}      in     out      cost", "bold")]
+    for name, used in sorted(
+        rows, key=lambda row: -sum(each.total_tokens for each in row[1].values())
+    ):
+        taken = tokens(sum(each.input_tokens for each in used.values())) or "0"
+        given = tokens(sum(each.output_tokens for each in used.values())) or "0"
+        lines.append(
+            Text(f"  {name:<{wide}}  {taken:>6}  {given:>6}  {money(trace.cost(used)):>8}")
+        )
+    return lines
+
+
+def _own_seconds(node: TraceNode, end: float) -> float:
+    """Return for how long a node ran while nothing below it did."""
+    own = sum((end if each.end is None else each.end) - each.start for each in node.spells)
+    below = [
+        (spell.start, end if spell.end is None else spell.end)
+        for child in node.children
+        for spell in child.spells
+    ]
+    reached = 0.0
+    for start, stop in sorted(below):
+        own -= max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return max(own, 0.0)
+
+
+def _path(node: TraceNode) -> str:
+    above = [each for each in node.upwards() if each.parent is not None]
+    return clean(" > ".join(label(each) for each in reversed(above)), MAX_PATH_CHARS)
+
+
+def show_diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A recording.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The recording compared with it.")],
+    as_json: AsJson = False,
+    times: Annotated[
+        bool, typer.Option("--times", help="Show what became much slower or faster, too.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is different in recording B, compared with recording A.
+
+    The exit status is 0 if nothing is, 1 if anything is, 2 if they cannot be compared. Times are no
+    difference, nor is the order of what ran at once.
+    """
+    allow_unencodable()
+    with report_errors(USAGE, debug):
+        difference = diff(read(before), read(after))
+        if as_json:
+            print_json(difference.to_json())
+        else:
+            _print_diff(mask(difference.lines(times=times)))
+        if difference:
+            raise SystemExit(DIFFERENT)
+
+
+def _print_diff(lines: list[str]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        rest = line.lstrip(" ")
+        indent = line[: len(line) - len(rest)]
+        style = "" if indent else DIFF_STYLES.get(rest.split(" ", 1)[0], "")
+        console.print(Text(indent + in_line(rest, MAX_LINE_CHARS), style))
