@@ -58,8 +58,8 @@ class LiveRegion:
     """Lines at the bottom of the terminal, drawn again below everything that is printed.
 
     In its block, text printed to standard output or error appears above the lines, as it was
-    written; a line without an end waits at their top. Each frame overwrites the one before instead of clearing it first, so
-    nothing flickers. Any thread may draw and print.
+    written; a line without an end waits at their top. Each frame overwrites the one before instead
+    of clearing it first, so nothing flickers. Any thread may draw and print.
     """
 
     def __init__(self) -> None:
@@ -130,9 +130,8 @@ class LiveRegion:
         self._painted = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._captured = self._stack.enter_context(
-            captured_streams(self._print, self._refresh, raw=True)
-        )
+        capture = captured_streams(self._print, self._refresh, raw=True)
+        self._captured = self._stack.enter_context(capture)
         if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGCONT, self._continue)
             self._stack.callback(signal.signal, signal.SIGCONT, before)

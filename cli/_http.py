@@ -1,4 +1,4 @@
-"""A server of anabranch's, as a client of it sees it: its address, its key, its events."""
+"""A client of an Anabranch server: its address, its key, its events."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 TOKEN = "ANABRANCH_TOKEN"  # noqa: S105 - the variable's name
-LONGEST = 16_000_000  # bytes of one event, and of an answer that is none
-MOST = 300  # characters of what a server says of a failure
-SILENCE = 60  # seconds; a server that lives says something sooner
+MAX_BYTES = 16_000_000  # of one event, and of another answer
+MAX_ERROR_CHARS = 300
+SILENCE = 60  # seconds; a server that works sends something sooner
 
 
 class BadServer(AnabranchError):
-    """A server does not do what it was asked; the message says why, `status` is its answer's."""
+    """A server refuses a request or fails; the message says why. `status` is the HTTP status."""
 
     status = 0
 
@@ -47,9 +47,9 @@ class ServerEvent(NamedTuple):
 
 
 def address_of(url: str) -> str:
-    """Return an http address without a query and a last slash.
+    """Return an HTTP address without its query and a slash at its end.
 
-    Raises `ConfigurationError` for what is none, `MissingExtra` where nothing can talk to it.
+    Raises `ConfigurationError` for another text, and `MissingExtra` without an HTTP client.
     """
     if find_spec("aiohttp") is None:
         raise MissingExtra("talking to a server", "http")
@@ -67,7 +67,7 @@ def address_of(url: str) -> str:
 
 
 def open_client() -> aiohttp.ClientSession:
-    """Open a client that sends what `ANABRANCH_TOKEN` has as its key."""
+    """Open a client that sends the key in `ANABRANCH_TOKEN`."""
     import aiohttp
 
     key = os.environ.get(TOKEN, "").strip()
@@ -79,7 +79,7 @@ def open_client() -> aiohttp.ClientSession:
 
 
 async def require_ok(answer: aiohttp.ClientResponse, what: str) -> None:
-    """Raise what a refusal says; a redirect is one, since the key is for this address alone."""
+    """Raise `BadServer` for a refusal, or a redirect: the key is for this address alone."""
     what = in_line(what, 200)
     if answer.status < 300:
         return
@@ -90,21 +90,21 @@ async def require_ok(answer: aiohttp.ClientResponse, what: str) -> None:
         raise BadServer(f"{what} sends on to {in_line(where, 200)}: give that address instead")
     try:
         said = str((await read_object(answer))["error"]["message"])
-    except (ValueError, KeyError, TypeError):  # a server of another kind may say anything
+    except (ValueError, KeyError, TypeError):  # it may be any server
         said = f"status {answer.status}; is it a server of anabranch's?"
     if key := os.environ.get(TOKEN, "").strip():
         said = said.replace(key, "********")
-    error = BadServer(f"{what}: {in_line(mask(said), MOST)}")
+    error = BadServer(f"{what}: {in_line(mask(said), MAX_ERROR_CHARS)}")
     error.status = answer.status
     raise error
 
 
 async def read_object(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
-    """Read an answer that is a JSON object, of bounded size; raise `ValueError` for another."""
+    """Read a JSON object of limited size; raise `ValueError` for another answer."""
     body = bytearray()
     async for piece in answer.content.iter_any():
         body += piece
-        if len(body) > LONGEST:
+        if len(body) > MAX_BYTES:
             raise ValueError("an answer without end")
     try:
         found: Any = json.loads(body)
@@ -116,9 +116,9 @@ async def read_object(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
 
 
 async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEvent]:
-    """Give server-sent events as they come; one that was cut is left out.
+    """Yield server-sent events as they come, without an incomplete one at the end.
 
-    Raises `ValueError` for one that is too long, or no text.
+    Raises `ValueError` for an event that is too long, or is no UTF-8.
     """
     kind, lines, size = "", list[str](), 0
     line = bytearray()
@@ -128,7 +128,7 @@ async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEve
             line += piece[start:end]
             start = end + 1
             size += len(line)
-            if size > LONGEST:
+            if size > MAX_BYTES:
                 raise ValueError("an event without end")
             text = line.removesuffix(b"\r").decode()
             line.clear()
@@ -143,5 +143,5 @@ async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEve
                     yield ServerEvent(kind, "\n".join(lines))
                 kind, lines, size = "", [], 0
         line += piece[start:]
-        if size + len(line) > LONGEST:
+        if size + len(line) > MAX_BYTES:
             raise ValueError("a line without end")

@@ -1,4 +1,4 @@
-"""The entry point: finds out whether the terminal's packages are there, and hands over."""
+"""The entry point: checks that the terminal's packages are installed, and runs the command."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ._keyboard import unechoed
 
 __all__ = ["main"]
 
-INTERRUPTED = 130  # as `_exit` has it, which takes as long to be there
-GRACE = 1.0  # seconds for threads that tools still keep
+INTERRUPTED = 130  # as in `_exit`, whose import is slow
+GRACE_SECONDS = 1.0  # for threads that tools still run
 
 
 def main() -> None:
     """Run the command line in `sys.argv`; ends the process with its exit status."""
     open_missing_streams()
-    # The imports take a while, in which a person begins to write.
+    # The imports take a while, in which a person may begin to type.
     with unechoed(sys.argv[1:2] == ["chat"] and "--plain" not in sys.argv):
         ended = _run()
-    # The interpreter would wait for a thread that a tool keeps, perhaps for ever.
+    # The interpreter would wait for a thread of a tool, perhaps for ever.
     main_thread = threading.main_thread()
     kept = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
     for thread in kept:
-        thread.join(GRACE / len(kept))
+        thread.join(GRACE_SECONDS / len(kept))
     if any(thread.is_alive() for thread in kept):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -35,7 +35,7 @@ def main() -> None:
 
 def _run() -> SystemExit:
     try:
-        from ._app import app  # which takes a while
+        from ._app import app
     except KeyboardInterrupt:
         return SystemExit(INTERRUPTED)
     except ImportError as error:
@@ -52,7 +52,7 @@ def _run() -> SystemExit:
 
 
 def open_missing_streams() -> None:
-    """Let a standard stream that was closed be an empty one: else a file could get its number."""
+    """Open each closed standard stream as an empty one: else a file could get its descriptor."""
     for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""What remains of a conversation when the chat ends as nobody has foreseen."""
+"""Save the conversation after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["rescue"]
 
 
 def rescue(conversation: Conversation) -> None:
-    """Save what was said where the user finds it, and say where; show it if it cannot be saved."""
+    """Save a conversation and print its path; print the conversation if it cannot be saved."""
     if not any(message.role == "user" for message in conversation):
         return
     folders = [Path(tempfile.gettempdir())]
@@ -23,7 +23,7 @@ def rescue(conversation: Conversation) -> None:
         from platformdirs import user_state_path
 
         folders.insert(0, user_state_path("anabranch", ensure_exists=True))
-    with suppress(OSError):  # nobody may be there to hear it
+    with suppress(OSError):  # standard error may be closed
         for folder in folders:
             with suppress(Exception):
                 path = folder / f"chat-{conversation.thread_id}.json"

@@ -24,10 +24,10 @@ and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exceptio
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places), `tap.py`
 (for those who follow a whole tree), `pattern.py` (for edges), `process.py`, `thread.py` (what a
 thread does at a cancel), `awaitable.py` (a user's method that should be async), `kinds.py` (an
-argument of the wrong kind), `scope.py` and `kept.py` (for runs that are kept in a journal),
-`plugins.py` and `lazy.py` (for names that packages bring), `stored_names.py` (for names of classes
-and functions in stored data), and `private.py` (for private names of asyncio that Python may
-change).
+argument of the wrong kind), `scope.py`, `ends.py` and `kept.py` (for runs that are kept in a
+journal), `plugins.py` and `lazy.py` (for names that packages bring), `stored_names.py` (for names
+of classes and functions in stored data), and `private.py` (for private names of asyncio that Python
+may change).
 """
 
 from ._blocking import check_cancelled as check_cancelled

@@ -17,10 +17,11 @@ from anyio import CancelScope, from_thread, to_thread
 from ._node import Node
 from ._report import note, type_name
 from .errors import WorkerLost
+from .process import describe_exit, outlast_end, start_process
 from .thread import WORKING_FOR, Notice
 from .waiting import outlast
 
-__all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "describe_exit"]
+__all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled"]
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class ProcessCall(_Call[T], internal=True):
                 f"one of them cannot be pickled: {error}"
             ) from error
         work = pickle.dumps((preparation, call))
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable,
             "-c",
             "from anabranch.commander._worker import main; main()",
@@ -180,11 +181,10 @@ class ProcessCall(_Call[T], internal=True):
         return loop.call_later(self._grace, _signal_group, process, "SIGKILL")
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        waiting = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
         with suppress(ProcessLookupError):
             process.terminate()
         late = self._kill_later(process)
-        await outlast(waiting)
+        await outlast_end(process)
         late.cancel()
 
     def _answer(self, answer: bytes | None, status: int) -> T:
@@ -233,13 +233,3 @@ def _signal_group(process: asyncio.subprocess.Process, name: str = "") -> bool:
     except (ProcessLookupError, PermissionError):  # the latter on macOS, of what has just ended
         return False
     return True
-
-
-def describe_exit(status: int) -> str:
-    """Say how a process ended that has this return code."""
-    if status >= 0:
-        return f"status {status}"
-    try:
-        return f"signal {signal.Signals(-status).name}"
-    except ValueError:  # the real-time ones have no names but for the first and the last
-        return f"signal {-status}"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ._node import Node
 
 __all__ = [
+    "NO_WAIT",
+    "BodyWait",
     "LocalFuture",
     "Wait",
     "awaited",
@@ -24,8 +26,8 @@ __all__ = [
     "postpone",
     "reach",
     "relays",
-    "timed",
     "times_out",
+    "wait_of",
     "waits_for_tree",
 ]
 
@@ -163,16 +165,42 @@ def times_out(coroutine: object) -> float | None:
     return None
 
 
-def timed(
+class BodyWait:
+    """Where a task stands: whether it goes on in a few turns, and the timers that may let it."""
+
+    __slots__ = ("_at", "goes_on", "task", "timers")
+
+    def __init__(self, task: asyncio.Task[Any] | None, goes_on: bool = False) -> None:
+        self.task = task
+        self.goes_on = goes_on
+        self.timers: list[asyncio.TimerHandle] = []
+        # The futures at which the task and those stand for which alone it waits.
+        self._at: list[tuple[asyncio.Task[Any], asyncio.Future[Any]]] = []
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the task still waits there; what others do that it waits for may have changed."""
+        return not self.goes_on and all(
+            not on.done() and awaited(task) is on for task, on in self._at
+        )
+
+    def stands(self, task: asyncio.Task[Any], on: asyncio.Future[Any]) -> None:
+        """Note that a task for which alone it waits, or itself, stands at a future."""
+        self._at.append((task, on))
+
+
+NO_WAIT = BodyWait(None)
+
+
+def wait_of(
     task: asyncio.Task[Any], work_of: Callable[[Wait], asyncio.Task[Any] | None]
-) -> tuple[bool, list[asyncio.TimerHandle]]:
-    """Say whether `task` goes on in a few turns, and return the timers that may let it go on.
+) -> BodyWait:
+    """Return the wait at which `task` stands.
 
     `work_of` may give the task behind a `Wait`, which the search then goes through as well. Of many
     tasks for which one waits, none is looked at.
     """
-    moves = False
-    timers: list[asyncio.TimerHandle] = []
+    wait = BodyWait(task)
     seen: set[asyncio.Future[Any]] = set()
     # The tasks, and whether the first one waits for that one alone.
     stack: list[tuple[asyncio.Future[Any], bool]] = [(task, True)]
@@ -183,18 +211,20 @@ def timed(
         seen.add(future)
         coroutine = None
         if isinstance(future, asyncio.Task):
-            coroutine = cast("asyncio.Task[Any]", future).get_coro()
-            on = awaited(cast("asyncio.Task[Any]", future))
+            each = cast("asyncio.Task[Any]", future)
+            coroutine, on = each.get_coro(), awaited(each)
             if on is None or on.done():
-                moves = moves or alone
+                wait.goes_on = wait.goes_on or alone
                 continue
+            if alone:
+                wait.stands(each, on)
         else:
             on = future
         if isinstance(on, Wait):
             work = work_of(on)
             behind: list[asyncio.Future[Any]] = [] if work is None else [work]
         else:
-            timers += _timers(coroutine)
+            wait.timers += _timers(coroutine)
             if _has_many(coroutine, on):  # each end would go through all of them
                 continue
             behind = _behind(coroutine, on)
@@ -204,11 +234,11 @@ def timed(
                     for where, names in _stands(coroutine)
                 )
                 done = (each.done() for each in behind)
-                moves = any(done) if first else all(done)
-                if moves:
+                if any(done) if first else all(done):
+                    wait.goes_on = True
                     break
         stack += [(each, alone and len(behind) == 1) for each in behind]
-    return moves, timers
+    return wait
 
 
 def _has_many(coroutine: object, future: asyncio.Future[Any]) -> bool:

@@ -18,14 +18,12 @@ from weakref import ref
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
-from ._reach import Wait, awaited, gathering, postpone, reach, relays, timed, times_out
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
 if TYPE_CHECKING:
     from ._node import Node
     from ._record import Record
-    from ._seat import Seat
     from .kept import Effect, KeptReply
 
 __all__ = [
@@ -35,31 +33,17 @@ __all__ = [
     "Put",
     "Scope",
     "adopt",
-    "body_timers",
-    "body_times_out",
     "cancel_again",
     "charge_again",
-    "fails_parent",
     "find_scope",
-    "has_final_callbacks",
-    "has_siblings",
-    "hearer",
-    "hears_alone",
     "is_aside_here",
     "is_leaving",
     "leaves_here",
-    "may_be_awaited",
     "once",
-    "parent_runs",
-    "parent_wants_slot",
-    "postpone",
     "put_of",
-    "putter_of",
-    "relays_of",
     "scope_here",
     "scope_of",
     "spent",
-    "until_parent_has_slot",
 ]
 
 T = TypeVar("T")
@@ -368,7 +352,7 @@ def scope_here(*, any_loop: bool = False) -> Scope | None:
     With `any_loop` the node may live on another loop, as that of a thread of `in_thread` does.
     """
     node = payer() if any_loop else parent_here()
-    return None if node is None else _scope(record_of(node))
+    return None if node is None else scope_around(record_of(node))
 
 
 def adopt(node: Node[Any], scope: Scope, parent: Node[Any]) -> None:
@@ -399,20 +383,20 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
     putter = None if around is None else around._node_record
     if putter is None or putter.tree is not parent.tree or putter.parent_node is None:
         putter = node_in(parent.tree)
-    if putter is None or (scope := _scope(putter)) is None:
+    if putter is None or (scope := scope_around(putter)) is None:
         putter = parent
-        if (scope := _scope(parent)) is None:
+        if (scope := scope_around(parent)) is None:
             return None
     own = record.attempts if record.special else None
     loop = putter.tree.loop
-    root = putter is not parent and _scope(parent) is None
+    root = putter is not parent and scope_around(parent) is None
     aside = not putter.closing and putter.task is not asyncio.current_task(loop)
     retried = own is not None and own.retry is not None
     if root and scope.limits is not None and record.limits is None:
         record.limits = scope.limits
     # By place: Python takes twice as long for a call by keywords, and every node comes by.
     entered = scope.enter(node, key, loop, root, aside, retried, putter.closing)
-    if putter is not parent and _scope(putter) is scope:
+    if putter is not parent and scope_around(putter) is scope:
         entered.put_elsewhere(putter.node)
     return entered
 
@@ -450,125 +434,6 @@ def is_aside_here() -> bool:
     return record.task is not asyncio.current_task()
 
 
-def hearer(node: Node[Any]) -> object | None:
-    """Return who hears at once of the end of `node`, which has been put; None if nobody does.
-
-    That is a `gather` if only it awaits the node, and else another for each node.
-    """
-    record = node._node_record
-    if record is None or not (waiters := record.waiters):
-        return None
-    return (len(waiters) == 1 and gathering(waiters[0])) or node
-
-
-def relays_of(node: Node[Any]) -> int:
-    """Return through how many tasks the end of `node` reaches whoever does something with it."""
-    return max(map(relays, record_of(node).waiters or ()), default=0)
-
-
-def may_be_awaited(node: Node[Any]) -> bool:
-    """Say whether nobody awaits `node` yet, and its parent's body may still do so."""
-    return not record_of(node).waiters and parent_runs(node)
-
-
-def has_final_callbacks(node: Node[Any]) -> bool:
-    """Say whether `node` has callbacks that run at its end, and so may not be done at once."""
-    return record_of(node).callback is not None
-
-
-def putter_of(node: Node[Any]) -> Node[Any] | None:
-    """Return the node that has put `node`, which may be put elsewhere; None if it is gone."""
-    scope = _scope(record_of(node))
-    return node.parent if scope is None or scope.putter is None else scope.putter()
-
-
-def parent_runs(node: Node[Any]) -> bool:
-    """Say whether the body of the node's putter runs, and was not told to end."""
-    putter = putter_of(node)
-    above = None if putter is None else record_of(putter)
-    return above is not None and above.task is not None and not above.ending
-
-
-def hears_alone(node: Node[Any]) -> bool:
-    """Say whether the body of the node's putter awaits `node` and nothing else."""
-    putter, waiters = putter_of(node), record_of(node).waiters
-    task = None if putter is None else record_of(putter).task
-    if not isinstance(task, asyncio.Task) or not waiters or len(waiters) > 1:
-        return False
-    return awaited(task) is waiters[0] and task is not asyncio.current_task()
-
-
-def body_timers(putter: Node[Any]) -> tuple[bool, list[asyncio.TimerHandle]]:
-    """Say whether a node's body goes on in a few turns; return the timers that may let it go on.
-
-    Also by a plain node for which it waits.
-    """
-    task = record_of(putter).task
-    if not isinstance(task, asyncio.Task) or task.done():
-        return False, []
-    if task is asyncio.current_task():
-        return True, []
-    return timed(task, _plain_work)
-
-
-def _plain_work(wait: Wait) -> asyncio.Task[Any] | None:
-    record = wait.node._node_record
-    if record is None or wait.node._node_durable or not isinstance(record.task, asyncio.Task):
-        return None
-    return record.task
-
-
-def body_times_out(node: Node[Any]) -> float | None:
-    """Return after how many seconds a timer ends the wait of the node's body, at most.
-
-    Also a sleep; and what `times_out` says. 0 if that body goes on now: then it may be about to
-    wait so.
-    """
-    task = record_of(node).task
-    if not isinstance(task, asyncio.Task) or task.done():
-        return None
-    moves, timers = body_timers(node)
-    if moves:
-        return 0.0
-    tasks, _, _ = reach(task.get_coro(), awaited(task))
-    every = [times_out(each.get_coro()) for each in (task, *tasks)]
-    every += [each.when() - task.get_loop().time() for each in timers]
-    return min((each for each in every if each is not None), default=None)
-
-
-async def until_parent_has_slot(node: Node[Any]) -> None:
-    """Wait while the body of the node's parent could go on, but for a slot."""
-    if (seat := _parent_seat(node)) is not None:
-        await seat.hold_back()
-
-
-def parent_wants_slot(node: Node[Any]) -> bool:
-    """Say whether the body of the node's parent could go on, but for a slot."""
-    seat = _parent_seat(node)
-    return seat is not None and seat.wanted
-
-
-def _parent_seat(node: Node[Any]) -> Seat | None:
-    return None if node.parent is None else record_of(node.parent).seat
-
-
-def fails_parent(node: Node[Any]) -> bool:
-    """Say whether a failure of `node` would go to the policy of its parent at once, and abort that.
-
-    It would not if somebody awaits the node, or has said that it will.
-    """
-    record, above = record_of(node), node.parent
-    return not (record.waiters or record.claimed or above is None) and (
-        record_of(above).policy == "fail_fast"
-    )
-
-
-def has_siblings(node: Node[Any]) -> bool:
-    """Say whether the parent of `node` has other unfinished children."""
-    above = node.parent
-    return above is not None and len(record_of(above).children or ()) > 1
-
-
 def charge_again(
     account: str, amount: Any, node: Node[Any] | None = None, own: Iterable[NodeLimits] = ()
 ) -> None:
@@ -579,7 +444,7 @@ def charge_again(
     """
     by = payer() if node is None else node
     charge_as("charged_again", account, amount, by)
-    scope = None if by is None else _scope(record_of(by))
+    scope = None if by is None else scope_around(record_of(by))
     every = {id(each): each for each in (*limits_around(by), *own)}
     for limits in () if scope is None else scope.counted:
         every.pop(id(limits), None)
@@ -587,9 +452,9 @@ def charge_again(
         limits.count_again(account, amount)
 
 
-def _scope(record: Record) -> Scope | None:
+def scope_around(record: Record) -> Scope | None:
     """Return a node's scope; a commander's is that of the node in which it was entered."""
     scope: Scope | None = record.rare.scope
     if scope is not None or record.parent_node is not None or record.tree.outer is None:
         return scope
-    return _scope(record_of(record.tree.outer))
+    return scope_around(record_of(record.tree.outer))

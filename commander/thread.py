@@ -12,7 +12,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import Lock
 
-__all__ = ["WORKING_FOR", "Notice", "at_cancel"]
+__all__ = ["WAITING", "WORKING_FOR", "Notice", "at_cancel"]
+
+WAITING: dict[int, Callable[[], bool]] = {}
+"""By ident, threads that wait for another one, and whether that may take any time.
+
+A loop of tests asks: it may not read the frames of a running thread.
+"""
 
 
 class Notice:

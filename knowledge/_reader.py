@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import anyio.to_thread
 
 from ..commander.errors import MissingExtra
-from ..commander.waiting import outlast
+from ..commander.process import end_process, start_process
 from ._read_main import KINDS, Block
 
 __all__ = ["Reader", "Refused", "Said", "kind_of"]
@@ -93,7 +93,7 @@ class Reader:
 
     async def _ask(self, line: bytes) -> bytes:
         if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await start_process(
                 *(sys.executable, "-P", str(MAIN)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -109,8 +109,5 @@ class Reader:
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        await outlast(asyncio.ensure_future(process.wait()))
+        if process is not None:
+            await end_process(process)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from ..messages.text import encodable
 from ._http import Refusal
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ MAX_VALUES = 100_000
 VALUES_PER_MESSAGE = 10
 # Lists and objects whose depth is found without a turn of the event loop between.
 SLICE = 1000
+# Digits that a number may have in a row.
+DIGITS = 1000
+_TO_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG = b"0" * (DIGITS + 1)
+# An escaped character, which may be a pair of halves, or a half without the other.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 _PICKED = frozenset({dict, list, float})
 # What of a request is not read stays in the connection, so that ends.
 CLOSE = {"Connection": "close"}
@@ -72,44 +82,86 @@ async def _has_more_values(body: bytes, most: int) -> bool:
     marks = (b",", b"[", b"{")
     if sum(map(body.count, marks)) <= most:
         return False
-    # The marks inside strings do not count, so what is escaped goes first, and then the strings.
+    # The marks inside strings do not count.
+    outside = await _outside_strings(body, 4 * most)  # two quotes for a name and two for its value
+    return outside is None or sum(map(outside.count, marks)) > most
+
+
+async def _outside_strings(body: bytes, most: int) -> bytes | None:
+    """Return JSON text without its strings; None if there are more than `most` quotes."""
     await asyncio.sleep(0)
-    body = body.replace(b"\\\\", b"")
+    body = body.replace(b"\\\\", b"")  # what is escaped goes first, and then the strings
     await asyncio.sleep(0)
     body = body.replace(b'\\"', b"")
-    if body.count(b'"') > 4 * most:  # two for a name and two for its value
-        return True
+    if body.count(b'"') > most:
+        return None
     await asyncio.sleep(0)
-    outside = b"".join(body.split(b'"')[::2])
-    return sum(map(outside.count, marks)) > most
+    return b"".join(body.split(b'"')[::2])
+
+
+async def _has_long_numbers(body: bytes) -> bool:
+    """Say whether JSON text has a number of more digits in a row than `DIGITS`.
+
+    The time to read a number grows with the square of its length.
+    """
+    await asyncio.sleep(0)
+    if _LONG not in body.translate(_TO_ZERO):
+        return False
+    outside = await _outside_strings(body, len(body))
+    return outside is not None and _LONG in outside.translate(_TO_ZERO)
 
 
 async def _parse(body: bytes) -> dict[str, Any]:
+    if await _has_long_numbers(body):
+        raise Refusal(413, f"a number has at most {DIGITS} digits in a row")
     await asyncio.sleep(0)
-    halves = False
     try:
-        found: Any = from_json(body, allow_inf_nan=False)  # holds the loop far shorter than `json`
+        found = _read(body)
     except ValueError:
-        # It refuses halves of characters and more than 200 levels, too.
+        if b"\\ud" not in body and b"\\uD" not in body:
+            raise Refusal(400, "the body is no JSON") from None
+        # It refuses half a character, which some clients cut a text at.
+        body = await _without_halves(body)
         await asyncio.sleep(0)
         try:
-            found = json.loads(body.decode(), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
+            found = _read(body)
+        except ValueError:
             raise Refusal(400, "the body is no JSON") from None
-        halves = b"\\ud" in body or b"\\uD" in body
     await asyncio.sleep(0)
     depth = await _depth(found)
     if not isinstance(found, dict):
         raise Refusal(400, "the body is no JSON object")
     if depth > DEPTH:
         raise Refusal(400, f"the body has more than {DEPTH} levels")
-    if halves:
-        # Half a character, which some clients cut a text at, has no place in what is sent on.
-        await asyncio.sleep(0)
-        text = encodable(json.dumps(found, ensure_ascii=False))
-        await asyncio.sleep(0)
-        found = json.loads(text)
     return cast("dict[str, Any]", found)
+
+
+def _read(body: bytes) -> Any:
+    try:
+        return from_json(body, allow_inf_nan=False)  # holds the loop far shorter than `json`
+    except ValueError as error:
+        if "recursion limit" not in str(error):
+            raise
+    try:  # more than 200 levels
+        return json.loads(body.decode(), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+async def _without_halves(body: bytes) -> bytes:
+    """Put U+FFFD for each escaped half of a character that is alone."""
+    clean, end = bytearray(), 0
+    for count, escape in enumerate(_ESCAPE.finditer(body)):
+        if count % SLICE == 0:
+            await asyncio.sleep(0)
+        if escape.lastgroup == "half":
+            clean += body[end : escape.start()] + b"\\ufffd"
+            end = escape.end()
+    return bytes(clean + body[end:])
 
 
 async def _depth(found: object) -> int:
@@ -129,7 +181,3 @@ async def _depth(found: object) -> int:
             raise Refusal(400, "the body is no JSON")  # such as 1e999
         depth += 1
     return depth
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

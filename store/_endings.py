@@ -16,9 +16,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
-from ..commander.scope import (
-    body_timers,
+from ..commander.ends import (
+    NO_WAIT,
+    BodyWait,
+    body_task,
     body_times_out,
+    body_wait,
     fails_parent,
     has_final_callbacks,
     has_siblings,
@@ -29,9 +32,9 @@ from ..commander.scope import (
     postpone,
     putter_of,
     relays_of,
-    scope_of,
     until_parent_has_slot,
 )
+from ..commander.scope import scope_of
 from ..commander.waiting import LocalFuture, Wait, begin_wait
 from ._failure import was_awaited
 from .errors import JournalError, LeaseLost
@@ -75,12 +78,6 @@ def _scope(node: Node[Any]) -> NodeScope:
     return cast("NodeScope", scope_of(node))
 
 
-def _timers(node: Node[Any]) -> tuple[bool, list[asyncio.TimerHandle]]:
-    """Say whether the body that has put `node` is about to go on; return timers that may let it."""
-    putter = putter_of(node)
-    return (False, []) if putter is None else body_timers(putter)
-
-
 class Endings:
     """The nodes that one node has put and that are to end: of an earlier row first."""
 
@@ -111,6 +108,8 @@ class Endings:
         self._holding: asyncio.Task[None] | None = None
         # The `gather` that alone awaited the last one: it cannot tell another of its own from that.
         self._gather: object | None = None
+        # The wait at which the putter's body stood in this turn.
+        self._seen: BodyWait | None = None
         # For how many turns none has ended, as the parent's body was about to go on.
         self._moved = 0
         # Those that have ended but for their final callbacks, with the numbers of their rows.
@@ -141,10 +140,8 @@ class Endings:
         """Say whether a node whose outcome is a row now may end; if not, `end(node)` is called."""
         if fails and fails_parent(node):
             return True  # nobody awaits it, and others are cut short at once
-        heard = hearer(node)
-        early = _scope(node).given_up is not None or self._is_ahead(node, number)
-        moves, timers = _timers(node)
-        if not (self._waiting or self._turns or early or moves or parent_wants_slot(node)):
+        if not (self._waiting or self._turns or self._is_held_back(node, number)):
+            heard, timers = hearer(node), self._wait_of(node).timers
             if heard is not None and self._gather in (None, heard):
                 self._note_callbacks(number, node)
                 self._keep_apart(node if fails or timers else heard, node, relays_of(node))
@@ -195,6 +192,29 @@ class Endings:
             await asyncio.sleep(0)
         if not self._recorded:
             self.replays = False  # who begins later has nobody to wait for
+
+    def _is_held_back(self, node: Node[Any], number: int) -> bool:
+        """Say whether a node must not end in this turn, even if no other one waits to end."""
+        early = _scope(node).given_up is not None or self._is_ahead(node, number)
+        return early or parent_wants_slot(node) or self._wait_of(node).goes_on
+
+    def _wait_of(self, node: Node[Any]) -> BodyWait:
+        """Return the wait at which the body stands that has put `node`.
+
+        It is looked at once in a turn, however many end then, while the body stays there.
+        """
+        putter = putter_of(node)
+        if putter is None:
+            return NO_WAIT
+        seen = self._seen
+        if seen is None or seen.task is not body_task(putter) or not seen.lasts:
+            if seen is None:
+                self._loop.call_soon(self._forget_wait)
+            seen = self._seen = body_wait(putter)
+        return seen
+
+    def _forget_wait(self) -> None:
+        self._seen = None
 
     def _push(self, number: int, node: Node[Any]) -> None:
         if self._numbers and self._numbers[-1] > number:
@@ -263,9 +283,10 @@ class Endings:
             return
         timers: list[asyncio.TimerHandle] = []
         if self._waiting:
-            moves, timers = _timers(self._waiting[0])
-            self._moved = self._moved + 1 if moves else 0
-            if moves and self._moved < MOVES:
+            wait = self._wait_of(self._waiting[0])
+            timers = wait.timers
+            self._moved = self._moved + 1 if wait.goes_on else 0
+            if wait.goes_on and self._moved < MOVES:
                 self._call()
                 return
         waiting, numbers, told, last = self._waiting, self._numbers, None, None

@@ -25,16 +25,8 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.scope import (
-    Scope,
-    has_siblings,
-    hearer,
-    hears_alone,
-    is_aside_here,
-    parent_runs,
-    put_of,
-    scope_here,
-)
+from ..commander.ends import has_siblings, hearer, hears_alone, parent_runs
+from ..commander.scope import Scope, is_aside_here, put_of, scope_here
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lending_slot
 from ._codec import Codec

@@ -2,6 +2,7 @@
 
 - `_explore`: run a test under one seed or many (`run_seeded`, `explore`), and steps within it
 - `_loop`: the loop whose seed orders what is ready, and whose clock jumps when nothing is
+- `_threads`: which threads are idle, as they note it themselves
 - `_choices`: what a seed chooses
 - `_deadlock`: the error of a loop on which nothing can happen again, with the trees that hang
 - `_scripted`: a backend that says what a test has written down

@@ -13,12 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from types import FrameType
 from typing import Any, cast
 
 from ..commander.private import running_loop
 from ._choices import Choices
 from ._deadlock import Deadlock, describe
+from ._threads import is_at_work, is_in_event, note_waits
 
 __all__ = ["SeededLoop", "VirtualClock"]
 
@@ -27,8 +27,6 @@ LOOK = 0.02
 # The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
 # loop anything to do.
 WATCHERS = ("anabranch", "anabranch-tracing")
-# The innermost frames of a thread that waits for an event.
-EVENT_WAIT = ["Condition.wait", "Event.wait"]
 # How often the timers that only look at a tree fire with nothing else to come, before it is a
 # deadlock: they may still tell somebody who acts on it.
 LOOKS = 40
@@ -86,6 +84,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         # What this loop has handed to pools of threads, and has not been answered yet.
         self._in_pools: list[asyncio.Future[Any]] = []
         self._threads_before = frozenset(threading.enumerate())
+        note_waits()
         self._polled = _Selector(self)
         super().__init__(self._polled)
         _require_private(self)
@@ -130,7 +129,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
             return True
         # A pool's thread that has taken a call off its queue looks idle until it begins the call.
         unanswered = sum(not each.done() for each in self._in_pools)
-        return unanswered > sum(_names(each)[:2] == EVENT_WAIT for each in self._own_threads())
+        return unanswered > sum(map(is_in_event, self._own_threads()))
 
     def _only_looks(self) -> bool:
         """Say whether no timer is set but those that look what trees wait for, again and again."""
@@ -143,7 +142,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
     def _working(self) -> list[threading.Thread]:
         """Return the threads that are at work and may still call in."""
-        return [each for each in self._own_threads() if _at_work(each)]
+        return [each for each in self._own_threads() if is_at_work(each)]
 
     def _own_threads(self) -> list[threading.Thread]:
         return [
@@ -151,44 +150,6 @@ class SeededLoop(asyncio.SelectorEventLoop):
             for thread in threading.enumerate()
             if thread not in self._threads_before and thread.name not in WATCHERS
         ]
-
-
-def _at_work(thread: threading.Thread) -> bool:
-    """Say whether a thread does anything but wait for what somebody else has to begin.
-
-    That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
-    """
-    stack = _stack(thread)
-    names = [frame.f_code.co_qualname for frame in stack]
-    idle = False
-    if names[:1] == ["_worker"]:  # of concurrent.futures
-        pool = stack[0].f_locals
-        queue = pool.get("work_queue")
-        idle = pool.get("work_item") is None and queue is not None and queue.qsize() == 0
-    elif names[:2] == EVENT_WAIT:
-        wait = stack[1].f_locals
-        idle = wait["timeout"] is None and not wait["self"].is_set()
-    elif names[:1] == ["Bell.wait"]:  # of a journal
-        wait = stack[0].f_locals
-        idle = wait["timeout"] < 0 and not wait["self"].rung
-    elif names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
-        idle = stack[1].f_locals["self"].qsize() == 0
-    # It may have been woken meanwhile, and have taken what it was woken for.
-    return not idle or sys._current_frames().get(thread.ident or 0) is not stack[0]
-
-
-def _stack(thread: threading.Thread) -> list[FrameType]:
-    """Return the innermost frames of a thread."""
-    stack: list[FrameType] = []
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and len(stack) < 3:
-        stack.append(frame)
-        frame = frame.f_back
-    return stack
-
-
-def _names(thread: threading.Thread) -> list[str]:
-    return [frame.f_code.co_qualname for frame in _stack(thread)]
 
 
 def _require_private(loop: asyncio.AbstractEventLoop) -> None:

@@ -99,6 +99,16 @@ def _is_own(address: str) -> bool:
 sys.addaudithook(_refuse_outside)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """End the run when a worker dies, with the name of the test that it ran.
+
+    xdist would start another worker, and run that test again, which may kill it too.
+    """
+    if getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = "0"
+
+
 def pytest_report_header() -> str:
     return f"ANABRANCH_SEED={SEED}" + (", with the long tests" if LONG else "")
 

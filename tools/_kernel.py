@@ -152,6 +152,8 @@ class Kernel:
         """
         launching = asyncio.ensure_future(cls._launch(executable, limits, cwd, env))
         interrupted = await outlast(launching)
+        if interrupted is not None and launching.exception() is not None:
+            raise interrupted
         kernel = launching.result()
         ready = False
         try:

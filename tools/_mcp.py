@@ -10,7 +10,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -220,20 +220,42 @@ class _Connection(Node[None], internal=True, name="mcp_connection"):
     def __init__(self, server: McpServer) -> None:
         self._server = server
         self.leave = asyncio.Event()
+        self._connecting: asyncio.Timeout | None = None
         self.client: mcp.Client | None = None
         self.listed: asyncio.Future[list[mcp.Tool]] = asyncio.get_running_loop().create_future()
 
     async def task(self) -> None:
+        """Hold the connection; cancelled, leave the server before the cancel goes on.
+
+        The SDK's client may be cancelled only once: the second cancel of its task interrupts its
+        clean-up, and leaves the server's process.
+        """
+        holding = asyncio.Task(self._hold(), loop=asyncio.get_running_loop())
+        interrupted = await outlast(holding, self._leave)
+        if interrupted is not None:
+            raise interrupted
+        holding.result()
+
+    def _leave(self) -> None:
+        self.leave.set()
+        if self._connecting is not None:
+            with suppress(RuntimeError):  # it has expired, or the connection has failed
+                self._connecting.reschedule(0.0)  # expire now: that is one cancel at most
+
+    async def _hold(self) -> None:
         from ._mcp_wire import open_client
 
         seconds = self._server.connect_timeout
+        if self.leave.is_set():
+            return
         try:
             with tempfile.TemporaryFile() as log:
                 try:
                     async with AsyncExitStack() as stack:
-                        async with asyncio.timeout(seconds):
+                        async with asyncio.timeout(seconds) as self._connecting:
                             client = await open_client(self._server, stack, log)
                             listed = await _list_tools(client)
+                        self._connecting = None
                         self.client = client
                         self.listed.set_result(listed)
                         await self.leave.wait()

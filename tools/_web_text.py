@@ -13,7 +13,7 @@ from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 
 from ..commander.errors import MissingExtra, ToolError
-from ..commander.waiting import outlast
+from ..commander.process import end_process, start_process
 from ._web_fetch import Fetched
 
 __all__ = ["read_page"]
@@ -42,7 +42,7 @@ async def read_page(
         _places.set(places := CapacityLimiter(AT_ONCE))
     try:
         async with asyncio.timeout(timeout), places:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 *(sys.executable, "-P", str(MAIN)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -51,9 +51,7 @@ async def read_page(
             try:
                 answer = json.loads((await process.communicate(head + page.body))[0])
             finally:
-                if process.returncode is None:
-                    process.kill()
-                await outlast(asyncio.ensure_future(process.wait()))
+                await end_process(process)
     except TimeoutError:
         raise ToolError(f"reading the page took more than {timeout:g} s") from None
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ...commander import ConfigurationError
+from ...commander.process import end_process, start_process
 from ...handlers.legible import legible
 from ...tools import ToolResult
 from .._terminal import in_line
@@ -36,6 +37,9 @@ THEMES = ("dark", "light", "none")
 
 # Of what waits, as many lines are shown, and how long one may be.
 MOST_WAITING = 3
+
+# For an editor that has the terminal when the chat is cancelled, to restore it.
+EDITOR_GRACE_SECONDS = 2.0
 
 
 class Stage(Listener, Protocol):
@@ -163,11 +167,14 @@ class LiveScreen(Screen):
         """Give the terminal to another program until it ends; return its status."""
         async with in_terminal():
             try:
-                process = await asyncio.create_subprocess_exec(*command)
+                process = await start_process(*command)
             except OSError as error:
                 what = f"{command[0]} cannot be run: {error.strerror or error}; set $EDITOR"
                 raise ConfigurationError(what) from None
-            return await process.wait()
+            try:
+                return await process.wait()
+            finally:
+                await end_process(process, grace=EDITOR_GRACE_SECONDS)
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show something that neither the user nor the model has said."""

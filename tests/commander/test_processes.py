@@ -15,7 +15,8 @@ from support.paths import TESTS
 from support.until import until
 
 from anabranch.commander import Commander, NodeCancelled, WorkerLost
-from anabranch.commander._blocking import ProcessCall, _read_answer, describe_exit
+from anabranch.commander._blocking import ProcessCall, _read_answer
+from anabranch.commander.process import describe_exit
 from anabranch.handlers import handler
 
 pytestmark = pytest.mark.contract("T15")

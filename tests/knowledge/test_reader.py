@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.scale import many
-from support.until import held_until, turns, until
+from support.until import first_turn, held_until, turns, until
 
 from anabranch.knowledge import Index, KnowledgeError
 from anabranch.knowledge._folder import READERS
@@ -126,18 +126,37 @@ async def test_cancelled_in_the_middle_of_a_file_no_process_is_left(library, cod
         assert len(await index.sources()) == 2
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("count", range(0, many(60, 400), many(6, 1)))
-async def test_cancelled_at_any_turn_no_process_is_left(tmp_path, count):
-    """Also while a process is being started."""
+async def test_cancelled_at_any_turn_no_process_is_left(tmp_path, count, again):
+    """Also while a process is being started, and if it is cancelled again in every turn."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(TEXT)
     async with Index(":memory:") as index:
         adding = asyncio.create_task(index.add_folder(tmp_path))
         await turns(count * count)
         adding.cancel()
+        while again and not adding.done():
+            await asyncio.sleep(0)
+            adding.cancel()
         await asyncio.wait([adding])
         assert children() == set()
         assert len((await index.add_folder(tmp_path)).refused) == 0
+
+
+async def test_cancelled_while_processes_start_no_process_is_left(tmp_path, monkeypatch):
+    """All of them are being started then: the others' task group cancels each again and again."""
+    monkeypatch.setattr("anabranch.knowledge._folder.READERS", 4)
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text(TEXT)
+    async with Index(":memory:") as index:
+        for _ in range(5):
+            adding = asyncio.create_task(index.add_folder(tmp_path))
+            await first_turn(lambda: len(children()) == 4)
+            adding.cancel()
+            await asyncio.wait([adding])
+            assert adding.cancelled()
+            assert children() == set()
 
 
 async def test_at_most_so_many_processes_read_at_once(tmp_path):

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from anabranch.commander import _cancel
 from anabranch.commander.errors import ConfigurationError
 from anabranch.commander.private import silence_unfinished
 from anabranch.knowledge._read_main import table_text
-from anabranch.testing import SeededLoop, _loop
+from anabranch.testing import SeededLoop, _loop, _threads
 
 ROOMS = sorted(link.name for link in (ROOT / "anabranch").iterdir() if link.is_symlink())
 
@@ -146,6 +147,15 @@ def threads_of(kind: type[SeededLoop]) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+def pools(patch: pytest.MonkeyPatch, name: str, without: object) -> None:
+    patch.setattr(_threads._Call, "run", _threads._run)
+    patch.setattr(_threads, name, without)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        assert all(map(_threads.is_at_work, pool._threads))
+    threads_of(SeededLoop)
 
 
 class Unwoken(SeededLoop):
@@ -276,6 +286,16 @@ PRIVATE = {
     "testing _callback": Private("refused", on(SeededLoop), refused("_callback")),
     "testing _write_to_self": Private(
         "an idle loop looks for what threads hand in every 20 ms", on(SeededLoop), on(Unwoken)
+    ),
+    "testing _WorkItem": Private(
+        "threads of a pool hold the clock for `patience`",
+        on(SeededLoop),
+        lambda patch: pools(patch, "_run", None),
+    ),
+    "testing _threads_queues": Private(
+        "threads of a pool hold the clock for `patience`",
+        on(SeededLoop),
+        lambda patch: pools(patch, "_queues", {}),
     ),
     "cluster _data": Private(
         "the environment is decoded for each job",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -262,6 +263,8 @@ def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
             expected = "the body has more than 100 levels"
         else:
             expected = json.loads(encodable(json.dumps(expected, ensure_ascii=False)))
+    if re.search("[0-9]{1001}", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
+        expected = "a number has at most 1000 digits in a row"
     answer: Any
     try:
         answer = asyncio.run(_body._parse(body))  # pyright: ignore[reportPrivateUsage]

@@ -354,15 +354,23 @@ class Sly(queue.Queue[Callable[[], object]]):
     """It gets something, which is taken at once, while somebody asks how much is in it."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        super().__init__()
         self.work = work
         self.taken = threading.Event()
+        self.calls = 0
+        self.is_asked = False
+        super().__init__()
 
-    def qsize(self) -> int:
-        if not self.taken.is_set():
+    @property
+    def unfinished_tasks(self) -> int:
+        if not self.is_asked and threading.current_thread() is threading.main_thread():
+            self.is_asked = True
             self.put(self.work)
             self.taken.wait(5)
-        return super().qsize()
+        return self.calls
+
+    @unfinished_tasks.setter
+    def unfinished_tasks(self, calls: int) -> None:
+        self.calls = calls
 
 
 class WorkerThread(threading.Thread):
@@ -531,7 +539,7 @@ def test_a_pool_thread_that_looks_idle_while_it_begins_a_call_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For an instant it has taken the call off its queue and stands where an idle one stands."""
-    monkeypatch.setattr(_loop, "_at_work", lambda _: False)
+    monkeypatch.setattr(_loop, "is_at_work", lambda _: False)
 
     async def main() -> float:
         await asyncio.wait_for(asyncio.to_thread(time.sleep, 0.1), 60)

@@ -14,7 +14,7 @@ from aiohttp import web
 from support.left import left, processes, threads
 from support.paths import PROGRAMS
 from support.served import served
-from support.until import until
+from support.until import turns, until
 
 from anabranch import Part
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
@@ -146,6 +146,20 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path):
             await working
         await until((tmp_path / "cancelled").exists)
         assert await use(server, "add", a=1) == "2"
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 6, 10, 20, 50, 100, 200])
+async def test_cancelled_again_in_every_turn_while_connecting_no_process_is_left(first: int):
+    """The SDK's own clean-up can be interrupted by a second cancel, so it is sent one at most."""
+    before = processes()
+    connection = _mcp._Connection(McpServer([sys.executable, "-c", "import sys; sys.stdin.read()"]))
+    holding = asyncio.create_task(connection.task())
+    await turns(first)
+    while not holding.done():
+        holding.cancel()
+        await asyncio.sleep(0)
+    assert holding.cancelled()
+    assert processes() <= before
 
 
 async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from support.left import left, processes
 from support.paths import DATA, ROOT
 from support.raw_server import Answer, RawServer
+from support.until import turns
 
 from anabranch.commander import MissingExtra, ToolError
 from anabranch.tools import WebBrowser, _web, _web_text
@@ -253,6 +254,19 @@ def sampled(many: int) -> list[str]:
     ]
     known = [page["body"] for page in draw.sample(list(PAGES.values()), many)]
     return [written(pieces) for pieces in [*known, *mixed]]
+
+
+@pytest.mark.parametrize("first", range(9))
+async def test_cancelled_again_in_every_turn_no_process_is_left(first: int):
+    """Also while the process is being started."""
+    before = processes()
+    reading = asyncio.create_task(read_page(Fetched("http://e.com/", "", None, b"x"), "text", 50))
+    await turns(first)
+    while not reading.done():
+        reading.cancel()
+        await asyncio.sleep(0)
+    assert reading.cancelled()
+    assert processes() <= before
 
 
 async def test_a_hostile_page_costs_the_loop_nothing_and_ends_in_time():

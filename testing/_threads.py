@@ -1,0 +1,89 @@
+"""Which threads are idle, by what they note themselves when they begin to wait.
+
+A running thread's frames are not read. CPython 3.11 pops a frame only when it has cleared its
+variables; if a finalizer lets another thread run in between, a frame object that is made then, by
+`sys._current_frames` or `f_back`, leads to memory that is used again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import thread as pools
+from functools import wraps
+from queue import Queue
+from typing import Any
+
+from ..commander.thread import WAITING
+
+__all__ = ["is_at_work", "is_in_event", "note_waits"]
+
+# The threads that wait for an event, and those that run a call of a pool.
+_in_events: set[int] = set()
+_in_calls: set[int] = set()
+# Without these two names of Python's, the threads of a pool count as being at work.
+_Call: Any = getattr(pools, "_WorkItem", None)
+_queues: Any = getattr(pools, "_threads_queues", {})
+_wait = threading.Event.wait
+_run: Any = getattr(_Call, "run", None)
+
+
+@wraps(threading.Event.wait)
+def _noted_wait(self: threading.Event, timeout: float | None = None) -> bool:
+    thread = threading.get_ident()
+    before = WAITING.get(thread), thread in _in_events  # a finalizer may wait in another wait
+    WAITING[thread] = lambda: timeout is None and not self.is_set()
+    _in_events.add(thread)
+    try:
+        return _wait(self, timeout)
+    finally:
+        if before[0] is None:
+            del WAITING[thread]
+        else:
+            WAITING[thread] = before[0]
+        if not before[1]:
+            _in_events.discard(thread)
+
+
+def _noted_run(self: Any, *args: Any) -> None:
+    thread = threading.get_ident()
+    _in_calls.add(thread)
+    try:
+        _run(self, *args)
+    finally:
+        _in_calls.discard(thread)
+
+
+def note_waits() -> None:
+    """Let all threads note from now on when they wait for an event or run a call of a pool."""
+    if threading.Event.wait is not _noted_wait:
+        threading.Event.wait = _noted_wait
+        os.register_at_fork(after_in_child=_forget)
+        if _run is not None:
+            _Call.run = _noted_run
+
+
+def _forget() -> None:
+    for noted in (WAITING, _in_events, _in_calls):
+        noted.clear()
+
+
+def is_at_work(thread: threading.Thread) -> bool:
+    """Say whether a thread does anything but wait for what somebody else has to begin.
+
+    That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
+    """
+    ident = thread.ident or 0
+    waits = WAITING.get(ident)
+    if waits is not None:
+        return not waits()
+    if type(thread).__name__ == "WorkerThread":  # anyio's: it counts a call until it has reported
+        calls = getattr(thread, "queue", None)
+        return not isinstance(calls, Queue) or calls.unfinished_tasks > 0
+    queue = _queues.get(thread) if _run is not None else None
+    return queue is None or ident in _in_calls or queue.qsize() > 0
+
+
+def is_in_event(thread: threading.Thread) -> bool:
+    """Say whether a thread waits for an event, with a timeout or without."""
+    return thread.ident in _in_events
