@@ -21,6 +21,20 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # along. The identity of a node also has the names of its attributes, and its own name: a class that
 # is renamed keeps that by `name=`.
 MOVED: dict[str, str] = {
+    "anabranch.serve._kept:Answer": "anabranch.serve._durable_run:Answer",
+    "anabranch.serve._kept:Incomplete": "anabranch.serve._durable_run:Incomplete",
+    "anabranch.serve._kept:Told": "anabranch.serve._durable_run:Outcome",
+    "anabranch.serve._kept:go_on": "anabranch.serve._durable_run:go_on",
+    "anabranch.serve._kept_log:_Speech": "anabranch.serve._replay:_Reply",
+    "anabranch.serve._log:Gone": "anabranch.serve._log:EntriesExpired",
+    "anabranch.serve._log:Left": "anabranch.serve._log:ServerEnding",
+    "anabranch.serve._masked_logs:_Mask": "anabranch.serve._failure:_Mask",
+    "anabranch.serve._run:_BrokenOff": "anabranch.serve._run:_Broken",
+    "anabranch.tracing._follow:_Reader": "anabranch.tracing._read:_Reader",
+    "anabranch.tracing._handle:Handle": "anabranch.tracing._feed:Handle",
+    "anabranch.tracing._live:LiveTrace": "anabranch.tracing._record:LiveTrace",
+    "anabranch.tracing._meter:Meter": "anabranch.tracing._genai:Meter",
+    "anabranch.tracing._run_ids:RunIds": "anabranch.tracing._spans:RunIds",
     "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
     "anabranch.cli._drawing:Watcher": "anabranch.cli._display:Watcher",
     "anabranch.cli._drawing:_Tree": "anabranch.cli._display:TreeDisplay",

@@ -14,8 +14,8 @@ from ..commander.errors import ConfigurationError, MissingExtra
 from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
-from ._kept import PREFIX
-from ._masked_logs import masked_logs
+from ._durable_run import PREFIX
+from ._failure import masked_logs
 from ._run import OnLeave
 from ._runs import NotBegun, Runs
 from ._served import Served, serve_thing
@@ -44,25 +44,25 @@ def serve(
     max_messages: int = 2_048,
     journal: str | os.PathLike[str] | Journal | None = None,
 ) -> Server:
-    """Make an ASGI application in which clients talk to `things` by protocols that exist.
+    """Make an ASGI application that serves `things` to clients of existing protocols.
 
         app = serve(agent)
         app.mount_into(fastapi_app)        # or: uvicorn module:app, or anabranch serve module:agent
 
     Each thing is an `Agent`, a `ConversableAgent`, a group, a `Backend`, a class of jobs, a
-    handler, or a function that makes one; clients name it as a model, by its own name or by that
-    which a mapping gives it: `serve({"writer": agent})`. `wires` are the protocols.
-    Where a client leaves a run, `on_leave` says by wire what becomes of it: "cancel" stops it,
-    down to the model's connection, "detach" lets it go on for those who come back; "*" is for all
-    others. A run that has ended is kept for `keep` seconds. `auth` says who may ask; without it
-    anybody may, and the server binds to this machine alone. Over `max_runs` at once a client is
-    told to come back later. `limits` hold for all runs together. `page` serves a page to talk on.
-    `max_body` is the largest request, in bytes, and `max_messages` the most messages in one; beyond
-    them the answer is 413. With `journal`, the name of a file or a `Journal`, runs of agents and
-    backends that go on without their readers outlive the process: a server that begins again takes
-    them up.
+    handler, or a function that makes one. Clients use its name as a model, or the name in a
+    mapping: `serve({"writer": agent})`. `wires` are the protocols. `on_leave` is, by wire, what
+    happens to a run when its client leaves: "cancel" stops it, including the connection to the
+    model, and "detach" lets it continue for clients that reconnect; "*" is the default. A run that
+    has ended is stored for `keep` seconds. `auth` finds the user of a token; without it the server
+    binds to this machine only. Beyond `max_runs` at once a client is asked to retry later.
+    `limits` apply to all runs together. `page` serves a chat page. `max_body` is the largest
+    request, in bytes, and `max_messages` the most messages in one; larger ones get 413. With
+    `journal`, a `Journal` or the name of a file, runs of agents and backends that continue without
+    readers outlive the process: a server that starts again resumes them.
 
-    Raises `ConfigurationError` for what cannot be served, and `MissingExtra` without starlette.
+    Raises `ConfigurationError` for a thing that cannot be served, and `MissingExtra` without
+    starlette.
     """
     if find_spec("starlette") is None:
         raise MissingExtra("serve", "serve")
@@ -76,8 +76,8 @@ def serve(
         each = serve_thing(thing, name)
         if each.agent is not None and each.agent.journal is not None:
             raise ConfigurationError(
-                f"{each.agent.name} keeps its sessions in a journal, and cannot be served: what a"
-                " client says is forgotten with its run"
+                f"{each.agent.name} stores its sessions in a journal, and cannot be served: a"
+                " client's messages expire with its run"
             )
         if served.setdefault(each.name, each) is not each:
             raise ConfigurationError(f"two things are called {each.name!r}: name one otherwise")
@@ -96,8 +96,8 @@ def serve(
 class Server:
     """An ASGI application; `serve` makes it.
 
-    It begins with its lifespan, or with that of the application it is mounted into, and ends with
-    it: runs that still go on are cancelled then.
+    It starts and ends with its lifespan, or with that of the application it is mounted into. The
+    end cancels the runs that have not ended.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Server:
 
     @property
     def has_auth(self) -> bool:
-        """Whether it asks who somebody is."""
+        """Whether it has `auth`."""
         return self._auth is not None
 
     @property
@@ -146,24 +146,24 @@ class Server:
         return self._runs
 
     def on_leave(self, wire: str) -> OnLeave:
-        """Return what becomes of a run that its client leaves."""
+        """Return what happens to a run when its client leaves."""
         return self._on_leave.get(wire, self._on_leave["*"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from ._http import SEND
 
         if scope["type"] == "http" and scope["path"].endswith("/"):
-            # It says nothing, and some applications add it to what they hand on.
+            # Some applications add it to the paths of mounted ones.
             path = scope["path"].rstrip("/")
             if path != scope.get("root_path", "").rstrip("/"):
                 scope = {**scope, "path": path}
         await self._app({**scope, SEND: send}, receive, send)
 
     def mount_into(self, app: Any, path: str = "/") -> None:
-        """Mount it into a Starlette or FastAPI application at `path`, and begin and end with that.
+        """Mount it into a Starlette or FastAPI application at `path`, and start and end with that.
 
-        Call it before the application begins. What the application itself has at the same address
-        and was added before wins.
+        Call it before the application starts. Routes that the application had before take
+        precedence.
         """
         outer = app.router.lifespan_context
 
@@ -179,10 +179,10 @@ class Server:
     async def running(self) -> AsyncGenerator[None]:
         """Take requests inside this block.
 
-        Raises `JournalError` for a journal that cannot be opened, or that another server has.
+        Raises `JournalError` if the journal cannot be opened, or another server uses it.
         """
         if self._runs is not None:
-            raise RuntimeError("this server runs already: it begins once, in one application")
+            raise RuntimeError("this server runs already: it starts once, in one application")
         async with AsyncExitStack() as stack:
             stack.enter_context(masked_logs())
             journal = self.journal
@@ -217,13 +217,13 @@ class Server:
     ) -> None:
         """Serve until SIGINT or SIGTERM, in a program without a loop, on uvicorn.
 
-        At the first signal it takes nothing new, lets what runs end for `drain` seconds, and then
-        cancels the rest, whose streams end with an error of their wire; at the second it cancels
-        at once, and at the third the process is killed. `on_start` is told the address,
-        `http://HOST:PORT`, once clients can connect; port 0 is any that is free. Raises
-        `ConfigurationError` for an address that other machines reach without `auth`, `OSError` for
-        one that cannot be had, `JournalError` for such a journal, and `MissingExtra` without
-        uvicorn.
+        At the first signal it takes no new runs, lets the others end for `drain` seconds, and then
+        cancels the rest, whose streams end with an error of their wire. At the second signal it
+        cancels at once; the third kills the process. `on_start` gets the address,
+        `http://HOST:PORT`, when clients can connect; port 0 is any free one. Raises
+        `ConfigurationError` for an address that other machines can reach without `auth`, `OSError`
+        for one that is not available, `JournalError` for a journal that cannot be used, and
+        `MissingExtra` without uvicorn.
         """
         if find_spec("uvicorn") is None:
             raise MissingExtra("a server by itself", "serve")
@@ -231,12 +231,12 @@ class Server:
 
         run_server(self, host, port, drain, on_start)
 
-    # --- what the wires use
+    # --- for the wires
 
     async def user_of(self, request: Request) -> str | None:
-        """Return who asks, "" where anybody may; None for nobody that is known.
+        """Return the user of a request, "" without `auth`; None for an unknown one.
 
-        Raises `AuthFailed` if `auth` cannot tell.
+        Raises `AuthFailed` if `auth` fails.
         """
         if self._auth is None:
             return ""
@@ -258,9 +258,9 @@ class Server:
 
 @contextmanager
 def _only_server(journal: Journal) -> Generator[None]:
-    """Be the only server of a journal; raise `JournalError` if there is another one.
+    """Reserve a journal for one server; raise `JournalError` if another one has it.
 
-    A client of one would be told by the other that there is no such run.
+    With two, a client of one could ask the other, which would not know its run.
     """
     with ExitStack() as stack:
         try:

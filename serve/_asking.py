@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from ..messages import Message, ProviderItem
 from ._http import NO_RETRY, REQUEST_ID, Refusal, refuse_failure
+from ._log import EntriesExpired
+from ._openai_chat import chat_completion
 from ._options import asked_for
-from ._returned_items import return_items
 from ._run import OnLeave, Run
-from ._runs import Busy
+from ._runs import Busy, Runs
 from ._served import BadQuestion, Question
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ async def start(
     fields = take_object(body, "fields")
     found: Any = body.pop("tools", None)
     if not isinstance(found, list | None):
-        raise Refusal(400, "tools is a list", field="tools")
+        raise Refusal(400, "tools must be a list", field="tools")
     tools = cast("list[Any]", found or [])
     if len(tools) > server.max_messages:
         text = f"a request has at most {server.max_messages} tools, not {len(tools)}"
@@ -92,7 +93,7 @@ async def start(
     asked = dict(asked_for(body))
     question = Question(messages, fields, asked, [*map(_tool, tools)])
     runs = server.runs
-    await return_items(runs, user, served.name, messages)
+    await _return_items(runs, user, served.name, messages)
     try:
         run = runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
     except Busy:
@@ -114,7 +115,7 @@ def _tool(tool: Any) -> Any:
     """Return a tool as the chat wire has it."""
     fields = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
     if fields.get("type") != "function":
-        raise Refusal(400, "tools: those that a client runs are functions", field="tools")
+        raise Refusal(400, "tools must be functions", field="tools")
     if "function" in fields:
         return fields
     return {"type": "function", "function": {n: v for n, v in fields.items() if n != "type"}}
@@ -124,7 +125,7 @@ def take_flag(body: dict[str, Any], name: str, *, usual: bool = False) -> bool:
     """Take true or false out of the body, `usual` where there is neither."""
     found: Any = body.pop(name, None)
     if not isinstance(found, bool | None):
-        raise Refusal(400, f"{name} is true or false", field=name)
+        raise Refusal(400, f"{name} must be true or false", field=name)
     return usual if found is None else found
 
 
@@ -132,7 +133,7 @@ def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
     """Take an object out of the body, an empty one where there is none."""
     found: Any = body.pop(name, None)
     if not isinstance(found, dict | None):
-        raise Refusal(400, f"{name} is an object", field=name)
+        raise Refusal(400, f"{name} must be an object", field=name)
     return cast("dict[str, Any]", found or {})
 
 
@@ -151,7 +152,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             await asyncio.sleep(0)
         field = f"{name}[{place}]"
         if not isinstance(each, dict):
-            raise Refusal(400, "a message is an object", field=field)
+            raise Refusal(400, "a message must be an object", field=field)
         item = cast("dict[str, Any]", each)
         if item.get("type") == "reasoning":
             answered = bool(messages) and messages[-1].role == "assistant"
@@ -176,7 +177,9 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
         if message.role == "user" and fields.get("content") in (None, []):
             raise Refusal(400, "a user's message needs a content", field=field)
         if message.role == "tool" and not message.tool_call_id:
-            raise Refusal(400, "it does not say which call it answers", field=field)
+            raise Refusal(
+                400, "tool_call_id must name the call that the message answers", field=field
+            )
         before = messages[-1] if messages else None
         if item.get("type") == "function_call" and before and before.role == "assistant":
             before.tool_calls += message.tool_calls  # one reply may have said and called several
@@ -186,7 +189,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
                 message.provider_items += sealed
             sealed = []
     if not messages or messages[-1].role not in ("user", "tool"):
-        raise Refusal(400, "the last message is the user's, or a tool's", field=name)
+        raise Refusal(400, "the last message must be the user's or a tool's", field=name)
     return messages
 
 
@@ -304,3 +307,41 @@ async def read_input(server: Server, body: dict[str, Any]) -> list[Message]:
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
     return await read_messages(server, said, "input")
+
+
+# --- provider items
+
+
+async def _return_items(runs: Runs, owner: str, served: str, messages: Iterable[Message]) -> None:
+    """Add to replies with calls the provider items that their client has dropped.
+
+    Many clients of chat completions send a message back without fields that they do not know, and
+    providers need such items with the reply that called tools. The id of a call is the provider's
+    own, so it finds the run, as long as the server stores that. The reply must have the same text
+    and calls. The run is stored for `keep` seconds from now on.
+    """
+    for message in messages:
+        if not message.tool_calls or message.provider_items:
+            continue
+        for run in runs.calling(owner, served, message.tool_calls[0].id):
+            await asyncio.sleep(0)  # a request may have many such messages
+            reply = _reply_of(run)
+            if reply is not None and _contents(reply) == _contents(message):
+                message.provider_items[:] = reply.provider_items
+                runs.renew(run)
+                break
+
+
+def _reply_of(run: Run) -> Message | None:
+    """Return the complete message of a run, with its items."""
+    try:
+        made = chat_completion("", "", 0, run.log.entries())
+    except EntriesExpired:
+        return None
+    return Message.from_wire(made["choices"][0]["message"])
+
+
+def _contents(message: Message) -> tuple[str, list[tuple[Any, ...]]]:
+    """Return the parts of a reply that all clients send back."""
+    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return message.content or "", calls

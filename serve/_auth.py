@@ -1,13 +1,15 @@
-"""Who asks: tokens, and functions that know them.
+"""Authentication by token or function; the names of this machine, which needs none.
 
-A token is compared by its digest, in constant time, whatever it is made of and however long.
+Tokens are compared by their digests, in constant time, whatever their characters and length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import logging
+import re
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Sequence, Set
@@ -16,19 +18,20 @@ from typing import Any, TypeAlias, cast
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["Auth", "AuthFailed", "Authenticator"]
+__all__ = ["Auth", "AuthFailed", "Authenticator", "host_name", "is_local", "is_remote_address"]
 
 logger = logging.getLogger("anabranch.serve")
 
 Auth: TypeAlias = "str | Sequence[str] | Callable[[str], Awaitable[str | None] | str | None]"
 """Who may ask: a token, several, or a function that gives a token's user, or None for nobody."""
 
-# Seconds that a function has to say whose a token is.
-PATIENCE = 30.0
+# The time limit of a function that looks up a token.
+LOOKUP_SECONDS = 30.0
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 
 class AuthFailed(Exception):
-    """A function that should know users has failed: nobody is let in; `id` is that in the log."""
+    """The function that looks up tokens failed, so nobody has access; the log has `id`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class AuthFailed(Exception):
 
 
 class Authenticator:
-    """Tells whose a token is; raises `ConfigurationError` for an `auth` that could know nobody."""
+    """Finds the user of a token; raises `ConfigurationError` for an `auth` without users."""
 
     def __init__(self, auth: Auth) -> None:
         self._ask: Callable[[str], object] | None = None
@@ -50,13 +53,13 @@ class Authenticator:
             raise ConfigurationError(
                 "auth is a token, several, or a function, and no token may be empty"
             )
-        # As it comes back: a header has no blanks around it, and a file a line's end behind it.
+        # Without whitespace: headers lose it, and a token from a file ends with a line break.
         self._digests = [_digest(each.strip()) for each in tokens]
 
     async def user_of(self, authorization: str) -> str | None:
-        """Return who sends such a header, None for nobody that is known.
+        """Return the user of such a header, or None.
 
-        Raises `AuthFailed` if the function raises, takes too long, or gives what names nobody.
+        Raises `AuthFailed` if the function raises, takes too long, or returns no name.
         """
         kind, _, token = authorization.partition(" ")
         token = _as_sent(token).strip()
@@ -65,14 +68,14 @@ class Authenticator:
         if self._ask is None:
             digest = _digest(token)
             right = [secrets.compare_digest(digest, each) for each in self._digests]
-            # Not its place among them: that may be another one when the server begins again.
+            # Not its position: another start of the server may have another order.
             return f"token {digest.hex()}" if any(right) else None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 found = self._ask(token)
                 user: Any = await found if isawaitable(found) else found
-        except Exception as error:  # noqa: BLE001 - whatever somebody's function may raise
-            # Its text and its values may hold the token (`USERS[token]` raises just that).
+        except Exception as error:  # noqa: BLE001 - a user's function
+            # Its message and values may contain the token, as those of `USERS[token]` do.
             where = "".join(traceback.format_tb(error.__traceback__))
             failed = AuthFailed()
             text = "auth raised %s; nobody was let in (id %s)\n%s"
@@ -99,3 +102,33 @@ def _as_sent(token: str) -> str:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+# --- this machine
+
+
+def host_name(host: str) -> str | None:
+    """Return the name in a Host header, without its port; None if it is no host."""
+    found = HOST.fullmatch(host)
+    return None if found is None else found[1].strip("[]").lower()
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name leads to this machine in every network."""
+    address = _address(name)
+    return name.lower() == "localhost" if address is None else address.is_loopback
+
+
+def is_remote_address(address: str) -> bool:
+    """Return whether this is the address of another machine; False if it is no address."""
+    found = _address(address)
+    return found is not None and not found.is_loopback
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    # A socket for both kinds has 127.0.0.1 as ::ffff:127.0.0.1.
+    return getattr(address, "ipv4_mapped", None) or address

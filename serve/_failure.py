@@ -1,24 +1,42 @@
-"""A failure: what the server's log has of it, and what a client is told, which is little more
-than which of a few things it was.
+"""Failures: in the server's log without keys, for clients without causes; log records without keys.
+
+`anabranch serve` masks the records that its own handler writes. Under another server, as in
+`uvicorn module:app`, the handlers are that program's, so the records themselves are masked.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 from ..commander.errors import BackendError, BudgetExceeded, ContextTooLong, RateLimited
 from ..messages.mask import mask
 
-__all__ = ["Failure", "failure_of", "log_failure", "see_log", "status_of"]
+__all__ = [
+    "LOGGERS",
+    "Failure",
+    "failure_of",
+    "log_failure",
+    "masked_logs",
+    "see_log",
+    "status_of",
+]
 
 logger = logging.getLogger("anabranch.serve")
 
+# A filter applies to the records of its own logger, not to those of the loggers below it.
+LOGGERS = (
+    "anabranch",
+    *(f"anabranch.{each}" for each in ("agents", "backends", "cluster", "knowledge", "serve")),
+    *(f"anabranch.{each}" for each in ("store", "tools", "tracing")),
+)
+
 
 class Failure(NamedTuple):
-    """Why a run failed, in words for its client; `code` is for programs."""
+    """Why a run failed: a message for its client, a `code` for programs."""
 
     code: str
     message: str
@@ -33,7 +51,7 @@ STATUS = {
 
 
 def status_of(code: str) -> int:
-    """Return the status of HTTP's for a run that ended so."""
+    """Return the HTTP status of a run that ended with this code."""
     return STATUS.get(code, 500)
 
 
@@ -49,15 +67,12 @@ def log_failure(
 
 
 def see_log(what: str, name: str) -> str:
-    """Return what a client is told of a failure; the log has the same name."""
+    """Return the message of a failure for a client; the log has the same id."""
     return f"{what} failed (id {name}); see the server log"
 
 
 def failure_of(error: BaseException, run_id: str) -> Failure:
-    """Return what a client is told of a run's error.
-
-    The first of the error's causes that is known counts.
-    """
+    """Return the failure of a run for a client: that of the first known cause."""
     for cause in _causes(error, set()):
         match cause:
             case BudgetExceeded():
@@ -88,3 +103,38 @@ def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
             yield from _causes(each, seen)
     if error.__cause__ is not None:
         yield from _causes(error.__cause__, seen)
+
+
+# --- log records
+
+
+@contextmanager
+def masked_logs() -> Generator[None]:
+    """Mask keys in all log records of this package inside this block."""
+    masking = _Mask()
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(masking)
+    try:
+        yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(masking)
+
+
+class _Mask(logging.Filter):
+    """Passes every record, without the keys in its message and traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mask the record in place. A record without keys keeps its exception."""
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - arguments that do not fit, which `logging` would print
+            text = f"{record.msg} {record.args!r}"
+        if (masked := mask(text)) != text:
+            record.msg, record.args = masked, None
+        if record.exc_info and record.exc_info[1] is not None:
+            lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+            if (masked := mask(lines)) != lines:
+                # Handlers would write the exception's own message from `exc_info`.
+                record.exc_info, record.exc_text = None, masked
+        return True

@@ -1,8 +1,9 @@
-"""What all wires do over HTTP: find who asks, stream a run, say what is wrong."""
+"""The common part of all wires: routes, users, refusals, server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -16,10 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ._auth import AuthFailed
+from ._auth import AuthFailed, host_name, is_local, is_remote_address
 from ._failure import log_failure, see_log
-from ._local import host_name, is_local, is_remote_address
-from ._log import Entry, Gone, Left, Log
+from ._log import EntriesExpired, Entry, Log, ServerEnding
 from ._run import Run
 from ._runs import Busy, NotBegun
 
@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDING",
+    "HOLE",
     "NO_RETRY",
     "REQUEST_ID",
     "SEND",
     "EventStream",
     "Refusal",
     "application",
+    "frame",
+    "frame_around",
     "refuse_failure",
     "route",
     "stop",
     "stream_log",
     "stream_run",
+    "to_json",
     "while_there",
 ]
 
@@ -48,23 +52,24 @@ logger = logging.getLogger("anabranch.serve")
 
 T = TypeVar("T")
 
-# Seconds without a word after which a comment shows that the connection lives, twice that at most.
+# After so many seconds without an event, at most twice that, a comment shows that the connection
+# lives.
 HEARTBEAT = 7.5
-# In a request's scope: its `send` as the server was given it. All around it that an application has
-# of its own needs to see how an answer begins, and would only cost where it goes on.
+# The key in a request's scope of the server's own `send`. Middleware around it has to see the
+# beginning of a response, and would only cost time for the rest.
 SEND = "anabranch.send"
-# For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
+# For a failed run: OpenAI's clients would retry by themselves, and tools would run again.
 NO_RETRY = {"x-should-retry": "false"}
-# What OpenAI's clients show as the `request_id` of an error.
+# OpenAI's clients show it as the `request_id` of an error.
 REQUEST_ID = "x-request-id"
-ENDING = "the server ends, and the run goes on when it begins again"
-# Headers by which a request that a proxy passes on is known.
+ENDING = "the server is ending; the run continues when the server starts again"
+# Headers of requests that a proxy passes on.
 PROXIED = (
     *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
     *("x-forwarded-server", "x-real-ip", "cf-connecting-ip", "true-client-ip"),
 )
-# What is answered is for who asked and for nobody else: no cache, no page of others, no guess
-# of a browser's that it is a page.
+# A response is for its client only: not for caches or pages of other sites, and browsers must not
+# guess that it is a page.
 OWN = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -72,8 +77,27 @@ OWN = {
 }
 
 
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Marks the variable part of an event; no text of a run is equal to it.
+HOLE = "\0 a hole \0"
+
+
+def frame(value: object, **fields: str) -> str:
+    """Write one server-sent event; `fields` are `event` and `id`."""
+    lines = "".join(f"{name}: {text}\n" for name, text in fields.items())
+    return f"{lines}data: {to_json(value)}\n\n"
+
+
+def frame_around(value: object, **fields: str) -> list[str]:
+    """Write the text before, between and after the `HOLE`s of an event.
+
+    For frequent events: their constant parts are encoded only once.
+    """
+    return frame(value, **fields).split(to_json(HOLE))
+
+
 class Refusal(Exception):
-    """An answer that is an error, with a status of HTTP's; `code` is for programs."""
+    """An error for a client, with an HTTP status; `code` is for programs."""
 
     def __init__(
         self,
@@ -92,14 +116,14 @@ class Refusal(Exception):
         self.headers = {**(headers or {})}
 
     def response(self) -> JSONResponse:
-        """Return it as OpenAI's wire has errors."""
+        """Return it in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
         return JSONResponse({"error": error}, self.status, headers={**OWN, **self.headers})
 
 
 def refuse_failure(what: str, about: str, error: Exception) -> Refusal:
-    """Log why a request fails; return its answer, which has the id of that entry and no cause."""
+    """Log why a request failed; return a refusal with the id of the log record and no cause."""
     name = secrets.token_hex(8)
     log_failure("%s (id %s)", about, name, error=error)
     headers = {**NO_RETRY, REQUEST_ID: name}
@@ -110,10 +134,10 @@ Endpoint: TypeAlias = "Callable[[Server, Request, str], Awaitable[Response]]"
 
 
 def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
-    """Make a route: who asks is known, and may, before `endpoint` is called; refusals are told."""
+    """Make a route that checks the user before it calls `endpoint`, and answers with refusals."""
 
     def refuse(refusal: Refusal, cause: Exception | None = None) -> Response:
-        """Answer with a refusal; one that is the server's fault has an id, also in the log."""
+        """Answer with a refusal; one for a fault of the server has an id, which is in the log."""
         if refusal.status >= 500 and REQUEST_ID not in refusal.headers:
             name = secrets.token_hex(8)
             level = logging.WARNING if cause is None else logging.ERROR
@@ -126,7 +150,7 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
         try:
             _require_own_machine(server, request)
             _require_own_page(request)
-            response = await endpoint(server, request, await _who_asks(server, request))
+            response = await endpoint(server, request, await _user_of(server, request))
         except Refusal as refusal:
             return refuse(refusal)
         except Busy as busy:
@@ -135,8 +159,8 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
         except NotBegun as error:
             return refuse(Refusal(503, "the server has not begun", headers=NO_RETRY), error)
         except ClientDisconnect:
-            return Refusal(400, "the request broke off").response()  # which nobody reads
-        except Exception as error:  # noqa: BLE001 - a client is told nothing of the inside
+            return Refusal(400, "the request broke off").response()  # the client does not read it
+        except Exception as error:  # noqa: BLE001 - a client learns nothing about the inside
             return refuse_failure("the server", f"{method} {path} failed", error).response()
         for name, value in OWN.items():
             response.headers.setdefault(name, value)
@@ -148,7 +172,7 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
 
 
 def application(routes: Sequence[Route], lifespan: StatelessLifespan[Starlette]) -> Starlette:
-    """Make the application; what is at none of its addresses is refused as all else is."""
+    """Make the application; requests for other addresses get the same kind of refusal."""
 
     paths = {each.path for each in routes}
 
@@ -162,23 +186,23 @@ def application(routes: Sequence[Route], lifespan: StatelessLifespan[Starlette])
         return Refusal(known.status_code, what, headers={**(known.headers or {})}).response()
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
-    # A redirect would lead to whatever the request says that the host is.
+    # A redirect would lead to any host that the request names.
     made.router.redirect_slashes = False
     return made
 
 
 def _require_own_machine(server: Server, request: Request) -> None:
-    """Refuse, where anybody may ask, what does not come from this machine to this machine.
+    """Without `auth`, refuse requests that are not from this machine to this machine's own name.
 
-    A name of somebody else's that leads here would be a page's own for a browser, so it is not
-    enough where a request comes from. What a proxy on this machine passes on is anybody's. It is
-    known by the headers that proxies add. nginx adds none unless it is told to, but it speaks
-    HTTP/1.0 then, which no client does.
+    The sender's address is not enough. For a browser, another site whose name leads here has the
+    same origin as its pages. And a proxy on this machine passes on anybody's requests. Proxies are
+    recognized by the headers that they add. nginx adds none by default, but speaks HTTP/1.0 then,
+    which no client does.
     """
     if server.has_auth:
         return
     if request.scope["http_version"] == "1.0" or any(map(request.headers.__contains__, PROXIED)):
-        text = "without auth= this server takes nothing that a proxy passes on"
+        text = "without auth= this server takes no requests from proxies"
         raise Refusal(403, text, code="proxy")
     name = host_name(request.headers.get("host", ""))
     away = request.client is not None and is_remote_address(request.client.host)
@@ -187,10 +211,10 @@ def _require_own_machine(server: Server, request: Request) -> None:
 
 
 def _require_own_page(request: Request) -> None:
-    """Refuse what a page of somebody else's asks in a browser.
+    """Refuse requests of other sites' pages.
 
-    Nothing that a proxy says counts: `X-Forwarded-Host` is anybody's to send. Browsers themselves
-    say where a page is from, in a header that no page can set; the older ones do not.
+    `X-Forwarded-Host` does not count, as any client can send it. Browsers send the site of a page
+    in a header that no page can set; older ones send its origin only.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
@@ -202,15 +226,15 @@ def _require_own_page(request: Request) -> None:
     else:
         own = True  # no browser
     if not own:
-        raise Refusal(403, "pages from elsewhere may not ask here", code="origin")
+        raise Refusal(403, "pages of other sites may not use this server", code="origin")
 
 
-async def _who_asks(server: Server, request: Request) -> str:
-    """Return who asks; refuse whom nobody knows."""
+async def _user_of(server: Server, request: Request) -> str:
+    """Return the user; refuse an unknown one."""
     try:
         user = await server.user_of(request)
     except AuthFailed as failed:
-        text = f"nobody can be let in for now (id {failed.id}); see the server log"
+        text = f"authentication failed (id {failed.id}); see the server log"
         raise Refusal(503, text, headers={**NO_RETRY, REQUEST_ID: failed.id}) from None
     if user is None:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -219,10 +243,7 @@ async def _who_asks(server: Server, request: Request) -> str:
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, as long as the client is there; it is cancelled when the client leaves.
-
-    Raises `ClientDisconnect` then.
-    """
+    """Await `work`; cancel it and raise `ClientDisconnect` if the client leaves."""
 
     async def leaving() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -237,17 +258,17 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             each.cancel()
         await asyncio.wait(both)
     if not left.cancelled():
-        left.exception()  # whatever it is, nobody is there
+        left.exception()  # the client has left
     if working.cancelled():
         raise ClientDisconnect
     return working.result()
 
 
 async def stop(run: Run) -> None:
-    """Cancel a run; when this returns it is over, and no restart brings it back."""
+    """Cancel a run; when this returns it has ended, and no restart resumes it."""
     run.cancel("a client asked for it")
     await run.log.over()
-    if run.log.is_left:
+    if run.log.is_suspended:
         raise Refusal(503, ENDING)
 
 
@@ -260,9 +281,9 @@ def stream_run(
     too_late: Callable[[], Iterable[str]] = tuple,
     at_end: Iterable[str] = (),
 ) -> Response:
-    """Stream a run behind the entry `after`; `encode` writes the frames of each, perhaps none.
+    """Stream the entries of a run after number `after`; `encode` writes the frames of each.
 
-    Where the reader is slower than the log is long, `too_late` gives the last frames.
+    If the reader is too slow for the bounded log, `too_late` returns the last frames.
     """
     texts = stream_log(run.log, encode, after, before, too_late, at_end)
     return EventStream(texts, run.attended())
@@ -276,7 +297,7 @@ async def stream_log(
     too_late: Callable[[], Iterable[str]] = tuple,
     at_end: Iterable[str] = (),
 ) -> AsyncGenerator[str]:
-    """Give the frames of entries, several at once; a comment where nothing is said for long."""
+    """Yield the frames of entries, several at once; a comment if none comes for long."""
     clock = asyncio.get_running_loop().time
     yield "".join(before)
     said = clock()
@@ -287,10 +308,10 @@ async def stream_log(
                 if text or not batch or clock() - said > HEARTBEAT:
                     yield text or ": still here\n\n"
                     said = clock()
-    except Gone:
+    except EntriesExpired:
         yield "".join(too_late())
-    except Left:
-        return  # as if the connection were cut: whoever comes back finds the run
+    except ServerEnding:
+        return  # like a lost connection: a client that reconnects finds the run
     else:
         yield "".join(at_end)
 
@@ -298,7 +319,7 @@ async def stream_log(
 class EventStream(Response):
     """Server-sent events: the `texts` as they come, until the client leaves.
 
-    However it ends, `texts` is closed before that, and then `attended` is left.
+    In any case it closes `texts` and exits `attended` at the end.
     """
 
     media_type = "text/event-stream"
@@ -314,7 +335,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette's own streams notice on some servers only when they write that nobody reads.
+        # On some servers Starlette's own streams notice a lost client only when they write.
         with self._attended, suppress(ClientDisconnect, OSError):
             await while_there(receive, self._send(send, scope.get(SEND, send)))
 

@@ -1,7 +1,7 @@
 """OpenAI's chat completions: from the log of a run to chunks, or to one whole completion.
 
 The shapes are those of https://platform.openai.com/docs/api-reference/chat, as the official SDK's
-types have them. Calls of tools run here and are none of the client's business: it gets text.
+types have them. Tool calls run here, and the client gets text only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._failure import status_of
-from ._frames import HOLE, frame_around, to_json
+from ._http import HOLE, frame_around, to_json
 from ._log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]
@@ -22,7 +22,7 @@ FINISH = {name: name for name in ("length", "content_filter", "tool_calls")}
 
 @dataclass(slots=True)
 class ChatChunks:
-    """Makes the chunks of one completion; fed with all entries of a run, from the first on."""
+    """Makes the chunks of one completion; it is fed all entries of a run, from the first on."""
 
     name: str
     model: str
@@ -48,7 +48,7 @@ class ChatChunks:
         return to_json(entry.data["text"]).join(self._around)
 
     def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
-        """Give the chunks of an entry; one that has an "error" ends the stream."""
+        """Yield the chunks of an entry; one with an "error" ends the stream."""
         if not self._begun:
             self._begun = True
             yield self._chunk({"role": "assistant", "content": ""})
@@ -109,7 +109,7 @@ class Texts:
 def chat_completion(
     name: str, model: str, created: int, entries: Iterable[Entry]
 ) -> dict[str, Any]:
-    """Make the whole completion of a run that has completed; its text is what the chunks say."""
+    """Make the complete completion of a run; its text is that of all chunks."""
     said, texts, refusals, last = Texts(), list[str](), list[str](), None
     calls: list[dict[str, Any]] = []
     more: dict[str, Any] = {}
@@ -136,18 +136,18 @@ def chat_completion(
 
 
 def tool_call(entry: Entry) -> dict[str, Any]:
-    """Make the call of a tool that the client is to run."""
+    """Make a call for the client to run."""
     function = {"name": entry.data["name"], "arguments": entry.data["arguments"]}
     return {"id": entry.data["id"], "type": "function", "function": function}
 
 
 def finish_of(entry: Entry) -> str:
-    """Return why a run that has completed said no more, in the wire's words."""
+    """Return the finish reason of a completed run."""
     return FINISH.get(entry.data.get("status", ""), "stop")
 
 
 def chat_error(entry: Entry) -> dict[str, Any]:
-    """Make the error of a run that has failed or was cancelled; it tells nothing of the inside."""
+    """Make the error of a failed or cancelled run; it tells nothing about the inside."""
     message = entry.data.get("message", "the run was cancelled")
     code = entry.data.get("code", "cancelled")
     kind = ERROR_TYPES.get(status_of(code), "server_error")

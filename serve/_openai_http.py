@@ -1,6 +1,6 @@
 """OpenAI's wire over HTTP: chat completions, Responses with background mode, the list of models.
 
-What a request asks that is not honoured is refused by name (S17), never passed over in silence.
+A request with a field that has no effect here is refused by that name (S17).
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..messages import Message
 from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
-from ._frames import frame
 from ._http import (
     ENDING,
     NO_RETRY,
     REQUEST_ID,
     Refusal,
+    frame,
     route,
     stop,
     stream_run,
     while_there,
 )
-from ._log import Entry, Gone, Left
+from ._log import EntriesExpired, Entry, ServerEnding
 from ._openai_chat import ChatChunks, chat_completion, chat_error
-from ._openai_fields import (
-    CHAT_NAMES,
-    ECHOED,
-    read_instructions,
-    take_stream_options,
-    translate,
-)
 from ._openai_responses import ResponseEvents
 from ._run import OnLeave, Run
 
@@ -48,6 +42,20 @@ __all__ = ["routes"]
 
 logger = logging.getLogger("anabranch.serve")
 
+# Names of the wires for fields that have other names here.
+CHAT_NAMES = {"max_tokens": "max_completion_tokens"}
+RESPONSE_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning",
+    "response_format": "text",
+    "verbosity": "text",
+}
+# Fields of the request that a response repeats.
+ECHOED = (
+    *("instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "temperature"),
+    *("text", "tool_choice", "tools", "top_p"),
+)
 # The id of an item in the output of a response, with the id of its run.
 ITEM_ID = re.compile(r"[a-z]{1,16}_resp_([0-9a-f]{32})_[0-9]{1,9}", re.ASCII)
 
@@ -88,12 +96,12 @@ def _describe(name: str) -> dict[str, Any]:
 async def _chat(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream = take_flag(body, "stream")
-    include_usage = take_flag(take_stream_options(body), "include_usage")
+    include_usage = take_flag(_take_stream_options(body), "include_usage")
     messages = await read_messages(server, body.pop("messages", None))
     names: dict[str, str] = {}
     if (most := body.pop("max_completion_tokens", None)) is not None:
         if body.get("max_tokens") is not None:
-            text = "max_tokens: it is max_completion_tokens by another name, so give one of them"
+            text = "max_tokens is an alias of max_completion_tokens: send only one of them"
             raise Refusal(400, text, field="max_tokens")
         body["max_tokens"], names = most, CHAT_NAMES
     run = await start(server, user, body, messages, server.on_leave("openai"), names=names)
@@ -119,21 +127,21 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
 async def _respond(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream, background = take_flag(body, "stream"), take_flag(body, "background")
-    is_kept = take_flag(body, "store", usual=True)
-    if background and not is_kept:
-        raise Refusal(400, "store: what runs in the background is kept for a while", field="store")
-    take_stream_options(body)
+    is_stored = take_flag(body, "store", usual=True)
+    if background and not is_stored:
+        raise Refusal(400, "store must be true for a background response", field="store")
+    _take_stream_options(body)
     metadata = _read_metadata(body)
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
-    names = translate(body)
+    names = _translate(body)
     instructions = body.pop("instructions", None)
     body["input"] = await _resolve_references(server, user, body.get("input"))
     messages = await read_input(server, body)
     if instructions is not None:
-        messages = [*read_instructions(instructions), *messages]
+        messages = [*_read_instructions(instructions), *messages]
         names = {**names, "messages": "instructions"}
     leave: OnLeave = "detach" if background else server.on_leave("openai")
-    echo |= {"background": background, "metadata": metadata, "store": is_kept}
+    echo |= {"background": background, "metadata": metadata, "store": is_stored}
     run = await start(server, user, body, messages, leave, names=names, echo=echo)
     if stream:
         return _stream_response(run, -1)
@@ -146,13 +154,13 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
 
 
 def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
-    """Take the metadata, which stand in all events again: a few short texts."""
+    """Take the metadata, a few short texts that all events repeat."""
     metadata = take_object(body, "metadata")
     if len(metadata) > 16 or not all(
         len(name) <= 64 and isinstance(value, str) and len(value) <= 512
         for name, value in metadata.items()
     ):
-        what = "metadata has at most 16 texts of at most 512 characters, with names of at most 64"
+        what = "metadata must have at most 16 texts of 512 characters, with names of 64 characters"
         raise Refusal(400, what, field="metadata")
     return metadata
 
@@ -168,7 +176,7 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
         return JSONResponse(await _response(run))
     after = request.query_params.get("starting_after", "")
     if after and not (after.isascii() and after.isdigit() and len(after) < 16):
-        raise Refusal(400, "starting_after is a number", field="starting_after")
+        raise Refusal(400, "starting_after must be a number", field="starting_after")
     return _stream_response(run, int(after or -1))
 
 
@@ -186,7 +194,9 @@ async def _delete(server: Server, request: Request, user: str) -> Response:
 
 async def _input_items(server: Server, request: Request, user: str) -> Response:
     await _find(server, user, request)
-    raise Refusal(400, "input_items: what was asked is not kept", field="input_items")
+    raise Refusal(
+        400, "input_items: this server does not store the input of a response", field="input_items"
+    )
 
 
 async def _find(server: Server, user: str, request: Request) -> Run:
@@ -206,14 +216,14 @@ async def _find_run(server: Server, user: str, run_id: str) -> Run | None:
 async def _resolve_references(server: Server, user: str, said: Any) -> Any:
     """Replace references to items of earlier responses by these items.
 
-    A response to which a client refers is kept for `keep` seconds from now on. The items count as
+    A response that a client refers to is stored for `keep` seconds from now on. The items count as
     if the client had sent them: together they have at most `max_body` characters.
     """
     if not isinstance(said, list):
         return said
     items: list[Any] = [*cast("list[Any]", said)]
     if len(items) > server.max_messages:
-        return items  # which is refused for that
+        return items  # which `read_input` refuses
     outputs: dict[str, dict[str, Any]] = {}  # by run
     size = 0
     for place, each in enumerate(items):
@@ -238,18 +248,18 @@ async def _resolve_references(server: Server, user: str, said: Any) -> Any:
 
 
 def _reference(item: Any) -> str | None:
-    """Return the id in a reference to an item; None of all else."""
+    """Return the id in a reference to an item; None for anything else."""
     if not isinstance(item, dict):
         return None
     fields = cast("dict[str, Any]", item)
-    # The type may be missing: then a reference is what has an id and nothing else.
+    # The type may be missing: then a reference has an id and no other field.
     is_reference = fields.get("type") == "item_reference" or fields.keys() == {"id"}
     name = fields.get("id")
     return name if is_reference and isinstance(name, str) else None
 
 
 async def _output(server: Server, user: str, run_id: str) -> dict[str, Any]:
-    """Return the items of a response by their ids; none of one that is not kept."""
+    """Return the items of a response by their ids; none if it is not stored."""
     run = await _find_run(server, user, run_id)
     if run is None or run.log.first > 1:
         return {}
@@ -263,13 +273,13 @@ def _events(run: Run) -> ResponseEvents:
 
 
 async def _response(run: Run) -> dict[str, Any]:
-    """Return the response as far as it has come."""
+    """Return the response so far."""
     events = _events(run)
     try:
-        for entry in run.log.kept():
+        for entry in run.log.entries():
             for _ in events.feed(entry):
                 pass
-    except Gone:
+    except EntriesExpired:
         raise Refusal(410, "the beginning of this response is no longer kept") from None
     return events.response
 
@@ -302,16 +312,16 @@ def _stream_response(run: Run, after: int) -> Response:
 
 
 def _failed(run: Run, last: Entry) -> Response:
-    """Answer with the error that a run has ended with."""
+    """Return the error of a failed run as an HTTP response."""
     status, wait = status_of(last.data["code"]), last.data.get("retry_after")
-    # Without a time to wait for, what fails would fail again, and do all that it did once more.
+    # Without a time to wait, another attempt would fail too, and repeat all effects before that.
     headers = NO_RETRY if wait is None else {"Retry-After": str(wait)}
     headers = {**headers, REQUEST_ID: run.id}
     return JSONResponse(chat_error(last), status, headers=headers)
 
 
 async def _whole(run: Run, request: Request) -> list[Entry]:
-    """Wait for the end of a run, and return all entries; its client may leave meanwhile."""
+    """Wait for the end of a run, and return all entries; cancel the wait if the client leaves."""
 
     async def read() -> list[Entry]:
         return [entry async for entry in run.log.read()]
@@ -319,10 +329,82 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
     with run.attended():
         try:
             return await while_there(request.receive, read())
-        except Gone:
-            what = "the answer was too long to be kept"
+        except EntriesExpired:
+            what = "the answer was too long to be stored"
             logger.error("the run %s of %s: %s", run.id, run.served.name, what)
             headers = {REQUEST_ID: run.id}
             raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
-        except Left:
+        except ServerEnding:
             raise Refusal(503, ENDING) from None
+
+
+# --- fields of Responses, in the names of chat completions
+
+
+def _translate(body: dict[str, Any]) -> dict[str, str]:
+    """Rename the fields of a request for a response; return their names on this wire."""
+    if body.pop("previous_response_id", None) is not None:
+        text = "previous_response_id: no such response is kept to go on from; send what was said"
+        raise Refusal(400, text, field="previous_response_id")
+    for name in RESPONSE_NAMES:
+        if body.get(name) is not None:
+            raise Refusal(400, f"{name} is not supported here", field=name)
+    if (most := body.pop("max_output_tokens", None)) is not None:
+        body["max_tokens"] = most
+    _take_include(body)
+    reasoning = take_object(body, "reasoning")
+    body["reasoning_effort"] = reasoning.pop("effort", None)
+    if reasoning.get("summary") == "auto":  # a response has the complete reasoning
+        del reasoning["summary"]
+    _require_nothing(reasoning, "reasoning")
+    text = take_object(body, "text")
+    body["verbosity"] = text.pop("verbosity", None)
+    body["response_format"] = _format(take_object(text, "format"))
+    _require_nothing(text, "text")
+    match body.get("tool_choice"):
+        case {"type": "function", "name": str(name)}:
+            body["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": kind}:
+            text = f"tool_choice: {kind!r:.100} is not supported here"
+            raise Refusal(400, text, field="tool_choice")
+        case _:
+            pass
+    return RESPONSE_NAMES
+
+
+def _take_include(body: dict[str, Any]) -> None:
+    """Take the field `include`: a response always has the data of its provider."""
+    found: Any = body.pop("include", None)
+    if found not in (None, [], ["reasoning.encrypted_content"]):
+        raise Refusal(400, f"include: {found!r:.100} is not supported here", field="include")
+
+
+def _take_stream_options(body: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a stream out of the body; padding against eavesdroppers is refused."""
+    options = take_object(body, "stream_options")
+    if options.pop("include_obfuscation", None):
+        raise Refusal(
+            400, "stream_options.include_obfuscation is not supported here", field="stream_options"
+        )
+    _require_nothing({n: v for n, v in options.items() if n != "include_usage"}, "stream_options")
+    return options
+
+
+def _read_instructions(said: object) -> list[Message]:
+    """Return the instructions of a response as a system message."""
+    if not isinstance(said, str):
+        raise Refusal(400, "instructions must be a text", field="instructions")
+    return [Message(role="system", content=said)]
+
+
+def _format(wanted: dict[str, Any]) -> dict[str, Any] | None:
+    kind = wanted.get("type")
+    if kind != "json_schema":
+        return wanted or None
+    return {"type": kind, kind: {name: value for name, value in wanted.items() if name != "type"}}
+
+
+def _require_nothing(rest: dict[str, Any], name: str) -> None:
+    for each, value in rest.items():
+        if value is not None:
+            raise Refusal(400, f"{name}.{each:.100} is not supported here", field=name)

@@ -1,4 +1,4 @@
-"""Which fields of a request are honoured where, which are passed over, and which refused (S17)."""
+"""Fields of a request: options of a model, fields without effect, and fields to refuse (S17)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 __all__ = ["ModelOptions", "asked_for", "read_options"]
 
-# Fields that change nothing of an answer here, and harm nobody: clients send them unasked.
+# Fields that have no effect here and do no harm: clients send them by default.
 IGNORED = frozenset(
     {
         *("user", "metadata", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
     }
 )
-# Fields whose usual value asks for nothing.
+# Fields whose default value asks for nothing.
 USUAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -39,10 +39,10 @@ Tokens = Annotated[int, Field(ge=1)]
 
 
 class ModelOptions(BaseModel):
-    """What a client may choose where a model is served by itself, and nowhere else.
+    """Options that a client may set for a model that is served by itself.
 
-    The names are those of the chat wire, and then those that servers of one's own have added. What
-    would choose another model, or go into the request behind its checks, is not among them.
+    The names are those of the chat wire, and then those that self-hosted servers have added. None
+    of them chooses another model or adds unchecked fields to its request.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -76,17 +76,17 @@ class ModelOptions(BaseModel):
 
 
 def asked_for(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the fields of a request that ask for anything."""
+    """Yield the fields of a request that ask for anything."""
     for name, value in body.items():
         usual = USUAL.get(name, ())
-        # True is 1, and yet another value.
+        # True equals 1, but is another value.
         is_usual = any(value == each and type(value) is type(each) for each in usual)
         if value is not None and name not in IGNORED and not is_usual:
             yield name, value
 
 
 def read_options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options for a model; raise `ValueError` with the name of one and what is wrong."""
+    """Check the options for a model; raise `ValueError` with the name of one and the reason."""
     try:
         return ModelOptions.model_validate(dict(asked)).model_dump(exclude_none=True)
     except ValidationError as error:

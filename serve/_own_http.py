@@ -1,15 +1,15 @@
-"""The wire of the page, and of programs that want all of a run: its log as it is, by number.
+"""The wire of the page, and of programs that need all entries of a run.
 
     POST /runs                        {"model": "writer", "input": "hi"} gives {"id": ...}
-    GET  /runs                        the runs of who asks, the newest first
+    GET  /runs                        the user's runs, the newest first
     GET  /runs/ID                     one of them
-    GET  /runs/ID/events?after=7      what was said behind entry 7, and all that follows (SSE)
-    GET  /runs/ID/trace               its tree, as the lines of a recording (SSE)
+    GET  /runs/ID/events?after=7      the entries after number 7, as they come (SSE)
+    GET  /runs/ID/trace               the records of its tree, as in a recording (SSE)
     POST /runs/ID/cancel              stop it
-    POST /runs/ID/answers/2           {"approved": true}: answer its question 2; all else denies
+    POST /runs/ID/answers/2           {"approved": true} approves its question 2; else it is denied
 
-A run that was begun here goes on when its readers leave. The number of each entry is the event's
-`id`, so a browser's `Last-Event-ID` says where to go on. What is no longer kept is 410.
+A run that was started here continues when its readers leave. The number of each entry is the
+event's `id`, so a browser's `Last-Event-ID` is where it continues. Expired entries are 410.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from starlette.routing import Route
 
 from ._asking import read_input, start
 from ._body import read_body
-from ._frames import frame
-from ._http import EventStream, Refusal, route, stop, stream_log, stream_run
+from ._http import EventStream, Refusal, frame, route, stop, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run
@@ -51,7 +50,7 @@ def routes(server: Server) -> list[Route]:
 
 
 async def _page(request: Request) -> Response:
-    """Give the page; it holds nothing, and asks for a key where one is needed."""
+    """Return the page; it has no data, and asks for a key if the server needs one."""
     text, headers = page()
     return HTMLResponse(text, headers=headers)
 
@@ -106,7 +105,7 @@ def _too_late() -> Iterator[str]:
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = await _find(server, request, user)
-    if run.is_kept:
+    if run.is_persisted:
         await stop(run)
     else:
         run.cancel("a client asked for it")
@@ -122,13 +121,13 @@ async def _answer(server: Server, request: Request, user: str) -> Response:
         await run.answer(number, None)
         raise
     if not await run.answer(number, body.get("approved")):
-        raise Refusal(409, "this question is settled already, or was never asked")
+        raise Refusal(409, "this question has an answer already, or was never asked")
     return JSONResponse(_describe(run))
 
 
 def _read_number(said: str, field: str) -> int:
     if not (said.isascii() and said.isdigit() and len(said) < 16):
-        raise Refusal(400, "it is a number", field=field)
+        raise Refusal(400, f"{field} must be a number", field=field)
     return int(said)
 
 

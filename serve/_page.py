@@ -1,34 +1,30 @@
-"""The page to talk on: one file of HTML, made of the parts in `page/`, that loads nothing else."""
+"""The chat page: one file of HTML that loads no other."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from functools import cache
 from pathlib import Path
 
+from ..tracing.pages import assemble
+
 __all__ = ["page"]
 
-PARTS = Path(__file__).parent / "page"
 SCRIPTS = "wire", "speech", "talk", "tree", "main"
+POLICY = (
+    "default-src 'none'; connect-src 'self'; form-action 'self'; img-src data:;"
+    " script-src '{script}'; style-src '{style}';"
+    " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+    " trusted-types 'none'"
+)
 
 
 @cache
 def page() -> tuple[str, dict[str, str]]:
-    """Return the page and its headers, which let run no script but its own, and frame it nowhere.
+    """Return the page and its headers: no other script runs, no other site can frame it.
 
-    It may ask nobody but the server that it came from.
+    It can connect only to its own server.
     """
-    style = _part("page.css")
-    parts = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
-    html = _part("page.html").replace("{{style}}", style).replace("{{script}}", script)
-    policy = (
-        "default-src 'none'; connect-src 'self'; form-action 'self'; img-src data:;"
-        f" script-src '{_hash(script)}'; style-src '{_hash(style)}';"
-        " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
-        " trusted-types 'none'"
-    )
+    html, policy = assemble(Path(__file__).parent / "page", SCRIPTS, POLICY)
     return html, {
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
@@ -37,11 +33,3 @@ def page() -> tuple[str, dict[str, str]]:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-
-
-def _part(name: str) -> str:
-    return (PARTS / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

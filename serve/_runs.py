@@ -1,4 +1,4 @@
-"""All runs of a server: how many there may be, whose they are, and for how long they are kept."""
+"""All runs of a server: their number, their owners, and how long they are stored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from ..commander import Commander
 from ..commander.stored_names import stored_name
 from ..store import Journal, JournalError, RunNotFound, RunRow
+from ._durable_run import PREFIX, Answer, Incomplete, read_question
 from ._failure import log_failure
-from ._kept import PREFIX, Answer, Incomplete, read_asked
-from ._kept_log import ENDS, KeptLog, give_up
-from ._run import Kept, OnLeave, Run
+from ._log import ENDS, Log, give_up
+from ._run import OnLeave, Run
 from ._served import Question, Served
 
 __all__ = ["Busy", "NotBegun", "Runs"]
@@ -30,7 +30,7 @@ logger = logging.getLogger("anabranch.serve")
 
 
 class Busy(Exception):
-    """There are as many runs as there may be, or the server ends; come back in some seconds."""
+    """The server has its maximum of runs, or is ending; a client may retry in some seconds."""
 
     def __init__(self, *, closing: bool) -> None:
         what = (
@@ -49,27 +49,26 @@ class _Persisted(NamedTuple):
 
 
 class NotBegun(RuntimeError):
-    """There are no runs before a server has begun, nor when it has ended."""
+    """A server has no runs before its start and after its end."""
 
 
-# How many runs that have ended are kept, for each that may run at once; and with how many
-# characters altogether.
-KEPT = 10
-KEPT_SIZE = 100_000_000
-# Runs with the same id of a call that are looked at.
-SAME_ID = 8
-# Seconds between two looks for calls in doubt, and between two for what the file has too long.
-LOOK = 0.5
-TIDY = 10.0
-# Seconds that a run gets to end when it was cancelled, before its readers are told so.
-PATIENCE = 5.0
+# The number of ended runs that are stored, for each that may run at once; and their characters.
+MAX_ENDED = 10
+MAX_ENDED_SIZE = 100_000_000
+# Runs with the same call id that are compared.
+MAX_SAME_ID = 8
+# Seconds between two checks for calls in doubt, and for expired runs in the journal.
+DOUBT_POLL_SECONDS = 0.5
+PURGE_SECONDS = 10.0
+# A cancelled run has so many seconds to end; then its readers are told that it was cancelled.
+CANCEL_SECONDS = 5.0
 
 
 class Runs:
-    """The runs below one commander. One that has ended is kept for `keep` seconds.
+    """The runs below one commander. One that has ended is stored for `keep` seconds.
 
-    No more than ten times `most` of them are kept, nor more than `KEPT_SIZE` characters: then those
-    that ended first are forgotten sooner.
+    At most ten times `most` of them are stored, with `MAX_ENDED_SIZE` characters: those that ended
+    first expire sooner.
     """
 
     def __init__(
@@ -79,19 +78,18 @@ class Runs:
         self._most = most
         self._keep = keep
         self._journal = journal
-        # The runs that have ended, the first to end first: when each is forgotten, and its size.
-        self._kept: dict[str, tuple[asyncio.TimerHandle, int]] = {}
+        # Ended runs in the order of their ends: the timer until each expires, and its size.
+        self._stored: dict[str, tuple[asyncio.TimerHandle, int]] = {}
         self._size = 0
-        # Those of them that clients are to run calls for, by owner, model and the first call's id;
-        # the newest last.
+        # Those with calls for their clients, by owner, model and the first call's id; the newest
+        # last.
         self._calling: dict[tuple[str, str, str], list[Run]] = {}
         self._runs: dict[str, Run] = {}
-        self.running = 0  # how many have not ended, those that wait to be resumed included
-        # Persisted runs that this process has not resumed yet, the oldest first; a client waits for
-        # those that are wanted.
+        self.running = 0  # the number that has not ended, including those that are not resumed yet
+        # Persisted runs that are not resumed yet, oldest first; clients wait for the wanted ones.
         self._persisted: dict[str, _Persisted] = {}
         self._wanted: deque[str] = deque()
-        # What may still have to be written.
+        # Tasks that wait for the last entries of runs to be written.
         self._writing: set[asyncio.Task[None]] = set()
         self.closing = False
 
@@ -106,17 +104,15 @@ class Runs:
         asks: bool = False,
         echo: Mapping[str, Any] = MappingProxyType({}),
     ) -> Run:
-        """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
+        """Start a run. Raises `Busy`, or `BadQuestion` for a question that is refused."""
         if self.closing or self.running >= self._most:
             raise Busy(closing=self.closing)
-        kept = None
-        # Who cannot come back to a run has no use for it after a restart.
+        log = None
+        # Persist only runs that a client can reconnect to.
         returns = on_leave == "detach" and echo.get("store", True)
         if self._journal is not None and served.keeps and returns:
-            name = secrets.token_hex(16)
-            log = KeptLog(self._journal, PREFIX + name)
-            kept = Kept(name, log, self._journal, again=False)
-        more: Any = {"traced": traced, "asks": asks, "kept": kept, "echo": echo}
+            log = Log(journal=self._journal, run_id=PREFIX + secrets.token_hex(16))
+        more: Any = {"traced": traced, "asks": asks, "log": log, "echo": echo}
         run = Run(served, question, owner, on_leave, **more)
         self._begin(run)
         return run
@@ -128,22 +124,21 @@ class Runs:
         self._runs[run.id] = run
 
     async def find_persisted(self) -> None:
-        """Read which runs the journal has; `resume` resumes them."""
+        """List the journal's runs; `resume` resumes them."""
         if self._journal is None:
             return
         expired = time.time() - self._keep
         for row in reversed(await self._journal.runs(prefix=PREFIX)):
             if row.class_name != stored_name(Answer):
-                continue  # somebody else's
+                continue  # another program's
             if row.state not in ENDS or row.updated > expired:
                 self._persisted[row.run_id.removeprefix(PREFIX)] = _Persisted(row, asyncio.Event())
                 self.running += row.state not in ENDS
 
     async def resume(self, served: Mapping[str, Served]) -> None:
-        """Resume the persisted runs, however many, and read those that have ended.
+        """Resume the persisted runs, one after the other, and read those that have ended.
 
-        The server answers during that time. They are resumed one after the other, first those that
-        a client waits for.
+        The server answers requests during that time. Runs that a client waits for come first.
         """
         try:
             while self._journal is not None and self._persisted and not self.closing:
@@ -159,17 +154,17 @@ class Runs:
         try:
             await self._resume(journal, row, served)
         except RunNotFound:
-            pass  # it has expired since
+            pass  # it has expired
         except Incomplete:
             await give_up(journal, row.run_id)
-        except Exception as error:  # noqa: BLE001 - one that is damaged holds up no other
-            log_failure("the run %s cannot be taken up", row.run_id, error=error)
+        except Exception as error:  # noqa: BLE001 - a damaged run must not block the others
+            log_failure("cannot resume the run %s", row.run_id, error=error)
         del self._persisted[name]
         self.running -= row.state not in ENDS
         resumed.set()
 
     async def until_resumed(self, run_id: str | None = None) -> None:
-        """Wait until a persisted run is resumed, before all others; without a name, until all are.
+        """Wait until a persisted run is resumed, before the others; without an id, until all are.
 
         Raises `Busy` if the server ends before that.
         """
@@ -186,93 +181,97 @@ class Runs:
         name, asked = inputs["served"], inputs["asked"]
         thing = served.get(name)
         if thing is None or not thing.keeps:
-            logger.warning("the run %s waits: %s is not served, or not kept", row.run_id, name)
+            logger.warning(
+                "the run %s waits: %s is not served, or its runs are not persisted",
+                row.run_id,
+                name,
+            )
             return
-        log = await KeptLog.open(journal, row.run_id)
-        kept = Kept(row.run_id.removeprefix(PREFIX), log, journal, again=True)
+        log = await Log.open(journal, row.run_id)
         known = {name: asked[name] for name in ("traced", "asks", "created")}
-        question, echo = await read_asked(journal, row.run_id, asked)
-        run = Run(thing, question, asked["owner"], "detach", kept=kept, echo=echo, **known)
+        question, echo = await read_question(journal, row.run_id, asked)
+        known |= {"log": log, "resumed": True, "echo": echo}
+        run = Run(thing, question, asked["owner"], "detach", **known)
         if not log.ended:
             self._begin(run)
             return
         run.settle()
         run.trace = None
         self._runs[run.id] = run
-        self._forget_later(run, row.updated + self._keep - time.time())
+        self._expire_later(run, row.updated + self._keep - time.time())
         if row.state not in ENDS:
             await give_up(journal, row.run_id)
 
     async def tend(self) -> None:
-        """Look for calls in doubt, and remove from the file what is known no longer, for ever."""
+        """Ask about calls in doubt, and remove expired runs from the journal, until cancelled."""
         if self._journal is None:
             return
         clock = asyncio.get_running_loop().time
         try:
-            await self._tidy(self._journal)
-            tidied = clock()
+            await self._purge(self._journal)
+            purged = clock()
             while True:
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(DOUBT_POLL_SECONDS)
                 for run in [*self._runs.values()]:
                     await run.look_for_doubts()
-                if clock() - tidied > TIDY:
-                    await self._tidy(self._journal)
-                    tidied = clock()
-        except JournalError as error:  # it takes nothing more in this process
+                if clock() - purged > PURGE_SECONDS:
+                    await self._purge(self._journal)
+                    purged = clock()
+        except JournalError as error:  # it takes no more writes in this process
             logger.error("the journal has failed: %s", error)
 
-    async def _tidy(self, journal: Journal) -> None:
+    async def _purge(self, journal: Journal) -> None:
         await journal.purge(time.time() - self._keep, prefix=PREFIX)
 
     def find(self, run_id: str, owner: str) -> Run | None:
-        """Return a run of this owner's; another's is as if it were not there (S14)."""
+        """Return a run of this owner; None for another owner's (S14)."""
         run = self._runs.get(run_id)
         known = run is not None and run.owner == owner and run.is_accepted
         return run if known else None
 
     def calling(self, owner: str, served: str, call_id: str) -> list[Run]:
-        """Return the runs of this owner's whose reply has this call first, the newest first.
+        """Return the owner's runs whose reply has this first call, the newest first.
 
-        Only those whose reply has provider items; a few, where a provider repeats its ids.
+        Only those whose reply has provider items: a few, in case a provider repeats its ids.
         """
-        return self._calling.get((owner, served, call_id), [])[: -SAME_ID - 1 : -1]
+        return self._calling.get((owner, served, call_id), [])[: -MAX_SAME_ID - 1 : -1]
 
     def renew(self, run: Run) -> None:
-        """Keep a run that has ended for `keep` seconds from now on."""
-        if run.id in self._kept:
+        """Store a run that has ended for `keep` seconds from now on."""
+        if run.id in self._stored:
             self._remove(run.id)
-            self._forget_later(run, self._keep)
+            self._expire_later(run, self._keep)
 
     async def delete(self, run: Run) -> None:
-        """Forget a run now, in the journal too; one that still goes on is cancelled."""
-        if run.id in self._kept:
-            self._forget(run.id)
+        """Remove a run, also from the journal; cancel it if it still runs."""
+        if run.id in self._stored:
+            self._expire(run.id)
         elif self._runs.pop(run.id, None) is not None:
             run.cancel("a client deleted it")
             await run.log.over()
-        if self._journal is not None and run.is_kept:
+        if self._journal is not None and run.is_persisted:
             await run.log.flushed()
             await self._journal.purge(math.inf, prefix=PREFIX + run.id)
 
     def of(self, owner: str) -> list[Run]:
-        """Return the runs of one owner, the newest first."""
+        """Return the runs of an owner, the newest first."""
         known = [run for run in self._runs.values() if run.is_accepted and run.owner == owner]
         return sorted(known, key=lambda run: run.created, reverse=True)
 
     def _ended(self, run: Run) -> None:
         self.running -= 1
         if run.log.ended:
-            self._put_away(run)
+            self._store(run)
             return
-        # Its end is known when it is written, and so is what was said last.
+        # Readers get its last entries when they are written.
         writing = asyncio.get_running_loop().create_task(run.log.flushed(), context=Context())
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
-        writing.add_done_callback(lambda _: self._put_away(run))
+        writing.add_done_callback(lambda _: self._store(run))
 
-    def _put_away(self, run: Run) -> None:
-        """Keep a run that has ended; one that was left goes on later or elsewhere, not here."""
-        if run.log.is_left:
+    def _store(self, run: Run) -> None:
+        """Store a run that has ended; a suspended one continues later, or in another process."""
+        if run.log.is_suspended:
             self._runs.pop(run.id, None)
             return
         spent = run.spent
@@ -281,25 +280,25 @@ class Runs:
             *(run.served.name, run.status, time.time() - run.created),
             *(spent.input_tokens, spent.output_tokens),
         )
-        if run.id in self._runs:  # else `close` has forgotten it
-            self._forget_later(run, self._keep)
+        if run.id in self._runs:  # else `close` has removed it
+            self._expire_later(run, self._keep)
 
-    def _forget_later(self, run: Run, seconds: float) -> None:
-        timer = asyncio.get_running_loop().call_later(seconds, self._forget, run.id)
-        self._kept[run.id] = timer, run.size
+    def _expire_later(self, run: Run, seconds: float) -> None:
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire, run.id)
+        self._stored[run.id] = timer, run.size
         self._size += run.size
         if run.first_call is not None:
             place = (run.owner, run.served.name, run.first_call)
             self._calling.setdefault(place, []).append(run)
-        while len(self._kept) > KEPT * self._most or self._size > KEPT_SIZE:
-            self._forget(next(iter(self._kept)))
+        while len(self._stored) > MAX_ENDED * self._most or self._size > MAX_ENDED_SIZE:
+            self._expire(next(iter(self._stored)))
 
-    def _forget(self, run_id: str) -> None:
+    def _expire(self, run_id: str) -> None:
         self._remove(run_id)
         del self._runs[run_id]
 
     def _remove(self, run_id: str) -> None:
-        timer, size = self._kept.pop(run_id)
+        timer, size = self._stored.pop(run_id)
         timer.cancel()
         self._size -= size
         run = self._runs[run_id]
@@ -310,42 +309,42 @@ class Runs:
                 del self._calling[place]
 
     async def drain(self, timeout: float, grace: float = 0.0) -> None:
-        """Take no more, let what runs end, and cancel after `timeout` seconds what still does.
+        """Take no new runs, let the others end, and cancel those that run after `timeout` seconds.
 
-        `grace` is how long that may take; what goes on all the same is told to be cancelled.
+        They have `grace` seconds to end; then their readers are told that they were cancelled.
         """
         self.closing = True
         if timeout <= 0:
             self.suspend()
         timer = asyncio.get_running_loop().call_later(timeout, self.suspend)
         try:
-            async with asyncio.timeout(timeout + grace + PATIENCE):
+            async with asyncio.timeout(timeout + grace + CANCEL_SECONDS):
                 with suppress(RuntimeError):
                     await self._commander.drain(timeout)
         except TimeoutError:
             for run in [*self._runs.values()]:
-                if not run.log.is_ending and not run.log.is_left:
-                    logger.error("%s goes on though it was cancelled", run.served.name)
+                if not run.log.is_ending and not run.log.is_suspended:
+                    logger.error("%s still runs though it was cancelled", run.served.name)
                     run.abandon()
         finally:
             timer.cancel()
 
     def suspend(self) -> None:
-        """Let runs that a journal keeps say nothing more: that they are cut off now is no news."""
+        """Suspend the persisted runs: their interruption now is no entry."""
         self.closing = True
         for run in self._runs.values():
-            if run.is_kept and not run.log.is_ending:
-                run.log.leave()
+            if run.is_persisted and not run.log.is_ending:
+                run.log.suspend()
 
     async def flush(self) -> None:
-        """Write what was said last, once nothing goes on."""
+        """Write the last entries, when nothing runs any more."""
         await asyncio.gather(*self._writing)
         for run in [*self._runs.values()]:
             await run.log.flushed()
 
     def close(self) -> None:
-        """Forget all."""
-        for timer, _ in self._kept.values():
+        """Remove all runs."""
+        for timer, _ in self._stored.values():
             timer.cancel()
-        self._kept.clear()
+        self._stored.clear()
         self._runs.clear()

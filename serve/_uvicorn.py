@@ -1,4 +1,4 @@
-"""A server by itself, on uvicorn: which addresses it binds to, and how it ends."""
+"""A server by itself, on uvicorn: its address, signals, and its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ..commander.errors import ConfigurationError
-from ._local import is_local
+from ._auth import is_local
 
 if TYPE_CHECKING:
     from ._app import Server
@@ -27,25 +27,24 @@ __all__ = ["run_server"]
 
 logger = logging.getLogger("anabranch.serve")
 
-# Seconds that connections get to close after the runs have ended; then those are cut that do not
-# read what they are sent.
-LAST = 3
-# Seconds after which a process is ended that does not end, when all was cancelled.
-PATIENCE = 15.0
+# When the runs have ended, connections have so many seconds to close; then those of clients that do
+# not read are cut.
+CLOSE_SECONDS = 3
+# When all runs are cancelled, the process has so many seconds to end; then it is killed.
+EXIT_SECONDS = 15.0
 
 
 def run_server(
     server: Server, host: str, port: int, drain: float, on_start: Callable[[str], None] | None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then let what runs end for `drain` seconds at most.
+    """Serve until SIGINT or SIGTERM, then let the runs end for at most `drain` seconds.
 
-    What still runs then is cancelled, and its streams end with their wire's own error. A second
-    signal cancels it at once, a third kills this process; so does what still goes on some time
-    after it was cancelled. Returns after SIGINT; after SIGTERM the process ends by that signal, as
-    if it had not been handled. `on_start` is told the address once
-    clients can connect. Raises `ConfigurationError` for an address beyond this machine where
-    anybody may ask, `JournalError` for a journal that cannot be opened, and `OSError` for an
-    address that cannot be had.
+    The rest is cancelled, and its streams end with the error of their wire. A second signal cancels
+    at once, and a third kills this process; so do runs that ignore their cancel for too long.
+    Returns after SIGINT; after SIGTERM the process ends by that signal, as if it had no handler.
+    `on_start` gets the address when clients can connect. Raises `ConfigurationError` for an address
+    that other machines can reach without `auth`, `JournalError` for a journal that cannot be
+    opened, and `OSError` for an address that is not available.
     """
     if not server.has_auth and not is_local(host):
         raise ConfigurationError(
@@ -57,12 +56,12 @@ def run_server(
         host=host,
         port=port,
         log_level="warning",
-        timeout_graceful_shutdown=LAST + 2,  # nobody is left by then
+        timeout_graceful_shutdown=CLOSE_SECONDS + 2,  # all connections are closed by then
         ws="none",
         server_header=False,
-        lifespan="off",  # what goes wrong there would be a traceback, and no error
+        lifespan="off",  # an error there would be logged as a traceback, and not raised
     )
-    # Also one that comes before uvicorn hears of it.
+    # Also for a signal before uvicorn handles them.
     with suppress(KeyboardInterrupt), _listen(host, port) as listening:
 
         def began() -> None:
@@ -78,7 +77,7 @@ def run_server(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen at an address; clients wait from now on until they are answered."""
+    """Listen at an address; clients can connect from now on, and wait for their answers."""
     name = host.strip("[]").lower()
     with suppress(ValueError):  # an IPv4 address in an IPv6 one
         name = str(getattr(ipaddress.ip_address(name), "ipv4_mapped", None) or name)
@@ -93,7 +92,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Uvicorn(uvicorn.Server):
-    """At the first signal it drains, at the second it cancels what runs, at the third it dies."""
+    """Drains at the first signal, cancels the runs at the second, is killed by the third."""
 
     def __init__(
         self, config: uvicorn.Config, server: Server, drain: float, began: Callable[[], None]
@@ -101,7 +100,7 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._server = server
         self._drain = drain
-        # How long calls of tools get to end that are under way, where that is kept.
+        # Seconds for tool calls to end, so that the journal has their results.
         self._grace = 0.0 if server.journal is None else server.journal.grace
         self._began = began
         self._signals = 0
@@ -109,7 +108,7 @@ class _Uvicorn(uvicorn.Server):
         self._last: threading.Timer | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve; signals are heard until all has ended."""
+        """Serve, and handle signals until the end."""
         with super().capture_signals():
             async with self._server.running():
                 self._began()
@@ -117,11 +116,11 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Do nothing: uvicorn's own `serve` calls this, and ours has captured them before."""
+        """Do nothing: uvicorn's own `serve` calls this, and our `serve` has captured them."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal; called by Python between two steps."""
+        """Handle a signal; Python calls it between two steps of the program."""
         self._signals += 1
         if self._signals > 2:
             signal.signal(sig, signal.SIG_DFL)
@@ -130,12 +129,12 @@ class _Uvicorn(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:
             timeout = self._drain if self._signals == 1 else 0
-            self.hurry(timeout + self._grace + PATIENCE)
+            self.hurry(timeout + self._grace + EXIT_SECONDS)
             loop = asyncio.get_running_loop()
             loop.call_soon_threadsafe(self._begin_to_drain, timeout, sig, frame)
 
     def hurry(self, seconds: float | None) -> None:
-        """End this process after some time, whatever its loop does; None: let it go on."""
+        """Kill this process after some seconds, whatever its loop does; None cancels that."""
         if self._last is not None:
             self._last.cancel()
         if seconds is not None:
@@ -144,13 +143,13 @@ class _Uvicorn(uvicorn.Server):
             self._last.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections; those cut by force whose clients do not read."""
+        """Close all connections; cut those whose clients do not read."""
 
         def cut() -> None:
             for connection in [*self.server_state.connections]:
                 connection.transport.abort()
 
-        timer = asyncio.get_running_loop().call_later(LAST, cut)
+        timer = asyncio.get_running_loop().call_later(CLOSE_SECONDS, cut)
         try:
             await super().shutdown(sockets)
         finally:
@@ -168,7 +167,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _end() -> None:
-    logger.error("something goes on though it was cancelled: the process ends without it")
+    logger.error("a run ignores its cancel, and the process ends without it")
     for each in (sys.stdout, sys.stderr):
         each.flush()
     os._exit(1)

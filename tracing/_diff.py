@@ -1,9 +1,9 @@
-"""What is different between two recordings."""
+"""Differences between two recordings, as data and as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from os import PathLike
@@ -11,27 +11,34 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..messages import Usage
-from ._cause import drop_what_follows
-from ._facts import as_key
-from ._match import Pair, Side, match
-from ._tell import describe
-from ._trace import Trace, TraceNode, read
+from ._match import Pair, Side, as_key, match
+from ._read import read
+from ._trace import Trace
+from ._trace_node import TraceError, TraceNode
 
 __all__ = ["Change", "Difference", "Pace", "Spent", "diff"]
 
-# What is told of times: a node that took this many times as long, and so many seconds more.
-RATIO, LEAST = 1.5, 0.5
-# Of the segments of a long path, so many of its beginning and its end.
-HALF = 16
+# A node is slower if it took so many times as long, and so many seconds more.
+SLOWER_RATIO, SLOWER_SECONDS = 1.5, 0.5
+# So many segments of a long path are shown, at its beginning and at its end.
+MAX_SEGMENTS = 16
+# So many characters of a value are shown, and so many before the first difference.
+MAX_SHOWN, SHOWN_BEFORE = 100, 30
+# The facts that are shown of an added or removed node.
+SHOWN_FACTS = ("state", "status", "error", "arguments")
+# Facts of a node that the failure of a node below it changes; of a call, its answer too.
+FAILURE_FACTS = ("state", "error", "status", "result", "size of result")
+# A child's and its parent's state, where one ended the other.
+ENDED_TOGETHER = {("cancelled", "cancelled"), ("cancelled", "failed"), ("lost", "lost")}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One difference: a node that was added, with all below it, removed, or has other facts.
 
-    `what` are the facts, each as it was before and is after; None where there is none. `path` names
-    the node and all above it; `before` and `after` are its numbers in the recordings, `nodes` how
-    many were added or removed.
+    `what` has the facts that differ, each with its value before and after, or None. `path` is the
+    names of the node's ancestors and its own. `before` and `after` are its numbers in the
+    recordings, `nodes` is the number of added or removed nodes.
     """
 
     kind: Literal["added", "removed", "changed"]
@@ -44,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A node that took much longer than before, or much shorter: seconds in which it ran."""
+    """A node that took much longer or much less time: the seconds in which it ran."""
 
     path: str
     before: float
@@ -53,7 +60,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an agent has spent on a model; costs are None where no price is known."""
+    """The usage of an agent and model; costs are None where no price is known."""
 
     agent: str
     model: str
@@ -65,12 +72,12 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is different between two recordings; true if anything is.
+    """The differences between two recordings; true if there are any changes.
 
-    Times are no difference: `slower` and `faster` are the nodes on which far more or less of it was
-    spent, most first; of several on one path the lowest that says it. `spent` are the sums for each
-    agent and model, `states` how many nodes ended in each state, before and after. `content` says
-    whether what was said was compared, `missed` how many events the recordings lack.
+    Durations are no changes: `slower` and `faster` are the nodes with much longer or shorter ones,
+    the largest difference first; of several on one path the lowest that explains it. `spent` is the
+    usage by agent and model. `states` is the number of nodes by state, before and after. `content`
+    says whether texts were compared. `missed` are the events that the recordings lack.
     """
 
     changes: tuple[Change, ...]
@@ -88,59 +95,82 @@ class Difference:
         return "\n".join(self.lines())
 
     def lines(self, *, times: bool = False) -> list[str]:
-        """Return it for a person to read; with `times`, what became slower and faster too."""
-        return describe(self, times)
+        """Return it as text for people; with `times`, also slower and faster nodes.
+
+        Lines that belong to the one above them are indented.
+        """
+        lines = [line for change in self.changes for line in _change_lines(change)]
+        if not lines:
+            lines.append("no difference")
+        for number, which in zip(self.missed, ("first", "second"), strict=True):
+            if number:
+                lines.append(f"the {which} recording lacks {number:,} events")
+        spent = [
+            _spent_line(each)
+            for each in self.spent
+            if (each.before, each.cost_before) != (each.after, each.cost_after)
+        ]
+        if spent:
+            lines += ["tokens", *spent]
+        states = [
+            f"    {state}: {before:,} -> {after:,}"
+            for state, (before, after) in self.states.items()
+            if before != after
+        ]
+        if states:
+            lines += ["nodes by state", *states]
+        if times:
+            for name, nodes in ("slower", self.slower), ("faster", self.faster):
+                lines.append(name if nodes else f"nothing became much {name}")
+                lines += [f"    {n.path}: {n.before:.2f} s -> {n.after:.2f} s" for n in nodes]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        said = asdict(self)
-        for each in said["changes"]:
+        """Return it as JSON values."""
+        found = asdict(self)
+        for each in found["changes"]:
             each["what"] = {
                 name: {"before": before, "after": after}
                 for name, (before, after) in each["what"].items()
             }
-        for each in said["spent"]:
+        for each in found["spent"]:
             each["before"], each["after"] = each["before"].model_dump(), each["after"].model_dump()
-        return json.loads(json.dumps({"different": bool(self), **said}))
+        return json.loads(json.dumps({"different": bool(self), **found}))
 
 
 def diff(a: str | PathLike[str] | Trace, b: str | PathLike[str] | Trace) -> Difference:
-    """Say what is different in `b`, compared with `a`: recordings, or traces that were read.
+    """Return the differences of `b` from `a`: recordings, or traces that were read.
 
-    Nodes are matched by what they are and by what is below them: children have no order, so it is
-    no difference which of several that run at once comes first. Compared are names, agents, states,
-    errors and where they were raised, retries, calls of tools, requests to models, tokens; if both
-    recordings have content, that too. Times, numbers and machines are not. What follows from
-    another difference is not told again: the failure of a node in those above it, a cancel in those
-    below. Raises `ConfigurationError` for what is no recording.
+    Nodes are paired by their facts and by those of the nodes below them. Children have no order, so
+    it is no difference which of several concurrent ones starts first. Compared are names, agents,
+    states, errors and the lines that raised them, retries, tool calls, requests to models and
+    tokens; also texts, if both recordings have content. Times, numbers and machines are not
+    compared. A difference that follows from another one is left out: the failure of a node in those
+    above it, a cancel in those below it. Raises `ConfigurationError` for a file that is no
+    recording.
     """
     before, after = (each if isinstance(each, Trace) else read(Path(each)) for each in (a, b))
     content = all(life.content for trace in (before, after) for life in trace.lives)
     numbers: dict[Hashable, int] = {}
     one, other = Side(before, content, numbers), Side(after, content, numbers)
     pairs = match(one, other, (before.root, after.root))
-    what = _differences(one, other, pairs)
-    drop_what_follows(pairs, what)
-    paths = _Paths(pairs)
+    facts = _differences(one, other, pairs)
+    _drop_failures(pairs, facts)
+    _drop_ends(pairs, facts)
+    paths = _paths(pairs)
     changes = tuple(
-        _change(pair, what[at], paths.of(at))
+        _change(pair, facts[at], paths[at])
         for at, pair in enumerate(pairs)
-        if pair.before is None or pair.after is None or what.get(at)
+        if pair.before is None or pair.after is None or facts.get(at)
     )
-    slower, faster = _paces(pairs, paths)
-    return Difference(
-        changes,
-        slower,
-        faster,
-        _spent(before, after),
-        _states(before, after),
-        content,
-        (before.missed, after.missed),
-    )
+    slower, faster = _durations(pairs, paths)
+    missed = before.missed, after.missed
+    states = _states(before, after)
+    return Difference(changes, slower, faster, _spent(before, after), states, content, missed)
 
 
 def _differences(one: Side, other: Side, pairs: list[Pair]) -> dict[int, dict[str, Any]]:
-    """Return in which facts the nodes of pairs differ, by the pairs' places."""
+    """Return the facts in which the nodes of pairs differ, by the place of the pair."""
     found: dict[int, dict[str, Any]] = {}
     for at, (before, after, above, same) in enumerate(pairs):
         if same:
@@ -176,7 +206,7 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
 def _compare_requests(
     before: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> dict[str, tuple[Any, Any]]:
-    """Compare requests: equal ones are the same, the others are so in their order."""
+    """Compare requests: first pair equal ones, then the others in order."""
     there = [as_key(each) for each in after]
     left: dict[str, int] = {}
     for key in there:
@@ -217,58 +247,115 @@ def _change(pair: Pair, what: Mapping[str, tuple[Any, Any]], path: str) -> Chang
     return Change("added", path, None, after.number, what, sum(1 for _ in after.walk()))
 
 
-class _Paths:
-    """Names nodes by those above them; of a long path the middle is left out."""
+# --- differences that follow from others
 
-    def __init__(self, pairs: list[Pair]) -> None:
-        self._pairs = pairs
-        # Of each pair: how deep it is, and the beginning of its path.
-        self._places: list[tuple[int, str]] = []
-        for pair in pairs:
-            if pair.above < 0:
-                self._places.append((0, ""))
-                continue
-            depth, head = self._places[pair.above]
-            if depth < HALF:
-                head = f"{head}/{_of(pair).name}" if head else _of(pair).name
-            self._places.append((depth + 1, head))
 
-    def of(self, at: int) -> str:
-        """Return the path of a pair."""
-        depth, head = self._places[at]
-        node = _of(self._pairs[at])
-        if depth == 0:
-            return node.name
-        if depth <= HALF:
-            return head
-        last = islice(node.upwards(), min(HALF, depth - HALF))
+def _drop_failures(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
+    """Keep a failure where it happened, and drop it in the nodes above that failed because of it.
+
+    If a tool call differs in more than its failure, keep the failure there instead.
+    """
+    # The failed nodes so far, each with the pair that keeps its failure: its own, or the origin's.
+    kept: dict[TraceNode, int | None] = {}
+    for at in range(len(pairs) - 1, -1, -1):
+        here, pair = facts.get(at), pairs[at]
+        if here is None:
+            continue
+        both = pair.before is not None and pair.after is not None
+        if both and not here.keys() & {"state", "error", "status"}:
+            continue
+        bad = [node for node in pair[:2] if node is not None and node.is_bad]
+        if not bad:
+            continue
+        places = [_origin(node, kept) for node in bad]
+        if not both or None in places:
+            places = [at] * len(bad)
+        elif any(node.tool for node in bad) and not here.keys() <= set(FAILURE_FACTS):
+            for place in places:
+                _drop(facts, place, ("state", "error"))
+            places = [at] * len(bad)
+        else:
+            _drop(facts, at, FAILURE_FACTS)
+        kept.update(zip(bad, places, strict=True))
+
+
+def _drop(facts: dict[int, dict[str, Any]], at: int | None, names: tuple[str, ...]) -> None:
+    if at is not None and at in facts:
+        facts[at] = {name: value for name, value in facts[at].items() if name not in names}
+
+
+def _origin(node: TraceNode, kept: dict[TraceNode, int | None]) -> int | None:
+    """Return the pair that keeps the failure of a node, if one of its children caused that."""
+    errors = {_error_key(each) for each in (node.error, *node.error.of)} if node.error else ()
+    for child in node.children:
+        # A failed call is an answer, which has no error.
+        if child in kept and child.error and (_error_key(child.error) in errors or node.status):
+            return kept[child]
+    return None
+
+
+def _error_key(error: TraceError) -> tuple[str, str, str]:
+    return error.type, error.at, error.message
+
+
+def _drop_ends(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
+    """Keep a cancel, and the death of a process, only in the topmost nodes that it ended."""
+    changed: dict[int, tuple[str, str]] = {}
+    for at, pair in enumerate(pairs):
+        if pair.before is None or pair.after is None or "state" not in (here := facts.get(at, {})):
+            continue
+        changed[at] = here["state"]
+        above = changed.get(pair.above)
+        if above and set(zip(here["state"], above, strict=True)) & ENDED_TOGETHER:
+            _drop(facts, at, ("state",))
+
+
+# --- paths and durations
+
+
+def _paths(pairs: list[Pair]) -> list[str]:
+    """Return the path of each pair: the names of all above it, without the middle of a long one."""
+    # The depth of each pair, and the beginning of its path.
+    places: list[tuple[int, str]] = []
+    paths: list[str] = []
+    for pair in pairs:
+        node = pair.before if pair.after is None else pair.after
+        assert node is not None
+        if pair.above < 0:
+            places.append((0, ""))
+            paths.append(node.name)
+            continue
+        above, head = places[pair.above]
+        depth = above + 1
+        if depth <= MAX_SEGMENTS:
+            head = f"{head}/{node.name}" if head else node.name
+        places.append((depth, head))
+        if depth <= MAX_SEGMENTS:
+            paths.append(head)
+            continue
+        last = islice(node.upwards(), min(MAX_SEGMENTS, depth - MAX_SEGMENTS))
         tail = "/".join(reversed([each.name for each in last]))
-        between = depth - 2 * HALF
-        return f"{head}/...{between} more.../{tail}" if between > 0 else f"{head}/{tail}"
+        between = depth - 2 * MAX_SEGMENTS
+        paths.append(f"{head}/...{between} more.../{tail}" if between > 0 else f"{head}/{tail}")
+    return paths
 
 
-def _of(pair: Pair) -> TraceNode:
-    node = pair.before if pair.after is None else pair.after
-    assert node is not None
-    return node
-
-
-def _paces(pairs: list[Pair], paths: _Paths) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+def _durations(pairs: list[Pair], paths: list[str]) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
     """Return the nodes that became slower, and those that became faster."""
-    # How much of each pair's change the nodes listed below it account for: longer, and shorter.
-    told = [[0.0, 0.0] for _ in pairs]
+    # The part of each pair's change that listed nodes below it explain: longer, and shorter.
+    explained = [[0.0, 0.0] for _ in pairs]
     listed: tuple[list[Pace], list[Pace]] = ([], [])
     for at in range(len(pairs) - 1, 0, -1):
         before, after, above, _ = pairs[at]
         took, takes = _ran(before), _ran(after)
         if took is not None and takes is not None:
             for way, (less, more) in enumerate([(took, takes), (takes, took)]):
-                rest = more - less - told[at][way]
-                if rest >= LEAST and more >= RATIO * less:
-                    told[at][way] = more - less
-                    listed[way].append(Pace(paths.of(at), took, takes))
+                rest = more - less - explained[at][way]
+                if rest >= SLOWER_SECONDS and more >= SLOWER_RATIO * less:
+                    explained[at][way] = more - less
+                    listed[way].append(Pace(paths[at], took, takes))
         for way in 0, 1:
-            told[above][way] += told[at][way]
+            explained[above][way] += explained[at][way]
     slower, faster = (
         tuple(sorted(each, key=lambda pace: -abs(pace.after - pace.before))) for each in listed
     )
@@ -276,7 +363,7 @@ def _paces(pairs: list[Pair], paths: _Paths) -> tuple[tuple[Pace, ...], tuple[Pa
 
 
 def _ran(node: TraceNode | None) -> float | None:
-    """Return for how many seconds a node ran that has ended."""
+    """Return for how many seconds a node ran; None if it has not ended."""
     if node is None or node.is_open or not node.spells:
         return None
     if any(spell.end is None for spell in node.spells):
@@ -286,7 +373,7 @@ def _ran(node: TraceNode | None) -> float | None:
 
 def _spent(before: Trace, after: Trace) -> tuple[Spent, ...]:
     spent = before.usage_by_agent(), after.usage_by_agent()
-    # Where one recording has no price, it is as in the other.
+    # A price that one recording lacks is taken from the other.
     prices = {**after.prices, **before.prices}, {**before.prices, **after.prices}
     found: list[Spent] = []
     for agent in sorted({*spent[0], *spent[1]}):
@@ -307,3 +394,57 @@ def _states(before: Trace, after: Trace) -> dict[str, tuple[int, int]]:
         for node in trace:
             found.setdefault(node.state, [0, 0])[side] += 1
     return {state: (one, other) for state, (one, other) in sorted(found.items())}
+
+
+# --- as text
+
+
+def _change_lines(change: Change) -> Iterator[str]:
+    if change.before is not None and change.after is not None:
+        same = change.before == change.after
+        numbers = f"#{change.before}" if same else f"#{change.before}, now #{change.after}"
+        yield f"changed {change.path} ({numbers})"
+        for name, (before, after) in change.what.items():
+            one, other = _shown(before, after)
+            yield f"    {name}: {one} -> {other}"
+        return
+    number, place = (change.after, 1) if change.before is None else (change.before, 0)
+    below = f", with {change.nodes - 1:,} below it" if change.nodes > 1 else ""
+    yield f"{change.kind} {change.path} (#{number}{below})"
+    for name in SHOWN_FACTS:
+        if name in change.what:
+            yield f"    {name}: {_shown(change.what[name][place])[0]}"
+
+
+def _shown(value: Any, other: Any = None) -> tuple[str, str]:
+    """Return two values in one line each; of long ones the part in which they differ."""
+    one, two = _text(value), _text(other)
+    if max(len(one), len(two)) <= MAX_SHOWN:
+        return one, two
+    start = next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), 0)
+    start = max(0, start - SHOWN_BEFORE)
+    return _cut(one, start), _cut(two, start)
+
+
+def _cut(text: str, start: int) -> str:
+    end = start + MAX_SHOWN
+    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, str) and value and value.isprintable() and value.strip() == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _spent_line(spent: Spent) -> str:
+    name = f"{spent.agent}, {spent.model}" if spent.agent else spent.model
+    before = _amount(spent.before, spent.cost_before)
+    return f"    {name}: {before} -> {_amount(spent.after, spent.cost_after)}"
+
+
+def _amount(used: Usage, cost: float | None) -> str:
+    tokens = f"{used.input_tokens:,} in, {used.output_tokens:,} out"
+    return tokens if cost is None else f"{tokens}, cost {cost:.4g}"

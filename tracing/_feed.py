@@ -1,7 +1,7 @@
-"""The way from a tree to a thread: events in order, none lost unless the thread is far behind.
+"""From a tree to a thread: events in order, none lost unless the thread is far behind.
 
-The tree pays for a listener and a hand-over of whole batches. What is done with them (written,
-made into spans) is done in a thread, so that a slow disk or exporter holds up no node (S7).
+The tree pays for a listener and for handing over batches. A thread writes them or makes spans of
+them, so a slow disk or exporter delays no node (S7).
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from collections.abc import Collection
 from contextlib import suppress
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
 from weakref import WeakSet
 
 from ..commander import Commander, Event, EventKind, TreeSnapshot
 from ..commander.tap import Batch, Tap
 
-__all__ = ["Feed", "Gap", "Sink"]
+__all__ = ["FLUSH_SECONDS", "Feed", "Gap", "Handle", "Sink"]
 
 logger = logging.getLogger("anabranch.tracing")
 
-# Seconds for which events are gathered; and how many at most, before they go at once.
-DELAY = 0.05
-BATCH = 4096
-# Events that the sink takes at once: few, so that the loop soon has its turn.
-SOME = 256
-# So many events may lie between the tree and the thread: beyond it they are dropped.
-MOST = 500_000
-# Seconds that the end of the program waits for what is still to be written.
-PATIENCE = 5.0
+# Events are gathered for so many seconds, or until there are so many.
+GATHER_SECONDS = 0.05
+MAX_GATHERED = 4096
+# Events per call of the sink: few, so that the event loop soon gets the GIL back.
+SLICE = 256
+# With more events between the tree and the thread, new ones are dropped.
+MAX_QUEUED = 500_000
+# The end of the program waits so long for the threads.
+FLUSH_SECONDS = 5.0
 
 
 class Gap(NamedTuple):
-    """What takes the place of `missed` events: the unfinished nodes, and what was spent so far."""
+    """Replaces `missed` events: the tree's open nodes, and the usage so far."""
 
     missed: int
     tree: TreeSnapshot
@@ -46,18 +47,18 @@ class Gap(NamedTuple):
 
 
 class Sink(Protocol):
-    """What is done with the events; all of it is called in one thread, one after the other."""
+    """Consumes the events. All methods are called in one thread, one at a time."""
 
     def take(self, events: list[Event]) -> None:
-        """Take the next events, in order."""
+        """Consume the next events, in order."""
         ...
 
     def take_gap(self, gap: Gap) -> None:
-        """Events were lost: go on from what the tree is now."""
+        """Continue from the current tree, as events were lost."""
         ...
 
     def end(self, usage: dict[str, Any] | None) -> None:
-        """No more comes: the tree has ended, with `usage` spent in all, or nobody wants more."""
+        """Finish: the tree has ended with this `usage`, or the feed was closed."""
         ...
 
 
@@ -66,10 +67,10 @@ class _End(NamedTuple):
 
 
 class Feed:
-    """Hands the events of `commander`, which has been entered, to `sink` until its end.
+    """Passes the events of `commander`, which has been entered, to `sink` until the tree ends.
 
-    `wait` is for how many seconds the end of the tree waits for the sink at most. A sink that
-    raises gets no more; that is logged once and concerns no node. `error` is what it raised.
+    The end of the tree waits at most `wait` seconds for the sink. A sink that raises gets no more
+    events: that is logged once and affects no node. `error` is the exception.
     """
 
     def __init__(
@@ -87,36 +88,35 @@ class Feed:
         self._wait = wait
         self.error: BaseException | None = None
         self._queue: SimpleQueue[Batch | Gap | _End | threading.Event] = SimpleQueue()
-        # Events handed over, and those taken: each has one writer.
+        # The loop writes `_given`, the thread writes `_taken`: neither needs a lock.
         self._given = 0
         self._taken = 0
-        # Events of which the sink is to be told that they are missed; those that the tap has lost.
+        # Dropped events that no gap has reported yet; events that the tap reported as missed.
         self._missed = 0
         self._lost = 0
-        # The block was left: it ends when nothing runs any more.
-        self._leaving = False
+        self._leaving = False  # it ends when the tree is empty
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._tap = Tap(commander, BATCH, self._on_news, kinds, self._on_close)
+        self._tap = Tap(commander, MAX_GATHERED, self._on_news, kinds, self._on_close)
         self._thread = threading.Thread(target=self._run, name="anabranch-tracing", daemon=True)
         self.start = self._tap.now()  # by the clock of the events
         self.epoch = self._tap.epoch  # the time of day at the zero of that clock
         self._thread.start()
         _open.add(self)
-        # Anew each time: it has to come before the end of what the sink writes to, such as a
-        # provider of tracers, which may have been made since; the last that is registered is first.
+        # Register it again each time. The last registered function runs first, and this one must
+        # run before the sink's target ends, such as a tracer provider that was made since.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is taken from the tree."""
+        """Whether it takes no more events from the tree."""
         return self._tap.closed
 
     def close(self) -> None:
-        """Take nothing more; in any thread. Closing twice is harmless.
+        """Take no more events. Any thread may call it; closing twice is harmless.
 
-        In the tree's own thread it waits for the sink, for as long as the end does.
+        In the tree's own thread it waits for the sink as long as the end of the tree does.
         """
         if self._tap.closed:
             return
@@ -127,18 +127,18 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._tap.close)
 
     def leave(self) -> None:
-        """Go on until nothing runs in the tree, and end then."""
+        """Close when nothing runs in the tree any more."""
         self._leaving = True
         self._end_if_empty()
 
-    def flush(self, timeout: float = PATIENCE) -> bool:
-        """Wait until the sink has had all that happened before this call; say whether it has."""
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Wait until the sink has all earlier events; return whether it has."""
         done = threading.Event()
 
         def mark() -> None:
             self._drain()
             if self._missed:
-                self._tell_gap()
+                self._put_gap()
             self._queue.put(done)
 
         if self._tap.closed or self._is_inside() or not self._loop.is_running():
@@ -166,25 +166,25 @@ class Feed:
         if self._tap.full:
             self._drain()
         elif self._timer is None:
-            self._timer = self._loop.call_later(DELAY, self._on_time)
+            self._timer = self._loop.call_later(GATHER_SECONDS, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
         self._drain()
-        # Not while an event is being told: the tree may then be halfway through a change.
+        # Not in `_on_news`: the tree may be in the middle of a change there.
         if self._missed:
-            if self._given - self._taken > MOST // 2:
-                self._timer = self._loop.call_later(DELAY, self._on_time)
+            if self._given - self._taken > MAX_QUEUED // 2:
+                self._timer = self._loop.call_later(GATHER_SECONDS, self._on_time)
             else:
-                self._tell_gap()
+                self._put_gap()
         self._end_if_empty()
 
     def _drain(self) -> None:
-        """Hand over what has happened; after a loss nothing, until the gap has been told."""
+        """Queue the events so far; after a loss none, until the gap is queued."""
         events = self._tap.take()
         if self.error is not None:
             return
-        if self._missed or self._given - self._taken + len(events) > MOST:
+        if self._missed or self._given - self._taken + len(events) > MAX_QUEUED:
             self._missed += len(events)
         elif events:
             self._given += len(events)
@@ -192,7 +192,7 @@ class Feed:
         lost, self._lost = self._tap.missed - self._lost, self._tap.missed  # on another machine
         self._missed += lost
 
-    def _tell_gap(self) -> None:
+    def _put_gap(self) -> None:
         commander, missed = self._commander, self._missed
         self._missed = 0
         self._queue.put(Gap(missed, commander.tree(), commander.usage(), self._tap.now()))
@@ -207,7 +207,7 @@ class Feed:
             self._timer.cancel()
         self._drain()
         if self._missed:
-            self._tell_gap()
+            self._put_gap()
         self._queue.put(_End(self._commander.usage()))
         if self._wait:
             self._thread.join(self._wait)
@@ -218,12 +218,12 @@ class Feed:
         while self._take_next():
             pass
         _open.discard(self)
-        while not self._queue.empty():  # who waits for a flush
+        while not self._queue.empty():  # late flushes
             if isinstance(item := self._queue.get(), threading.Event):
                 item.set()
 
     def _take_next(self) -> bool:
-        """Wait for what comes next, which nothing keeps afterwards; return whether more comes."""
+        """Pass on the next item and keep no reference to it; return whether more can come."""
         item = self._queue.get()
         if isinstance(item, threading.Event):
             item.set()
@@ -244,15 +244,15 @@ class Feed:
                 self._sink.end(item.usage)
             case _:
                 events = iter(item)
-                while some := list(islice(events, SOME)):
+                while some := list(islice(events, SLICE)):
                     self._sink.take(some)
                     self._taken += len(some)
 
     def finish(self, timeout: float) -> None:
-        """Wait for the thread, as the program ends."""
+        """Wait for the thread at the end of the program."""
         if self._tap.closed:
             self._thread.join(timeout)
-        else:  # the program leaves without having closed the tree
+        else:  # the program ends without closing the tree
             self.flush(timeout)
 
 
@@ -260,6 +260,46 @@ _open: WeakSet[Feed] = WeakSet()
 
 
 def _finish_all() -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + FLUSH_SECONDS
     for feed in tuple(_open):
         feed.finish(max(0.0, until - time.monotonic()))
+
+
+class Handle:
+    """Follows a tree until the tree ends or `close` is called; also a block, sync or async.
+
+    The end of the block closes it as soon as nothing runs in the tree.
+    """
+
+    _feed: Feed
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ended it before the tree; None if there is none."""
+        return self._feed.error
+
+    def close(self) -> None:
+        """Stop following. Any thread may call it; closing twice is harmless."""
+        self._feed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.leave()

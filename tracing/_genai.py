@@ -1,4 +1,4 @@
-"""Names and shapes of OpenTelemetry's conventions for generative AI, and names of our own.
+"""OpenTelemetry's conventions for generative AI: names, shapes of content, metrics; own names.
 
 The names are those of the package `opentelemetry-semantic-conventions`; a test compares them.
 """
@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from opentelemetry.metrics import MeterProvider
+
 from ..commander import Actor
 from ..messages import Asked, Message, Replied, ToolCall, Usage
-from ._line import _clean, _text, message_of, reason_of
+from .records import masked_json, masked_text, reply_message, safe_finish_reason
 
 OPERATION = "gen_ai.operation.name"
 CHAT = "chat"
@@ -63,18 +65,18 @@ SERVER_PORT = "server.port"
 OPERATION_DURATION = "gen_ai.client.operation.duration"
 TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - a name
 
-# What the conventions have no name for.
+# Names of our own, for what the conventions lack.
 NODE_ID = "anabranch.node.id"  # the node's number, as in its log lines and in recordings
 RUN_ID = "anabranch.run.id"
-PENDING = "anabranch.pending"  # seconds until its body began
+PENDING = "anabranch.pending"  # seconds until its body started
 CANCELLED = "anabranch.cancelled"
 REASON = "anabranch.cancel.reason"
-LEFT = "anabranch.left"  # nobody has read the reply to its end
+LEFT = "anabranch.left"  # the reply was not read to its end
 INCOMPLETE = "anabranch.incomplete"  # its start or its end was not seen
 AT = "anabranch.at"  # a line of code
 SECONDS = "anabranch.seconds"
 
-# Providers whose name is another one in the conventions.
+# Providers with another name in the conventions.
 PROVIDERS = {"mistral": "mistral_ai"}
 
 # Options of the wire that are numbers.
@@ -89,7 +91,7 @@ _NUMBERS = {
     "frequency_penalty": REQUEST_FREQUENCY_PENALTY,
     "n": REQUEST_CHOICE_COUNT,
 }
-# Numbers that the conventions have as floats.
+# Numbers that are floats in the conventions.
 _FLOATS = {
     REQUEST_TEMPERATURE,
     REQUEST_TOP_P,
@@ -103,13 +105,13 @@ _FORMATS = {"text": "text", "json_object": "json", "json_schema": "json"}
 @lru_cache(4096)
 def masked(name: str) -> str:
     """Return a name without what looks like a key."""
-    return _text(name)
+    return masked_text(name)
 
 
 def node_attributes(
     number: int, parent_id: int | None, name: str, actor: Actor | None
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name of a node's span, and what it says."""
+    """Return the name of a node's span, and its attributes."""
     said: dict[str, Any] = {NODE_ID: number}
     if actor is not None:
         said[OPERATION] = INVOKE_AGENT
@@ -123,7 +125,7 @@ def node_attributes(
 
 
 def actor_attributes(actor: Actor | None) -> dict[str, str]:
-    """Return what a span says of whose work it is."""
+    """Return the attributes of the agent whose work a span is."""
     if actor is None:
         return {}
     said = {AGENT_NAME: masked(actor.agent)}
@@ -140,7 +142,7 @@ def error_type(error: BaseException) -> str:
 
 
 def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
-    """Return what a span says of a question when it goes out."""
+    """Return the attributes of a request when it is sent."""
     provider = masked(asked.provider)
     said: dict[str, Any] = {
         OPERATION: CHAT,
@@ -161,9 +163,9 @@ def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
     if content:
         match asked.options.get("stop"):
             case str(stop):
-                said[REQUEST_STOP_SEQUENCES] = [_text(stop)]
+                said[REQUEST_STOP_SEQUENCES] = [masked_text(stop)]
             case [*stops]:
-                said[REQUEST_STOP_SEQUENCES] = [_text(str(stop)) for stop in stops]
+                said[REQUEST_STOP_SEQUENCES] = [masked_text(str(stop)) for stop in stops]
             case _:
                 pass
         if asked.request is not None:
@@ -174,12 +176,12 @@ def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
 
 
 def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str, Any]:
-    """Return what a span says of a reply at its end; `model` was asked."""
+    """Return the attributes of a complete reply to a request to `model`."""
     said: dict[str, Any] = {}
-    if (reason := reason_of(replied, content=content)) is not None:
+    if (reason := safe_finish_reason(replied, content=content)) is not None:
         said[RESPONSE_FINISH_REASONS] = [reason]
     if replied.response_id is not None:
-        said[RESPONSE_ID] = _text(replied.response_id)
+        said[RESPONSE_ID] = masked_text(replied.response_id)
     if replied.response_model is not None:
         said[RESPONSE_MODEL] = masked(replied.response_model)
     if replied.usage:
@@ -200,32 +202,32 @@ def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str
 
 
 def input_messages(messages: Sequence[Message]) -> str:
-    """Write what the model was told, as the conventions have it."""
+    """Return the messages of a request in the form of the conventions."""
     return _json([_message(each) for each in messages])
 
 
 def output_messages(replied: Replied) -> str | None:
-    """Write what the model has said, None if that is nothing."""
-    message = message_of(replied)
+    """Return the message of a reply in the form of the conventions; None if there is none."""
+    message = reply_message(replied)
     if message is None:
         return None
     return _json([_message(message) | {"finish_reason": masked(replied.finish_reason or "")}])
 
 
 def call_arguments(call: ToolCall) -> str:
-    """Write what a tool was called with."""
-    return _json(_clean(call.arguments))
+    """Return the arguments of a call as JSON."""
+    return _json(masked_json(call.arguments))
 
 
 def tool_definitions(tools: Sequence[Any]) -> str:
-    """Write which tools were on offer."""
+    """Return the tools of a request in the form of the conventions."""
     return _json(
         [
             {
                 "type": "function",
                 "name": masked(tool.name),
-                "description": _text(tool.description),
-                "parameters": _clean(tool.parameters),
+                "description": masked_text(tool.description),
+                "parameters": masked_json(tool.parameters),
             }
             for tool in tools
         ]
@@ -235,19 +237,62 @@ def tool_definitions(tools: Sequence[Any]) -> str:
 def _message(message: Message) -> dict[str, Any]:
     parts: list[Mapping[str, Any]] = []
     if message.reasoning:
-        parts.append({"type": "reasoning", "content": _text(message.reasoning)})
+        parts.append({"type": "reasoning", "content": masked_text(message.reasoning)})
     if message.role == "tool":
-        answer = {"type": "tool_call_response", "id": _text(message.tool_call_id or "")}
-        parts.append(answer | {"response": _text(message.content or "")})
+        answer = {"type": "tool_call_response", "id": masked_text(message.tool_call_id or "")}
+        parts.append(answer | {"response": masked_text(message.content or "")})
     elif message.content:
-        parts.append({"type": "text", "content": _text(message.content)})
-    parts += [{"type": each.kind, "content": _text(each.about)} for each in message.parts]
+        parts.append({"type": "text", "content": masked_text(message.content)})
+    parts += [{"type": each.kind, "content": masked_text(each.about)} for each in message.parts]
     for call in message.tool_calls:
-        arguments = _clean(call.arguments)
-        about = {"type": "tool_call", "id": _text(call.id), "name": masked(call.name)}
+        arguments = masked_json(call.arguments)
+        about = {"type": "tool_call", "id": masked_text(call.id), "name": masked(call.name)}
         parts.append(about | {"arguments": arguments})
     return {"role": message.role, "parts": parts}
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+# --- metrics
+
+
+class Meter:
+    """The two metrics that the conventions define for clients of models."""
+
+    def __init__(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter("anabranch")
+        self._duration = meter.create_histogram(
+            OPERATION_DURATION,
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=[0.01 * 2**power for power in range(14)],
+        )
+        self._tokens = meter.create_histogram(
+            TOKEN_USAGE,
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=[4**power for power in range(14)],
+        )
+
+    def count(
+        self,
+        asked: dict[str, Any],
+        replied: dict[str, Any],
+        error: BaseException | None,
+        seconds: float,
+    ) -> None:
+        """Count a request that has ended, with the attributes of its span."""
+        every = asked | replied
+        common = (
+            *(OPERATION, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL),
+            *(SERVER_ADDRESS, SERVER_PORT),
+        )
+        said = {name: every[name] for name in common if name in every}
+        for kind, name in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS)):
+            if name in replied:
+                self._tokens.record(replied[name], said | {TOKEN_TYPE: kind})
+        if error is not None:
+            said[ERROR_TYPE] = error_type(error)
+        self._duration.record(seconds, said)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ..commander import Commander
 from ..commander.errors import MissingExtra
 from ..commander.tap import require_here
-from ._feed import PATIENCE, Feed, Gap
-from ._handle import Handle
+from ._feed import FLUSH_SECONDS, Feed, Gap, Handle
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -28,14 +27,14 @@ def otel(
 
         async with Commander() as c, otel(c): ...
 
-    The spans go to `tracer_provider`, else to the one that `trace.set_tracer_provider` was given.
-    Their parents are the tree's; the top-level nodes are children of the span that is current
-    here, or roots. No span is made current. They are made in a thread, so no exporter holds up a
-    node; leaving the block lets that go on until nothing runs in the tree any more.
+    The spans go to `tracer_provider`, else to the global one (`trace.set_tracer_provider`). They
+    have the parents of their nodes; top-level nodes are children of the current span, or roots. No
+    span becomes current. A thread makes them, so no exporter delays a node. The end of the block
+    lets it continue until nothing runs in the tree.
 
-    Without `content` no prompt, reply, argument, result, message of an error or reason of a cancel
-    is told, and with it none that looks like a key. With a `meter_provider` there are also how long
-    requests took and the tokens that they used. Raises `MissingExtra` without the extra `otel`.
+    Without `content` the spans have no prompt, reply, argument, result, error message or cancel
+    reason. With `content` everything that looks like a key is masked. With a `meter_provider` it
+    also measures durations and tokens of requests. Raises `MissingExtra` without the extra `otel`.
     """
     return Spans(
         commander, tracer_provider=tracer_provider, meter_provider=meter_provider, content=content
@@ -43,9 +42,9 @@ def otel(
 
 
 class Spans(Handle):
-    """The spans that are being made of a tree; `otel` makes it.
+    """Spans that follow a tree; `otel` makes it.
 
-    Its end, or `close`, ends those that have not ended.
+    The end of the tree, or `close`, ends the open spans.
     """
 
     def __init__(
@@ -63,18 +62,18 @@ class Spans(Handle):
         require_here(commander, "otel(commander, ...)")
         self._sink = SpanSink(tracer_provider, meter_provider, content=content)
         self._feed = Feed(commander, self._sink, KINDS, name="making spans")
-        # For the parents of those that are put below nodes which are there already.
+        # For the parents of nodes that are put below existing ones.
         before = Gap(0, commander.tree(), {}, self._feed.start)
         self._sink.begin(self._feed.epoch, before)
 
     @property
     def error(self) -> BaseException | None:
-        """What a span processor or an exporter has raised first, None if none did."""
+        """The first exception of a span processor or an exporter; None if there is none."""
         return self._sink.error or self._feed.error
 
-    def flush(self, timeout: float = PATIENCE) -> bool:
-        """Wait until spans are made of all that happened before; say whether they are.
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Wait until all earlier events are in spans; return whether they are.
 
-        A tracer provider's own `force_flush`, which exports those that have ended, comes after it.
+        Call the tracer provider's own `force_flush` after it, which exports the ended spans.
         """
         return self._feed.flush(timeout)

@@ -1,13 +1,11 @@
-"""A recording as one page of HTML, which holds all it needs and asks nobody.
+"""A recording as one page of HTML, which needs no other file and no network.
 
-The page's parts are in `page/`; here the recording becomes what `page/data.js` reads: a column for
-each thing that all nodes have (times in microseconds, as differences), and the rest node by node.
+`page/` has the page's parts, and `page/data.js` reads the data that are made here: a column for
+each property of all nodes (times in microseconds, as differences), and the rest node by node.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -17,50 +15,30 @@ from typing import Any, get_args
 from ..backends import Price
 from ..messages import Usage
 from ._replace import write_output
-from ._trace import Trace, TraceError, TraceNode, TraceRequest, TraceState
+from ._trace import Trace
+from ._trace_node import TraceError, TraceNode, TraceRequest, TraceState
+from .pages import assemble
 
 __all__ = ["write_page"]
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = "data", "format", "rows", "tree", "timeline", "pointer", "details", "sums", "main"
+POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none';"
+    " form-action 'none'"
+)
 STATES: tuple[TraceState, ...] = get_args(TraceState)
-# A node may say it waits for so many at most.
+# The page links at most so many of the nodes that a node waits for.
 MOST_LINKS = 50
 
 
 def write_page(trace: Trace, file: str | PathLike[str], prices: Mapping[str, Price] | None) -> None:
-    """Write the page; what is in `prices` goes before the prices that were recorded."""
+    """Write the page; `prices` replace recorded ones."""
     known = {**trace.prices, **(prices or {})}
-    write_output(file, [_page(_data(trace, known))])
-
-
-def _page(data: Mapping[str, Any]) -> str:
-    """Put the parts together; the page's policy lets nothing run but this script."""
-    style = _part("page.css")
-    parts = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     # No text can end the element or begin a comment in it, and the file is plain ASCII here.
-    said = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    page = _part("page.html")
-    for name, value in {
-        "style-hash": _hash(style),
-        "script-hash": _hash(script),
-        "style": style,
-        "script": script,
-        "data": said,  # the last: what it says is not looked at
-    }.items():
-        before, mark, after = page.partition(f"{{{{{name}}}}}")
-        assert mark, name
-        page = before + value + after
-    return page
-
-
-def _part(name: str) -> str:
-    return (PARTS / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    data = json.dumps(_data(trace, known), separators=(",", ":"), allow_nan=False)
+    before, _, after = assemble(PARTS, SCRIPTS, POLICY)[0].partition("{{data}}")
+    write_output(file, [before, data.replace("<", "\\u003c"), after])
 
 
 def _data(trace: Trace, prices: Mapping[str, Price]) -> dict[str, Any]:
@@ -101,7 +79,7 @@ def _us(seconds: float) -> int:
 def _columns(
     nodes: list[TraceNode], index: Mapping[TraceNode, int], names: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return what every node has, with the first of its spells; most differences are small."""
+    """Return the properties of all nodes, with their first interval; most differences are small."""
     columns: dict[str, list[int | None]] = {
         name: [] for name in ("up", "number", "name", "put", "start", "joined", "ended")
     }
@@ -125,7 +103,7 @@ def _columns(
 
 
 class _Numbers:
-    """Finds nodes by number; in a run of several processes a number comes more than once."""
+    """Finds nodes by number; in several executions of a run a number can have several nodes."""
 
     def __init__(self, nodes: list[TraceNode], index: Mapping[TraceNode, int]) -> None:
         self._index = index
@@ -134,51 +112,58 @@ class _Numbers:
             self._nodes.setdefault(node.number, []).append(node)
 
     def find(self, number: int, node: TraceNode) -> int | None:
-        """Return the place of the node that had the number last, before `node` ended."""
+        """Return the place of the last node with the number that began before `node` ended."""
         ended = float("inf") if node.ended is None else node.ended
         there = [each for each in self._nodes.get(number, ()) if each.put <= ended]
         return self._index[max(there, key=lambda each: each.put)] if there else None
 
 
 def _more(node: TraceNode, numbers: _Numbers) -> dict[str, Any]:
-    """Return what is not in the columns, as `readNodes` of `page/data.js` takes it."""
+    """Return the properties that no column has, in the form that `page/data.js` reads."""
     first = node.spells[0].end if node.spells else node.ended
-    said: dict[str, Any] = {
-        "ownAgent": node.own_agent or None,
-        "ownSession": node.own_session or None,
-        "run": node.run_id or None,
-        "id": node.identity or None,
-        "kept": node.kept or None,
-        "host": node.host or None,
-        "reason": node.reason or None,
-        "text": node.text or None,
-        "lives": node.lives if node.lives > 1 else None,
-        "error": _error(node.error),
-        "retried": [[_us(at), _error(error)] for at, error in node.retried] or None,
-        "slow": [[_us(at), seconds, line] for at, seconds, line in node.slow] or None,
-        "requests": [_request(request) for request in node.requests] or None,
-        "usage": _usage(node.usage),
-        "others": [[account, _number(amount)] for account, amount in node.others.items()] or None,
-    }
+    more = _some(
+        {
+            "ownAgent": node.own_agent,
+            "ownSession": node.own_session,
+            "run": node.run_id,
+            "id": node.identity,
+            "kept": node.kept,
+            "host": node.host,
+            "reason": node.reason,
+            "text": node.text,
+            "lives": node.lives if node.lives > 1 else 0,
+            "error": _error(node.error),
+            "retried": [[_us(at), _error(error)] for at, error in node.retried],
+            "slow": [[_us(at), seconds, line] for at, seconds, line in node.slow],
+            "requests": [_request(request) for request in node.requests],
+            "usage": _usage(node.usage),
+            "others": [[account, _number(amount)] for account, amount in node.others.items()],
+        }
+    )
     if len(node.spells) > 1 or (node.spells and first != node.ended):
-        said["spells"] = [
+        more["spells"] = [
             {"start": _us(each.start), "joined": _maybe(each.joined), "end": _maybe(each.end)}
             for each in node.spells
         ]
     if node.tool:
-        said["tool"] = _tool(node)
+        more["tool"] = {
+            "name": node.tool,
+            "call": node.call_id,
+            "size": node.call_size,
+            "status": node.status,
+            "resultSize": node.result_size,
+        } | _some({"arguments": _shown(node.arguments), "result": node.result})
     if node.waits or node.waits_for:
         found = [numbers.find(number, node) for number in node.waits_for[:MOST_LINKS]]
         on = [place for place in found if place is not None]
-        said["waits"] = _some({"text": node.waits, "on": on, "at": node.waits_at})
-    said = {name: value for name, value in said.items() if value is not None}
+        more["waits"] = _some({"text": node.waits, "on": on, "at": node.waits_at})
     if first != node.ended:
-        said["ended"] = _maybe(node.ended)
-    return said
+        more["ended"] = _maybe(node.ended)
+    return more
 
 
 def _some(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what says nothing."""
+    """Leave out empty values."""
     return {name: value for name, value in said.items() if value}
 
 
@@ -187,22 +172,13 @@ def _maybe(seconds: float | None) -> int | None:
 
 
 def _number(amount: float) -> float | str:
-    """Return a number as JSON has it; of infinities and of nothing, the name."""
+    """Return a number of JSON; of a large or infinite one, the text."""
     return amount if abs(amount) < 2**53 else str(amount)
 
 
-def _usage(usage: Mapping[str, Usage]) -> list[list[Any]] | None:
-    spent = [
-        [
-            model,
-            used.input_tokens,
-            used.output_tokens,
-            used.cached_input_tokens,
-            used.reasoning_tokens,
-        ]
-        for model, used in usage.items()
-    ]
-    return spent or None
+def _usage(usage: Mapping[str, Usage]) -> list[list[Any]]:
+    fields = ("input_tokens", "output_tokens", "cached_input_tokens", "reasoning_tokens")
+    return [[model, *(getattr(used, each) for each in fields)] for model, used in usage.items()]
 
 
 def _error(error: TraceError | None) -> list[Any] | None:
@@ -212,16 +188,6 @@ def _error(error: TraceError | None) -> list[Any] | None:
     while len(said) > 1 and not said[-1]:
         said.pop()
     return said
-
-
-def _tool(node: TraceNode) -> dict[str, Any]:
-    return {
-        "name": node.tool,
-        "call": node.call_id,
-        "size": node.call_size,
-        "status": node.status,
-        "resultSize": node.result_size,
-    } | _some({"arguments": _shown(node.arguments), "result": node.result})
 
 
 def _request(request: TraceRequest) -> dict[str, Any]:
@@ -266,7 +232,7 @@ def _messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text: the page shows content, and reads nothing in it."""
+    """Return a value as text: the page shows content without reading it."""
     if value is None or value == {} or value == []:
         return ""
     if isinstance(value, str):

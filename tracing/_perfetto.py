@@ -1,9 +1,10 @@
-"""A recording as a trace in the format of Chrome, which Perfetto reads.
+"""A recording as a trace in Chrome's format, which Perfetto reads.
 
-The format is JSON; its source is Google's document "Trace Event Format", to which Perfetto's page
-"Visualizing external trace formats" (perfetto.dev/docs/getting-started/other-formats) leads. Used
-of it: complete events (`X`: a slice with `ts` and `dur`), instants (`i`), counters (`C`) and names
-(`M`); times are in microseconds. Slices on one track must nest: one that does not goes to another.
+The format is JSON, described in Google's document "Trace Event Format", which Perfetto's page
+"Visualizing external trace formats" (perfetto.dev/docs/getting-started/other-formats) links to.
+This file uses complete events (`X`: a slice with `ts` and `dur`), instants (`i`), counters (`C`)
+and names (`M`); times are in microseconds. Slices on one track must nest: one that does not gets
+another track.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from typing import Any
 
 from ..messages import Usage
 from ._replace import write_output
-from ._trace import Life, Trace, TraceNode, TraceRequest
+from ._trace import Trace
+from ._trace_node import Life, TraceNode, TraceRequest
 
 __all__ = ["write_perfetto"]
 
-# The most slices inside each other on a track: readers have a limit, and no screen shows more.
+# The most nested slices on a track: readers have a limit, and no screen shows more.
 DEEPEST = 200
 
 
 def write_perfetto(trace: Trace, file: str | PathLike[str]) -> None:
-    """Write the trace, for ui.perfetto.dev or chrome://tracing; the file is replaced in one step.
+    """Write the trace for ui.perfetto.dev or chrome://tracing; it replaces the file in one step.
 
-    Each process of the recording is a process there, and each other machine. A node is a slice, for
-    each attempt, and so is a request to a model. What ran one after the other shares a track with
-    what it ran in; what ran at once has tracks of its own.
+    Each process of the recording, and each other machine, is a process there. Each attempt of a
+    node is a slice, and so is each request to a model. Nodes that ran one after the other share the
+    track of their parent; concurrent ones have tracks of their own.
     """
     write_output(file, _write(trace))
 
@@ -52,7 +54,7 @@ def _write(trace: Trace) -> Iterator[str]:
 def _json(event: dict[str, Any]) -> str:
     try:
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (ValueError, RecursionError):  # a number that JSON has not, in what a model wrote
+    except (ValueError, RecursionError):  # a number that is no JSON, in what a model wrote
         event = {**event, "args": {name: _str(each) for name, each in event["args"].items()}}
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
@@ -81,9 +83,9 @@ class _Slice:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A process of the recording or another machine: its tracks, each with the slices open there.
+    """A process of the recording or another machine: its tracks, each with its open slices.
 
-    Of each track that is taken `busy` has when it is free again; `free` are the others.
+    `busy` has the end of each track that is in use; `free` are the other tracks.
     """
 
     number: int
@@ -93,9 +95,9 @@ class _Process:
     free: list[int] = field(default_factory=list[int])
 
     def place(self, new: _Slice) -> None:
-        """Give a slice its lane: that of the slice above it, if it is inside nothing else there.
+        """Give a slice its lane: that of the slice above it, if no other slice there contains it.
 
-        They come in the order in which they begin, the outer ones first.
+        Slices come in the order of their starts, the outer ones first.
         """
         while self.busy and self.busy[0][0] <= new.start:
             heappush(self.free, heappop(self.busy)[1])
@@ -123,7 +125,7 @@ class _Drawing:
         self._trace = trace
         self._processes: dict[tuple[int, str], _Process] = {}
         self._slices: list[_Slice] = []
-        # When, on whose track, what, and with which details.
+        # Time, slice that has the track, name, details.
         self._marks: list[tuple[int, _Slice, str, dict[str, Any]]] = []
         self._of: dict[TraceNode, list[_Slice]] = {}
         for node in trace.root.walk():
@@ -133,37 +135,25 @@ class _Drawing:
             each.process.place(each)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what is to be written: names, and then all in the order of time."""
+        """Yield the names, and then all events in the order of time."""
         firsts: dict[_Process, int] = {}
         number = len(self._processes) + 1
         for process in self._processes.values():
             firsts[process] = number
             yield from _names(process, number)
             number += len(process.lanes)
+
+        def on_track(on: _Slice) -> dict[str, Any]:
+            return {"pid": on.process.number, "tid": firsts[on.process] + on.lane}
+
         slices: list[dict[str, Any]] = [
-            {
-                "ph": "X",
-                "name": each.name,
-                "cat": each.category,
-                "ts": each.start,
-                "dur": each.end - each.start,
-                "pid": each.process.number,
-                "tid": firsts[each.process] + each.lane,
-                "args": each.args,
-            }
+            {"ph": "X", "name": each.name, "cat": each.category, "ts": each.start}
+            | {"dur": each.end - each.start, **on_track(each), "args": each.args}
             for each in self._slices
         ]
         marks: list[dict[str, Any]] = [
-            {
-                "ph": "i",
-                "s": "t",
-                "name": name,
-                "cat": "mark",
-                "ts": at,
-                "pid": on.process.number,
-                "tid": firsts[on.process] + on.lane,
-                "args": args,
-            }
+            {"ph": "i", "s": "t", "name": name, "cat": "mark", "ts": at}
+            | {**on_track(on), "args": args}
             for at, on, name, args in self._marks
         ]
         yield from sorted([*slices, *marks, *self._counts()], key=lambda event: event["ts"])
@@ -229,7 +219,7 @@ class _Drawing:
             self._add_mark(request.end or 0.0, drawn, name, {"error": str(request.error)})
 
     def _slice_at(self, node: TraceNode, at: int) -> _Slice | None:
-        """Return the slice of a node that was the last one to begin by then, or its first one."""
+        """Return the last slice of a node that began by then, or its first one."""
         own = self._of[node]
         if not own:
             return None
@@ -249,7 +239,7 @@ class _Drawing:
     # --- counters
 
     def _counts(self) -> Iterator[dict[str, Any]]:
-        """Count the tokens of each model, and what is paid, as replies end."""
+        """Count the tokens of each model, and the cost, at the ends of replies."""
         trace = self._trace
         replies = [
             (_us(request.end), request.usage)
@@ -286,7 +276,7 @@ def _names(process: _Process, first: int) -> Iterator[dict[str, Any]]:
 
 
 def _details(node: TraceNode) -> dict[str, Any]:
-    """Return what is told of a node besides; what says nothing is left out."""
+    """Return the details of a node, without empty values."""
     said = {
         "state": node.state,
         "agent": node.own_agent,

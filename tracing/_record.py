@@ -1,35 +1,35 @@
-"""`record`: everything that happens in a tree, as lines of a file."""
+"""`record` and `live`: all events of a tree, in a file or in this process."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from weakref import WeakSet
 
 from ..backends import Price
-from ..commander import Commander
+from ..commander import Commander, Event
 from ..commander.errors import ConfigurationError
 from ..commander.tap import require_here
-from ._feed import Feed
-from ._handle import Handle, LineSink
-from ._line import CONTENT_KINDS, HEAD, KINDS, VERSION
+from ._feed import Feed, Gap, Handle
+from ._read import read
+from ._trace import Trace
+from .records import CONTENT_KINDS, HEAD, KINDS, VERSION, Record, Records, to_line
 
 if sys.platform != "win32":
     import fcntl
 
-if TYPE_CHECKING:
-    from ._trace import Trace
+__all__ = ["LiveTrace", "Recorder", "live", "record"]
 
-__all__ = ["Recorder", "is_locked", "is_recorded", "record"]
-
-# The first line of a recording is no longer.
-LONGEST_HEAD = 10_000
+# The first line of a recording is shorter.
+MAX_HEAD = 10_000
 
 
 def record(
@@ -40,26 +40,165 @@ def record(
     append: bool = False,
     prices: Mapping[str, Price] | None = None,
 ) -> Recorder:
-    """Record what happens in the tree of `commander`, from now on, as lines of JSON in `file`.
+    """Record all events in the tree of `commander`, from now on, as lines of JSON in `file`.
 
         async with Commander() as c, record(c, "run.jsonl") as recorder: ...
         recorder.html("run.html")
 
-    It costs the tree a listener: the file is written in a thread. Leaving the block lets it go on
-    until nothing runs in the tree any more; `close` ends it at once. A process that is killed
-    leaves a file that can be read, up to a twentieth of a second before its death; a body that
-    blocks the loop holds up what comes before it in that time.
+    It costs the tree a listener: a thread writes the file. The end of the block lets it continue
+    until nothing runs in the tree; `close` ends it at once. A process that is killed leaves a
+    readable file that lacks the last twentieth of a second at most; a body that blocks the event
+    loop delays earlier events as long as it blocks.
 
-    Without `content` no prompt, reply, argument, result, message of an error or reason of a cancel
-    is written, and with it none that looks like a key. What was in the file is replaced; with
-    `append` this is a further life of what stands there: a durable run that goes on in another
-    process is then one picture. Models whose price is in `prices`, or in limits of the tree, have
-    their cost. Raises `ConfigurationError` if the file cannot be written, is being recorded to, or
-    is to be added to and is no recording of this version, and `RuntimeError` outside the
-    commander's block, or in another loop or thread than its own. A disk that is full later ends the
-    recording, is logged, and concerns no node (`error`).
+    Without `content` the file has no prompt, reply, argument, result, error message or cancel
+    reason. With `content` everything that looks like a key is masked. Recording replaces the file;
+    with `append` it adds an execution, so that a durable run that continues in another process is
+    one picture. Models with a price in `prices`, or in limits of the tree, have a cost.
+
+    Raises `ConfigurationError` if the file cannot be written, another recorder has it, or `append`
+    finds no recording of this version; and `RuntimeError` outside the commander's block, its loop
+    or its thread. A disk that is full later ends the recording: that is logged, sets `error`, and
+    affects no node.
     """
     return Recorder(commander, Path(file), content=content, append=append, prices=prices)
+
+
+def live(
+    commander: Commander, *, content: bool = False, prices: Mapping[str, Price] | None = None
+) -> LiveTrace:
+    """Follow the tree of `commander`, which has been entered, from now on, without a file.
+
+        async with Commander() as c:
+            seen = live(c)
+            ...
+            print(seen.trace().usage_by_agent())
+
+    The trace has the same contents as a recording: see `record` for `content` and `prices`.
+    """
+    return LiveTrace(commander, content=content, prices=prices)
+
+
+class _RecordSink(ABC):
+    """Makes records of events, in the feed's thread."""
+
+    def __init__(self, content: bool, prices: Mapping[str, Price] | None) -> None:
+        self.kinds = CONTENT_KINDS if content else KINDS
+        self._content = content
+        self._prices = prices
+        self._records: Records | None = None  # set when the first record is stored
+        self._last = 0.0
+
+    def begin(self, feed: Feed) -> None:
+        """Put the first record, before any event arrives."""
+        self._last = feed.start
+        records = Records(feed.start, feed.epoch, content=self._content, prices=self._prices)
+        self.put([records.head()])
+        self._records = records
+
+    @abstractmethod
+    def put(self, records: list[Record]) -> None:
+        """Store records."""
+
+    @abstractmethod
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        """Store the records of events."""
+
+    def take(self, events: list[Event]) -> None:
+        assert self._records is not None
+        self._last = self._records.clock_of(events[-1])
+        self.put_events(self._records, events)
+
+    def take_gap(self, gap: Gap) -> None:
+        assert self._records is not None
+        self._last = gap.clock
+        self.put([self._records.gap(gap)])
+
+    def end(self, usage: dict[str, Any] | None) -> None:
+        if self._records is not None:
+            self.put(self._records.end(self._last, usage))
+
+
+class _UnreadSink(_RecordSink):
+    """Stores records until somebody reads them, so that the feed's thread never waits."""
+
+    def __init__(self, content: bool, prices: Mapping[str, Price] | None) -> None:
+        super().__init__(content, prices)
+        self._lock = threading.Lock()
+        self._unread: list[Record] = []
+
+    def put(self, records: list[Record]) -> None:
+        with self._lock:
+            self._unread += records
+
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        self.put(records.of(events))
+
+    def take_unread(self) -> list[Record]:
+        """Return the records since the last call."""
+        with self._lock:
+            records, self._unread = self._unread, []
+        return records
+
+
+class LiveTrace(Handle):
+    """A trace that grows with its tree; `live` makes it."""
+
+    def __init__(
+        self, commander: Commander, *, content: bool, prices: Mapping[str, Price] | None
+    ) -> None:
+        require_here(commander, "live(commander, ...)")
+        self._reading = threading.Lock()
+        self._trace = Trace()
+        self._sink = sink = _UnreadSink(content, prices)
+        self._feed = Feed(commander, sink, sink.kinds, name="a live trace", wait=1.0)
+        sink.begin(self._feed)
+
+    def trace(self) -> Trace:
+        """Return the trace so far, at most a twentieth of a second behind the tree.
+
+        It is the same object each time, and only this call changes it. Any thread may call it, and
+        only one thread should.
+        """
+        with self._reading:
+            for each in self._sink.take_unread():
+                self._trace.feed(each)
+            self._trace.live = not self._trace.lives[-1].ended
+            return self._trace
+
+    def flush(self) -> None:
+        """Wait until `trace` returns all that has happened before this call."""
+        self._feed.flush()
+
+
+class _FileSink(_RecordSink):
+    """Writes records to a file; each batch reaches the operating system completely."""
+
+    def __init__(self, file: IO[bytes], content: bool, prices: Mapping[str, Price] | None) -> None:
+        super().__init__(content, prices)
+        self._file = file
+
+    def end(self, usage: dict[str, Any] | None) -> None:
+        try:
+            super().end(usage)
+        finally:
+            self._file.close()
+
+    def put(self, records: list[Record]) -> None:
+        self._write([to_line(each) for each in records])
+
+    def put_events(self, records: Records, events: list[Event]) -> None:
+        self._write(records.lines(events))
+
+    def _write(self, lines: list[str]) -> None:
+        if not lines:  # such as events of which only the last word is not complete yet
+            return
+        data = memoryview(("\n".join(lines) + "\n").encode())
+        try:
+            while data:  # an unbuffered file may take only a part
+                data = data[self._file.write(data) :]
+        except BaseException:
+            self._file.close()  # no more events come
+            raise
 
 
 class Recorder(Handle):
@@ -76,27 +215,23 @@ class Recorder(Handle):
     ) -> None:
         require_here(commander, "record(commander, ...)")
         self.path = path
-        file = _open(path, append)
-        self._writer = _Writer(file, content=content, prices=prices)
-        kinds = CONTENT_KINDS if content else KINDS
-        self._feed = Feed(commander, self._writer, kinds, name=f"the recording {path}", wait=1.0)
+        sink = _FileSink(_open(path, append), content, prices)
+        self._feed = Feed(commander, sink, sink.kinds, name=f"the recording {path}", wait=1.0)
         try:
-            self._writer.begin(self._feed.start, self._feed.epoch)
+            sink.begin(self._feed)
         except OSError as error:
             self._feed.close()
             raise ConfigurationError(_refusal(path, error)) from None
 
     def trace(self) -> Trace:
-        """Read what has been recorded so far."""
-        from ._trace import read
-
+        """Read the recording so far."""
         self._feed.flush()
         return read(self.path)
 
     def html(
         self, file: str | os.PathLike[str], *, prices: Mapping[str, Price] | None = None
     ) -> None:
-        """Write a page that shows the recording so far; it opens from disk and asks nobody."""
+        """Write a page that shows the recording so far; it opens from disk and needs no network."""
         self.trace().html(file, prices=prices)
 
     def perfetto(self, file: str | os.PathLike[str]) -> None:
@@ -104,35 +239,10 @@ class Recorder(Handle):
         self.trace().perfetto(file)
 
 
-class _Writer(LineSink):
-    """Writes lines to the file; each batch reaches the system whole."""
-
-    def __init__(
-        self, file: IO[bytes], *, content: bool, prices: Mapping[str, Price] | None
-    ) -> None:
-        super().__init__(content=content, prices=prices)
-        self._file = file
-
-    def end(self, usage: dict[str, Any] | None) -> None:
-        try:
-            super().end(usage)
-        finally:
-            self._file.close()
-
-    def put(self, lines: list[str]) -> None:
-        data = memoryview(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
-        try:
-            while data:  # an unbuffered file may take a part
-                data = data[self._file.write(data) :]
-        except BaseException:
-            self._file.close()  # nothing comes any more
-            raise
-
-
 def _open(path: Path, append: bool) -> IO[bytes]:
-    """Open the file for one recorder at a time; the lock goes with the process."""
+    """Open the file for one recorder at a time; the lock ends with the process."""
     try:
-        file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115 - kept open
+        file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115 - it stays open
     except (OSError, ValueError) as error:
         raise ConfigurationError(_refusal(path, error)) from None
     if not _lock(file):
@@ -159,7 +269,7 @@ def _refusal(path: Path, error: OSError | ValueError) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; of a pipe that nobody reads, say so instead of waiting for somebody."""
+    """Open a file; raise for a pipe without a reader instead of waiting for one."""
     if sys.platform == "win32":
         return os.open(path, flags, 0o666)
     opened = os.open(path, flags | os.O_NONBLOCK, 0o666)
@@ -168,7 +278,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Say whether nobody else records to the file, and lock it."""
+    """Lock the file; return False if another recorder has it."""
     if sys.platform == "win32":
         return True
     for _ in range(100):
@@ -184,11 +294,11 @@ def _lock(file: IO[bytes]) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        time.sleep(0.001)  # whoever has it only looks, for a moment: see `is_recorded`
+        time.sleep(0.001)  # `is_locked` has the lock for a moment
     return False
 
 
-# Those that this process writes. A fork's child has them too, and would keep their locks.
+# A forked child has this process's recordings too, and would keep their locks.
 _files: WeakSet[IO[bytes]] = WeakSet()
 
 
@@ -202,19 +312,18 @@ if sys.platform != "win32":
 
 
 def _require_recording(path: Path) -> None:
-    """Refuse to add to what is no recording, or one of a version that is not known."""
+    """Raise if the file is no recording, or one of an unknown version."""
     if not path.is_file():  # a pipe
         return
     try:
         with path.open("rb") as before:
-            first = before.readline(LONGEST_HEAD)
+            first = before.readline(MAX_HEAD)
     except OSError as error:
         raise ConfigurationError(_refusal(path, error)) from None
     if not first.endswith(b"\n") and (HEAD.startswith(first) or first.startswith(HEAD)):
-        return  # it is empty, or the process was killed as it wrote its first line
+        return  # it is empty, or its process was killed in the middle of the first line
     try:
-        said = json.loads(first)
-        version = said["recording"]
+        version = json.loads(first)["recording"]
     except (ValueError, TypeError, KeyError):
         raise ConfigurationError(
             f"{str(path)!r} is no recording, and append=True would add to it: take another file"
@@ -227,7 +336,7 @@ def _require_recording(path: Path) -> None:
 
 
 def _end_line(path: Path, file: IO[bytes]) -> None:
-    """Cut off the half of a line that a killed process has left: what comes would join it."""
+    """Remove the incomplete line of a killed process: the next record would join it."""
     with suppress(OSError):
         size = path.stat().st_size
         with path.open("rb") as before:
@@ -240,28 +349,3 @@ def _end_line(path: Path, file: IO[bytes]) -> None:
                     return
                 size = start
             file.truncate(0)
-
-
-def is_recorded(path: Path) -> bool:
-    """Say whether a process that lives records to the file, as far as the system tells."""
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return is_locked(file.fileno()) is True
-    except OSError:
-        return False
-
-
-def is_locked(descriptor: int) -> bool | None:
-    """Say whether a process that lives records to an open file; None: the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return None
-    return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..commander.errors import ConfigurationError
 from ..messages.whole import replace_file, resolve, write_pieces
-from ._line import HEAD
+from .records import HEAD
 
 __all__ = ["write_output"]
 

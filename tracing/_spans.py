@@ -1,12 +1,12 @@
-"""Events as spans: what runs in the feed's thread for `otel`.
+"""Events as spans: what `otel` does in the feed's thread.
 
 A node's span begins with `put` and ends with the node; its requests are children of it. No context
 is attached or detached: each span is given its start, its end and its parent.
 
-A run that is kept in a journal is one trace, whichever processes it lives in: the trace's id comes
-of the run's, and each span's of who its node is in the run. A node whose outcome is recorded has
-had its span, so it gets none; one whose run is suspended goes on in a later life, and so does its
-span.
+A durable run is one trace, however many processes execute it: the trace's id is derived from the
+run's, and each span's id from the identity of its node. A node whose outcome is recorded already
+has a span, so it gets no second one. The span of a node whose run is suspended does not end: a
+later execution makes it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from hashlib import sha256
+from threading import Lock, local
+from typing import Any, NamedTuple
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -42,10 +45,8 @@ from ..messages import Asked, Replied, ToolCall
 from ..tools import ToolResult
 from . import _genai as names
 from ._feed import Gap
-from ._genai import masked
-from ._line import _str, _text, type_shown
-from ._meter import Meter
-from ._run_ids import RunIds, span_id_of, trace_id_of
+from ._genai import Meter, masked
+from .records import error_message, masked_text, type_in_repr
 
 __all__ = ["KINDS", "SpanSink"]
 
@@ -56,12 +57,12 @@ KINDS: tuple[EventKind, ...] = (
     "answered", "request", "first_chunk", "reply", "slow",
 )  # fmt: skip
 
-# A shorter wait for the start of a body is not told: it costs, and no picture shows it.
-SHORTEST_WAIT = 1_000_000  # nanoseconds
+# A shorter wait for the start of a body gets no attribute: it would cost time for nothing visible.
+MIN_PENDING_NANOSECONDS = 1_000_000
 
 
 class SpanSink:
-    """Makes the spans of one tree. A processor that raises costs its own span alone."""
+    """Makes the spans of one tree. A span processor that raises affects its own span only."""
 
     def __init__(
         self,
@@ -82,21 +83,17 @@ class SpanSink:
         self._ids = RunIds.of(self._tracer)
         self._meter = None if meter_provider is None else Meter(meter_provider)
         self._content = content
-        # What is around the tree: the span that is current where `otel` is called, baggage.
+        # The context around the tree: the span that is current where `otel` is called, baggage.
         self._around = contexts.get_current()
         self._open: dict[int, _Node] = {}
-        # When the last event was, in nanoseconds.
-        self._last = 0
+        self._last = 0  # the time of the last event, in nanoseconds
         self._epoch = 0.0
-        # The tree as it was at the beginning, until the first events come.
+        # The tree at the beginning, until the first events arrive.
         self._before: Gap | None = None
         self.error: BaseException | None = None
-        self._kinds: dict[str, Callable[[Event, int], None]] = {
-            "put": self._put,
+        # What happens to a node that is open; and to one that has ended.
+        self._handlers: dict[str, Callable[[_Node, Event, int], None]] = {
             "started": self._started,
-            "completed": self._completed,
-            "failed": self._failed,
-            "cancelled": self._cancelled,
             "retried": self._retried,
             "placed": self._placed,
             "called": self._called,
@@ -106,9 +103,14 @@ class SpanSink:
             "reply": self._reply,
             "slow": self._slow,
         }
+        self._endings: dict[str, Callable[[_Node, Event, int], None]] = {
+            "completed": lambda node, _, at: self._end(node, at),
+            "failed": self._failed,
+            "cancelled": self._cancelled,
+        }
 
     def begin(self, epoch: float, tree: Gap) -> None:
-        """Say what there is before anything is taken; `epoch` is the zero of the tree's clock."""
+        """Set the tree at the beginning; `epoch` is the zero of its clock."""
         self._epoch, self._before = epoch, tree
 
     # --- what the feed calls
@@ -116,19 +118,24 @@ class SpanSink:
     def take(self, events: list[Event]) -> None:
         if self._before is not None:
             self.take_gap(self._before)
-        kinds = self._kinds
         for event in events:
-            handle = kinds.get(event.kind)
-            if handle is not None:
-                origin = event.source.origin
-                self._last = at = int((origin.epoch + event.clock) * 1e9)
-                try:
-                    handle(event, at)
-                except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
-                    self._note(error)
+            source = event.source
+            self._last = at = int((source.origin.epoch + event.clock) * 1e9)
+            try:
+                if event.kind == "put":
+                    self._put(event, at)
+                elif (ending := self._endings.get(event.kind)) is not None:
+                    if (node := self._open.pop(source.id, None)) is not None:
+                        ending(node, event, at)
+                elif (handle := self._handlers.get(event.kind)) is not None and (
+                    node := self._open.get(source.id)
+                ) is not None:
+                    handle(node, event, at)
+            except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
+                self._note(error)
 
     def take_gap(self, gap: Gap) -> None:
-        """End what has ended unseen, and begin what has begun unseen."""
+        """End nodes that ended in the gap, and begin those that began in it."""
         self._before = None
         self._last = max(self._last, int((self._epoch + gap.clock) * 1e9))
         living = {each.node_id: each for each in gap.tree}
@@ -141,23 +148,23 @@ class SpanSink:
                     self._begin_unseen(number, each.parent_id, each.name, each.host)
 
     def end(self, usage: dict[str, Any] | None) -> None:
-        """End what is open still: children first."""
+        """End the open nodes, children first."""
         at = max(self._last, time.time_ns())
         for number in reversed([*self._open]):
             self._end_unseen(number, at)
 
-    # --- the life of a node
+    # --- the beginning and the end of a node
 
     def _put(self, event: Event, at: int) -> None:
         source = event.source
         number, parent_id = source.id, source.parent_id
-        if number in self._open:  # a gap's snapshot has had it
+        if number in self._open:  # a gap had it
             return
         parent = None if parent_id is None else self._open.get(parent_id)
         place = place_of(event)
         actor = own_actor(event)
         if event.host is not None and parent is not None and actor == parent.actor:
-            actor = None  # events of another machine say it of all below
+            actor = None  # each event of another machine has it, also below the agent's own node
         name, said = names.node_attributes(number, parent_id, masked(source.name), actor)
         if event.host is not None:
             said[names.HOST_NAME] = event.host
@@ -186,13 +193,12 @@ class SpanSink:
         around = trace.get_current_span(node.context).get_span_context()
         flags = around.trace_flags
         if parent is None or parent.run_id != place.run_id:
-            # The run is a trace of its own: its next life stands in other surroundings.
+            # The run is a trace of its own: its next execution has other surroundings.
             links = [Link(around)] if around.is_valid else []
             node.context = set_span_in_context(INVALID_SPAN, node.context)
             flags = TraceFlags(TraceFlags.SAMPLED)
         if place.recorded:
             node.span = NonRecordingSpan(SpanContext(trace_id, span_id, True, flags))
-            node.kept = True
             return
         said[names.RUN_ID] = masked(place.run_id)
         node.derived = True
@@ -212,61 +218,42 @@ class SpanSink:
         )
 
     def _inside(self, node: _Node) -> Context:
-        """Return the context in which the children of a node's span are."""
+        """Return the context of the children of a node's span."""
         if node.inside is None:
-            node.inside = (
-                set_span_in_context(node.span, node.context) if node.span else node.context
-            )
+            has_span = node.span is not INVALID_SPAN
+            node.inside = set_span_in_context(node.span, node.context) if has_span else node.context
         return node.inside
 
-    def _started(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is not None and node.span and at - node.put > SHORTEST_WAIT and not node.started:
-            node.span.set_attribute(names.PENDING, round((at - node.put) / 1e9, 6))
-        if node is not None:
-            node.started = True
-
-    def _completed(self, event: Event, at: int) -> None:
-        node = self._open.pop(event.source.id, None)
-        if node is not None:
-            self._end(node, at)
-
-    def _failed(self, event: Event, at: int) -> None:
-        node = self._open.pop(event.source.id, None)
-        if node is None:
-            return
+    def _failed(self, node: _Node, event: Event, at: int) -> None:
         try:
-            if node.span and node.span.is_recording():
+            if node.span.is_recording():
                 self._fail(node.span, event.data, at)
         finally:
             self._end(node, at, suspended=goes_on(event))
 
-    def _cancelled(self, event: Event, at: int) -> None:
-        node = self._open.pop(event.source.id, None)
-        if node is None:
-            return
+    def _cancelled(self, node: _Node, event: Event, at: int) -> None:
         try:
-            if node.span and not node.kept:
-                node.span.set_attribute(names.CANCELLED, True)
-                if self._content and event.data:
-                    node.span.set_attribute(names.REASON, _text(event.data))
+            node.span.set_attribute(names.CANCELLED, True)
+            if self._content and event.data:
+                node.span.set_attribute(names.REASON, masked_text(event.data))
         finally:
             self._end(node, at, suspended=goes_on(event))
 
     def _end(self, node: _Node, at: int, *, suspended: bool = False) -> None:
-        if node.chats:
-            for chat in reversed(node.chats.values()):
-                with self._guard():
-                    self._leave(chat, at)
-        if node.span and not (suspended and node.derived):
+        for chat in reversed((node.chats or {}).values()):  # replies that nobody read or closed
+            with self._guard():
+                try:
+                    chat.span.set_attribute(names.LEFT, True)
+                finally:
+                    chat.span.end(max(at, chat.began))
+        if not (suspended and node.derived):
             node.span.end(at)
 
     def _end_unseen(self, number: int, at: int) -> None:
         node = self._open.pop(number)
         with self._guard():
             try:
-                if node.span:
-                    node.span.set_attribute(names.INCOMPLETE, True)
+                node.span.set_attribute(names.INCOMPLETE, True)
             finally:
                 self._end(node, max(at, node.put))
 
@@ -284,32 +271,31 @@ class SpanSink:
         node.run_id = parent and parent.run_id
         node.span = self._start(name, node.context, said, self._last)
 
-    # --- what else happens to it
+    # --- between beginning and end
 
-    def _retried(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is not None and node.span and node.span.is_recording():
+    def _started(self, node: _Node, event: Event, at: int) -> None:
+        if at - node.put > MIN_PENDING_NANOSECONDS and not node.started:
+            node.span.set_attribute(names.PENDING, round((at - node.put) / 1e9, 6))
+        node.started = True
+
+    def _retried(self, node: _Node, event: Event, at: int) -> None:
+        if node.span.is_recording():
             node.span.add_event("anabranch.retried", self._error(event.data), at)
 
-    def _placed(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is not None and node.span:
-            node.span.set_attribute(names.HOST_NAME, str(event.data))
+    def _placed(self, node: _Node, event: Event, at: int) -> None:
+        node.span.set_attribute(names.HOST_NAME, str(event.data))
 
-    def _slow(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is not None and node.span:
-            about = {names.SECONDS: round(event.data.seconds, 3), names.AT: event.data.at}
-            node.span.add_event("anabranch.slow", about, at)
+    def _slow(self, node: _Node, event: Event, at: int) -> None:
+        about = {names.SECONDS: round(event.data.seconds, 3), names.AT: event.data.at}
+        node.span.add_event("anabranch.slow", about, at)
 
-    def _called(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is None or not node.span or not node.span.is_recording():
+    def _called(self, node: _Node, event: Event, at: int) -> None:
+        if not node.span.is_recording():
             return
         call: ToolCall = event.data
         said = {names.TOOL_CALL_ID: masked(call.id)}
         tool = masked(call.name)
-        if event.source.name == call.name:  # else it asks somebody whether the call may run
+        if event.source.name == call.name:  # else it asks a person to approve the call
             node.span.update_name(f"{names.EXECUTE_TOOL} {tool}")
             said |= {
                 names.OPERATION: names.EXECUTE_TOOL,
@@ -321,29 +307,26 @@ class SpanSink:
             said[names.TOOL_CALL_ARGUMENTS] = names.call_arguments(call)
         node.span.set_attributes(said)
 
-    def _answered(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
-        if node is None or not node.span or not node.span.is_recording():
+    def _answered(self, node: _Node, event: Event, at: int) -> None:
+        if not node.span.is_recording():
             return
         answer: ToolResult = event.data
         if answer.status != "ok":
             node.span.set_attribute(names.ERROR_TYPE, answer.status)
             node.span.set_status(StatusCode.ERROR)
         if self._content:
-            node.span.set_attribute(names.TOOL_CALL_RESULT, _text(answer.content or ""))
+            node.span.set_attribute(names.TOOL_CALL_RESULT, masked_text(answer.content or ""))
 
-    # --- its requests
+    # --- requests
 
-    def _request(self, event: Event, at: int) -> None:
-        node = self._open.get(event.source.id)
+    def _request(self, node: _Node, event: Event, at: int) -> None:
         asked: Asked = event.data
-        if node is None or asked.replayed:  # the life that has asked has told of it
+        if asked.replayed:  # the execution that sent it made its span
             return
         said = names.request_attributes(asked, content=self._content) | names.actor_attributes(
             node.actor
         )
-        chat = _Chat(asked.number, said, at)
-        chat.span = self._tracer.start_span(
+        span = self._tracer.start_span(
             f"{names.CHAT} {said[names.REQUEST_MODEL]}",
             context=self._inside(node),
             kind=SpanKind.CLIENT,
@@ -352,24 +335,18 @@ class SpanSink:
         )
         if node.chats is None:
             node.chats = {}
-        node.chats[asked.number] = chat
+        node.chats[asked.number] = _Chat(said, at, span)
 
-    def _chat(self, event: Event, number: int) -> _Chat | None:
-        node = self._open.get(event.source.id)
-        return None if node is None or node.chats is None else node.chats.get(number)
-
-    def _first_chunk(self, event: Event, at: int) -> None:
-        chat = self._chat(event, event.data)
-        if chat is not None:
+    def _first_chunk(self, node: _Node, event: Event, at: int) -> None:
+        if chat := (node.chats or {}).get(event.data):
             seconds = (at - chat.began) / 1e9
             chat.span.set_attribute(names.RESPONSE_TIME_TO_FIRST_CHUNK, seconds)
 
-    def _reply(self, event: Event, at: int) -> None:
+    def _reply(self, node: _Node, event: Event, at: int) -> None:
         replied: Replied = event.data
-        chat = self._chat(event, replied.number)
+        chat = (node.chats or {}).pop(replied.number, None)
         if chat is None:
             return
-        del self._open[event.source.id].chats[replied.number]  # type: ignore[index]
         try:
             model = chat.said[names.REQUEST_MODEL]
             said = names.reply_attributes(replied, model, content=self._content)
@@ -388,13 +365,6 @@ class SpanSink:
         finally:
             chat.span.end(at)
 
-    def _leave(self, chat: _Chat, at: int) -> None:
-        """End the span of a reply that nobody has read to its end, nor closed."""
-        try:
-            chat.span.set_attribute(names.LEFT, True)
-        finally:
-            chat.span.end(max(at, chat.began))
-
     # --- errors
 
     def _fail(self, span: Span, error: BaseException | str, at: int) -> None:
@@ -405,14 +375,14 @@ class SpanSink:
 
     def _error(self, error: BaseException | str) -> dict[str, str]:
         if isinstance(error, str):
-            return {names.EXCEPTION_TYPE: type_shown(error) or names.OTHER}
+            return {names.EXCEPTION_TYPE: type_in_repr(error) or names.OTHER}
         said = {names.EXCEPTION_TYPE: names.error_type(error)}
         if at := where_raised(error):
             said[names.AT] = at
         if self._content:
-            said[names.EXCEPTION_MESSAGE] = _text(_str(error))
+            said[names.EXCEPTION_MESSAGE] = masked_text(error_message(error))
             lines = traceback.format_exception(error)
-            said[names.EXCEPTION_STACKTRACE] = _text("".join(lines))
+            said[names.EXCEPTION_STACKTRACE] = masked_text("".join(lines))
         return said
 
     @contextmanager
@@ -425,41 +395,97 @@ class SpanSink:
     def _note(self, error: BaseException) -> None:
         if self.error is None:
             self.error = error
-            logger.warning("a span was not made or not taken: %s", _str(error), exc_info=error)
+            text = "a span was not made or not taken: %s"
+            logger.warning(text, error_message(error), exc_info=error)
 
 
 class _Node:
     """A node whose end has not been seen."""
 
     __slots__ = (
-        "actor", "chats", "context", "derived", "inside", "kept", "put", "run_id", "span", "started"
+        "actor", "chats", "context", "derived", "inside", "put", "run_id", "span", "started",
     )  # fmt: skip
 
     def __init__(self, actor: Actor | None, put: int) -> None:
         self.actor = actor
         self.put = put
-        # None if it could not be made, and of a recorded node without a place in a trace.
-        self.span: Span | None = None
-        # That of its parent, and that of its children, made when it is needed.
-        self.context: Context
-        self.inside: Context | None = None
-        self.started = False
-        # The questions that are under way, by number.
-        self.chats: dict[int, _Chat] | None = None
-        # The durable run that it belongs to.
-        self.run_id: str | None = None
-        # Whether its span has the id that it has in each life, and whether it got it in another.
-        self.derived = False
-        self.kept = False
-
-
-class _Chat:
-    """A question to a model whose reply has not ended."""
-
-    __slots__ = ("began", "number", "said", "span")
-
-    def __init__(self, number: int, said: dict[str, Any], began: int) -> None:
-        self.number = number
-        self.said = said
-        self.began = began
+        # The invalid one if it could not be made, or for a recorded node outside a trace.
         self.span: Span = INVALID_SPAN
+        self.context: Context
+        self.inside: Context | None = None  # that of its children, made when it is needed
+        self.started = False
+        self.chats: dict[int, _Chat] | None = None  # open requests, by number
+        self.run_id: str | None = None
+        self.derived = False  # its span has the same id in each execution
+
+
+class _Chat(NamedTuple):
+    """A request to a model whose reply has not ended."""
+
+    said: dict[str, Any]
+    began: int
+    span: Span
+
+
+# --- ids
+
+# All threads share the tracers.
+_replacing = Lock()
+
+
+@lru_cache(256)
+def trace_id_of(run_id: str) -> int:
+    """Return the id of a run's trace."""
+    return _id(run_id, 16)
+
+
+def span_id_of(run_id: str, identity: str) -> int:
+    """Return the id of a node's span."""
+    return _id(f"{run_id}\0{identity}", 8)
+
+
+def _id(text: str, size: int) -> int:
+    """Return an id of so many bytes for a text; 0 is no valid id."""
+    return int.from_bytes(sha256(text.encode()).digest()[:size]) or 1
+
+
+class RunIds(local):
+    """An id generator that gives a tracer's next span, in this thread, the ids of its run."""
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
+        self._trace_id: int | None = None
+        self._span_id: int | None = None
+
+    @classmethod
+    def of(cls, tracer: Any) -> RunIds | None:
+        """Become a tracer's id generator; None if the tracer is not the SDK's own."""
+        with _replacing:
+            usual = getattr(tracer, "id_generator", None)
+            if usual is None or isinstance(usual, cls):
+                return usual
+            tracer.id_generator = cls(usual)
+            return tracer.id_generator
+
+    @contextmanager
+    def given(self, trace_id: int, span_id: int) -> Generator[None]:
+        """Give these ids to the span that is started inside."""
+        self._trace_id, self._span_id = trace_id, span_id
+        try:
+            yield
+        finally:
+            self._trace_id = self._span_id = None
+
+    # --- what the tracer calls
+
+    def generate_trace_id(self) -> int:
+        """Return the id of a new trace."""
+        return self._usual.generate_trace_id() if self._trace_id is None else self._trace_id
+
+    def generate_span_id(self) -> int:
+        """Return the id of the next span."""
+        return self._usual.generate_span_id() if self._span_id is None else self._span_id
+
+    def is_trace_id_random(self) -> bool:
+        """Return whether trace ids are as good as random ones."""
+        return self._trace_id is not None or self._usual.is_trace_id_random()

@@ -1,4 +1,4 @@
-"""What a recording has of a node: when and where it ran, what it asked, what it spent."""
+"""The parts of a trace: nodes, the times at which they ran, requests, errors, executions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Life", "Spell", "TraceError", "TraceNode", "TraceRequest", "TraceSta
 TraceState: TypeAlias = Literal[
     "pending", "running", "joining", "completed", "failed", "cancelled", "lost"
 ]
-"""A node's state; "lost" is one whose end is not in the recording, as its process was killed."""
+"""A node's state. The end of a "lost" node is not in the recording: its process was killed."""
 
 OPEN = ("pending", "running", "joining")
 
 
 @dataclass(slots=True)
 class TraceError:
-    """What something failed with: the exception's class, and the line of code that raised it.
+    """An exception: its class, and the line of code that raised it.
 
-    `message` is there in recordings with content alone; `of` are those of an `ExceptionGroup`.
+    Only recordings with content have its `message`. `of` are the errors of an `ExceptionGroup`.
     """
 
     type: str
@@ -31,33 +31,34 @@ class TraceError:
     of: tuple[TraceError, ...] = ()
 
     def __str__(self) -> str:
-        said = f"{self.type}: {self.message}" if self.message else self.type
-        return f"{said} ({self.at})" if self.at else said
+        text = f"{self.type}: {self.message}" if self.message else self.type
+        return f"{text} ({self.at})" if self.at else text
 
     @classmethod
-    def read(cls, said: Mapping[str, Any] | None) -> TraceError | None:
-        """Read what a line says of an error."""
-        if said is None:
+    def read(cls, record: Mapping[str, Any] | None) -> TraceError | None:
+        """Read the error in a record."""
+        if record is None:
             return None
-        inner = [found for each in said.get("of", ()) if (found := cls.read(each)) is not None]
-        return cls(said.get("type", "?"), said.get("at", ""), said.get("message", ""), (*inner,))
+        inner = [found for each in record.get("of", ()) if (found := cls.read(each)) is not None]
+        message = record.get("message", "")
+        return cls(record.get("type", "?"), record.get("at", ""), message, (*inner,))
 
 
 @dataclass(slots=True)
 class Spell:
-    """A stretch of time in which a node's body or children ran: one for each attempt and life.
+    """An interval in which a node's body or children ran: one for each attempt and execution.
 
-    In seconds since the recording began; `end` is None while it lasts.
+    Times are in seconds since the recording began; `end` is None while it lasts.
     """
 
     start: float
     end: float | None = None
-    joined: float | None = None  # when the body had returned, and children went on
+    joined: float | None = None  # when the body returned while children still ran
 
 
 @dataclass(slots=True)
 class TraceRequest:
-    """A question to a model. `first` and `end` are times as a node's, None before they came."""
+    """A request to a model. `first` (chunk) and `end` are times, or None before they happen."""
 
     number: int
     provider: str
@@ -66,25 +67,40 @@ class TraceRequest:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     messages: int = 0
     tools: tuple[str, ...] = ()
-    replayed: bool = False  # from a journal: nobody was asked
+    replayed: bool = False  # the reply came from a journal
     first: float | None = None
     end: float | None = None
     chunks: int = 0
     finish_reason: str = ""
     error: TraceError | None = None
-    left: bool = False  # its reader went away before the end
+    left: bool = False  # its reader left before the end
     usage: dict[str, Usage] = field(default_factory=dict[str, Usage])
     input: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     output: dict[str, Any] | None = None
 
+    @classmethod
+    def read(cls, record: Mapping[str, Any], at: float) -> TraceRequest:
+        """Read the record of a request that was sent."""
+        return cls(
+            record["q"],
+            record["provider"],
+            record["model"],
+            at,
+            record.get("options", {}),
+            record.get("messages", 0),
+            tuple(record.get("tools", ())),
+            record.get("replayed", False),
+            input=record.get("input", []),
+        )
+
 
 @dataclass(eq=False, slots=True)
 class TraceNode:
-    """What the recording has of one node. Times are in seconds since the recording began.
+    """A node in a recording. Times are in seconds since the recording began.
 
-    Of a durable run that several processes have driven, a node that comes in more than one of them
-    is one node, with a spell in each. `usage` is what it has spent itself, by account; in such a
-    run what the last life counts for it. `others` is what was charged in other units than tokens.
+    A node of a durable run that ran in several processes is one node with an interval (`spells`)
+    in each. `usage` is its own usage by account, in such a run as the last execution counts it.
+    `others` are amounts in other units than tokens.
     """
 
     number: int
@@ -97,7 +113,7 @@ class TraceNode:
     own_session: str = ""
     run_id: str = ""
     identity: str = ""
-    kept: bool = False  # its outcome came from the journal in the last life
+    kept: bool = False  # the last execution took its outcome from the journal
     host: str = ""
     spells: list[Spell] = field(default_factory=list[Spell])
     ended: float | None = None
@@ -118,16 +134,16 @@ class TraceNode:
     others: dict[str, float] = field(default_factory=dict[str, float])
     waits_for: tuple[int, ...] = ()
     waits_at: str = ""
-    waits: str = ""  # what it waits for, in words, as far as that is known
-    slow: list[tuple[float, float, str]] = field(  # when, for how long, at which line
+    waits: str = ""  # in words, as far as it is known
+    slow: list[tuple[float, float, str]] = field(  # time, duration, line of code
         default_factory=lambda: list[tuple[float, float, str]]()
     )
-    text: str = ""  # said to the user; in recordings with content alone
+    text: str = ""  # shown to the user; only in recordings with content
     lives: int = 1
 
     @property
     def started(self) -> float | None:
-        """When its body first began."""
+        """When its body first started."""
         return self.spells[0].start if self.spells else None
 
     @property
@@ -137,17 +153,17 @@ class TraceNode:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it has failed, or was a call of a tool that did."""
+        """Whether it failed, or was a tool call that failed."""
         return self.state == "failed" or self.status in ("failed", "invalid")
 
     @property
     def agent(self) -> str:
-        """Whose work it does: the agent's that is named nearest above it."""
+        """The agent whose work it does: the nearest one above it."""
         return next((each.own_agent for each in self.upwards() if each.own_agent), "")
 
     @property
     def session(self) -> str:
-        """The session in which that agent was asked."""
+        """The session of that agent."""
         return next((each.own_session for each in self.upwards() if each.own_agent), "")
 
     @property
@@ -155,15 +171,27 @@ class TraceNode:
         """Its name and number."""
         return f"{self.name}#{self.number}" if self.number else self.name
 
+    def forget_wait(self) -> None:
+        """Wait for nothing any more."""
+        self.waits, self.waits_for, self.waits_at = "", (), ""
+
+    def close_spell(self, at: float) -> None:
+        """End the current interval, and its requests whose streams were never closed."""
+        if self.spells and self.spells[-1].end is None:
+            self.spells[-1].end = at
+        for request in self.requests:
+            if request.end is None:
+                request.end, request.left = at, True
+
     def upwards(self) -> Iterator[TraceNode]:
-        """Yield the node and all above it."""
+        """Yield the node and its ancestors."""
         node: TraceNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def walk(self) -> Iterator[TraceNode]:
-        """Yield the node and all below it, each before its children."""
+        """Yield the node and its descendants, each before its children."""
         stack: list[TraceNode] = [self]
         while stack:
             node = stack.pop()
@@ -176,12 +204,14 @@ class TraceNode:
 
 @dataclass(slots=True)
 class Life:
-    """One process's part of a recording."""
+    """One execution: the part of a recording that one process wrote."""
 
-    time: float  # of day, when it began
-    offset: float  # the same, in seconds since the recording began
+    time: float  # of day, at its start
+    offset: float  # of its start, in seconds since the recording began
     pid: int
     host: str
     content: bool
     ended: bool = False
-    usage: dict[str, Usage] = field(default_factory=dict[str, Usage])  # as the tree says at its end
+    usage: dict[str, Usage] = field(
+        default_factory=dict[str, Usage]
+    )  # of the whole tree, at its end

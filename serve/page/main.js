@@ -86,7 +86,7 @@ function finish(view, end, took) {
   busy(false);
   $("clock").textContent = "";
   const spent = end.usage?.total_tokens
-    ? `${end.usage.prompt_tokens.toLocaleString("en")} tokens in, ${end.usage.completion_tokens.toLocaleString("en")} out` : "";
+    ? `${count(end.usage.prompt_tokens)} tokens in, ${count(end.usage.completion_tokens)} out` : "";
   const facts = [seconds(took), spent].filter(Boolean).join(" · ");
   const note = end.kind === "completed" ? ["note spent", facts]
     : end.kind === "cancelled" ? ["note spent", `Stopped · ${facts}`]
@@ -183,11 +183,8 @@ function beginAnew() {
 
 function greet() {
   if ($("talk").childElementCount) return;
-  const hello = make("div");
-  hello.id = "hello";
-  hello.append(make("p", "", `Ask ${$("model").value || "away"}.`),
-    make("p", "note", "Enter sends, Shift+Enter begins a new line, Escape stops an answer."));
-  $("talk").append(hello);
+  $("talk").append(el("div", { id: "hello" }, el("p", { text: `Ask ${$("model").value || "away"}.` }),
+    el("p", { class: "note", text: "Enter sends, Shift+Enter begins a new line, Escape stops an answer." })));
 }
 
 function showTree(yes) {

@@ -2,13 +2,6 @@
 
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*/g;
 
-function make(tag, className = "", text = "") {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text) element.textContent = text;
-  return element;
-}
-
 class Speech {
   constructor(element) {
     this.element = element;
@@ -46,7 +39,7 @@ class Speech {
   }
 
   show(text) {
-    if (!this.code && !this.prose) this.element.append((this.prose = make("span")));
+    if (!this.code && !this.prose) this.element.append((this.prose = el("span")));
     const box = this.code ?? this.prose;
     if (box.firstChild) box.firstChild.appendData(text); // one text, however many pieces
     else box.append(text);
@@ -59,19 +52,13 @@ class Speech {
       this.code = null;
       return;
     }
-    const box = make("div", "code"), copy = make("button", "copy", "Copy");
-    copy.type = "button";
-    const code = this.code = make("pre");
-    code.tabIndex = 0; // it scrolls
-    code.setAttribute("role", "region");
-    code.setAttribute("aria-label", "Code");
-    copy.addEventListener("click", async () => {
+    const code = this.code = el("pre", { tabindex: 0, role: "region", "aria-label": "Code" }); // it scrolls
+    const copy = el("button", { type: "button", class: "copy", text: "Copy", onclick: async () => {
       await copyText(code);
       copy.textContent = "Copied";
       setTimeout(() => { copy.textContent = "Copy"; }, 1500);
-    });
-    box.append(copy, code);
-    this.element.append(box);
+    } });
+    this.element.append(el("div", { class: "code" }, copy, code));
   }
 
   endProse() {
@@ -79,7 +66,7 @@ class Speech {
     const text = this.prose.textContent, parts = [];
     let at = 0;
     for (const found of text.matchAll(INLINE)) {
-      parts.push(text.slice(at, found.index), make(found[1] ? "code" : "b", "", found[1] ?? found[2]));
+      parts.push(text.slice(at, found.index), el(found[1] ? "code" : "b", { text: found[1] ?? found[2] }));
       at = found.index + found[0].length;
     }
     if (parts.length) this.prose.replaceChildren(...parts, text.slice(at));

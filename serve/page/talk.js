@@ -41,15 +41,14 @@ function keepLow(change) {
 function add(className, text = "", tag = "div") {
   return keepLow(() => {
     $("hello")?.remove();
-    const element = make(tag, className, text);
+    const element = el(tag, { class: className, text });
     $("talk").append(element);
     return element;
   });
 }
 
 function addUser(text) {
-  const element = add("message user");
-  element.append(make("span", "unseen", "You: "), text);
+  add("message user").append(el("span", { class: "unseen", text: "You: " }), text);
 }
 
 // Signs that change the order of others, or are not seen, would show a person another call.
@@ -60,7 +59,7 @@ const plain = (text) => text.replace(/\p{Cf}/gu, (sign) =>
 const shortened = (data) => Object.fromEntries(Object.entries(data).map(([name, value]) =>
   [name, value?.length > KEPT ? `${value.slice(0, KEPT)} …` : value]));
 
-const short = (text) => (text.length > 90 ? `${text.slice(0, 90)} …` : text);
+const MOST = 90; // characters of a call or its result in one line
 
 // Show the entries of one run's log; each number comes once, whatever the connection does.
 class View {
@@ -104,10 +103,9 @@ class View {
   // The reasoning of one reply, folded. It pauses no speech: a reply may reason between two words.
   reason(data) {
     if (!this.thought || this.thinker !== data.speech) {
-      const thought = add("thought", "", "details");
-      this.thought = make("div");
+      this.thought = el("div");
       this.thinker = data.speech;
-      thought.append(make("summary", "", "Reasoning"), this.thought);
+      add("thought", "", "details").append(el("summary", { text: "Reasoning" }), this.thought);
     }
     this.thought.append(data.text);
   }
@@ -131,9 +129,9 @@ class View {
   call(data) {
     this.pauseSpeech();
     const call = add("call running", "", "details");
-    const head = make("summary"), name = make("b", "", data.name);
-    head.append(name, " ", make("code", "", short(data.arguments)), make("span", "outcome", " runs …"));
-    call.append(head, make("code", "", data.arguments));
+    call.append(el("summary", {}, el("b", { text: data.name }), " ",
+      el("code", { text: clip(data.arguments, MOST) }), el("span", { class: "outcome", text: " runs …" })),
+    el("code", { text: data.arguments }));
     this.calls.set(data.call, call);
   }
 
@@ -142,22 +140,20 @@ class View {
     if (!call) return;
     call.classList.replace("running", data.status === "ok" ? "ok" : "failed");
     const verb = data.status === "ok" ? " → " : ` ${data.status}: `;
-    call.querySelector(".outcome").textContent = verb + short(data.text);
-    call.append(make("code", "", `→ ${data.text}`));
+    call.querySelector(".outcome").textContent = verb + clip(data.text, MOST);
+    call.append(el("code", { text: `→ ${data.text}` }));
   }
 
   question(data) {
-    const card = add("ask"), code = make("code", "", plain(data.arguments)), row = make("div", "row");
+    const card = add("ask"), row = el("div", { class: "row" });
     const words = `May ${plain(data.name)} run?`;
     card.setAttribute("role", "group");
     card.setAttribute("aria-label", words);
     for (const [label, approved] of [["Yes, run it", true], ["No", false]]) {
-      const button = make("button", approved ? "main" : "", label);
-      button.type = "button";
-      button.addEventListener("click", () => this.decide(card, data.question, approved));
-      row.append(button);
+      row.append(el("button", { type: "button", class: approved ? "main" : "", text: label,
+        onclick: () => this.decide(card, data.question, approved) }));
     }
-    card.append(make("strong", "", words), code, row);
+    card.append(el("strong", { text: words }), el("code", { text: plain(data.arguments) }), row);
     this.questions.set(data.question, card);
     tell(words);
   }
@@ -178,7 +174,7 @@ class View {
     const card = this.questions.get(question);
     if (!card) return;
     this.questions.delete(question);
-    card.querySelector(".row").replaceWith(make("span", "note", words));
+    card.querySelector(".row").replaceWith(el("span", { class: "note", text: words }));
     card.classList.add("settled");
   }
 

@@ -1,7 +1,6 @@
 // The tree beside the talk: a run's tasks as they begin and end, for eyes, keys and screen readers.
 
 const SHOWN = 200; // children of one task that are shown; beside them those that failed
-const SIGNS = { pending: "·", running: "▸", joining: "▹", completed: "✓", failed: "✗", cancelled: "⊘", lost: "?" };
 const ENDS = ["completed", "failed", "cancelled"];
 
 const seconds = (value) => (value < 9.95 ? `${value.toFixed(1)} s`
@@ -84,20 +83,15 @@ class Tree {
   draw(node) {
     const { above } = node;
     if (!above.list) {
-      above.list = make("ul");
-      above.list.setAttribute("role", "group");
+      above.list = el("ul", { role: "group" });
       above.element.append(above.list);
       above.element.setAttribute("aria-expanded", "true");
     }
-    node.element = make("li");
-    node.element.setAttribute("role", "treeitem");
-    node.element.setAttribute("aria-level", node.level);
-    node.element.tabIndex = -1;
-    const row = make("div", "line"), sign = make("span", "sign");
-    sign.setAttribute("aria-hidden", "true");
-    row.append(sign, make("span", "name", node.name), make("span", "time"));
-    row.title = node.name;
-    node.element.append(row);
+    node.sign = icon("pending");
+    node.sign.setAttribute("class", "icon"); // the item has the state
+    node.time = el("span", { class: "time" });
+    node.element = el("li", { role: "treeitem", "aria-level": node.level, tabindex: -1 },
+      el("div", { class: "line", title: node.name }, node.sign, el("span", { class: "name", text: node.name }), node.time));
     above.list.insertBefore(node.element, above.more);
     above.shown++;
     if (!this.list.querySelector("[tabindex='0']")) node.element.tabIndex = 0;
@@ -110,13 +104,10 @@ class Tree {
   countLeft(above, change) {
     above.left += change;
     if (!above.more) {
-      above.more = make("li", "more note");
-      above.more.setAttribute("role", "treeitem");
-      above.more.setAttribute("aria-level", above.level + 1);
-      above.more.tabIndex = -1;
+      above.more = el("li", { class: "more note", role: "treeitem", "aria-level": above.level + 1, tabindex: -1 });
       above.list.append(above.more);
     }
-    above.more.textContent = `… ${above.left.toLocaleString("en")} more`;
+    above.more.textContent = `… ${count(above.left)} more`;
     above.more.hidden = above.left === 0;
   }
 
@@ -126,7 +117,7 @@ class Tree {
     if (!node.element) return;
     const state = node.bad ? "failed" : node.state;
     node.element.className = state;
-    node.element.querySelector(".sign").textContent = SIGNS[state] ?? "·";
+    node.sign.firstChild.setAttribute("href", `#i-${state}`);
     this.showTime(node);
     const time = node.end === null || node.start === null ? "" : `, ${seconds(node.end - node.start)}`;
     node.element.setAttribute("aria-label", `${node.name}, ${state}${time}`);
@@ -136,7 +127,7 @@ class Tree {
     if (!node.element || node.start === null) return;
     const until = node.end ?? (performance.now() - this.clock) / 1000;
     const time = Math.max(0, until - node.start);
-    node.element.querySelector(".time").textContent =
+    node.time.textContent =
       node.end !== null ? seconds(time) : time < 1 ? "" : seconds(Math.floor(time)).replace(".0", "");
   }
 
@@ -153,46 +144,33 @@ class Tree {
 
 // --- keys and pointer: one item has the focus, arrows go to the next
 
-const isFolded = (item) => item.getAttribute("aria-expanded") === "false";
+const itemOf = (element) => element.closest("[role=treeitem]");
+const isFolder = (item) => item.hasAttribute("aria-expanded");
+const isOpen = (item) => item.getAttribute("aria-expanded") === "true";
 
-function fold(item, folded) {
-  if (!item.hasAttribute("aria-expanded")) return;
-  item.setAttribute("aria-expanded", String(!folded));
-  item.querySelector(":scope > [role=group]").hidden = folded;
+function fold(item, open) {
+  if (!isFolder(item)) return;
+  item.setAttribute("aria-expanded", open);
+  item.querySelector(":scope > [role=group]").hidden = !open;
   // The focus is never in what is folded away.
-  if (folded && item.querySelector("[role=group] [tabindex='0']")) choose(item, false);
+  if (!open && item.querySelector("[role=group] [tabindex='0']")) choose(item, false);
 }
 
 function choose(item, focus = true) {
-  if (!item) return;
   for (const each of $("tree").querySelectorAll("[tabindex='0']")) each.tabIndex = -1;
   item.tabIndex = 0;
   if (focus) item.focus();
 }
 
 $("tree").addEventListener("keydown", (event) => {
-  const item = event.target.closest("[role=treeitem]");
-  if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
   const items = [...$("tree").querySelectorAll("[role=treeitem]")].filter((each) => each.offsetParent !== null);
-  const at = items.indexOf(item), inside = item.querySelector("[role=treeitem]");
-  if (event.key === "ArrowDown") choose(items[at + 1]);
-  else if (event.key === "ArrowUp") choose(items[at - 1]);
-  else if (event.key === "Home") choose(items[0]);
-  else if (event.key === "End") choose(items[items.length - 1]);
-  else if (event.key === "ArrowRight") {
-    if (isFolded(item)) fold(item, false);
-    else choose(inside);
-  } else if (event.key === "ArrowLeft") {
-    if (inside && !isFolded(item)) fold(item, true);
-    else choose(item.parentElement.closest("[role=treeitem]"));
-  } else if (event.key === "Enter" || event.key === " ") fold(item, !isFolded(item));
-  else return;
-  event.preventDefault();
+  const above = (item) => itemOf(item.parentElement);
+  walkTree(event, items, items.indexOf(itemOf(event.target)), { isFolder, isOpen, above, choose: (item) => choose(item), fold });
 });
 
 $("tree").addEventListener("click", (event) => {
-  const item = event.target.closest("[role=treeitem]");
+  const item = itemOf(event.target);
   if (!item) return;
   choose(item);
-  if (event.target.closest(".line")) fold(item, !isFolded(item));
+  if (event.target.closest(".line")) fold(item, !isOpen(item));
 });

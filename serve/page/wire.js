@@ -1,6 +1,5 @@
 // What is asked of the server: with a key where it needs one, and read as server-sent events.
 
-const $ = (id) => document.getElementById(id);
 const here = location.pathname.endsWith("/") ? location.href : `${location.origin}${location.pathname}/`;
 
 // What a reload goes on with: this tab's alone.

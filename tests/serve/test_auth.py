@@ -164,7 +164,7 @@ async def test_a_function_that_never_answers_lets_nobody_in(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S14: a request does not wait for ever."""
-    monkeypatch.setattr(_auth, "PATIENCE", 0.0)
+    monkeypatch.setattr(_auth, "LOOKUP_SECONDS", 0.0)
 
     async def never(_: str) -> str:
         await asyncio.Event().wait()

@@ -374,7 +374,7 @@ async def test_a_question_that_waits_for_too_long_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S16: also the one about a call in doubt; no run waits for ever."""
-    monkeypatch.setattr(_run, "PATIENCE", -1.0)
+    monkeypatch.setattr(_run, "ANSWER_SECONDS", -1.0)
     never = asyncio.Event()
 
     @tool(timeout=0.01, retry=Retry(attempts=3))
@@ -406,7 +406,7 @@ async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
     async with served(writer(), journal=path) as client:
         assert await status(client, second, "completed")
         assert (await client.get(f"/runs/{first}")).status_code == 404
-    assert [line for line in caplog.messages if f"{first} cannot be taken up" in line]
+    assert [line for line in caplog.messages if f"cannot resume the run serve/{first}" in line]
 
 
 async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ async def test_what_has_ended_is_removed_while_the_server_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `keep` seconds nothing of a run is in the file, without another run or a restart."""
-    monkeypatch.setattr(_runs, "TIDY", 0.0)
+    monkeypatch.setattr(_runs, "PURGE_SECONDS", 0.0)
     async with (
         Journal(tmp_path / "runs.db") as journal,
         served(writer(), journal=journal, keep=0) as client,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.serve._kept_log import KeptLog
-from anabranch.serve._log import EntryKind
+from anabranch.serve._log import EntryKind, Log
 from anabranch.store import Durable, Journal
 
 
@@ -18,17 +17,17 @@ async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
     """What broke off and was tried again in an earlier life comes again, and is told once."""
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
+        first = Log(journal=journal, run_id="serve/r")
         begun: list[tuple[EntryKind, str]] = [("text", "Hel"), ("broken", ""), ("text", "We")]
         for kind, text in begun:
             first.append(kind, **({"text": text, "speech": "4"} if text else {"agent": "writer"}))
         await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
+        again = await Log.open(journal, "serve/r")
         rest: list[tuple[EntryKind, str]] = [*begun[:2], ("text", "Wel"), ("text", "l")]
         for kind, text in rest:
             again.append(kind, **({"text": text, "speech": "9"} if text else {"agent": "writer"}))
         await again.flushed()
-        told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.kept()]
+        told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.entries()]
         assert told == [
             (1, "text", "Hel"),
             (2, "broken", None),
@@ -41,16 +40,16 @@ async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> 
     """S10: the log is read again once nobody else can write, and its numbers go on from there."""
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
+        first = Log(journal=journal, run_id="serve/r")
         first.append("text", text="Hel", speech="4")
         await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
+        again = await Log.open(journal, "serve/r")
         first.append("text", text="lo", speech="4")
         await first.flushed()
-        await again.begin_life()
+        await again.begin_execution()
         again.append("text", text="Hello", speech="9")
         await again.flushed()
-        told = [(each.number, each.kind, each.data.get("text")) for each in again.kept()]
+        told = [(each.number, each.kind, each.data.get("text")) for each in again.entries()]
         assert told == [
             (1, "text", "Hel"),
             (2, "text", "lo"),
@@ -64,18 +63,18 @@ async def test_a_reply_that_had_called_before_it_was_whole_is_no_answer_either()
     call = {"name": "look", "arguments": "{}", "id": "c1"}
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
+        first = Log(journal=journal, run_id="serve/r")
         first.append("text", text="Hello.", speech="4")
         first.append("called", call="5", **call)
         first.append("answered", call="5", text="seen", status="ok")
         await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
-        await again.begin_life()
+        again = await Log.open(journal, "serve/r")
+        await again.begin_execution()
         again.append("text", text="Well.", speech="4")
         again.append("called", call="6", **call)
         again.append("answered", call="6", text="seen", status="ok")
         await again.flushed()
-        told = [(each.kind, each.data.get("text")) for each in again.kept()]
+        told = [(each.kind, each.data.get("text")) for each in again.entries()]
         assert told[3:] == [("broken", None), ("text", "Well.")]
 
 
@@ -85,7 +84,11 @@ async def test_what_readers_no_longer_get_is_not_told_twice_either() -> None:
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
         for again in (False, True):
-            log = await KeptLog.open(journal, "serve/r") if again else KeptLog(journal, "serve/r")
+            log = (
+                await Log.open(journal, "serve/r")
+                if again
+                else Log(journal=journal, run_id="serve/r")
+            )
             for text, speech in speeches:
                 log.append("text", text=text, speech=speech)
             await log.flushed()

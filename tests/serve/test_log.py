@@ -13,7 +13,7 @@ from support.until import first_turn, settled
 from anabranch import Agent
 from anabranch.messages import Message
 from anabranch.serve import Server, serve
-from anabranch.serve._log import BATCH, OVERHEAD, Entry, Gone, Log
+from anabranch.serve._log import MAX_BATCH, OVERHEAD, EntriesExpired, Entry, Log
 from anabranch.serve._run import OnLeave, Run
 from anabranch.serve._served import Question
 from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
@@ -31,12 +31,12 @@ def _writer(*replies: Any, **options: Any) -> tuple[ScriptedBackend, Agent[Any]]
 
 
 def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
-    """S10, S12, S13: in order, without a gap, wherever a reader begins; or `Gone`, by number."""
+    """S10, S12, S13: in order, without a gap, from any start; or `EntriesExpired`, by number."""
 
     async def main() -> None:
         chance = random.Random(random.random())
         log = Log(most=chance.choice((4, 40, 4000)) * OVERHEAD)
-        count = chance.randint(1, 3 * BATCH)
+        count = chance.randint(1, 3 * MAX_BATCH)
 
         async def write() -> None:
             for number in range(count):
@@ -49,7 +49,7 @@ def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
             await pause(50)
             after = chance.randint(0, log.last)
             seen = after
-            gone: Gone | None = None
+            gone: EntriesExpired | None = None
             try:
                 async for batch in log.batches(after, patience):
                     for entry in batch:
@@ -58,7 +58,7 @@ def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
                         seen = entry.number
                     if chance.random() < 0.3:
                         await pause(20)
-            except Gone as error:
+            except EntriesExpired as error:
                 gone = error
             if gone is None:
                 assert seen == count + 1
@@ -81,8 +81,8 @@ def test_a_log_keeps_no_more_than_it_may() -> None:
         log.append("text", text="x" * OVERHEAD)
     assert log.first == 96
     assert log.last == 100
-    with pytest.raises(Gone) as caught:
-        list(log.kept())
+    with pytest.raises(EntriesExpired) as caught:
+        list(log.entries())
     assert caught.value.first == 96
     log.append("text", text="x" * 1000 * OVERHEAD)
     assert (log.first, log.last) == (101, 101)
@@ -124,7 +124,7 @@ def test_a_reader_that_never_waits_lets_others_run() -> None:
 
     async def main() -> None:
         log = Log()
-        for number in range(3 * BATCH):
+        for number in range(3 * MAX_BATCH):
             log.append("text", text=str(number))
         log.append("completed")
         turns = 0
@@ -138,7 +138,7 @@ def test_a_reader_that_never_waits_lets_others_run() -> None:
         counting = asyncio.ensure_future(count())
         sizes = [len(batch) async for batch in log.batches()]
         counting.cancel()
-        assert sizes == [BATCH, BATCH, BATCH, 1]
+        assert sizes == [MAX_BATCH, MAX_BATCH, MAX_BATCH, 1]
         assert turns >= 3
 
     run_seeded(main)

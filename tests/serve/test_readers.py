@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_closes_the_backend_before_its_next_delta(
         await until(lambda: backend.closed == word + 1)
         await until(lambda: app.runs.running == 0)
         assert run.status == "cancelled"
-        assert [entry.kind for entry in run.log.kept()].count("text") == word
+        assert [entry.kind for entry in run.log.entries()].count("text") == word
         await reader.close()
 
     async with on_uvicorn(app) as port:

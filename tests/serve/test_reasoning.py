@@ -14,7 +14,7 @@ from support.own_wire import HI, served
 from support.serving import talk
 
 from anabranch import Agent, Message, ToolCall, tool
-from anabranch.serve._kept_log import KeptLog
+from anabranch.serve._log import Log
 from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 
@@ -135,7 +135,7 @@ class Nothing(Durable[None]):
 async def test_reasoning_that_was_told_is_not_told_twice(text: str, data: st.DataObject) -> None:
     """A later execution says it again in other pieces; only what was not told is told then."""
 
-    def add(log: KeptLog, said: str, speech: str) -> None:
+    def add(log: Log, said: str, speech: str) -> None:
         while said:
             size = data.draw(st.integers(1, len(said)))
             log.append("reasoning", text=said[:size], speech=speech)
@@ -143,12 +143,12 @@ async def test_reasoning_that_was_told_is_not_told_twice(text: str, data: st.Dat
 
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
+        first = Log(journal=journal, run_id="serve/r")
         add(first, text[: data.draw(st.integers(0, len(text)))], "4")
         await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
+        again = await Log.open(journal, "serve/r")
         add(again, text, "9")
         again.append("called", call="1", id="c", name="f", arguments="{}")
         await again.flushed()
-        told = [each.data["text"] for each in again.kept() if each.kind == "reasoning"]
+        told = [each.data["text"] for each in again.entries() if each.kind == "reasoning"]
         assert "".join(told) == text

@@ -161,7 +161,7 @@ async def test_a_response_is_kept_longer_when_it_is_referred_to() -> None:
     async with running({"model": ScriptedBackend(otherwise="Hello.")}, keep=1000) as app:
         _, first = await respond(app, "hi")
         _, second = await respond(app, "hi")
-        kept = app.runs._kept
+        kept = app.runs._stored
         before = {name: timer.when() for name, (timer, _) in kept.items()}
         assert [*before] == [first["id"][5:], second["id"][5:]]
         said = [{"type": "item_reference", "id": first["output"][0]["id"]}]

@@ -15,12 +15,12 @@ from support.own_wire import HI, entries, served, status, writer
 from support.scale import many, seeds
 from support.until import settled
 
-from anabranch.serve import _kept, _runs
+from anabranch.serve import _durable_run, _runs
 from anabranch.store import Durable, Journal, _journal
 from anabranch.store._codec import Codec
 from anabranch.testing import ScriptedBackend
 
-KeptLog = _runs.KeptLog
+Log = _runs.Log
 
 
 class Gate:
@@ -30,15 +30,15 @@ class Gate:
         self.opened: list[str] = []
         self.closed = True
         self.let = asyncio.Event()
-        real = KeptLog.open
+        real = Log.open
 
-        async def held(journal: Journal, run_id: str) -> KeptLog:
+        async def held(journal: Journal, run_id: str) -> Log:
             self.opened.append(run_id.removeprefix("serve/"))
             if self.closed:
                 await self.let.wait()
             return await real(journal, run_id)
 
-        monkeypatch.setattr(KeptLog, "open", held)
+        monkeypatch.setattr(Log, "open", held)
 
     def open(self) -> None:
         """Let all go."""
@@ -149,20 +149,20 @@ async def test_a_damaged_run_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who asks for it gets 404, and it does not count any more."""
-    path, real = tmp_path / "runs.db", KeptLog.open
+    path, real = tmp_path / "runs.db", Log.open
     async with interrupted(path, 2) as (bad, good):
 
-        async def failing(journal: Journal, run_id: str) -> KeptLog:
+        async def failing(journal: Journal, run_id: str) -> Log:
             if run_id.endswith(bad):
                 raise ValueError("no such thing")
             return await real(journal, run_id)
 
-        monkeypatch.setattr(KeptLog, "open", failing)
+        monkeypatch.setattr(Log, "open", failing)
         async with served(writer(), journal=path, max_runs=1) as client:
             assert (await client.get(f"/runs/{bad}")).status_code == 404
             assert await status(client, good, "completed")
             assert (await client.post("/runs", json=HI)).status_code == 201
-    assert f"the run serve/{bad} cannot be taken up" in caplog.text
+    assert f"cannot resume the run serve/{bad}" in caplog.text
 
 
 # --- long questions
@@ -195,7 +195,7 @@ async def test_a_long_question_is_encoded_in_steps(
     async with served({"writer": ScriptedBackend([asyncio.Event()])}, journal=path) as client:
         run = (await client.post("/runs", json={"model": "writer", "input": messages})).json()["id"]
     longest = max(len(json.dumps(json.dumps(each))) for each in messages)
-    assert max(sizes) <= 3 * _kept.NOTE_SIZE + longest
+    assert max(sizes) <= 3 * _durable_run.NOTE_SIZE + longest
     backend = ScriptedBackend(otherwise="Hello.")
     async with served({"writer": backend}, journal=path) as client:
         assert await status(client, run, "completed")
@@ -211,9 +211,9 @@ async def test_a_question_that_was_not_stored_whole_is_given_up(
     path = tmp_path / "runs.db"
     async with Journal(path) as journal:
         about = {"owner": "", "created": 1.0, "traced": True, "asks": True, "notes": 3}
-        await journal.start(_kept.Answer("writer", about), run_id="serve/a")
+        await journal.start(_durable_run.Answer("writer", about), run_id="serve/a")
         for _ in range(stored):
-            await journal.note("serve/a", _kept.NOTE, "{}")
+            await journal.note("serve/a", _durable_run.NOTE, "{}")
     async with served(writer(), journal=path) as client:
         assert (await client.get("/runs")).json()["runs"] == []
     async with Journal(path) as journal:

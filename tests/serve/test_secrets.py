@@ -33,7 +33,7 @@ from anabranch.commander.errors import (
 )
 from anabranch.messages.mask import mask
 from anabranch.serve import Server, serve
-from anabranch.serve._masked_logs import LOGGERS
+from anabranch.serve._failure import LOGGERS
 from anabranch.testing import ScriptedBackend
 
 CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
@@ -353,7 +353,7 @@ async def test_runs_that_have_ended_are_bounded_in_number() -> None:
 
 async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones are forgotten sooner, so that no client fills the memory in the time of `keep`."""
-    monkeypatch.setattr("anabranch.serve._runs.KEPT_SIZE", 100_000)
+    monkeypatch.setattr("anabranch.serve._runs.MAX_ENDED_SIZE", 100_000)
     async with _running(Large) as server:
         begun = [await _large(server, 30_000) for _ in range(9)]
         listed = (await ask(server, "GET", RUNS)).json["runs"]

@@ -22,7 +22,7 @@ from anabranch.serve import _runs, _uvicorn
 from anabranch.testing import ScriptedBackend
 
 TELL = "tell.txt"
-_runs.PATIENCE, _uvicorn.PATIENCE, _uvicorn.LAST = 0.1, 1.5, 0.2
+_runs.CANCEL_SECONDS, _uvicorn.EXIT_SECONDS, _uvicorn.CLOSE_SECONDS = 0.1, 1.5, 0.2
 end = [Delta(finish_reason="stop"), Delta(done=True)]
 
 async def told():
@@ -164,7 +164,7 @@ def test_what_ignores_its_cancel_does_not_hold_up_the_end(tmp_path: Path) -> Non
         assert said.endswith(LAST)
         found, printed = served.end()
         assert found == 1
-        assert "stubborn goes on though it was cancelled" in printed
+        assert "stubborn still runs though it was cancelled" in printed
         assert "the process ends without it" in printed
         assert "Traceback" not in printed
 

@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from anabranch.messages import Usage
-from anabranch.serve._frames import frame
+from anabranch.serve._http import frame
 from anabranch.serve._log import Entry
 from anabranch.serve._openai_chat import ChatChunks, chat_completion
 from anabranch.serve._openai_responses import ResponseEvents

@@ -116,8 +116,8 @@ async def test_a_sink_that_is_far_behind_never_holds_up_the_loop(
     def sleep(seconds: float) -> None:
         raise AssertionError("the loop has slept")
 
-    monkeypatch.setattr(_feed, "BATCH", 10)
-    monkeypatch.setattr(_feed, "MOST", 1_000)
+    monkeypatch.setattr(_feed, "MAX_GATHERED", 10)
+    monkeypatch.setattr(_feed, "MAX_QUEUED", 1_000)
     monkeypatch.setattr(_feed, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     disk = Disk(monkeypatch)
     async with Commander(slow_after=None) as commander, record(commander, tmp_path / "r") as seen:

@@ -16,7 +16,7 @@ from anabranch.commander.remote import EventSource, Origin
 from anabranch.messages import Asked, Replied, ToolCall
 from anabranch.tools import ToolResult
 from anabranch.tracing import Trace
-from anabranch.tracing._line import Lines
+from anabranch.tracing.records import Records, to_line
 
 pytestmark = pytest.mark.contract("S1")
 
@@ -69,10 +69,10 @@ def test_odd_data_leave_all_else_as_it_is(odds: list[tuple[EventKind, Any]], con
         Event(each, source, 1.0) if isinstance(each, str) else Event(each[0], source, 1.0, each[1])
         for each in whole
     ]
-    lines = Lines(0.0, 0.0, content=content)
+    records = Records(0.0, 0.0, content=content)
     trace = Trace()
-    for line in [lines.head(), *lines.of(events), *lines.end(2.0, {})]:
-        trace.feed(json.loads(line, parse_constant=no_number))
+    for each in [records.head(), *records.of(events), *records.end(2.0, {})]:
+        trace.feed(json.loads(to_line(each), parse_constant=no_number))
     [node] = trace
     assert node.state == "completed"
     assert isinstance(node.host, str)

@@ -223,8 +223,8 @@ class Holds(KeptSpans):
 
 async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended unseen has ended; what began unseen has a span, below which the next ones are."""
-    monkeypatch.setattr(_feed, "MOST", 20)
-    monkeypatch.setattr(_feed, "BATCH", 8)
+    monkeypatch.setattr(_feed, "MAX_QUEUED", 20)
+    monkeypatch.setattr(_feed, "MAX_GATHERED", 8)
     kept = Holds()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         stays, ends = commander.put_job(Gate()), commander.put_job(Gate())
@@ -339,7 +339,7 @@ from anabranch.tracing._feed import Gap
 from anabranch.tracing._spans import SpanSink
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
-_feed.PATIENCE = 0.2
+_feed.FLUSH_SECONDS = 0.2
 class Leaf(Job[int]):
     async def task(self): return 1
 class Stuck(SpanExporter):

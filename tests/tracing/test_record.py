@@ -21,8 +21,8 @@ from anabranch import Commander, Node, handler
 from anabranch.commander import ConfigurationError, Event, emit
 from anabranch.commander._record import record_of
 from anabranch.commander.tap import Tap
-from anabranch.tracing import read, record
-from anabranch.tracing._record import is_recorded
+from anabranch.tracing import live, read, record
+from anabranch.tracing._read import is_recorded
 
 pytestmark = pytest.mark.contract("S1")
 
@@ -221,6 +221,55 @@ def test_a_tap_that_takes_when_it_is_told_loses_nothing(
     if late < 2:
         assert missed == 0
         assert [event.node_id for event in own if event.kind == "put"] == [*range(1, count + 1)]
+
+
+@pytest.mark.contract("S2")
+async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Path) -> None:
+    """A model that streams slowly; and earlier releases' recordings, which have such lines."""
+
+    @handler
+    async def talks(node: Node) -> None:
+        for text in "Hel", "lo":
+            emit(node, "text", text)
+            assert recorder._feed.flush()
+
+    async with Commander() as commander:
+        recorder = record(commander, tmp_path / "r", content=True)
+        await commander.call_handler(talks())
+    lines = (tmp_path / "r").read_text().splitlines()
+    assert all(lines)
+    (tmp_path / "r").write_text("\n\n".join(lines) + "\n")
+    [node] = read(tmp_path / "r")
+    assert node.text == "Hello"
+
+
+async def test_a_live_trace_has_the_nodes_of_a_recording(tmp_path: Path) -> None:
+    """Though a recording writes the records of most nodes without making them first."""
+
+    @handler
+    async def leaf(node: Node, number: int) -> None:
+        if number % 3 == 0:
+            raise ValueError(f"number {number}")
+        emit(node, "text", f"leaf {number}")
+
+    @handler
+    async def fan(node: Node) -> None:
+        for number in range(9):
+            node.call_handler(leaf(number))
+
+    async with Commander(policy="collect") as commander:
+        seen = live(commander, content=True)
+        recorder = record(commander, tmp_path / "r", content=True)
+        fans = [commander.call_handler(fan()) for _ in range(5)]
+        await asyncio.gather(*map(asyncio.ensure_future, fans), return_exceptions=True)
+        recorder.close()
+        seen.close()
+    here, there = (
+        [(n.label, n.parent and n.parent.label, n.state, n.text, str(n.error)) for n in trace]
+        for trace in (seen.trace(), read(tmp_path / "r"))
+    )
+    assert here == there
+    assert len(here) == 50
 
 
 @pytest.mark.contract("S7")

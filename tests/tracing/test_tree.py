@@ -251,8 +251,8 @@ async def test_sums_and_parents_hold_through_gaps(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S1, S2, S5: what is lost is said; nodes that live, their parents and sums are the tree's."""
-    monkeypatch.setattr(_feed, "MOST", most)
-    monkeypatch.setattr(_feed, "DELAY", 0.0)
+    monkeypatch.setattr(_feed, "MAX_QUEUED", most)
+    monkeypatch.setattr(_feed, "GATHER_SECONDS", 0.0)
     file = tmp_path / "run.jsonl"
     plan: Any = ([("a", 3), ("b", 4)], [([("a", 1)], [], "plain")] * 3, "plain")
     used, trace = await record_plans([plan] * 5, file)
@@ -267,8 +267,8 @@ async def test_a_blocked_writer_loses_events_and_no_truth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S1, S5, S7: the tree goes on; then the recording has its nodes, parents and sums again."""
-    monkeypatch.setattr(_feed, "MOST", 10)
-    monkeypatch.setattr(_feed, "DELAY", 0.0)
+    monkeypatch.setattr(_feed, "MAX_QUEUED", 10)
+    monkeypatch.setattr(_feed, "GATHER_SECONDS", 0.0)
     blocked = Blocked(monkeypatch)
     go = asyncio.Event()
 

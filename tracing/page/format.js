@@ -1,36 +1,4 @@
-// Numbers, times and elements.
-
-const $ = (id) => document.getElementById(id);
-
-// Text is only ever set as text: nothing in a recording is read as HTML.
-function el(tag, props = {}, ...kids) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
-    if (value === undefined || value === false || value === null) continue;
-    if (name === "text") made.textContent = value;
-    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...kids.filter((kid) => kid !== null && kid !== undefined));
-  return made;
-}
-
-function icon(name, title) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("class", `icon ${name}`);
-  svg.setAttribute("viewBox", "0 0 16 16");
-  if (title) {
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", title);
-  } else svg.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", `#i-${name}`);
-  svg.append(use);
-  return svg;
-}
-
-const count = (number) => number.toLocaleString("en");
-const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
+// Numbers and times.
 
 function duration(micros) {
   const sign = micros < 0 ? "\u2212" : "";
@@ -64,6 +32,5 @@ function money(amount) {
 
 const dayTime = (micros) => new Date((raw.time + micros / 1e6) * 1000);
 const date = (micros) => dayTime(micros).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const clip = (text, most) => (text.length > most ? `${text.slice(0, most)}\u2026` : text);
 
 const errorLine = ([type = "an error", , message]) => (message ? `${type}: ${message}` : type);

@@ -174,29 +174,11 @@ tree.addEventListener("dblclick", (event) => {
   if (event.target.closest(".row") && !event.target.closest(".twisty") && row) zoomTo(row.entry);
 });
 
-function walk(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-  const row = activeRow();
-  if (!row) return;
-  const page = Math.max(1, Math.floor(scroller.clientHeight / ROW) - 1);
-  const moves = {
-    ArrowDown: row.index + 1, ArrowUp: row.index - 1, Home: 0, End: rows.length - 1,
-    PageDown: row.index + page, PageUp: row.index - page,
-  };
-  if (event.key in moves) {
-    const to = rows[Math.max(0, Math.min(rows.length - 1, moves[event.key]))];
-    select(to.key);
-  } else if (event.key === "ArrowRight") {
-    if (row.folder && !row.open) fold(row, true);
-    else if (row.open) select(rows[row.index + 1].key);
-  } else if (event.key === "ArrowLeft") {
-    if (row.open) fold(row, false);
-    else if (row.parentKey !== null) select(row.parentKey);
-  } else if (event.key === "Enter" || event.key === " ") {
-    if (row.folder) fold(row, !row.open);
-  } else return;
-  event.preventDefault();
-}
+const walk = (event) => walkTree(event, rows, activeRow()?.index ?? -1, {
+  isFolder: (row) => row.folder, isOpen: (row) => row.open, above: (row) => rowOf.get(row.parentKey),
+  choose: (row) => select(row.key), fold,
+  page: Math.max(1, Math.floor(scroller.clientHeight / ROW) - 1),
+});
 
 // Where nothing has the focus, the tree has the keys.
 document.addEventListener("keydown", (event) => {

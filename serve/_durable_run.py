@@ -1,4 +1,4 @@
-"""A run that a journal keeps: the durable job that answers, and what it is asked, as JSON."""
+"""A served run in a journal: the durable job that answers, and its input as JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from ..handlers import handler
 from ..messages import Message
 from ..messages.kept import read_message, write_message
 from ..store import Durable, Journal, Live, live
-from ._kept_log import KeptLog
 from ._served import Question, Served
 
 if TYPE_CHECKING:
     from ._run import Run
 
-__all__ = ["PREFIX", "Answer", "Incomplete", "Told", "go_on", "read_asked"]
+__all__ = ["PREFIX", "Answer", "Incomplete", "Outcome", "go_on", "read_question"]
 
 PREFIX = "serve/"
-"""What the names of runs begin with that a server has begun."""
+"""The prefix of the journal's names of served runs."""
 
 # A longer question is stored as notes of about this size instead of inputs of the run, in
 # characters: the journal encodes and compares inputs several times, in one step of the event loop.
@@ -33,12 +32,12 @@ SLICE = 16
 
 
 class Incomplete(Exception):
-    """A process ended before it had stored a whole question; no client knows of that run."""
+    """A process ended before it had stored a complete question; no client knows of that run."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a run has come to."""
+class Outcome:
+    """The result of a run, as clients get it."""
 
     text: str
     status: str
@@ -48,58 +47,55 @@ class Told:
     refused: bool = False  # the text is a refusal
 
     @classmethod
-    def of(cls, served: Served, result: Any, usage: dict[str, Any]) -> Told:
-        """Read the result of what was served."""
+    def of(cls, served: Served, result: Any, usage: dict[str, Any]) -> Outcome:
+        """Read the result of a served thing."""
         calls: list[dict[str, Any]] = []
         for call in served.calls(result):
-            # What was no JSON is the client's to see: it would take "{}" for what was meant.
+            # Arguments that were no JSON are the client's to see: it would call with "{}".
             text = call.raw if call.error is not None and call.raw is not None else call.text
-            said = {"name": call.name, "arguments": text, "index": call.index}
-            calls.append({"id": call.id, **said})
+            calls.append({"id": call.id, "name": call.name, "arguments": text, "index": call.index})
         items = [item.model_dump(exclude_defaults=True) for item in served.items(result)]
         refused = served.refused(result)
         return cls(served.text(result), served.status(result), calls, usage, items, refused)
 
 
-class Answer(Durable[Told]):
-    """Lets what is served answer; what it is asked, and by whom, is written."""
+class Answer(Durable[Outcome]):
+    """Lets the served thing answer; the journal has its name and the question."""
 
     served: str
     asked: dict[str, Any]
     run: Live[Any] = live()
 
-    async def task(self) -> Told:
-        """Answer; the result is on disk after all that was said."""
+    async def task(self) -> Outcome:
+        """Answer; the result reaches the disk after all entries of the log."""
         run: Run = self.run
-        assert isinstance(run.log, KeptLog)
-        await run.log.begin_life()
+        await run.log.begin_execution()
         if run.refused is not None:
             raise run.refused
         assert run.work is not None
         result = await self.call_handler(run.work)
-        await run.log.told()
-        return Told.of(run.served, result, run.spent.to_wire())
+        await run.log.stored()
+        return Outcome.of(run.served, result, run.spent.to_wire())
 
 
 @handler
-async def go_on(node: Node[Any], run: Run, journal: Journal) -> Told:
+async def go_on(node: Node[Any], run: Run, journal: Journal) -> Outcome:
     """Start a run in the journal, or resume it."""
-    name, log = PREFIX + run.id, run.log
-    assert isinstance(log, KeptLog)
+    log = run.log
     if not run.is_accepted:
-        asked, notes = await _write_asked(run)
-        await journal.start(Answer(run.served.name, asked), run_id=name)
+        asked, notes = await _write_question(run)
+        await journal.start(Answer(run.served.name, asked), run_id=log.run_id)
         for note in notes:
-            await journal.note(name, NOTE, note)
+            await journal.note(log.run_id, NOTE, note)
         run.accept()
-    told = await journal.take_up(name, live={"run": run})
-    if not log.has_begun:  # all but the end was said before, perhaps by another server just now
+    outcome = await journal.take_up(log.run_id, live={"run": run})
+    if not log.has_begun:  # only the last entry is missing; another server may have added the rest
         await log.catch_up()
-        run.said_before(log.spoken)
-    return told
+        run.set_text(log.replay.last_text)
+    return outcome
 
 
-async def _write_asked(run: Run) -> tuple[dict[str, Any], list[str]]:
+async def _write_question(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Return the inputs of a run, and the notes of a question that is too long for them."""
     question, about = run.asked()
     rest = {"fields": {**question.fields}, "options": {**question.options}, "echo": {**run.echo}}
@@ -119,12 +115,12 @@ async def _write_asked(run: Run) -> tuple[dict[str, Any], list[str]]:
     return {**about, "notes": len(chunks)}, ["\n".join(chunk) for chunk in chunks]
 
 
-async def read_asked(
+async def read_question(
     journal: Journal, run_id: str, asked: Mapping[str, Any]
 ) -> tuple[Question, Mapping[str, Any]]:
-    """Return the question of a run, and what a wire says of the request again.
+    """Return the question of a run, and the fields of the request that its wire repeats.
 
-    Raises `Incomplete` for a question of which not all was stored.
+    Raises `Incomplete` if the question was not stored completely.
     """
     first, written = asked, asked.get("messages", [])
     if "notes" in asked:
