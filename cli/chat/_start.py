@@ -265,13 +265,13 @@ async def _find_partner(chat: Chat, options: ChatOptions, loaded: Conversation |
     home, screen = chat.home, chat.screen
     raw = not isinstance(screen, LiveScreen)
     if options.url is not None:
-        from ._url_partner import find_server
+        from ._server_runs import find_server
 
         return await find_server(
             options.url, options.name, screen.choose_name, note=screen.note, raw=raw
         )
     if options.agent is not None:
-        from ._served_partner import find_partner
+        from ._local_runs import find_partner
 
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
