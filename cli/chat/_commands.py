@@ -286,7 +286,7 @@ async def copy(chat: Chat, argument: str) -> None:
         return
     text = said[-1].content or ""
     if argument == "all":
-        from ._export_markdown import markdown_of
+        from ._export import markdown_of
 
         text = markdown_of(chat.partner.messages(), "Chat")
     screen = chat.screen
