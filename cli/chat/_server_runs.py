@@ -24,8 +24,8 @@ from .._http import (
 )
 from .._terminal import in_line
 from ._log_renderer import BadEntry
-from ._models import Choose
 from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
+from ._session_manager import Choose
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

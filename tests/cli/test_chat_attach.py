@@ -27,7 +27,7 @@ from anabranch.cli.chat._attach import (
     take_pasted,
     with_piped,
 )
-from anabranch.cli.chat._file_completer import _Files
+from anabranch.cli.chat._completer import _FileCompleter
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
@@ -272,7 +272,7 @@ def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
 
 def offered(folder: Path, before: str) -> list[str]:
     """Return what a line becomes by each offer."""
-    found = _Files(folder).get_completions(Document(before), CompleteEvent())
+    found = _FileCompleter(folder).get_completions(Document(before), CompleteEvent())
     return [before[: len(before) + each.start_position] + each.text for each in found]
 
 
@@ -326,7 +326,7 @@ def test_a_folder_of_many_files_is_listed_once(folder: Path) -> None:
     many.mkdir()
     for number in range(3000):
         (many / f"f{number}").touch()
-    files = _Files(folder)
+    files = _FileCompleter(folder)
     names = files._list(many)
     assert files._list(many) is names
     assert len(offered(folder, "@many/f")) == 200
