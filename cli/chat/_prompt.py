@@ -109,7 +109,7 @@ class LivePrompt:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.get_ident()  # where the loop runs
         self._session: PromptSession[str] = PromptSession(
-            message=self._message,
+            message=lambda: self._parsed,  # called ten times in a drawing
             completer=completer,
             complete_while_typing=Condition(self._is_completing),
             complete_in_thread=True,
@@ -140,7 +140,9 @@ class LivePrompt:
         """Show the prompt until `close`; output of the program is printed above it."""
         self._loop = asyncio.get_running_loop()
         self._flush()  # output from before
-        with streams_above(self.print_threadsafe, self._touch_threadsafe) as self._streams:
+        with streams_above(
+            self.print_threadsafe, lambda: self._call_threadsafe(self.touch)
+        ) as self._streams:
             try:
                 await self._session.prompt_async(
                     handle_sigint=False,
@@ -184,9 +186,6 @@ class LivePrompt:
     def print_threadsafe(self, text: str) -> None:
         """Print from any thread."""
         self._call_threadsafe(self._put, text)
-
-    def _touch_threadsafe(self) -> None:
-        self._call_threadsafe(self.touch)
 
     def _call_threadsafe(self, function: Callable[..., None], *given: str) -> None:
         if threading.get_ident() == self._thread:
@@ -288,9 +287,6 @@ class LivePrompt:
             more += max(cells, default=0) // columns
         return more
 
-    def _message(self) -> StyleAndTextTuples:
-        return self._parsed  # prompt_toolkit asks ten times in a drawing
-
     def _compose(self) -> bool:
         """Update the text before the line; return whether it has changed."""
         began = time.perf_counter()
@@ -341,21 +337,17 @@ class LivePrompt:
 
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
-        for key, function in (("enter", self._on_enter), ("c-c", self._on_ctrl_c)):
-            keys.add(key)(function)
-        keys.add("c-d", filter=Condition(lambda: not self._session.default_buffer.text))(
-            self._on_ctrl_d
-        )
+        is_empty = Condition(lambda: not self._session.default_buffer.text)
+        is_guarded = Condition(lambda: bool((asked := self.asking.standing) and asked.guarded))
+        keys.add("enter")(self._on_enter)
+        keys.add("c-c")(self._on_ctrl_c)
+        keys.add("c-d", filter=is_empty)(self._on_ctrl_d)
         keys.add("escape", "enter")(_begin_line)
         keys.add("c-x", "c-e")(_open_editor)
         keys.add("escape")(self._on_escape)
         keys.add("tab")(self._on_tab)
-        keys.add(Keys.BracketedPaste, filter=Condition(self._is_guarded))(_refuse_paste)
+        keys.add(Keys.BracketedPaste, filter=is_guarded)(_refuse_paste)
         return keys
-
-    def _is_guarded(self) -> bool:
-        question = self.asking.standing
-        return question is not None and question.guarded
 
     def _take(self) -> str:
         buffer = self._session.default_buffer
@@ -418,12 +410,12 @@ def _joined(keys: list[KeyPress]) -> list[KeyPress]:
     return joined
 
 
+def _open_editor(event: KeyPressEvent) -> None:
+    event.current_buffer.open_in_editor()  # the edited text goes into the line, and is not sent
+
+
 def _begin_line(event: KeyPressEvent) -> None:
     event.current_buffer.insert_text("\n")
-
-
-def _open_editor(event: KeyPressEvent) -> None:
-    event.current_buffer.open_in_editor()  # the edited text goes into the line
 
 
 def _refuse_paste(event: KeyPressEvent) -> None:

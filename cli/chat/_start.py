@@ -68,33 +68,35 @@ class ChatOptions:
 
     def check(self) -> None:
         """Raise `ConfigurationError` for options that exclude each other."""
-        if self.agent and self.url:
-            raise ConfigurationError("--agent and --url are two partners: choose one")
         other = "--agent" if self.agent else "--url" if self.url else ""
-        for name, given in (
-            ("--model", self.model),
-            ("--system", self.system),
-            ("--tools", self.tools),
-            ("--knowledge", self.documents),
-            ("--load", self.load),
-            ("--format", self.formats),
-            ("--base-url", self.base_url),
-            ("--temperature or --max-tokens", self.options),
-        ):
-            if other and given:
-                raise ConfigurationError(f"{name} does not go with {other}, which has its own")
-        if self.url and self.resume is not None:
-            raise ConfigurationError("a server's sessions are its own: --url takes no --continue")
-        if self.load and self.resume is not None:
-            raise ConfigurationError("--load begins a session: it does not go with --continue")
-        if self.resume is not None and not self.history:
-            raise ConfigurationError("--no-history knows no sessions: it takes no --continue")
-        if self.theme is not None and self.theme not in THEMES:
-            raise ConfigurationError(f"--theme {self.theme}: there are {', '.join(THEMES)}")
-        if self.images and self.question is None:
-            raise ConfigurationError("--image goes with a question; in the chat there is /image")
-        if self.as_json and self.question is None:
-            raise ConfigurationError('--json needs a question: anabranch chat --json "..."')
+        own = {
+            "--model": self.model,
+            "--system": self.system,
+            "--tools": self.tools,
+            "--knowledge": self.documents,
+            "--load": self.load,
+            "--format": self.formats,
+            "--base-url": self.base_url,
+            "--temperature or --max-tokens": self.options,
+        }
+        resumes, asks = self.resume is not None, self.question is not None
+        theme = self.theme
+        wrong = {
+            "--agent and --url are two partners: choose one": self.agent and self.url,
+            **{
+                f"{name} does not go with {other}, which has its own": other and given
+                for name, given in own.items()
+            },
+            "a server's sessions are its own: --url takes no --continue": self.url and resumes,
+            "--load begins a session: it does not go with --continue": self.load and resumes,
+            "--no-history knows no sessions: it takes no --continue": resumes and not self.history,
+            f"--theme {theme}: there are {', '.join(THEMES)}": theme and theme not in THEMES,
+            "--image goes with a question; in the chat there is /image": self.images and not asks,
+            '--json needs a question: anabranch chat --json "..."': self.as_json and not asks,
+        }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ConfigurationError(message)
 
 
 async def hold_chat(options: ChatOptions) -> int:
@@ -106,16 +108,12 @@ async def hold_chat(options: ChatOptions) -> int:
     settings = Settings.load()
     if options.theme is not None:
         settings = settings.model_copy(update={"theme": options.theme})
-    piped = "" if options.question is None else await asyncio.to_thread(_read_pipe)
-    if (
-        options.question is not None
-        and not (options.question + piped).strip()
-        and not options.images
-    ):
-        raise ConfigurationError("the question is empty")
     # Files are read before a model is opened, which may have to be downloaded.
     question = None
     if options.question is not None:
+        piped = await asyncio.to_thread(lambda: read_piped(sys.stdin.buffer))
+        if not (options.question + piped).strip() and not options.images:
+            raise ConfigurationError("the question is empty")
         question = await _read_question(with_piped(options.question, piped), options.images)
     loaded = None if options.load is None else _load(options.load)
     async with AsyncExitStack() as stack:
@@ -206,10 +204,6 @@ def _rescue(chat: Chat) -> None:
     conversation = Conversation()
     conversation.add(*chat.partner.messages())
     rescue(conversation)
-
-
-def _read_pipe() -> str:
-    return read_piped(sys.stdin.buffer)
 
 
 # --- the partner

@@ -1,6 +1,6 @@
-"""What the status line says while an answer is made, and at its end.
+"""The text of the status line during an answer, and of the summary at its end.
 
-Nothing here draws or knows the time: the same events, time and width give the same words.
+Nothing here draws or reads a clock: the same events, time and width give the same text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ KINDS: Final[tuple[EventKind, ...]] = (
     "request", "working", "first_chunk", "reply", "called", "answered", "text", "charged",
     "charged_again", "retried", "waiting", "completed", "failed", "cancelled",
 )  # fmt: skip
-# Events that are kept until the line is drawn; before more are lost they are taken in.
+# Events that wait until the line is drawn; a full buffer is processed at once.
 ROOM: Final = 4096
 NAME, VALUE, CALL, STATE = 30, 24, 60, 200
-# Below, a speed is no speed: a whole reply that came in one piece.
-SHORTEST: Final = 0.05
-# What is done in words; those with a measure say how far it is.
+MIN_SPEED_SECONDS: Final = 0.05  # a reply that came in one piece has no speed
 _STAGES = {
     "waiting": "waiting for another process to fetch the model",
     "fetching": "fetching the model",
@@ -43,11 +41,11 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a turn took, or all turns: seconds, tokens, money as far as prices are known.
+    """The time, tokens and cost of a turn or of all turns, the cost as far as prices are known.
 
-    `reading` and `writing` are tokens a second, None where that cannot be told: new tokens of the
-    prompts from the start of reading (or the request) to the first piece, and tokens of the replies
-    from there to the end.
+    `reading` and `writing` are tokens per second, None if unknown: the new tokens of the prompts
+    between the start of reading (or the request) and the first piece of the reply, and the tokens
+    of the replies from there to the end.
     """
 
     seconds: float = 0.0
@@ -71,28 +69,28 @@ class Figures:
 
     @property
     def money(self) -> str:
-        """The cost in words; "" if no price is known."""
+        """The cost as text; "" if no price is known."""
         least = "" if self.all_priced or self.cost is None else "at least "
         return least + money(self.cost)
 
 
 @dataclass(slots=True)
 class _Asking:
-    """A request that has no reply yet."""
+    """A request without a reply so far."""
 
     node: int
     agent: str | None
     asked: float
     stage: Working | None = None
-    reads: float | None = None  # since when
+    reads: float | None = None  # the time at which the model began to read
     spoke: float | None = None
     written: RunningEstimate = field(default_factory=RunningEstimate)
-    held: bool = False  # waits for its turn in limits
+    held: bool = False  # waits for its turn in rate limits
 
 
 @dataclass(slots=True)
 class _Calling:
-    """A call of a tool that runs."""
+    """A running call of a tool."""
 
     words: str
     agent: str | None
@@ -100,7 +98,7 @@ class _Calling:
 
 
 class _Sums:
-    """What adds up over a turn, or a session."""
+    """The sums over a turn, or over a session."""
 
     def __init__(self) -> None:
         self.usage: dict[str, Usage] = {}
@@ -113,21 +111,21 @@ class _Sums:
             sum(self.usage.values(), Usage()),
             sum(known) if known else None,
             len(known) == len(self.usage),
-            self.read / self.reading if self.reading >= SHORTEST and self.read else None,
-            self.wrote / self.writing if self.writing >= SHORTEST and self.wrote else None,
+            self.read / self.reading if self.reading >= MIN_SPEED_SECONDS and self.read else None,
+            self.wrote / self.writing if self.writing >= MIN_SPEED_SECONDS and self.wrote else None,
         )
 
 
 class Status:
-    """Says in words what a chat is doing; `name` is whose answers need no name of their own.
+    """Describes what a chat is doing; only other agents than `name` are named.
 
         status = Status()
-        status.follow(commander, on_change)  # from now on it hears of all that happens there
+        status.follow(commander, on_change)  # receive the events of this tree
         status.begin(now)                    # a turn begins; `end` ends it
         status.line(now, 80)                 # "get_weather(city=Oslo) 2 s · 3 s · 812 in, 14 out"
 
-    Times are in seconds of the commander's clock (`now()`). `asks` is set while a person is asked
-    something. No call raises, whatever models, tools and servers have said.
+    Times are seconds of the commander's clock (`now()`). Set `asks` while a question is shown. No
+    method raises, whatever the events of models, tools and servers contain.
     """
 
     def __init__(self, name: str | None = None, prices: Mapping[str, Price] | None = None) -> None:
@@ -143,12 +141,12 @@ class Status:
         self._earlier = 0.0  # seconds of the turns that have ended
         self._turn, self._session = _Sums(), _Sums()
 
-    # --- what happens
+    # --- events
 
     def follow(self, commander: Commander, on_change: Callable[[], None] = lambda: None) -> None:
-        """Hear what happens in the tree of `commander`, which has been entered.
+        """Receive the events of an entered commander's tree.
 
-        `on_change` is called on its loop at the first event after each `line`; it may not raise.
+        `on_change` is called on its loop at the first event after each `line`; it must not raise.
         """
         self.close()
 
@@ -160,29 +158,29 @@ class Status:
         tap = self._tap = Tap(commander, ROOM, notify, KINDS)
 
     def now(self) -> float:
-        """Return what the clock of the events shows; 0 before `follow`."""
+        """Return the time of the clock of the events; 0 before `follow`."""
         return 0.0 if self._tap is None else self._tap.now()
 
     def take(self) -> None:
-        """Take in what has happened; `line`, `summary` and `figures` do so first."""
+        """Process the waiting events, as `line`, `summary` and `figures` do first."""
         if self._tap is not None:
             for event in self._tap.take():
                 self.hear(event)
 
     def close(self) -> None:
-        """Hear no more; twice is harmless."""
+        """Stop receiving events. Safe to call twice."""
         self.take()
         tap, self._tap = self._tap, None
         if tap is not None:
             tap.close()
 
     def begin(self, now: float) -> None:
-        """Note that a turn begins: from this moment the line says that something is done."""
+        """Begin a turn."""
         self.end(now)
         self._began, self._ended, self._turn = now, None, _Sums()
 
     def end(self, now: float) -> None:
-        """Note that the turn has ended: what it took is `figures` and `summary` until the next."""
+        """End the turn; `figures` and `summary` describe it until the next one begins."""
         self.take()
         if self._began is not None and self._ended is None:
             self._ended = now
@@ -192,7 +190,7 @@ class Status:
             self.asks = False
 
     def hear(self, event: Event) -> None:
-        """Take an event in; one that says nothing here is passed over."""
+        """Process an event; other kinds of events are ignored."""
         kind, node, clock, data = event.kind, event.node_id, event.clock, event.data
         match kind, data:
             case "request", Asked(replayed=False):
@@ -227,7 +225,7 @@ class Status:
         if work.number is None:
             self._warming = work if work.done < work.total or not work.total else None
         elif (asking := self._asking.get(work.number)) is not None:
-            # A bare word after a number would be a step back.
+            # Progress without a number does not replace progress with a number.
             if work.total or asking.stage is None or asking.stage.stage != work.stage:
                 asking.stage = work
             if work.stage == "reading" and asking.reads is None:
@@ -255,23 +253,23 @@ class Status:
                 for sums in (self._session,) if again else (self._turn, self._session):
                     sums.usage[model] = sums.usage.get(model, Usage()) + used
 
-    # --- in words
+    # --- text
 
     def figures(self, now: float) -> Figures:
-        """Return what this turn has taken so far, or the last one if none is under way."""
+        """Return the figures of the running turn, or of the last one."""
         self.take()
         end = now if self._ended is None else self._ended
         return self._turn.figures(end - (end if self._began is None else self._began), self._prices)
 
     def session(self, now: float) -> Figures:
-        """Return what all turns have taken so far."""
+        """Return the figures of all turns."""
         self.take()
         running = self._began is not None and self._ended is None
         more = max(now - cast("float", self._began), 0.0) if running else 0.0
         return self._session.figures(self._earlier + more, self._prices)
 
     def state(self, now: float) -> str:
-        """Say what is done at this moment; "" if nothing is."""
+        """Return the current activity, "" for none."""
         self.take()
         if self.asks:
             return "waiting for your answer"
@@ -292,7 +290,7 @@ class Status:
         return words if agent in (None, self._name) else f"{_short(str(agent), NAME)}: {words}"
 
     def line(self, now: float, width: int) -> str:
-        """Return the status line, at most `width` cells wide; what matters least is left out."""
+        """Return the status line, at most `width` cells wide, without its least important parts."""
         state = self.state(now)
         turn, session = self.figures(now), self.session(now)
         parts = [state] if state else []
@@ -308,7 +306,7 @@ class Status:
         return _fit(parts, " · ", width)
 
     def summary(self, now: float, width: int) -> str:
-        """Return what the turn took, at most `width` cells wide."""
+        """Return the figures of the turn as text, at most `width` cells wide."""
         return _fit(self.figures(now).words(), ", ", width)
 
 
@@ -352,7 +350,7 @@ def _words_of(call: ToolCall) -> str:
 def _value(value: object) -> str:
     try:
         return _short(value if isinstance(value, str) else repr(value), VALUE)
-    except Exception:  # noqa: BLE001 - an argument's own words, whatever they are
+    except Exception:  # noqa: BLE001 - a repr of the user's
         return "..."
 
 
@@ -361,7 +359,7 @@ def _more(number: int) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    """Return what others wrote as a piece of a line that cannot steer, without keys."""
+    """Return foreign text as part of a line, without keys and control characters."""
     text = " ".join(legible(mask(text[: 20 * STATE])).split())
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 

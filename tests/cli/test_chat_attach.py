@@ -21,7 +21,6 @@ from anabranch.cli.chat._attach import (
     attach,
     decode,
     find_mention,
-    find_pasted,
     quote_name,
     read_piped,
     take_pasted,
@@ -239,7 +238,7 @@ def test_pictures_that_were_dropped_are_found(folder: Path) -> None:
         (f"{a} {escaped}", [a, b]),
         (f"{a}\n{a}\n'{b}'", [a, b]),
     ]:
-        assert find_pasted(line) == found, line
+        assert take_pasted(line)[1] == found, line
     assert take_pasted(f"what is it?\n{a}\n") == ("what is it?", [a])
 
 
@@ -264,7 +263,7 @@ def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
     """Names in a sentence, other files, what is not there or on another machine."""
     line = line.format(folder=folder)
     assert take_pasted(line) == (line, [])
-    assert find_pasted("\n".join([f"{folder}/a.png"] * 51)) == []
+    assert take_pasted("\n".join([f"{folder}/a.png"] * 51))[1] == []
 
 
 # --- completion
