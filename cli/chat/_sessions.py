@@ -305,7 +305,7 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
                 why = error.strerror if isinstance(error, OSError) else error.why
                 trouble = (
                     f"cannot open {path} ({why}), so this chat will not be saved and earlier"
-                    " sessions are not found; repair or move the file, or use --no-history"
+                    " sessions are not found; repair the file or move it away, or use --no-history"
                 )
         is_kept = journal is not None
         if journal is None:

@@ -80,7 +80,6 @@ class ChatOptions:
             "--temperature or --max-tokens": self.options,
         }
         resumes, asks = self.resume is not None, self.question is not None
-        theme = self.theme
         wrong = {
             "--agent and --url are two partners: choose one": self.agent and self.url,
             **{
@@ -90,7 +89,9 @@ class ChatOptions:
             "a server's sessions are its own: --url takes no --continue": self.url and resumes,
             "--load begins a session: it does not go with --continue": self.load and resumes,
             "--no-history knows no sessions: it takes no --continue": resumes and not self.history,
-            f"--theme {theme}: there are {', '.join(THEMES)}": theme and theme not in THEMES,
+            f"--theme {self.theme}: there are {', '.join(THEMES)}": (
+                self.theme not in (None, *THEMES)
+            ),
             "--image goes with a question; in the chat there is /image": self.images and not asks,
             '--json needs a question: anabranch chat --json "..."': self.as_json and not asks,
         }
