@@ -75,7 +75,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class _Asking:
+class _Request:
     """A request without a reply so far."""
 
     node: int
@@ -89,7 +89,7 @@ class _Asking:
 
 
 @dataclass(slots=True)
-class _Calling:
+class _RunningCall:
     """A running call of a tool."""
 
     words: str
@@ -102,12 +102,13 @@ class _Sums:
 
     def __init__(self) -> None:
         self.usage: dict[str, Usage] = {}
-        self.read = self.wrote = self.reading = self.writing = 0.0
+        self.seconds = self.read = self.wrote = self.reading = self.writing = 0.0
 
-    def figures(self, seconds: float, prices: Mapping[str, Price]) -> Figures:
+    def figures(self, running: float, prices: Mapping[str, Price]) -> Figures:
+        """Return the figures; `running` is the seconds of a turn that has not ended."""
         known = [prices[model].of(used) for model, used in self.usage.items() if model in prices]
         return Figures(
-            max(seconds, 0.0),
+            self.seconds + running,
             sum(self.usage.values(), Usage()),
             sum(known) if known else None,
             len(known) == len(self.usage),
@@ -133,12 +134,10 @@ class Status:
         self._name = name
         self._prices = dict(prices or {})
         self._tap: Tap | None = None
-        self._asking: dict[int, _Asking] = {}
-        self._calling: dict[int, _Calling] = {}
+        self._requests: dict[int, _Request] = {}
+        self._calls: dict[int, _RunningCall] = {}
         self._warming: Working | None = None
-        self._began: float | None = None
-        self._ended: float | None = None
-        self._earlier = 0.0  # seconds of the turns that have ended
+        self._began: float | None = None  # the start of the running turn
         self._turn, self._session = _Sums(), _Sums()
 
     # --- events
@@ -177,17 +176,20 @@ class Status:
     def begin(self, now: float) -> None:
         """Begin a turn."""
         self.end(now)
-        self._began, self._ended, self._turn = now, None, _Sums()
+        self._began, self._turn = now, _Sums()
 
     def end(self, now: float) -> None:
         """End the turn; `figures` and `summary` describe it until the next one begins."""
         self.take()
-        if self._began is not None and self._ended is None:
-            self._ended = now
-            self._earlier += max(now - self._began, 0.0)
-            self._asking.clear()
-            self._calling.clear()
-            self.asks = False
+        if self._began is not None:
+            self._turn.seconds = self._elapsed(now)
+            self._session.seconds += self._turn.seconds
+            self._began, self.asks = None, False
+            self._requests.clear()
+            self._calls.clear()
+
+    def _elapsed(self, now: float) -> float:
+        return 0.0 if self._began is None else max(now - self._began, 0.0)
 
     def hear(self, event: Event) -> None:
         """Process an event; other kinds of events are ignored."""
@@ -195,57 +197,53 @@ class Status:
         match kind, data:
             case "request", Asked(replayed=False):
                 self._warming = None
-                self._asking[data.number] = _Asking(node, event.agent, clock)
+                self._requests[data.number] = _Request(node, event.agent, clock)
             case "working", Working():
-                self._hear_work(data, clock)
-            case "first_chunk", int() if data in self._asking:
-                self._asking[data].spoke = clock
+                self._note_work(data, clock)
+            case "first_chunk", int() if data in self._requests:
+                self._requests[data].spoke = clock
             case "reply", Replied():
-                if (asking := self._asking.pop(data.number, None)) is not None:
-                    self._count_speed(asking, data, clock)
+                if (request := self._requests.pop(data.number, None)) is not None:
+                    self._count_speed(request, data, clock)
             case "called", ToolCall():
-                self._calling[node] = _Calling(_words_of(data), event.agent, clock)
+                self._calls[node] = _RunningCall(_words_of(data), event.agent, clock)
             case ("answered", _) | ("completed" | "failed" | "cancelled" | "retried", _):
-                self._forget(node)
+                self._calls.pop(node, None)
+                self._requests = {n: r for n, r in self._requests.items() if r.node != node}
             case "text", str():
-                for asking in self._asking.values():
-                    if asking.node == node:
-                        asking.written.add(data)
+                for request in self._requests_of(node):
+                    request.written.add(data)
             case ("charged" | "charged_again", Mapping()):
                 self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
             case "waiting", _:
-                held = "_turn.py" in str(getattr(data, "at", ""))
-                for asking in self._asking.values():
-                    if asking.node == node:
-                        asking.held = held
+                for request in self._requests_of(node):
+                    request.held = "_turn.py" in str(getattr(data, "at", ""))
             case _:
                 pass
 
-    def _hear_work(self, work: Working, clock: float) -> None:
+    def _note_work(self, work: Working, clock: float) -> None:
         if work.number is None:
             self._warming = work if work.done < work.total or not work.total else None
-        elif (asking := self._asking.get(work.number)) is not None:
+        elif (request := self._requests.get(work.number)) is not None:
             # Progress without a number does not replace progress with a number.
-            if work.total or asking.stage is None or asking.stage.stage != work.stage:
-                asking.stage = work
-            if work.stage == "reading" and asking.reads is None:
-                asking.reads = clock
+            if work.total or request.stage is None or request.stage.stage != work.stage:
+                request.stage = work
+            if work.stage == "reading" and request.reads is None:
+                request.reads = clock
 
-    def _forget(self, node: int) -> None:
-        self._calling.pop(node, None)
-        for number in [n for n, asking in self._asking.items() if asking.node == node]:
-            del self._asking[number]
+    def _requests_of(self, node: int) -> list[_Request]:
+        return [each for each in self._requests.values() if each.node == node]
 
-    def _count_speed(self, asking: _Asking, replied: Replied, clock: float) -> None:
-        if asking.spoke is None:
+    def _count_speed(self, request: _Request, replied: Replied, clock: float) -> None:
+        if request.spoke is None:
             return
         used = sum((each for each in replied.usage.values() if _is_usage(each)), Usage())
-        since = asking.asked if asking.reads is None else asking.reads
+        since = request.asked if request.reads is None else request.reads
         for sums in (self._turn, self._session):
             sums.read += max(used.input_tokens - used.cached_input_tokens, 0)
-            sums.reading += max(asking.spoke - since, 0.0)
+            sums.reading += max(request.spoke - since, 0.0)
             sums.wrote += used.output_tokens
-            sums.writing += max(clock - asking.spoke, 0.0)
+            sums.writing += max(clock - request.spoke, 0.0)
 
     def _charge(self, amounts: Mapping[Any, Any], *, again: bool) -> None:
         for model, used in amounts.items():
@@ -258,33 +256,38 @@ class Status:
     def figures(self, now: float) -> Figures:
         """Return the figures of the running turn, or of the last one."""
         self.take()
-        end = now if self._ended is None else self._ended
-        return self._turn.figures(end - (end if self._began is None else self._began), self._prices)
+        return self._turn.figures(self._elapsed(now), self._prices)
 
     def session(self, now: float) -> Figures:
         """Return the figures of all turns."""
         self.take()
-        running = self._began is not None and self._ended is None
-        more = max(now - cast("float", self._began), 0.0) if running else 0.0
-        return self._session.figures(self._earlier + more, self._prices)
+        return self._session.figures(self._elapsed(now), self._prices)
 
     def state(self, now: float) -> str:
         """Return the current activity, "" for none."""
         self.take()
         if self.asks:
             return "waiting for your answer"
-        says = [self._named(call.agent, f"{call.words} {_length(now - call.began)}")
-                for call in self._calling.values()]  # fmt: skip
-        says += [self._named(each.agent, _asking_words(each, now)) for each in self._by_progress()]
-        if says:
-            first, *others = says
-            return f"{first}, {others[0]}" if len(others) == 1 else first + _more(len(others))
+        requests = sorted(self._requests.values(), key=lambda each: each.spoke is None)
+        activities = [
+            *(
+                (each.agent, f"{each.words} {_length(now - each.began)}")
+                for each in self._calls.values()
+            ),
+            *((each.agent, _request_words(each, now)) for each in requests),
+        ]
+        match [self._named(agent, words) for agent, words in activities]:
+            case [first]:
+                return first
+            case [first, second]:
+                return f"{first}, {second}"
+            case [first, *others]:
+                return f"{first} and {len(others)} more"
+            case _:
+                pass
         if self._warming is not None:
             return _stage_words(self._warming)
-        return "" if self._began is None or self._ended is not None else "thinking"
-
-    def _by_progress(self) -> list[_Asking]:
-        return sorted(self._asking.values(), key=lambda each: each.spoke is None)
+        return "" if self._began is None else "thinking"
 
     def _named(self, agent: str | None, words: str) -> str:
         return words if agent in (None, self._name) else f"{_short(str(agent), NAME)}: {words}"
@@ -294,7 +297,7 @@ class Status:
         state = self.state(now)
         turn, session = self.figures(now), self.session(now)
         parts = [state] if state else []
-        if self._began is not None and self._ended is None:
+        if self._began is not None:
             parts.append(_length(turn.seconds))
         if turn.usage.total_tokens:
             taken, given = tokens(turn.usage.input_tokens), tokens(turn.usage.output_tokens)
@@ -314,18 +317,18 @@ def _is_usage(used: object) -> bool:
     return isinstance(used, Usage)
 
 
-def _asking_words(asking: _Asking, now: float) -> str:
-    if asking.spoke is not None:
-        written = asking.written.tokens
-        passed = now - asking.spoke
+def _request_words(request: _Request, now: float) -> str:
+    if request.spoke is not None:
+        written = request.written.tokens
+        passed = now - request.spoke
         if not written:
             return f"writing {_length(passed)}"
         speed = f", {_rate(written / passed)}/s" if passed >= 1 else ""
         return f"writing about {tokens(written)} tokens{speed}"
-    if asking.held and asking.stage is None:
-        return f"waiting for a turn in the limits {_length(now - asking.asked)}"
-    stage = asking.stage or Working("reading")
-    return f"{_stage_words(stage)} {_length(now - asking.asked)}"
+    if request.held and request.stage is None:
+        return f"waiting for a turn in the limits {_length(now - request.asked)}"
+    stage = request.stage or Working("reading")
+    return f"{_stage_words(stage)} {_length(now - request.asked)}"
 
 
 def _stage_words(work: Working) -> str:
@@ -352,10 +355,6 @@ def _value(value: object) -> str:
         return _short(value if isinstance(value, str) else repr(value), VALUE)
     except Exception:  # noqa: BLE001 - a repr of the user's
         return "..."
-
-
-def _more(number: int) -> str:
-    return f" and {number} more" if number else ""
 
 
 def _short(text: str, most: int) -> str:
