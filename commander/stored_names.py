@@ -58,6 +58,11 @@ MOVED: dict[str, str] = {
     "anabranch.store._watch:Call": "anabranch.store._inbox:Call",
     "anabranch.store._watch:Watch": "anabranch.store._inbox:Watch",
     "anabranch.store._writer:Claim": "anabranch.store._writer:Lease",
+    "anabranch.cli.chat._run_partner:Refused": "anabranch.cli.chat._partner:Refused",
+    "anabranch.cli.chat._run_partner:RunPartner": "anabranch.cli.chat._partner:RunPartner",
+    "anabranch.cli.chat._served_partner:CannotAnswer": "anabranch.cli.chat._local_runs:CannotAnswer",
+    "anabranch.cli.chat._served_partner:ask_person": "anabranch.cli.chat._partner:_ask",
+    "anabranch.cli.chat._telling:BadEntry": "anabranch.cli.chat._log_renderer:BadEntry",
 }
 
 
