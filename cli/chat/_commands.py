@@ -242,8 +242,7 @@ async def retry(chat: Chat, argument: str) -> bool | None:
     if isinstance(partner, AgentPartner) and await partner.cut() is not None:
         return True
     if not any(each.role == "user" for each in partner.messages()):
-        complain("there is nothing to try again yet")
-        return None
+        raise ConfigurationError("there is nothing to try again yet")
     if isinstance(partner, AgentPartner):
         await partner.forget_answer()
     return True
@@ -254,8 +253,7 @@ async def undo(chat: Chat, argument: str) -> None:
     """remove the last turn: your message and everything after it"""
     said = await require_agent(chat).undo()
     if said is None:
-        complain("there is nothing to take back yet")
-        return
+        raise ConfigurationError("there is nothing to take back yet")
     chat.screen.note(f"forgotten: {shorten(said.content or '', 60, placeholder=' ...')}")
 
 
@@ -266,10 +264,9 @@ async def edit(chat: Chat, argument: str) -> Message | None:
     said = [each for each in partner.messages() if each.role == "user"]
     if (cut := await partner.cut()) is not None:
         said.append(cut.asked)  # part of the conversation only at the end of its turn
-    last = said[-1] if said else None
-    if last is None:
-        complain("there is nothing to edit yet")
-        return None
+    if not said:
+        raise ConfigurationError("there is nothing to edit yet")
+    last = said[-1]
     text = await edit_text(chat, last.content or "")
     if text is None or not text.strip() or text == last.content:
         chat.screen.note("(nothing was changed)")
@@ -284,8 +281,7 @@ async def copy(chat: Chat, argument: str) -> None:
     """copy the last answer, or the whole conversation, to the clipboard"""
     said = [each for each in chat.partner.messages() if each.role == "assistant" and each.content]
     if not said:
-        complain("there is nothing to copy yet")
-        return
+        raise ConfigurationError("there is nothing to copy yet")
     text = said[-1].content or ""
     if argument == "all":
         from ._export import markdown_of
@@ -306,8 +302,9 @@ async def save(chat: Chat, argument: str) -> None:
     try:
         conversation.save(path)
     except OSError as error:
-        complain(f"cannot save to {path}: {error.strerror or error}; /save takes another file")
-        return
+        raise ConfigurationError(
+            f"cannot save to {path}: {error.strerror or error}; /save takes another file"
+        ) from None
     chat.screen.note(f"saved {len(conversation)} messages to {path}", "")
 
 
@@ -320,8 +317,9 @@ async def export_to(chat: Chat, argument: str) -> None:
     try:
         await asyncio.to_thread(export, chat.partner.messages(), path)
     except OSError as error:
-        complain(f"cannot write {path}: {error.strerror or error}; /export takes another file")
-        return
+        raise ConfigurationError(
+            f"cannot write {path}: {error.strerror or error}; /export takes another file"
+        ) from None
     chat.screen.note(f"written: {path}", "")
 
 
