@@ -15,6 +15,7 @@
     _approval         the questions to the person, and the path of an approval
     _screen           what both screens show; _plain: line by line
     _live             blocks of text above a prompt; _prompt: the prompt; _asking: questions in it
+    _streams          the program's output, which is printed above the prompt
     _status           the status line, from the events of the tree
     _markdown         the grammar, and a stream cut into blocks; _markdown_view: draws a block
     _figures          figures of tools, inline if the terminal supports that
