@@ -104,17 +104,17 @@ class AgentPartner(Partner):
         doubts = await self.sessions.journal.doubts(self.info.run_id)
         return Cut(_as_message(self._asked), doubts)
 
-    def answer(self, said: Message | None, view: View) -> Node[Any]:
+    def answer(self, message: Message | None, view: View) -> Node[Any]:
         """Answer a message; None continues an interrupted turn, or answers what is there.
 
         A message ends an interrupted turn, as if the person had stopped it.
         """
         self.agent.view = view
-        return _Turn(self, said)
+        return _Turn(self, message)
 
-    def steer(self, said: Message) -> bool:
+    def steer(self, message: Message) -> bool:
         """Add a message to the next request of the running answer."""
-        return self._call is not None and self._call.steer(said)
+        return self._call is not None and self._call.steer(message)
 
     def unheard(self) -> list[Message]:
         """Return the steering messages that no request of the last answer contained."""
@@ -198,16 +198,16 @@ class AgentPartner(Partner):
             self.info = await self.sessions.begin(replace(self.info, known=False), self.info.title)
         return f"{self.sessions.trouble}. The chat continues in memory; /save FILE keeps it"
 
-    async def _turn(self, node: Node[Any], said: Message | None) -> Any:
+    async def _turn(self, node: Node[Any], message: Message | None) -> Any:
         before = len(self.agent.memory.messages(self.info.id))
         try:
-            return await self._answer_in_session(node, said)
+            return await self._answer_in_session(node, message)
         except JournalError as error:
             line = await self.go_on_in_memory(error)
         # Nothing was said and no tool has run: the turn can be made again.
         if len(self.agent.memory.messages(self.info.id)) == before:
             complain(line)
-            return await self._answer_in_session(node, said)
+            return await self._answer_in_session(node, message)
         if (answer := self._last_answer()) is None:
             raise TurnLost(f"{line}, and /retry answers this turn")
         complain(line)
@@ -221,22 +221,22 @@ class AgentPartner(Partner):
                 return last
         return None
 
-    async def _answer_in_session(self, node: Node[Any], said: Message | None) -> Any:
+    async def _answer_in_session(self, node: Node[Any], message: Message | None) -> Any:
         self.sessions.reserve(self.info)
         session, asked = self.info.id, self._asked
-        if said is not None:
+        if message is not None:
             await self._stop_cut()
-            message = _as_turn(said)
+            begins = _as_turn(message)
             if not self.info.known:
-                self.info = await self.sessions.begin(self.info, message.text)
+                self.info = await self.sessions.begin(self.info, begins.text)
             else:
                 turns = 1 + len(self._turn_starts())
                 self.info = await self.sessions.change(self.info.id, turns=turns)
-            call = self.agent.call(message, session_id=session)
+            call = self.agent.call(begins, session_id=session)
         else:
             call = self.agent.call(*(asked or ()), session_id=session)
         self._call, watching = call, None
-        if said is None and asked is not None and self._doubt is not None:
+        if message is None and asked is not None and self._doubt is not None:
             watching = node.call_handler(_Watch(self, self._doubt))
         try:
             answer = await node.call_handler(call, claim=True)
@@ -255,7 +255,7 @@ class AgentPartner(Partner):
             await self.agent.stop_cut(self.info.id)
             self._asked = None
 
-    async def _end_turn(self, said: Message | None, turns: int) -> None:
+    async def _end_turn(self, message: Message | None, turns: int) -> None:
         """Update the notes at the end of a turn; `turns` is the number of earlier ones.
 
         An agent that fails before its first reply forgets the message. It is added again here.
@@ -263,8 +263,8 @@ class AgentPartner(Partner):
         session = self.info.id
         with suppress(RunBusy, JournalError):  # the turn itself has raised it
             forgotten = self.info.known and len(self._turn_starts()) == turns
-            if said and forgotten and await self.agent.find_cut(session) is None:
-                self.agent.memory.add(_as_turn(said), session_id=session)
+            if message and forgotten and await self.agent.find_cut(session) is None:
+                self.agent.memory.add(_as_turn(message), session_id=session)
                 await self.agent.keep(session)
             await self._note_turns()
 
@@ -282,12 +282,12 @@ class AgentPartner(Partner):
 class _Turn(Node[Any], internal=True):
     """One answer of a partner."""
 
-    def __init__(self, partner: AgentPartner, said: Message | None) -> None:
+    def __init__(self, partner: AgentPartner, message: Message | None) -> None:
         super().__init__("turn")
         self._partner = partner
-        self._said = said
+        self._said = message
         turns = len(partner._turn_starts())
-        self.at_done(lambda _: partner._end_turn(said, turns))
+        self.at_done(lambda _: partner._end_turn(message, turns))
 
     async def task(self) -> Any:
         """Let the agent answer."""
@@ -314,10 +314,13 @@ class _Watch(Node[None], internal=True):
             await asyncio.sleep(DOUBT_POLL_SECONDS)
 
 
-def _as_turn(said: Message) -> AgentMessage:
-    return AgentMessage(content=said.content or "", parts=list(said.parts), extra={TURN: True})
+def _as_turn(message: Message) -> AgentMessage:
+    return AgentMessage(
+        content=message.content or "", parts=list(message.parts), extra={TURN: True}
+    )
 
 
-def _as_message(said: list[AgentMessage]) -> Message:
-    parts = [part for each in said for part in each.parts]
-    return Message(role="user", content="\n".join(str(each.content) for each in said), parts=parts)
+def _as_message(messages: list[AgentMessage]) -> Message:
+    parts = [part for each in messages for part in each.parts]
+    content = "\n".join(str(each.content) for each in messages)
+    return Message(role="user", content=content, parts=parts)

@@ -84,7 +84,7 @@ class Attached:
 # --- @name
 
 
-def attach(said: str, folder: Path | None = None) -> Attached:
+def attach(text: str, folder: Path | None = None) -> Attached:
     """Add the text of each file that is named after `@`, once, in a block with its name.
 
     Names are relative to `folder`, by default the working folder; names with blanks are quoted or
@@ -98,7 +98,7 @@ def attach(said: str, folder: Path | None = None) -> Attached:
     parts: list[Part] = []
     seen: set[Path] = set()
     room = MAX_MESSAGE_BYTES
-    for name, path in _mentioned(said, folder):
+    for name, path in _mentioned(text, folder):
         if (real := path.resolve()) in seen:
             continue
         seen.add(real)
@@ -114,11 +114,11 @@ def attach(said: str, folder: Path | None = None) -> Attached:
                 f"{shown} is too much: all files have at most {MAX_MESSAGE_BYTES:,} bytes"
             )
         blocks.append(_block(shown, decode(data, shown)))
-    return Attached("\n\n".join([said, *blocks]), tuple(names), tuple(parts))
+    return Attached("\n\n".join([text, *blocks]), tuple(names), tuple(parts))
 
 
-def _mentioned(said: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    for found in MENTION.finditer(said):
+def _mentioned(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    for found in MENTION.finditer(text):
         double, single, bare = found.groups()
         name = double or single
         tries = [name] if name else _without_trailing(ESCAPED.sub(r"\1", bare))
@@ -236,11 +236,11 @@ def read_piped(stream: BinaryIO | None) -> str:
     return decode(bytes(data), "standard input")
 
 
-def with_piped(said: str, piped: str) -> str:
+def with_piped(text: str, piped: str) -> str:
     """Return the person's text with the piped text below it, or the only one of them."""
     if not piped.strip():
-        return said
-    return f"{said}\n\n{_block('standard input', piped)}" if said.strip() else piped
+        return text
+    return f"{text}\n\n{_block('standard input', piped)}" if text.strip() else piped
 
 
 # --- dropped files

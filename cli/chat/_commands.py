@@ -115,7 +115,7 @@ def require_agent(chat: Chat) -> AgentPartner:
     """Return the partner if it is an agent in a session; raise `ConfigurationError` otherwise."""
     if isinstance(chat.partner, AgentPartner):
         return chat.partner
-    raise ConfigurationError(f"that is {chat.partner.name}'s own affair: it works with --model")
+    raise ConfigurationError(f"this command works with --model, and not with {chat.partner.name}")
 
 
 @command("/help", at_once=True)
@@ -197,7 +197,7 @@ async def list_rules(chat: Chat, argument: str) -> None:
     """list the tools that run without a question, or forget such a rule"""
     rules = chat.screen.rules
     if rules is None:
-        chat.screen.note("no rules are kept", "")
+        chat.screen.note("this chat has no rules", "")
         return
     word, _, number = argument.partition(" ")
     there = rules.list()
@@ -251,22 +251,22 @@ async def retry(chat: Chat, argument: str) -> bool | None:
 @command("/undo")
 async def undo(chat: Chat, argument: str) -> None:
     """remove the last turn: your message and everything after it"""
-    said = await require_agent(chat).undo()
-    if said is None:
+    message = await require_agent(chat).undo()
+    if message is None:
         raise ConfigurationError("there is nothing to take back yet")
-    chat.screen.note(f"forgotten: {shorten(said.content or '', 60, placeholder=' ...')}")
+    chat.screen.note(f"forgotten: {shorten(message.content or '', 60, placeholder=' ...')}")
 
 
 @command("/edit")
 async def edit(chat: Chat, argument: str) -> Message | None:
     """edit your last message in $EDITOR and send it again"""
     partner = require_agent(chat)
-    said = [each for each in partner.messages() if each.role == "user"]
+    asked = [each for each in partner.messages() if each.role == "user"]
     if (cut := await partner.cut()) is not None:
-        said.append(cut.asked)  # part of the conversation only at the end of its turn
-    if not said:
+        asked.append(cut.asked)  # part of the conversation only at the end of its turn
+    if not asked:
         raise ConfigurationError("there is nothing to edit yet")
-    last = said[-1]
+    last = asked[-1]
     text = await edit_text(chat, last.content or "")
     if text is None or not text.strip() or text == last.content:
         chat.screen.note("(nothing was changed)")
@@ -279,14 +279,15 @@ async def edit(chat: Chat, argument: str) -> Message | None:
 @command("/copy [all]", at_once=True)
 async def copy(chat: Chat, argument: str) -> None:
     """copy the last answer, or the whole conversation, to the clipboard"""
-    said = [each for each in chat.partner.messages() if each.role == "assistant" and each.content]
-    if not said:
+    messages = chat.partner.messages()
+    answers = [each.content for each in messages if each.role == "assistant" and each.content]
+    if not answers:
         raise ConfigurationError("there is nothing to copy yet")
-    text = said[-1].content or ""
+    text = answers[-1]
     if argument == "all":
         from ._export import markdown_of
 
-        text = markdown_of(chat.partner.messages(), "Chat")
+        text = markdown_of(messages, "Chat")
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
         raise ConfigurationError("this terminal has no clipboard; /export writes a file")
@@ -396,7 +397,7 @@ async def fork(chat: Chat, argument: str) -> None:
     if argument and not argument.isdecimal():
         raise ConfigurationError("/fork, or /fork TURNS: how many turns of this session to keep")
     if not partner.info.known:
-        raise ConfigurationError("nothing has been said here yet that could be forked")
+        raise ConfigurationError("this session has no turn yet that could be copied")
     info = await partner.fork(int(argument) if argument else None)
     await chat.go_to(await chat.manager.open(info))
 

@@ -64,8 +64,8 @@ class _FileCompleter(Completer):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        # The folder that was listed last, its modification time and its entries: the person goes on
-        # writing in the same folder, and a large one takes a while.
+        # The folder that was listed last, its modification time and its entries, since the
+        # person usually continues in the same folder, and a large one takes a while.
         self._listed: tuple[Path, int, list[tuple[bool, str]]] | None = None
 
     def get_completions(

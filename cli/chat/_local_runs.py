@@ -57,7 +57,7 @@ class _LocalRuns(Runs):
                     pending = _pending(talk, entry) if entry.kind == "asked" else None
                     yield RunEvent(entry.kind, entry.data, pending)
         except Gone:
-            raise CannotAnswer("more was said than can be kept until it is shown") from None
+            raise CannotAnswer("the run produced text faster than it could be shown") from None
         await talk
         if talk.failure is not None:
             raise _single(talk.failure)

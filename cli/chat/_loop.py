@@ -150,13 +150,13 @@ class Chat:
             self.screen.bring_back(text)
             return None
 
-    async def answer(self, said: Message | None) -> None:
+    async def answer(self, message: Message | None) -> None:
         """Let the partner answer. Steering messages that it did not hear come next."""
         if self._warming is not None:
             self._warming.cancel("there is a question")
         self.status.begin(self.status.now())
         try:
-            answer = await self.stoppable(self.partner.answer(said, self.screen))
+            answer = await self.stoppable(self.partner.answer(message, self.screen))
             self.screen.ended()
             for line in self.partner.sources(answer):
                 self.screen.note(line)
@@ -295,7 +295,9 @@ class Chat:
     def _note_other_agent(self, partner: Partner) -> None:
         if isinstance(partner, AgentPartner) and partner.info.agent != self.manager.place:
             other = partner.info.agent
-            whom = f"--agent {other}, and now goes on without it" if other else "no --agent before"
+            whom = (
+                f"--agent {other}, and now continues without it" if other else "no --agent before"
+            )
             self.screen.note(f"(this session was with {whom})")
 
     def warm(self) -> None:
@@ -361,7 +363,7 @@ class _NoPartner(Partner):
 
     name = "nobody"
 
-    def answer(self, said: Message | None, view: View) -> Node[Any]:
+    def answer(self, message: Message | None, view: View) -> Node[Any]:
         raise ConfigurationError("there is nobody to answer")
 
     def messages(self) -> Sequence[Message]:

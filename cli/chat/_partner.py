@@ -29,14 +29,14 @@ class Partner(ABC):
     name: str
 
     @abstractmethod
-    def answer(self, said: Message | None, view: View) -> Node[Any]:
+    def answer(self, message: Message | None, view: View) -> Node[Any]:
         """Return a new node that answers a message and shows its progress to `view`.
 
         None answers the conversation as it is. Cancel the node to stop the answer; the text so far
         is kept.
         """
 
-    def steer(self, said: Message) -> bool:
+    def steer(self, message: Message) -> bool:
         """Add a message to the next request of the running answer; False if there is none."""
         return False
 
@@ -114,15 +114,15 @@ class RunPartner(Partner):
         """Return the person's messages and the answers, including interrupted ones."""
         return tuple(self._messages)
 
-    def answer(self, said: Message | None, view: View) -> Node[Message]:
+    def answer(self, message: Message | None, view: View) -> Node[Message]:
         """Return a new node whose result is the answer. The message is part of the conversation.
 
         None asks the person's last message again and drops its answer. A message that is refused
         (`Refused`) is dropped too.
         """
-        if said is not None:
-            self._messages.append(said)
-        return self._answer(view, again=said is None)
+        if message is not None:
+            self._messages.append(message)
+        return self._answer(view, again=message is None)
 
     @handler
     async def _answer(self, node: Node[Any], view: View, *, again: bool) -> Message:

@@ -111,6 +111,8 @@ class Screen(Asker):
         if isinstance(error, TurnLost):
             return
         if isinstance(error, JournalError):
-            self.note("the turns before are kept; once that is mended, anabranch chat -c has them")
+            self.note(
+                "earlier turns are saved; after a repair of the file, anabranch chat -c has them"
+            )
         elif self.interactive:
             self.note("nothing is lost: /retry tries this turn again, /undo forgets it")

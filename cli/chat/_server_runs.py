@@ -110,8 +110,8 @@ def _reaching(where: str) -> Generator[None]:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BadServer(f"{where} cannot be reached: {_why(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        said = in_line(repr(error), 200)
-        raise BadServer(f"{where} does not answer as a server of anabranch's: {said}") from None
+        why = in_line(repr(error), 200)
+        raise BadServer(f"{where} does not answer as a server of anabranch's: {why}") from None
 
 
 class _ServerRuns(Runs):
@@ -213,8 +213,8 @@ class _ServerRuns(Runs):
                 lost += 1
                 if lost > len(self._pauses):
                     raise BadServer(
-                        f"{self.place} is lost: {error}; it was tried"
-                        f" {lost - 1} times, and what was said by then is kept"
+                        f"{self.place} is lost: {error}; it was tried {lost - 1} times, and the"
+                        " text so far is kept"
                     ) from None
                 self._note(f"(the connection is lost: {error}; try {lost} of {len(self._pauses)})")
             await asyncio.sleep(self._pauses[lost - 1])
@@ -259,7 +259,9 @@ class _ServerRuns(Runs):
         async def decide(decision: Decision) -> None:
             approved = decision.approved
             if approved and decision.arguments not in (None, arguments):
-                self._note("(a server takes a yes or a no, and no other arguments: it is told no)")
+                self._note(
+                    "(a server accepts only yes or no, not edited arguments: the answer is no)"
+                )
                 approved = False
             answer = {"approved": approved}
             with _reaching(self._address):

@@ -136,14 +136,14 @@ class SessionManager:
         return lines or ["nothing was asked yet"]
 
 
-async def read_message(said: str, images: Sequence[str] = ()) -> Message:
+async def read_message(typed: str, images: Sequence[str] = ()) -> Message:
     """Return a message of what the person typed, with files after `@` and dropped pictures.
 
     Raises `AttachError` or `ConfigurationError` for a file that cannot be attached.
     """
 
     def read() -> Message:
-        text, pasted = take_pasted(said)
+        text, pasted = take_pasted(typed)
         attached = attach(text)
         parts = [Part.from_path(os.path.expanduser(path)) for path in (*images, *pasted)]
         return Message(role="user", content=attached.text, parts=[*parts, *attached.parts])

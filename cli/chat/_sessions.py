@@ -157,11 +157,11 @@ class Sessions:
         syllables = [secrets.choice("bdfgklmnprstvz") + secrets.choice("aeiou") for _ in range(5)]
         return SessionInfo("".join(syllables), **noted)
 
-    async def begin(self, info: SessionInfo, said: str) -> SessionInfo:
+    async def begin(self, info: SessionInfo, text: str) -> SessionInfo:
         """Store a session whose first turn begins; that message is the default title."""
         async with self.journal.session(info.run_id):
             pass
-        info = replace(info, title=info.title or shorten_title(said), turns=1, known=True)
+        info = replace(info, title=info.title or shorten_title(text), turns=1, known=True)
         await self._note(info)
         return replace(info, updated=time.time())
 
@@ -230,10 +230,10 @@ class Sessions:
         info = replace(self.new(), **{name: getattr(before, name) for name in NOTED})
         await self.journal.fork(before.run_id, info.run_id)
         await agent.stop_cut(info.id)
-        said = await agent.recall(info.id)
-        begins = [number for number, each in enumerate(said) if "turn" in each.extra]
+        messages = await agent.recall(info.id)
+        begins = [number for number, each in enumerate(messages) if "turn" in each.extra]
         if turns is not None and turns < len(begins):
-            agent.memory.replace(said[: begins[max(0, turns)]], info.id)
+            agent.memory.replace(messages[: begins[max(0, turns)]], info.id)
             await agent.keep(info.id)
         left = len(begins) if turns is None else min(max(0, turns), len(begins))
         info = replace(info, turns=left, known=True, updated=time.time())

@@ -183,9 +183,9 @@ async def _talk(
     return status
 
 
-async def _read_question(said: str, images: Sequence[str]) -> Message:
+async def _read_question(text: str, images: Sequence[str]) -> Message:
     try:
-        return await read_message(said, images)
+        return await read_message(text, images)
     except OSError as error:
         which = error.filename or "a file of the question"
         raise ConfigurationError(f"{which}: {error.strerror or error}") from None

@@ -14,9 +14,9 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from anabranch.cli.chat._attach import (
-    MOST_ALL,
-    MOST_FILE,
-    MOST_PIPED,
+    MAX_FILE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PIPE_BYTES,
     AttachError,
     attach,
     decode,
@@ -114,12 +114,12 @@ def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
 
 def test_sizes_are_bounded(folder: Path) -> None:
     """One file, and all of them: the error says how much there may be."""
-    (folder / "big").write_text("x" * (MOST_FILE + 1))
+    (folder / "big").write_text("x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(AttachError, match="400,000 bytes"):
         attach("@big")
-    count = MOST_ALL // MOST_FILE + 1
+    count = MAX_MESSAGE_BYTES // MAX_FILE_BYTES + 1
     for number in range(count):
-        (folder / f"f{number}").write_text("x" * MOST_FILE)
+        (folder / f"f{number}").write_text("x" * MAX_FILE_BYTES)
     with pytest.raises(AttachError, match="1,000,000 bytes"):
         attach(" ".join(f"@f{number}" for number in range(count)))
 
@@ -215,7 +215,7 @@ def test_a_pipe_is_bounded_and_text() -> None:
         def isatty(self) -> bool:
             return False
 
-    with pytest.raises(AttachError, match=f"{MOST_PIPED:,}"):
+    with pytest.raises(AttachError, match=f"{MAX_PIPE_BYTES:,}"):
         read_piped(Endless())  # type: ignore[arg-type]
     with pytest.raises(AttachError, match="standard input is no text"):
         read_piped(io.BytesIO(b"\x00"))
