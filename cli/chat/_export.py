@@ -27,15 +27,7 @@ from ...handlers.legible import legible
 from ...messages import Message
 from ...messages.mask import mask
 from ...messages.whole import write_whole
-from ._markdown import (
-    LINK,
-    MATH_BLOCK,
-    is_closed,
-    is_too_complex,
-    make_inlines_safe,
-    new_parser,
-    parse_blocks,
-)
+from ._markdown import LINK, MATH_BLOCK, blocks_of, is_closed, is_too_complex, make_safe, new_parser
 
 __all__ = ["DATA_IMAGE", "export", "html_of", "markdown_of"]
 
@@ -139,7 +131,7 @@ def markdown_of(messages: Sequence[Message], title: str) -> str:
 def _contained(text: str) -> str:
     """Return Markdown that no later text becomes a part of."""
     text = text.strip("\n")
-    blocks = parse_blocks(f"{text}\n", _READER)
+    blocks = blocks_of(f"{text}\n", _READER)
     if is_too_complex(text, blocks, _MAX_CHARACTERS) or any(map(_breaks_out, blocks)):
         return "\n".join(f"> {line}" for line in text.split("\n"))
     return text
@@ -297,10 +289,10 @@ def _plain(text: str) -> str:
 def _prose(text: str) -> str:
     """Return Markdown as HTML; text that is too complex stays as it is written."""
     parser = _parser()
-    if is_too_complex(text, parse_blocks(text, parser), _MAX_CHARACTERS):
+    if is_too_complex(text, blocks_of(text, parser), _MAX_CHARACTERS):
         return _plain(text)
     tokens = parser.parse(text)
-    make_inlines_safe(tokens, lambda href: LINK.fullmatch(href) is not None)
+    make_safe(tokens)
     for token in tokens:
         if style := token.attrs.pop("style", None):  # the page's policy allows no inline style
             token.attrs["align"] = str(style).removeprefix("text-align:")

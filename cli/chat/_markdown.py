@@ -30,16 +30,15 @@ from ...handlers.legible import legible
 __all__ = [
     "LINK",
     "MATH_BLOCK",
-    "MAX_PROSE_CHARACTERS",
     "PARSER",
     "PIECE_LINES",
     "Block",
     "MarkdownStream",
+    "blocks_of",
     "is_closed",
     "is_too_complex",
-    "make_inlines_safe",
+    "make_safe",
     "new_parser",
-    "parse_blocks",
 ]
 
 LINK = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x20\x7f]+", re.IGNORECASE)
@@ -56,7 +55,7 @@ _MATH_ENDS = {"$$": "$$", r"\[": r"\]", r"\(": r"\)", "$": "$"}
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
 # A model can write text that takes seconds to parse or to draw. Such text is shown as written.
-MAX_PROSE_CHARACTERS = 20_000
+_MAX_PROSE_CHARACTERS = 20_000
 _DEEPEST_LEVEL = 19  # the parser leaves out what is nested deeper
 
 
@@ -141,19 +140,23 @@ PARSER = new_parser().disable("reference")
 """The parser of text that streams."""
 
 
-def parse_blocks(text: str, parser: MarkdownIt = PARSER) -> list[Token]:
+def blocks_of(text: str, parser: MarkdownIt = PARSER) -> list[Token]:
     """Return the blocks of a text; their inline content is not parsed, which is the slow part."""
     tokens: list[Token] = []
     parser.block.parse(text, parser, {}, tokens)
     return tokens
 
 
-def is_too_complex(text: str, blocks: list[Token], max_characters: int) -> bool:
-    """Say whether a text is too large or nested too deeply to be parsed further."""
-    prose = [len(token.content) for token in blocks if token.type == "inline"]
-    deepest = max((token.level for token in blocks), default=0)
-    too_long = len(text) > max_characters or max(prose, default=0) > MAX_PROSE_CHARACTERS
-    return too_long or deepest >= _DEEPEST_LEVEL
+def is_too_complex(
+    text: str, blocks: list[Token], max_characters: int, prose: Callable[[list[int]], int] = max
+) -> bool:
+    """Say whether a text is too large or nested too deeply to be parsed further.
+
+    `prose` is `max` to limit each paragraph, and `sum` to limit all of them.
+    """
+    lengths = [0, *(len(token.content) for token in blocks if token.type == "inline")]
+    too_long = len(text) > max_characters or prose(lengths) > _MAX_PROSE_CHARACTERS
+    return too_long or any(token.level >= _DEEPEST_LEVEL for token in blocks)
 
 
 def is_closed(fence: Token) -> bool:
@@ -170,16 +173,17 @@ def _span(token: Token) -> list[int]:
 # --- safe to show
 
 
-def make_inlines_safe(tokens: list[Token], can_open: Callable[[str], bool]) -> None:
+def make_safe(tokens: list[Token], *, links: bool = True) -> None:
     """Let nothing in parsed text steer the terminal, load an image or hide an address.
 
-    Images become links. A link whose address `can_open` refuses becomes text with its address; so
-    does a link inside a link. The address also follows a text that looks like another address.
+    Images become links. A link becomes text with its address if `LINK` does not match that, inside
+    of another link, and without `links`. The address also follows a text that looks like another
+    address.
     """
     for token in tokens:
         token.content = legible(token.content)
         if token.children:
-            token.children = [*_show_addresses(_without_images(token.children), can_open)]
+            token.children = [*_show_addresses(_without_images(token.children), links)]
 
 
 def _without_images(tokens: Iterable[Token]) -> Iterator[Token]:
@@ -201,12 +205,13 @@ def _without_images(tokens: Iterable[Token]) -> Iterator[Token]:
             yield token
 
 
-def _show_addresses(tokens: Iterable[Token], can_open: Callable[[str], bool]) -> Iterator[Token]:
+def _show_addresses(tokens: Iterable[Token], links: bool) -> Iterator[Token]:
     opened: list[tuple[str, bool, list[str]]] = []  # links around the token
     for token in tokens:
         if token.type == "link_open":
             href = legible(str(token.attrs.get("href", "")))
-            is_link = not any(link for _, link, _ in opened) and can_open(href)
+            is_inside = any(link for _, link, _ in opened)
+            is_link = links and not is_inside and LINK.fullmatch(href) is not None
             opened.append((href, is_link, []))
             if is_link:
                 token.attrs = {"href": href, "rel": "noopener noreferrer"}
@@ -317,7 +322,7 @@ class MarkdownStream:
     def _cut(self, *, ended: bool) -> list[Block]:
         """Remove and return the finished blocks of the complete lines."""
         text = self._lead + "".join(self._lines)
-        tokens = parse_blocks(text)
+        tokens = blocks_of(text)
         starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
         tops = [token for token in tokens if token.level == 0 and token.map]
         ends = [starts[_span(token)[0]] for token in tops[1:]]

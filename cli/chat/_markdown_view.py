@@ -19,17 +19,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ...handlers.legible import legible
-from ._markdown import (
-    LINK,
-    MATH_BLOCK,
-    MAX_PROSE_CHARACTERS,
-    PARSER,
-    Block,
-    is_closed,
-    is_too_complex,
-    make_inlines_safe,
-    parse_blocks,
-)
+from ._markdown import MATH_BLOCK, PARSER, Block, blocks_of, is_closed, is_too_complex, make_safe
 
 __all__ = ["ColorTheme", "Look", "render", "tail"]
 
@@ -112,11 +102,8 @@ def _parse(block: Block, look: Look) -> list[Token] | None:
     None for a block that can only be shown as it is written.
     """
     text = block.lead + block.source
-    if len(block.source) > _MAX_CHARACTERS:
-        return None
-    blocks = parse_blocks(text)
-    prose = sum(len(token.content) for token in blocks if token.type == "inline")
-    if prose > MAX_PROSE_CHARACTERS or is_too_complex(text, blocks, len(text)):
+    blocks = blocks_of(text)
+    if is_too_complex(block.source, blocks, _MAX_CHARACTERS, sum):
         return None
     depth = deepest = columns = 0
     for token in blocks:
@@ -133,8 +120,7 @@ def _parse(block: Block, look: Look) -> list[Token] | None:
         tokens[0].attrs["start"] = int(tokens[0].attrs.get("start", 1)) + 1
         closed = next(at for at, token in enumerate(tokens) if token.type == "list_item_close")
         tokens = [tokens[0], *tokens[closed + 1 :]]
-    links = look.links and look.theme != "none"
-    make_inlines_safe(tokens, lambda href: links and LINK.fullmatch(href) is not None)
+    make_safe(tokens, links=look.links and look.theme != "none")
     if look.theme == "none":
         for code in (each for token in tokens for each in token.children or ()):
             if code.type == "code_inline":
