@@ -21,6 +21,11 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # along. The identity of a node also has the names of its attributes, and its own name: a class that
 # is renamed keeps that by `name=`.
 MOVED: dict[str, str] = {
+    "anabranch.cli.chat._run_partner:Refused": "anabranch.cli.chat._partner:Refused",
+    "anabranch.cli.chat._run_partner:RunPartner": "anabranch.cli.chat._partner:RunPartner",
+    "anabranch.cli.chat._served_partner:CannotAnswer": "anabranch.cli.chat._local_runs:CannotAnswer",
+    "anabranch.cli.chat._served_partner:ask_person": "anabranch.cli.chat._partner:_ask",
+    "anabranch.cli.chat._telling:BadEntry": "anabranch.cli.chat._log_renderer:BadEntry",
     "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
     "anabranch.cli._drawing:Watcher": "anabranch.cli._display:Watcher",
     "anabranch.cli._drawing:_Tree": "anabranch.cli._display:TreeDisplay",
@@ -58,11 +63,6 @@ MOVED: dict[str, str] = {
     "anabranch.store._watch:Call": "anabranch.store._inbox:Call",
     "anabranch.store._watch:Watch": "anabranch.store._inbox:Watch",
     "anabranch.store._writer:Claim": "anabranch.store._writer:Lease",
-    "anabranch.cli.chat._run_partner:Refused": "anabranch.cli.chat._partner:Refused",
-    "anabranch.cli.chat._run_partner:RunPartner": "anabranch.cli.chat._partner:RunPartner",
-    "anabranch.cli.chat._served_partner:CannotAnswer": "anabranch.cli.chat._local_runs:CannotAnswer",
-    "anabranch.cli.chat._served_partner:ask_person": "anabranch.cli.chat._partner:_ask",
-    "anabranch.cli.chat._telling:BadEntry": "anabranch.cli.chat._log_renderer:BadEntry",
 }
 
 

@@ -9,13 +9,12 @@
     _partner          what answers: an interface, and the partner whose turns are runs
     _agent_partner    an agent in a session
     _local_runs       runs in this process; _server_runs: runs on a server
-    _log_renderer     shows the log of a run; _job_fields: asks for the fields of a job
+    _log_renderer     shows the log of a run
     _attach           files that the person names in a message
 
     _approval         the questions to the person, and the path of an approval
     _screen           what both screens show; _plain: line by line
     _live             blocks of text above a prompt; _prompt: the prompt; _asking: questions in it
-    _streams          the program's output, which is printed above the prompt
     _status           the status line, from the events of the tree
     _markdown         the grammar, and a stream cut into blocks; _markdown_view: draws a block
     _figures          figures of tools, inline if the terminal supports that

@@ -5,11 +5,11 @@ The whole path of an approval:
 1. `Asker.ask`: a rule of the person allows the call ("always for this tool, here": `_rules`); if
    nobody is at the terminal, the answer is no.
 2. One question at a time, however many calls wait.
-3. `_question.Question` lays out the call with `_exact`, so that two calls that differ look
+3. `_question.Question` lays out the call exactly, so that two calls that differ look
    different and no value can imitate another field, the question or the program.
 4. `choose` asks. Only a line that the person typed below this question, by itself, is an answer:
    text typed before it, pastes and bursts of keys are dropped. On the live screen
-   `_asking.PromptQuestions` checks that; on the plain screen `_typeahead` and `LineEditor.choose`.
+   `_asking.PromptQuestions` checks that; on the plain screen `_keyboard` and `LineEditor.choose`.
 5. `y` or `yes` is a yes. Edited arguments are checked by the tool, and the question is asked again
    with them. Anything else is a no.
 """
@@ -29,8 +29,7 @@ from ...handlers import View
 from ...messages import ToolCall
 from ...store import PendingDoubt
 from ...tools import AnyTool, Decision
-from .._exact import exact
-from .._question import Question, draft
+from .._question import Question, draft, exact
 from .._terminal import LONGEST, complain, in_line
 from ._rules import Rules
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.document import Document
 
-__all__ = ["QUIET", "STOPPED", "PromptQuestion", "PromptQuestions"]
+from .. import _keyboard
 
-QUIET, STOPPED = 0.15, 1.0
-"""Seconds without a key after which nobody is typing; the longer time is for one who has typed."""
+__all__ = ["PromptQuestion", "PromptQuestions"]
 
 
 @dataclass
@@ -97,14 +96,15 @@ class PromptQuestions:
                 self._draw()
 
     async def _until_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        is_typing = loop.time() - self._last_key < STOPPED
-        while True:
-            begun = loop.time()
-            await asyncio.sleep(STOPPED if is_typing else QUIET)
-            if self._last_key < begun:
-                return
-            is_typing = True
+        checked = asyncio.get_running_loop().time()
+        is_typing = checked - self._last_key < _keyboard.STOPPED_SECONDS
+
+        def has_typed() -> bool:
+            nonlocal checked
+            before, checked = checked, asyncio.get_running_loop().time()
+            return self._last_key >= before
+
+        await _keyboard.until_quiet(has_typed, is_typing=is_typing)
 
     def answer(self, question: PromptQuestion, text: str) -> None:
         """Accept a line; for a guarded question, only once no further key has come."""
@@ -114,7 +114,8 @@ class PromptQuestions:
             self._refuse_burst(question)
         else:
             loop = asyncio.get_running_loop()
-            question.accepting = loop.call_later(QUIET, self._settle, question, text)
+            seconds = _keyboard.QUIET_SECONDS
+            question.accepting = loop.call_later(seconds, self._settle, question, text)
 
     def dismiss(self) -> bool:
         """End the question that is shown without an answer; False if there is none."""

@@ -327,7 +327,10 @@ async def export_to(chat: Chat, argument: str) -> None:
 @command("/image FILE [TEXT]")
 async def send_image(chat: Chat, argument: str) -> Message:
     """send an image to the model, with a text"""
-    words = shlex.split(argument)
+    try:
+        words = shlex.split(argument)
+    except ValueError:
+        raise ConfigurationError("/image FILE: a quotation mark is missing") from None
     if not words:
         raise ConfigurationError("/image FILE: which image?")
     message = await read_message(" ".join(words[1:]), (words[0],))

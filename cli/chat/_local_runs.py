@@ -10,8 +10,8 @@ from ...commander import AnabranchError, Node
 from ...messages import Message
 from ...serve.talk import BadQuestion, Entry, Gone, Question, Served, Talk, serve_thing
 from ...tools import Decision
+from .._fields import AskLine, fill
 from .._named import import_named
-from ._job_fields import AskLine, fill
 from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
 
 __all__ = ["CannotAnswer", "find_partner", "local_partner"]

@@ -17,9 +17,8 @@ from ...commander import AnabranchError, Commander, ConfigurationError, Node, No
 from ...handlers import View, handler
 from ...messages import Message, Request, Usage
 from ...tracing import LiveTrace, live
-from .._drawing import now as seen_until
+from .._display import elapsed
 from .._exit import KILLED, handle_signals
-from .._survey import Survey
 from .._terminal import LONGEST, complain, in_line
 from .._tree_model import TreeSummary
 from .._tree_view import draw

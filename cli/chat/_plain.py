@@ -16,7 +16,7 @@ from ...handlers.legible import legible
 from ...jobs import read_line
 from ...messages import Message
 from .._editor import LineEditor, screen
-from .._typeahead import drop_typeahead
+from .._keyboard import discard_typeahead
 from ._approval import Rows, screen_size
 from ._rules import Rules
 from ._screen import Screen

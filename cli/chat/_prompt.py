@@ -34,7 +34,6 @@ from .._keyboard import Mode
 from .._streams import CapturedStream, begun_lines, captured_streams
 from .._terminal import in_line
 from ._asking import PromptQuestions
-from ._streams import Above, streams_above
 
 __all__ = ["Listener", "LivePrompt"]
 
@@ -97,7 +96,7 @@ class LivePrompt:
             lambda: self._session.default_buffer, lambda: self.touch(now=True), self.print
         )
         self._pending: list[str] = []
-        self._streams: list[Above] = []
+        self._streams: list[CapturedStream] = []
         self._held = False  # the terminal shows no output before RELEASE
         self._drawing: asyncio.TimerHandle | None = None
         self._mode: Mode | None = None
@@ -140,8 +139,8 @@ class LivePrompt:
         """Show the prompt until `close`; output of the program is printed above it."""
         self._loop = asyncio.get_running_loop()
         self._flush()  # output from before
-        with streams_above(
-            self.print_threadsafe, lambda: self._call_threadsafe(self.touch)
+        with captured_streams(
+            self.print_threadsafe, lambda: self._call_threadsafe(self.touch), hide_input=True
         ) as self._streams:
             try:
                 await self._session.prompt_async(
@@ -315,11 +314,6 @@ class LivePrompt:
             return self._listener.above(columns, (rows + 1) // 2)
         except Exception as error:  # noqa: BLE001 - a display error must not end the chat
             return [in_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
-
-    def _begun_lines(self, columns: int) -> list[str]:
-        """Return the lines that the program has not ended yet."""
-        begun = [line for stream in self._streams if (line := stream.begun)]
-        return [set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun]
 
     # --- keys
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -145,10 +146,22 @@ async def read_message(typed: str, images: Sequence[str] = ()) -> Message:
     def read() -> Message:
         text, pasted = take_pasted(typed)
         attached = attach(text)
+        for image in images:
+            if not (path := Path(image).expanduser()).exists():
+                raise ConfigurationError(_not_found(path))
         parts = [Part.from_path(os.path.expanduser(path)) for path in (*images, *pasted)]
         return Message(role="user", content=attached.text, parts=[*parts, *attached.parts])
 
     return await asyncio.to_thread(read)
+
+
+def _not_found(path: Path) -> str:
+    """Return the message for a missing file, with a similar name from its folder."""
+    folder = Path.cwd() / path.parent
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    near = get_close_matches(path.name, names, n=1, cutoff=0.8)
+    hint = f"did you mean {path.parent / near[0]}?" if near else f"the folder is {Path.cwd()}"
+    return f"{path}: No such file; {hint}"
 
 
 async def _find_model(address: str, choose: Choose | None) -> str:

@@ -219,7 +219,7 @@ async def _make_agent(manager: SessionManager, options: ChatOptions) -> None:
 
         manager.tools = [*EXAMPLE_TOOLS]
     else:
-        wanted = [spec for spec in options.tools if spec != "none"]
+        wanted = _without_none(options.tools)
         manager.tools = [*await manager.stack.enter_async_context(open_tools(*wanted))]
     index = None
     if options.documents is not None:
@@ -238,7 +238,7 @@ async def _make_agent(manager: SessionManager, options: ChatOptions) -> None:
 
 
 def _without_none(specs: list[str]) -> list[str]:
-    """Return the tools that are wanted; none after `--tools none`, which goes with no other."""
+    """Return the wanted tools: no tools for `--tools none`, which excludes all others."""
     names = [name.strip().lower() for spec in specs for name in spec.split(",")]
     if "none" not in names:
         return specs

@@ -17,7 +17,7 @@ from support.until import first_turn, turns
 from anabranch import Agent, Commander, Job, Node, NodeCancelled, handler, tool
 from anabranch.agents.conversation import ConversableAgent, GroupChat
 from anabranch.agents.orchestration import Orchestrator, State
-from anabranch.cli.chat._job_fields import FieldMissing
+from anabranch.cli._fields import FieldMissing
 from anabranch.cli.chat._local_runs import find_partner, local_partner
 from anabranch.cli.chat._log_renderer import LogRenderer, lay_out_result
 from anabranch.cli.chat._partner import Refused, RunPartner
