@@ -23,7 +23,9 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 MOVED: dict[str, str] = {
     "anabranch.cli.chat._run_partner:Refused": "anabranch.cli.chat._partner:Refused",
     "anabranch.cli.chat._run_partner:RunPartner": "anabranch.cli.chat._partner:RunPartner",
-    "anabranch.cli.chat._served_partner:CannotAnswer": "anabranch.cli.chat._local_runs:CannotAnswer",
+    "anabranch.cli.chat._served_partner:CannotAnswer": (
+        "anabranch.cli.chat._local_runs:CannotAnswer"
+    ),
     "anabranch.cli.chat._served_partner:ask_person": "anabranch.cli.chat._partner:_ask",
     "anabranch.cli.chat._telling:BadEntry": "anabranch.cli.chat._log_renderer:BadEntry",
     "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
