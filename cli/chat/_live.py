@@ -36,8 +36,7 @@ __all__ = ["THEMES", "LiveScreen", "Stage"]
 
 THEMES = ("dark", "light", "none")
 MAX_WAITING_LINES = 3
-
-# For an editor that has the terminal when the chat is cancelled, to restore it.
+# For an editor to restore the terminal when the chat is cancelled.
 EDITOR_GRACE_SECONDS = 2.0
 
 
@@ -213,11 +212,14 @@ class LiveScreen(Screen):
         """Give the terminal to another program until it ends; return its exit status."""
         async with in_terminal():
             try:
-                process = await asyncio.create_subprocess_exec(*command)
+                process = await start_process(*command)
             except OSError as error:
                 what = f"{command[0]} cannot be run: {error.strerror or error}; set $EDITOR"
                 raise ConfigurationError(what) from None
-            return await process.wait()
+            try:
+                return await process.wait()
+            finally:
+                await end_process(process, grace=EDITOR_GRACE_SECONDS)
 
     # --- at the prompt
 
