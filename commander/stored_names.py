@@ -35,6 +35,13 @@ MOVED: dict[str, str] = {
     "anabranch.tracing._live:LiveTrace": "anabranch.tracing._record:LiveTrace",
     "anabranch.tracing._meter:Meter": "anabranch.tracing._genai:Meter",
     "anabranch.tracing._run_ids:RunIds": "anabranch.tracing._spans:RunIds",
+    "anabranch.cli.chat._run_partner:Refused": "anabranch.cli.chat._partner:Refused",
+    "anabranch.cli.chat._run_partner:RunPartner": "anabranch.cli.chat._partner:RunPartner",
+    "anabranch.cli.chat._served_partner:CannotAnswer": (
+        "anabranch.cli.chat._local_runs:CannotAnswer"
+    ),
+    "anabranch.cli.chat._served_partner:ask_person": "anabranch.cli.chat._partner:_ask",
+    "anabranch.cli.chat._telling:BadEntry": "anabranch.cli.chat._log_renderer:BadEntry",
     "anabranch.backends._tell:ToldQuestion": "anabranch.backends._request_events:ObservedRequest",
     "anabranch.cli._drawing:Watcher": "anabranch.cli._display:Watcher",
     "anabranch.cli._drawing:_Tree": "anabranch.cli._display:TreeDisplay",

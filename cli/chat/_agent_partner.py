@@ -1,4 +1,4 @@
-"""An agent in a session of a journal, as the partner of a chat."""
+"""The partner of a chat that answers with an agent, in a session of a journal."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ._sessions import AGENT, SessionInfo, Sessions
 __all__ = ["AgentPartner", "AskDoubt", "Cut", "TurnLost"]
 
 AskDoubt: TypeAlias = Callable[[PendingDoubt], Awaitable[object]]
-"""Asks the person what became of a call in doubt, and answers it: `done(value)`, `not_done()`."""
+"""Asks the person whether a call in doubt was done, and settles it: `done(value)`, `not_done()`."""
 
-TURN = "turn"  # the extra of a message that begins a turn
-LOOK = 0.1  # seconds between two looks for calls in doubt, while a cut turn goes on
+TURN = "turn"  # marks a message that begins a turn, in its `extra`
+DOUBT_POLL_SECONDS = 0.1  # while an interrupted turn continues
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A turn whose process has died: what was asked, and the calls of which nobody knows."""
+    """A turn whose process died: its message, and its calls in doubt."""
 
     asked: Message
     doubts: list[PendingDoubt] = field(default_factory=list[PendingDoubt])
 
 
 class TurnLost(AnabranchError):
-    """A turn that was cut because its session could not be stored; the chat goes on."""
+    """A turn that stopped because its session could not be stored; the chat continues."""
 
 
 class AgentPartner(Partner):
-    """Talks to `agent` in one session; `open` reads it. The agent's name is that of all chats.
+    """Answers with `agent` in one session, which `open` reads. The agent's name is `AGENT`.
 
-    `doubt` is asked about each call of a tool of which nobody knows whether it was done; without
-    it, such a call waits until somebody answers elsewhere.
+    `doubt` settles each call of a tool whose outcome is unknown after a crash. Without it, such a
+    call waits until another process settles it.
     """
 
     def __init__(
@@ -63,21 +63,18 @@ class AgentPartner(Partner):
         self.sessions = sessions
         self.info = info
         self._doubt = doubt
-        self._asked: list[AgentMessage] | None = None  # by a turn that was cut
+        self._asked: list[AgentMessage] | None = None  # the messages of an interrupted turn
         self._call: AgentCall[Any] | None = None
 
     async def open(self) -> None:
-        """Read what was said in the session, if there is one.
-
-        Raises `SessionBusy` while another chat has it open.
-        """
+        """Read a stored session. Raises `SessionBusy` while another chat uses it."""
         if self.info.known:
             self.sessions.reserve(self.info)
             await self.agent.recall(self.info.id)
             self._asked = await self.agent.find_cut(self.info.id)
 
     def begin_with(self, conversation: Conversation) -> None:
-        """Let a new session begin with what was said elsewhere; its first turn keeps it."""
+        """Begin a new session with a conversation; the first turn stores it."""
         memory, session = self.agent.memory, self.info.id
         for each in conversation:
             match each.role:
@@ -85,52 +82,50 @@ class AgentPartner(Partner):
                     self.agent.system = each.content
                 case "user":
                     memory.add(_as_turn(each), session_id=session)
-                case "assistant" if each.tool_calls:
-                    said = AgentMessage(content=each.content or "", sender=self.agent.name)
-                    said.formatted, said.type = [each], TOOLS
-                    memory.add(said, session_id=session)
                 case "assistant":
-                    said = AgentMessage(
+                    message = AgentMessage(
                         content=each.content or "",
                         sender=self.agent.name,
-                        reasoning=each.reasoning,
-                        provider_items=each.provider_items,
+                        reasoning=None if each.tool_calls else each.reasoning,
+                        provider_items=[] if each.tool_calls else each.provider_items,
                     )
-                    memory.add(said, session_id=session)
+                    if each.tool_calls:
+                        message.formatted, message.type = [each], TOOLS
+                    memory.add(message, session_id=session)
                 case "tool":
                     last = memory.messages(session)[-1:]
                     if last and last[0].type == TOOLS:
                         last[0].formatted.append(each)
 
     async def cut(self) -> Cut | None:
-        """Return the turn that was cut, with the calls that are known to be in doubt; else None."""
+        """Return the interrupted turn with its known calls in doubt, None if there is none."""
         if self._asked is None:
             return None
         doubts = await self.sessions.journal.doubts(self.info.run_id)
         return Cut(_as_message(self._asked), doubts)
 
-    def answer(self, said: Message | None, view: View) -> Node[Any]:
-        """Answer what is said, or go on: with a turn that was cut, else with things as they stand.
+    def answer(self, message: Message | None, view: View) -> Node[Any]:
+        """Answer a message; None continues an interrupted turn, or answers what is there.
 
-        Anything but None ends a turn that was cut, as if it had been stopped.
+        A message ends an interrupted turn, as if the person had stopped it.
         """
         self.agent.view = view
-        return _Turn(self, said)
+        return _Turn(self, message)
 
-    def steer(self, said: Message) -> bool:
-        """Let the answer under way hear this with its next request."""
-        return self._call is not None and self._call.steer(said)
+    def steer(self, message: Message) -> bool:
+        """Add a message to the next request of the running answer."""
+        return self._call is not None and self._call.steer(message)
 
     def unheard(self) -> list[Message]:
-        """Return what no request of the last answer had."""
+        """Return the steering messages that no request of the last answer contained."""
         return [] if self._call is None else [_as_message([each]) for each in self._call.unheard]
 
     def messages(self) -> list[Message]:
-        """Return the conversation, from the system prompt on."""
+        """Return the conversation, beginning with the system prompt."""
         return self.agent.aggregate(self.info.id)
 
     def sources(self, answer: object) -> Iterator[str]:
-        """Yield a line for each document that an answer cites; if it cites none, what was found."""
+        """Yield a line for each document that an answer cites, or for what was found if none is."""
         knowledge: Any = self.agent.knowledge
         if knowledge is None or self.agent.knowledge_tool is None:
             return
@@ -145,41 +140,39 @@ class AgentPartner(Partner):
             yield in_line(f"(it cites nothing; found: {places or 'nothing'})", LONGEST)
 
     def usage(self) -> dict[str, Usage]:
-        """Return what the session has taken in all its lives, by model."""
+        """Return the usage of the session by model, including that before restarts."""
         return self.agent.usage(self.info.id)
 
     async def undo(self) -> Message | None:
-        """Take back the last turn, and return what was asked in it; None if there is none.
+        """Remove the last turn and return its message; None if there is none.
 
-        On disk when this returns.
+        The change is on disk when this returns.
         """
         await self._stop_cut()
         memory, session = self.agent.memory, self.info.id
-        said = memory.messages(session)
-        begins = [number for number, each in enumerate(said) if TURN in each.extra]
-        if not begins:
+        messages = memory.messages(session)
+        if not (begins := self._turn_starts()):
             return None
-        memory.replace(said[: begins[-1]], session)
+        memory.replace(messages[: begins[-1]], session)
         await self.agent.keep(session)
         await self._note_turns()
-        return _as_message([said[begins[-1]]])
+        return _as_message([messages[begins[-1]]])
 
     async def forget_answer(self) -> None:
-        """Take back what came of the last turn, so that `answer(None, ...)` answers it anew.
+        """Remove the answer of the last turn, so that `answer(None, ...)` makes another one.
 
-        A turn that was cut stays as it is: that goes on.
+        An interrupted turn stays as it is, since it can continue.
         """
         if self._asked is not None:
             return
         memory, session = self.agent.memory, self.info.id
-        said = memory.messages(session)
-        begins = [number for number, each in enumerate(said) if TURN in each.extra]
-        if begins and len(said) > begins[-1] + 1:
-            memory.replace(said[: begins[-1] + 1], session)
+        messages, begins = memory.messages(session), self._turn_starts()
+        if begins and len(messages) > begins[-1] + 1:
+            memory.replace(messages[: begins[-1] + 1], session)
             await self.agent.keep(session)
 
     async def note(self, **noted: Any) -> None:
-        """Note something else of the session: its title, model, system prompt or folder."""
+        """Change notes about the session: its title, model, system prompt or folder."""
         if self.info.known:
             self.info = await self.sessions.change(self.info.id, **noted)
         else:
@@ -187,13 +180,13 @@ class AgentPartner(Partner):
         self.name = self.info.model or self.agent.name
 
     async def fork(self, turns: int | None = None) -> SessionInfo:
-        """Make another session that goes on from here, or from the end of turn number `turns`."""
+        """Copy the session, or its first `turns` turns, into a new one."""
         return await self.sessions.fork(self.info.id, self.agent, turns)
 
     async def go_on_in_memory(self, error: JournalError) -> str:
-        """Continue this session in memory where its journal takes nothing any more.
+        """Continue this session in memory after its journal has failed.
 
-        Return what to say of that, in one line; raise `error` again where the journal still works.
+        Returns a line for the person; raises `error` again if the journal still works.
         """
         if not await self.sessions.leave_file(error):
             raise error
@@ -205,51 +198,50 @@ class AgentPartner(Partner):
             self.info = await self.sessions.begin(replace(self.info, known=False), self.info.title)
         return f"{self.sessions.trouble}. The chat continues in memory; /save FILE keeps it"
 
-    async def _turn(self, node: Node[Any], said: Message | None) -> Any:
+    async def _turn(self, node: Node[Any], message: Message | None) -> Any:
         before = len(self.agent.memory.messages(self.info.id))
         try:
-            return await self._answer_in_session(node, said)
+            return await self._answer_in_session(node, message)
         except JournalError as error:
             line = await self.go_on_in_memory(error)
-        if (
-            len(self.agent.memory.messages(self.info.id)) == before
-        ):  # nothing was said, no tool has run
+        # Nothing was said and no tool has run: the turn can be made again.
+        if len(self.agent.memory.messages(self.info.id)) == before:
             complain(line)
-            return await self._answer_in_session(node, said)
+            return await self._answer_in_session(node, message)
         if (answer := self._last_answer()) is None:
             raise TurnLost(f"{line}, and /retry answers this turn")
         complain(line)
         return answer
 
     def _last_answer(self) -> AgentMessage | None:
-        """Return what the agent said last, if that is a complete answer."""
+        """Return the last message if it is a complete answer of the agent."""
         for last in self.agent.memory.messages(self.info.id)[-1:]:
             answers = last.sender == self.agent.name and last.type != TOOLS
             if answers and last.stream_state != "failed":
                 return last
         return None
 
-    async def _answer_in_session(self, node: Node[Any], said: Message | None) -> Any:
+    async def _answer_in_session(self, node: Node[Any], message: Message | None) -> Any:
         self.sessions.reserve(self.info)
         session, asked = self.info.id, self._asked
-        if said is not None:
+        if message is not None:
             await self._stop_cut()
-            message = _as_turn(said)
+            begins = _as_turn(message)
             if not self.info.known:
-                self.info = await self.sessions.begin(self.info, message.text)
+                self.info = await self.sessions.begin(self.info, begins.text)
             else:
-                turns = 1 + self._turns()
+                turns = 1 + len(self._turn_starts())
                 self.info = await self.sessions.change(self.info.id, turns=turns)
-            call = self.agent.call(message, session_id=session)
+            call = self.agent.call(begins, session_id=session)
         else:
             call = self.agent.call(*(asked or ()), session_id=session)
         self._call, watching = call, None
-        if said is None and asked is not None and self._doubt is not None:
+        if message is None and asked is not None and self._doubt is not None:
             watching = node.call_handler(_Watch(self, self._doubt))
         try:
             answer = await node.call_handler(call, claim=True)
         except BaseException as error:
-            if not isinstance(error, RunBusy):  # else it has not begun
+            if not isinstance(error, RunBusy):  # then it has not begun
                 self._asked = None
             raise
         finally:
@@ -263,24 +255,26 @@ class AgentPartner(Partner):
             await self.agent.stop_cut(self.info.id)
             self._asked = None
 
-    async def _end_turn(self, said: Message | None, turns: int) -> None:
-        """Note the end of a turn, before which there were so many.
+    async def _end_turn(self, message: Message | None, turns: int) -> None:
+        """Update the notes at the end of a turn; `turns` is the number of earlier ones.
 
-        An agent forgets what it was asked if it fails before it said anything: this remembers it.
+        An agent that fails before its first reply forgets the message. It is added again here.
         """
         session = self.info.id
-        with suppress(RunBusy, JournalError):  # which the turn itself has told
-            forgotten = self.info.known and self._turns() == turns
-            if said and forgotten and await self.agent.find_cut(session) is None:
-                self.agent.memory.add(_as_turn(said), session_id=session)
+        with suppress(RunBusy, JournalError):  # the turn itself has raised it
+            forgotten = self.info.known and len(self._turn_starts()) == turns
+            if message and forgotten and await self.agent.find_cut(session) is None:
+                self.agent.memory.add(_as_turn(message), session_id=session)
                 await self.agent.keep(session)
             await self._note_turns()
 
-    def _turns(self) -> int:
-        return sum(TURN in each.extra for each in self.agent.memory.messages(self.info.id))
+    def _turn_starts(self) -> list[int]:
+        """Return the indices of the messages that begin a turn."""
+        messages = self.agent.memory.messages(self.info.id)
+        return [at for at, each in enumerate(messages) if TURN in each.extra]
 
     async def _note_turns(self) -> None:
-        turns = self._turns()
+        turns = len(self._turn_starts())
         if self.info.known and turns != self.info.turns:
             self.info = await self.sessions.change(self.info.id, turns=turns)
 
@@ -288,12 +282,12 @@ class AgentPartner(Partner):
 class _Turn(Node[Any], internal=True):
     """One answer of a partner."""
 
-    def __init__(self, partner: AgentPartner, said: Message | None) -> None:
+    def __init__(self, partner: AgentPartner, message: Message | None) -> None:
         super().__init__("turn")
         self._partner = partner
-        self._said = said
-        turns = partner._turns()
-        self.at_done(lambda _: partner._end_turn(said, turns))
+        self._said = message
+        turns = len(partner._turn_starts())
+        self.at_done(lambda _: partner._end_turn(message, turns))
 
     async def task(self) -> Any:
         """Let the agent answer."""
@@ -301,7 +295,7 @@ class _Turn(Node[Any], internal=True):
 
 
 class _Watch(Node[None], internal=True):
-    """Asks about what is in doubt, until it is cancelled."""
+    """Asks about calls in doubt, each once, until it is cancelled."""
 
     def __init__(self, partner: AgentPartner, ask: AskDoubt) -> None:
         super().__init__("doubts")
@@ -309,21 +303,24 @@ class _Watch(Node[None], internal=True):
         self._ask = ask
 
     async def task(self) -> None:
-        """Look, and ask about each once."""
+        """Poll the journal."""
         seen = set[int]()
         while True:
             for each in await self._partner.sessions.journal.doubts(self._partner.info.run_id):
                 if each.number not in seen:
                     seen.add(each.number)
-                    with suppress(NotPending):  # somebody else has answered
+                    with suppress(NotPending):  # another process has settled it
                         await self._ask(each)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(DOUBT_POLL_SECONDS)
 
 
-def _as_turn(said: Message) -> AgentMessage:
-    return AgentMessage(content=said.content or "", parts=list(said.parts), extra={TURN: True})
+def _as_turn(message: Message) -> AgentMessage:
+    return AgentMessage(
+        content=message.content or "", parts=list(message.parts), extra={TURN: True}
+    )
 
 
-def _as_message(said: list[AgentMessage]) -> Message:
-    parts = [part for each in said for part in each.parts]
-    return Message(role="user", content="\n".join(str(each.content) for each in said), parts=parts)
+def _as_message(messages: list[AgentMessage]) -> Message:
+    parts = [part for each in messages for part in each.parts]
+    content = "\n".join(str(each.content) for each in messages)
+    return Message(role="user", content=content, parts=parts)

@@ -1,7 +1,7 @@
-"""Files that a person names while writing: `@src/main.py`, a picture that was dropped, a pipe.
+"""Files that the person names in a message: `@src/main.py`, a dropped picture, a pipe.
 
-Only what the person at the keyboard has typed or piped may come in here: a model that writes
-`@/etc/passwd` must read nothing by it.
+Only pass text that the person at the keyboard typed or piped: a model that writes `@/etc/passwd`
+must not read the file by it.
 """
 
 from __future__ import annotations
@@ -26,50 +26,49 @@ __all__ = [
     "Attached",
     "attach",
     "find_mention",
-    "find_pasted",
     "quote_name",
     "read_piped",
     "take_pasted",
     "with_piped",
 ]
 
-MOST_FILE = 400_000  # bytes of one text
-MOST_ALL = 1_000_000  # of all texts of one message
-MOST_PIPED = 4_000_000  # of a pipe
-LONGEST_NAME = 4096
-# How many lines, of how many characters, are looked at for dropped files: a long text is a text.
-DROPPED_LINES, DROPPED_LINE = 50, 2 * LONGEST_NAME
+MAX_FILE_BYTES = 400_000
+MAX_MESSAGE_BYTES = 1_000_000  # of all texts of a message
+MAX_PIPE_BYTES = 4_000_000
+MAX_NAME = 4096
+# Only texts of so few lines, and lines of so few characters, are searched for dropped files.
+MAX_DROPPED_LINES, MAX_DROPPED_LINE = 50, 2 * MAX_NAME
 
-# A backslash is read in one way alone, or a search could go through all of them again and again.
+# Each backslash has only one reading, or a search could take quadratic time.
 BARE = r"""(?:\\[\s"'\\]|[^\s"'\\]|\\(?![\s"'\\]))+"""
-# A handle, an address of e-mail and `@@` are told by what stands before and behind the sign.
+# The characters before and after the sign exclude handles, e-mail addresses and `@@`.
 MENTION = re.compile(rf"""(?<![\w@.+/-])@(?:"([^"\n]+)"|'([^'\n]+)'|(?!@)({BARE}))""")
 OPEN_MENTION = re.compile(rf"""(?<![\w@.+/-])@("[^"\n]*|'[^'\n]*|(?!@)(?:{BARE})?)$""")
 TRAILING = ".,;:!?)]}>"
-MOST_TRAILING = 8
+MAX_TRAILING = 8
 ESCAPED = re.compile(r"""\\([\s"'\\])""")
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, since it begins with that mark
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# What stands in no text: control characters but for blanks, lines, pages, colours and bells.
+# Not in a text: control characters other than blanks, line and page ends, colours and bells.
 BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 FENCE = re.compile("`{3,}")
 
 
 class AttachError(AnabranchError):
-    """A file that a person has named cannot be attached; the message says why."""
+    """A file that the person named cannot be attached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What a person has said, with the texts of files below it.
+    """The person's text with the texts of files below it.
 
-    `names` are the files as they were written; `parts` are those that are no text: images, PDFs.
+    `names` are the files as the person wrote them; `parts` are images, PDFs and the like.
     """
 
     text: str
@@ -78,28 +77,28 @@ class Attached:
 
     @property
     def message(self) -> Message:
-        """All of it, as the user's message."""
+        """The same as a message of the user."""
         return Message(role="user", content=self.text, parts=list(self.parts))
 
 
 # --- @name
 
 
-def attach(said: str, folder: Path | None = None) -> Attached:
-    """Add the texts of the files that are named after `@`, each once, in a block with its name.
+def attach(text: str, folder: Path | None = None) -> Attached:
+    """Add the text of each file that is named after `@`, once, in a block with its name.
 
-    Names are relative to `folder`, by default the working folder; those with blanks are quoted, or
-    have backslashes before them. What names no file, as `@someone`, stays text, and so does a
-    folder. Pictures, PDFs and the like become parts. It reads files, so it may wait for a disk.
-    Raises `AttachError` for what cannot be read, is too large, or is nothing that a model takes.
+    Names are relative to `folder`, by default the working folder; names with blanks are quoted or
+    have backslashes. A name without a file, as in `@someone`, and the name of a folder stay text.
+    Pictures, PDFs and the like become parts. Waits for the disk. Raises `AttachError` for a file
+    that cannot be read, is too large, or is of a type that no model reads.
     """
     folder = Path.cwd() if folder is None else folder
     blocks: list[str] = []
     names: list[str] = []
     parts: list[Part] = []
     seen: set[Path] = set()
-    room = MOST_ALL
-    for name, path in _mentioned(said, folder):
+    room = MAX_MESSAGE_BYTES
+    for name, path in _mentioned(text, folder):
         if (real := path.resolve()) in seen:
             continue
         seen.add(real)
@@ -111,13 +110,15 @@ def attach(said: str, folder: Path | None = None) -> Attached:
             continue
         room -= len(data)
         if room < 0:
-            raise AttachError(f"{shown} is too much: all files have at most {MOST_ALL:,} bytes")
+            raise AttachError(
+                f"{shown} is too much: all files have at most {MAX_MESSAGE_BYTES:,} bytes"
+            )
         blocks.append(_block(shown, decode(data, shown)))
-    return Attached("\n\n".join([said, *blocks]), tuple(names), tuple(parts))
+    return Attached("\n\n".join([text, *blocks]), tuple(names), tuple(parts))
 
 
-def _mentioned(said: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    for found in MENTION.finditer(said):
+def _mentioned(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    for found in MENTION.finditer(text):
         double, single, bare = found.groups()
         name = double or single
         tries = [name] if name else _without_trailing(ESCAPED.sub(r"\1", bare))
@@ -129,9 +130,9 @@ def _mentioned(said: str, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _without_trailing(name: str) -> Iterator[str]:
-    """Give a name, and then without what may end a sentence."""
+    """Yield a name, and the name without the characters that can end a sentence."""
     yield name
-    for _ in range(MOST_TRAILING):
+    for _ in range(MAX_TRAILING):
         if not name or name[-1] not in TRAILING:
             return
         name = name[:-1]
@@ -139,25 +140,25 @@ def _without_trailing(name: str) -> Iterator[str]:
 
 
 def _path(name: str, folder: Path) -> Path | None:
-    """Return the path of what is there under a name."""
-    if not name or len(name) > LONGEST_NAME:
+    """Return the path of an existing file or folder, None if there is none."""
+    if not name or len(name) > MAX_NAME:
         return None
     try:
         path = folder / Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a zero in it, nobody's home
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no home folder
         return None
 
 
 def _read(path: Path, name: str) -> bytes | Part:
-    """Read a text, or what a message has as a part."""
+    """Return the bytes of a text, or a part for a picture, a PDF and the like."""
     try:
-        # Without waiting: a pipe that nobody writes to would never open.
+        # A named pipe without a writer would block.
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise AttachError(f"{name} is no plain file")
-            data = file.read(MOST_FILE + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
         if data.startswith(b"%PDF-") or (BINARY.search(data) and not _is_marked(data)):
             if (part := Part.from_path(path)).kind == "text":
                 raise AttachError(f"{name} is no text")
@@ -166,13 +167,13 @@ def _read(path: Path, name: str) -> bytes | Part:
         raise AttachError(f"{name} cannot be read: {error.strerror}") from None
     except ConfigurationError as error:
         raise AttachError(f"{name} cannot be attached: {in_line(str(error), 300)}") from None
-    if len(data) > MOST_FILE:
-        raise AttachError(f"{name} is too large: at most {MOST_FILE:,} bytes are attached")
+    if len(data) > MAX_FILE_BYTES:
+        raise AttachError(f"{name} is too large: at most {MAX_FILE_BYTES:,} bytes are attached")
     return data
 
 
 def is_picture(data: bytes) -> bool:
-    """Whether a file that begins so is a picture that models take."""
+    """Say whether a file that begins with these bytes is a picture that models read."""
     return data.startswith(PICTURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
@@ -186,9 +187,9 @@ def _block(name: str, text: str) -> str:
 
 
 def decode(data: bytes, name: str) -> str:
-    """Return bytes as text: by their mark, as UTF-8, else as the Latin of old files.
+    """Decode bytes by their byte order mark, as UTF-8, or as the Latin of old files.
 
-    Raises `AttachError` for what is no text.
+    Raises `AttachError` if they are not text.
     """
     for mark, encoding in MARKS:
         if data.startswith(mark):
@@ -218,9 +219,9 @@ def _lines(text: str) -> str:
 
 
 def read_piped(stream: BinaryIO | None) -> str:
-    """Read a pipe or a file to its end, as text; nothing at a terminal, or where there is none.
+    """Read a pipe or a file to its end, as text; "" for a terminal and for a closed stream.
 
-    Raises `AttachError` for what is no text, or too much.
+    Raises `AttachError` if it is too large or not text.
     """
     if stream is None or stream.closed or stream.isatty():
         return ""
@@ -228,36 +229,31 @@ def read_piped(stream: BinaryIO | None) -> str:
     try:
         while piece := stream.read(65536):
             data += piece
-            if len(data) > MOST_PIPED:
-                raise AttachError(f"standard input is too large: at most {MOST_PIPED:,} bytes")
+            if len(data) > MAX_PIPE_BYTES:
+                raise AttachError(f"standard input is too large: at most {MAX_PIPE_BYTES:,} bytes")
     except OSError as error:
         raise AttachError(f"standard input cannot be read: {error.strerror}") from None
     return decode(bytes(data), "standard input")
 
 
-def with_piped(said: str, piped: str) -> str:
-    """Return what is said with what was piped below it; without either, the other."""
+def with_piped(text: str, piped: str) -> str:
+    """Return the person's text with the piped text below it, or the only one of them."""
     if not piped.strip():
-        return said
-    return f"{said}\n\n{_block('standard input', piped)}" if said.strip() else piped
+        return text
+    return f"{text}\n\n{_block('standard input', piped)}" if text.strip() else piped
 
 
 # --- dropped files
 
 
-def find_pasted(text: str) -> list[Path]:
-    """Return the pictures whose paths stand alone on lines of `text`, as terminals drop them.
-
-    A path is absolute: as it is, quoted, with backslashes before blanks, or as a `file://` URL;
-    several may stand on a line. Only files that are there and are pictures count.
-    """
-    return take_pasted(text)[1]
-
-
 def take_pasted(text: str) -> tuple[str, list[Path]]:
-    """Return what is left of `text` without those lines, and the pictures that they name."""
+    """Remove lines that contain only paths of pictures, as terminals paste dropped files.
+
+    Returns the other lines, and the paths. A path is absolute: as it is, quoted, with backslashes
+    before blanks, or as a `file://` URL. Only existing pictures count.
+    """
     lines = text.split("\n")
-    if len(lines) > DROPPED_LINES:
+    if len(lines) > MAX_DROPPED_LINES:
         return text, []
     rest: list[str] = []
     found: list[Path] = []
@@ -270,14 +266,14 @@ def take_pasted(text: str) -> tuple[str, list[Path]]:
 
 
 def _dropped(line: str) -> list[Path]:
-    """Return the pictures that a line names, none if anything else stands there."""
-    if not line or len(line) > DROPPED_LINE:
+    """Return the pictures that a line names; none if it contains anything else."""
+    if not line or len(line) > MAX_DROPPED_LINE:
         return []
-    if (whole := _picture(line)) is not None:
-        return [whole]
+    if (path := _picture(line)) is not None:
+        return [path]
     try:
         names = shlex.split(line)
-    except ValueError:  # a quotation mark without its other one
+    except ValueError:  # an open quotation
         return []
     paths = [_picture(name) for name in names]
     return [path for path in paths if path is not None] if None not in paths else []
@@ -308,11 +304,11 @@ def _picture(name: str) -> Path | None:
 
 
 def find_mention(before: str) -> tuple[str, int] | None:
-    """Return the name that is being written behind `@` at the end of a text.
+    """Return the unfinished name after `@` at the end of a text, None if there is none.
 
-    With it comes how many characters are written, from `@` on. None if there is none.
+    The number is that of its characters in the text, including `@`.
     """
-    found = OPEN_MENTION.search(before[-LONGEST_NAME:])
+    found = OPEN_MENTION.search(before[-MAX_NAME:])
     if found is None:
         return None
     written = found[1]
@@ -321,7 +317,7 @@ def find_mention(before: str) -> tuple[str, int] | None:
 
 
 def quote_name(name: str) -> str:
-    """Return a name as `attach` reads it behind `@`."""
+    """Return a name in the form in which `attach` reads it after `@`."""
     if re.fullmatch(r"[^\s\"'\\@][^\s\"'\\]*", name) and name[-1] not in TRAILING:
         return name
     for mark in '"', "'":

@@ -1,6 +1,7 @@
-"""The commands of the chat: lines that begin with a slash, said to the chat itself.
+"""The commands of the chat: lines that begin with a slash.
 
-Each is a function marked `@command`: of the chat, and of the text after its name.
+Each is a function marked `@command`, of the chat and the text after the command's name. Its
+docstring is the help that the person sees.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ...tools import AnyTool
 from ...tools.origins import definition_of
 from .._terminal import LONGEST, complain, in_line
 from ._agent_partner import AgentPartner
-from ._home import read_message
 from ._live import LiveScreen
 from ._partner import Partner
+from ._session_manager import read_message
 from ._sessions import SessionInfo, shorten_title
 
 if TYPE_CHECKING:
@@ -37,19 +38,19 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "COMMANDS", "HELP", "describe_partner", "obey"]
 
 Command: TypeAlias = Callable[["Chat", str], Awaitable["Message | bool | None"]]
-"""Does what the person wants; returns what the partner is to hear instead, None for nothing.
+"""Executes a command; returns a message for the partner, or None.
 
-True lets the partner go on with the conversation as it stands.
+True lets the partner answer the conversation as it is.
 """
 
-MOST_SESSIONS = 20
+MAX_LISTED = 20
 
 COMMANDS: dict[str, Command] = {}
 AT_ONCE: set[str] = set()
-"""The commands that are obeyed also while an answer is given; the others wait for its end."""
-ALONE: set[str] = set()
-"""The commands that take nothing after their name."""
+"""The commands that also run during an answer; the others wait for its end."""
 HELP: list[tuple[str, str]] = []
+"""The usage and the help of each command."""
+_WITHOUT_ARGUMENT: set[str] = set()
 
 
 def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command]:
@@ -59,7 +60,7 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
         name, _, takes = usage.partition(" ")
         COMMANDS[name] = function
         if not takes:
-            ALONE.add(name)
+            _WITHOUT_ARGUMENT.add(name)
         if at_once:
             AT_ONCE.add(name)
         HELP.append((usage, inspect.getdoc(function) or ""))
@@ -70,9 +71,9 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
 
 @handler
 async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
-    """Do what `line` says; return what its command does.
+    """Execute the command in `line`, and return its result.
 
-    A command that fails says why in one line and changes nothing.
+    A command that fails shows one line and changes nothing.
     """
     name, argument = (*line.split(maxsplit=1), "")[:2]
     if (wanted := COMMANDS.get(name)) is None:
@@ -81,7 +82,7 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
         complain(f"there is no command {name}{hint} /help lists them")
         return None
     try:
-        if argument and name in ALONE:
+        if argument and name in _WITHOUT_ARGUMENT:
             raise ConfigurationError(f"{name} takes nothing after it: nothing was done")
         return await wanted(chat, argument.strip())
     except BrokenPipeError:
@@ -89,32 +90,32 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
     except JournalError as error:
         try:
             complain(await require_agent(chat).go_on_in_memory(error))
-        except AnabranchError:  # the journal works, or is another's
+        except AnabranchError:  # the journal still works, or the partner has none
             complain(error)
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - what the person types ends no chat
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - no command ends the chat by an error
         complain(error)
         return None
 
 
 def describe_model(backend: Backend) -> str:
-    """Say in a line which model speaks, and how good its choice of tools is if that is known."""
+    """Return the name of a model, and its measured accuracy in the choice of tools if known."""
     figure = getattr(backend, "tool_choice_accuracy", "")
     return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
 
 
 def describe_partner(partner: Partner) -> str:
-    """Say in a line who speaks."""
+    """Return the name of the model or the partner."""
     if isinstance(partner, AgentPartner) and partner.agent.backend is not None:
         return describe_model(partner.agent.backend)
     return partner.name
 
 
 def require_agent(chat: Chat) -> AgentPartner:
-    """Return the agent that one talks to; raise `ConfigurationError` where it is another's."""
+    """Return the partner if it is an agent in a session; raise `ConfigurationError` otherwise."""
     if isinstance(chat.partner, AgentPartner):
         return chat.partner
-    raise ConfigurationError(f"that is {chat.partner.name}'s own affair: it works with --model")
+    raise ConfigurationError(f"this command works with --model, and not with {chat.partner.name}")
 
 
 @command("/help", at_once=True)
@@ -124,20 +125,20 @@ async def list_commands(chat: Chat, argument: str) -> None:
         chat.screen.note(f"{usage:<22}{text}", "")
     if isinstance(chat.screen, LiveScreen):
         chat.screen.note(
-            "Enter says it, also while the model speaks: it hears that with its next request\n"
+            "Enter sends a message; during an answer, the model's next request contains it\n"
             "Tab queues it, Esc takes the newest back, Ctrl-C stops the answer\n"
-            "@FILE attaches a file; Ctrl-R searches what you have said before",
+            "@FILE attaches a file; Ctrl-R searches your earlier messages",
             "",
         )
     chat.screen.note("Alt-Enter, or a backslash at the end of a line, begins another line", "")
 
 
-# --- who speaks, and how
+# --- the model and its tools
 
 
 @command("/model [NAME]")
 async def choose_model(chat: Chat, argument: str) -> None:
-    """say which model speaks, or let another one speak"""
+    """show the model, or switch to another one"""
     partner = require_agent(chat)
     if not argument:
         if partner.agent.backend is not None:
@@ -145,15 +146,15 @@ async def choose_model(chat: Chat, argument: str) -> None:
         chat.screen.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
         chat.screen.note("or a server: http://localhost:8000/v1 NAME", "")
         return
-    backend = await chat.home.use(argument)
-    await partner.note(**chat.home.speaker())
+    backend = await chat.manager.use(argument)
+    await partner.note(**chat.manager.speaker())
     chat.warm()
     chat.screen.note(describe_model(backend), "")
 
 
 @command("/system [TEXT]")
 async def set_system(chat: Chat, argument: str) -> None:
-    """show the system prompt, or set another one; "" is none"""
+    """show or set the system prompt; "" removes it"""
     partner = require_agent(chat)
     if not argument:
         system = partner.agent.system
@@ -167,9 +168,9 @@ async def set_system(chat: Chat, argument: str) -> None:
 
 @command("/tools [on|off NAME]")
 async def list_tools(chat: Chat, argument: str) -> None:
-    """list the tools that the model may call, or switch some on or off"""
+    """list the tools that the model may call, or switch tools on or off"""
     partner = require_agent(chat)
-    offered: list[AnyTool] = chat.home.tools
+    offered: list[AnyTool] = chat.manager.tools
     if not argument:
         for tool in offered:
             first, *_ = (*tool.description.strip().splitlines(), "")
@@ -193,10 +194,10 @@ async def list_tools(chat: Chat, argument: str) -> None:
 
 @command("/approve [forget N]", at_once=True)
 async def list_rules(chat: Chat, argument: str) -> None:
-    """list the tools that run without a question, or ask about one again"""
+    """list the tools that run without a question, or forget such a rule"""
     rules = chat.screen.rules
     if rules is None:
-        chat.screen.note("no rules are kept", "")
+        chat.screen.note("this chat has no rules", "")
         return
     word, _, number = argument.partition(" ")
     there = rules.list()
@@ -210,7 +211,8 @@ async def list_rules(chat: Chat, argument: str) -> None:
         chat.screen.note(f"{rule.tool} is asked about again")
         return
     ruled = {rule.tool for rule in there}
-    here = {definition_of(tool): tool.bare.origin for tool in chat.home.tools if tool.name in ruled}
+    tools = [tool for tool in chat.manager.tools if tool.name in ruled]
+    here = {definition_of(tool): tool.bare.origin for tool in tools}
     for place, rule in enumerate(there, 1):
         origin = here.get(rule.definition) or rule.source
         chat.screen.note(f"{place}. {rule}: {in_line(origin, LONGEST)}", "")
@@ -220,28 +222,27 @@ async def list_rules(chat: Chat, argument: str) -> None:
 
 @command("/theme [NAME]", at_once=True)
 async def choose_theme(chat: Chat, argument: str) -> None:
-    """say which colours are used, or choose: dark, light, none"""
+    """show or choose the colours: dark, light, none"""
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
         raise ConfigurationError("there are no colours here")
     if argument:
         screen.choose_theme(argument)
-        chat.home.settings.save(theme=argument)
+        chat.manager.settings.save(theme=argument)
     screen.note(f"theme: {screen.theme}")
 
 
-# --- what was said
+# --- the conversation
 
 
 @command("/retry")
 async def retry(chat: Chat, argument: str) -> bool | None:
-    """ask the model again for its last answer; or go on with a turn that was cut off"""
+    """answer your last message again, or continue an interrupted turn"""
     partner = chat.partner
     if isinstance(partner, AgentPartner) and await partner.cut() is not None:
         return True
     if not any(each.role == "user" for each in partner.messages()):
-        complain("there is nothing to try again yet")
-        return None
+        raise ConfigurationError("there is nothing to try again yet")
     if isinstance(partner, AgentPartner):
         await partner.forget_answer()
     return True
@@ -249,25 +250,23 @@ async def retry(chat: Chat, argument: str) -> bool | None:
 
 @command("/undo")
 async def undo(chat: Chat, argument: str) -> None:
-    """forget the last turn: what you said, and all that came of it"""
-    said = await require_agent(chat).undo()
-    if said is None:
-        complain("there is nothing to take back yet")
-        return
-    chat.screen.note(f"forgotten: {shorten(said.content or '', 60, placeholder=' ...')}")
+    """remove the last turn: your message and everything after it"""
+    message = await require_agent(chat).undo()
+    if message is None:
+        raise ConfigurationError("there is nothing to take back yet")
+    chat.screen.note(f"forgotten: {shorten(message.content or '', 60, placeholder=' ...')}")
 
 
 @command("/edit")
 async def edit(chat: Chat, argument: str) -> Message | None:
-    """write your last message anew in $EDITOR; its answer is forgotten"""
+    """edit your last message in $EDITOR and send it again"""
     partner = require_agent(chat)
-    said = [each for each in partner.messages() if each.role == "user"]
+    asked = [each for each in partner.messages() if each.role == "user"]
     if (cut := await partner.cut()) is not None:
-        said.append(cut.asked)  # which is no part of the conversation before its turn has an end
-    last = said[-1] if said else None
-    if last is None:
-        complain("there is nothing to edit yet")
-        return None
+        asked.append(cut.asked)  # part of the conversation only at the end of its turn
+    if not asked:
+        raise ConfigurationError("there is nothing to edit yet")
+    last = asked[-1]
     text = await edit_text(chat, last.content or "")
     if text is None or not text.strip() or text == last.content:
         chat.screen.note("(nothing was changed)")
@@ -279,16 +278,16 @@ async def edit(chat: Chat, argument: str) -> Message | None:
 
 @command("/copy [all]", at_once=True)
 async def copy(chat: Chat, argument: str) -> None:
-    """copy the last answer, or all that was said, to the clipboard"""
-    said = [each for each in chat.partner.messages() if each.role == "assistant" and each.content]
-    if not said:
-        complain("there is nothing to copy yet")
-        return
-    text = said[-1].content or ""
+    """copy the last answer, or the whole conversation, to the clipboard"""
+    messages = chat.partner.messages()
+    answers = [each.content for each in messages if each.role == "assistant" and each.content]
+    if not answers:
+        raise ConfigurationError("there is nothing to copy yet")
+    text = answers[-1]
     if argument == "all":
-        from ._export_markdown import markdown_of
+        from ._export import markdown_of
 
-        text = markdown_of(chat.partner.messages(), "Chat")
+        text = markdown_of(messages, "Chat")
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
         raise ConfigurationError("this terminal has no clipboard; /export writes a file")
@@ -304,28 +303,30 @@ async def save(chat: Chat, argument: str) -> None:
     try:
         conversation.save(path)
     except OSError as error:
-        complain(f"cannot save to {path}: {error.strerror or error}; /save takes another file")
-        return
+        raise ConfigurationError(
+            f"cannot save to {path}: {error.strerror or error}; /save takes another file"
+        ) from None
     chat.screen.note(f"saved {len(conversation)} messages to {path}", "")
 
 
 @command("/export FILE")
 async def export_to(chat: Chat, argument: str) -> None:
-    """write the conversation as Markdown (.md) or as a page (.html)"""
+    """write the conversation as Markdown (.md) or HTML (.html)"""
     from ._export import export
 
     path = argument or "conversation.md"
     try:
         await asyncio.to_thread(export, chat.partner.messages(), path)
     except OSError as error:
-        complain(f"cannot write {path}: {error.strerror or error}; /export takes another file")
-        return
+        raise ConfigurationError(
+            f"cannot write {path}: {error.strerror or error}; /export takes another file"
+        ) from None
     chat.screen.note(f"written: {path}", "")
 
 
 @command("/image FILE [TEXT]")
 async def send_image(chat: Chat, argument: str) -> Message:
-    """show the model an image, with what you say about it"""
+    """send an image to the model, with a text"""
     try:
         words = shlex.split(argument)
     except ValueError:
@@ -337,25 +338,25 @@ async def send_image(chat: Chat, argument: str) -> Message:
     return message
 
 
-# --- what goes on, and what it takes
+# --- cost and progress
 
 
 @command("/cost", at_once=True)
 async def show_cost(chat: Chat, argument: str) -> None:
-    """say what this session has taken: tokens, and money where prices are known"""
-    for line in chat.home.costs(chat.usage()):
+    """show the tokens of this session, and their cost where prices are known"""
+    for line in chat.manager.costs(chat.usage()):
         chat.screen.note(line, "")
 
 
 @command("/tree", at_once=True)
 async def show_tree(chat: Chat, argument: str) -> None:
-    """show the tree of what goes on above the prompt, or hide it again"""
+    """show or hide the tree of running nodes above the prompt"""
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
         chat.screen.note(str(chat.commander.tree()), "")
         return
     screen.shows_tree = not screen.shows_tree
-    screen.touch()
+    screen.touch(now=True)
 
 
 # --- sessions
@@ -363,50 +364,50 @@ async def show_tree(chat: Chat, argument: str) -> None:
 
 @command("/sessions [WORDS]", at_once=True)
 async def list_sessions(chat: Chat, argument: str) -> None:
-    """list the sessions, the newest first, or those in which all words stand"""
-    found = await chat.home.sessions.list(argument)
-    for info in found[:MOST_SESSIONS]:
+    """list the sessions, most recent first, or those that contain all words"""
+    found = await chat.manager.sessions.list(argument)
+    for info in found[:MAX_LISTED]:
         chat.screen.note(describe_session(info), "")
-    if len(found) > MOST_SESSIONS:
-        chat.screen.note(f"... and {len(found) - MOST_SESSIONS} more; /sessions WORDS finds them")
+    if len(found) > MAX_LISTED:
+        chat.screen.note(f"... and {len(found) - MAX_LISTED} more; /sessions WORDS finds them")
     if not found:
         chat.screen.note("none" if not argument else f"none has {argument}", "")
 
 
 @command("/resume [SESSION]")
 async def resume(chat: Chat, argument: str) -> None:
-    """go on with another session: by its id or the beginning of its title; Tab lists them"""
+    """continue another session, by its id or the beginning of its title; Tab lists them"""
     require_agent(chat)
     if not argument:
         await list_sessions(chat, "")
         chat.screen.note("/resume and an id, or the beginning of a title")
         return
-    info = await chat.home.sessions.find(argument)
-    await chat.go_to(await chat.home.restore(info))
+    info = await chat.manager.sessions.find(argument)
+    await chat.go_to(await chat.manager.restore(info))
 
 
 @command("/new")
 async def begin_new(chat: Chat, argument: str) -> None:
-    """begin a new session; this one stays among /sessions"""
+    """begin a new session; this one stays in /sessions"""
     require_agent(chat)
-    await chat.go_to(chat.home.new())
+    await chat.go_to(chat.manager.new())
 
 
 @command("/fork [TURNS]")
 async def fork(chat: Chat, argument: str) -> None:
-    """go on in a copy of this session, or of its first turns; the original stays as it is"""
+    """continue in a copy of this session, or of its first turns"""
     partner = require_agent(chat)
     if argument and not argument.isdecimal():
         raise ConfigurationError("/fork, or /fork TURNS: how many turns of this session to keep")
     if not partner.info.known:
-        raise ConfigurationError("nothing has been said here yet that could be forked")
+        raise ConfigurationError("this session has no turn yet that could be copied")
     info = await partner.fork(int(argument) if argument else None)
-    await chat.go_to(await chat.home.open(info))
+    await chat.go_to(await chat.manager.open(info))
 
 
 @command("/rename TITLE")
 async def rename(chat: Chat, argument: str) -> None:
-    """give this session another title"""
+    """change the title of this session"""
     if not argument:
         raise ConfigurationError("/rename TITLE: which title?")
     partner = require_agent(chat)
@@ -419,19 +420,19 @@ async def rename(chat: Chat, argument: str) -> None:
 
 @command("/exit", at_once=True)
 async def leave(chat: Chat, argument: str) -> None:
-    """leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
+    """leave (also Ctrl-D, or Ctrl-C at an empty prompt)"""
     chat.leave()
 
 
 def describe_session(info: SessionInfo) -> str:
-    """Say in a line which session it is."""
+    """Return a session as a line of a list."""
     when = datetime.fromtimestamp(info.updated).astimezone()
     turns = f"{info.turns} turn{'' if info.turns == 1 else 's'}"
     return f"{info.id}  {when:%Y-%m-%d %H:%M}  {turns:<9}  {info.title}"
 
 
 async def edit_text(chat: Chat, text: str) -> str | None:
-    """Let $EDITOR change a text; None where there is none, or if it fails."""
+    """Let the person edit a text in $EDITOR, or at the prompt if there is none."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor or not isinstance(chat.screen, LiveScreen):
         return await chat.screen.edit("edit: ", text)

@@ -1,8 +1,8 @@
-"""Figures that a tool drew: inline where the terminal is known to show them, else by their paths.
+"""Figures of tools: inline if the terminal supports that, and their paths otherwise.
 
-Two ways are known: kitty's graphics protocol and iTerm2's inline images, both for PNG alone, which
-the terminal reads itself. There is no sixel: it needs the pixels, and no library for them is both
-typed and free of questions to the terminal, whose answers would be taken for what is typed.
+Supported are kitty's graphics protocol and iTerm2's inline images, with PNG files that the terminal
+decodes itself. Sixel is not: it needs decoded pixels, and no library for them is both typed and
+free of queries to the terminal, whose replies would be taken for keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["VARIABLE", "Protocol", "figures", "inline", "protocol"]
 Protocol = Literal["kitty", "iterm2"]
 
 VARIABLE = "ANABRANCH_IMAGES"
-"""The environment variable that decides: "kitty", "iterm2" or "none"; else it is found out."""
+"""This environment variable overrides the detection: "kitty", "iterm2" or "none"."""
 
-MOST_BYTES = 4_000_000
-MOST_PIXELS = 50_000_000
-_PIXELS_OF_COLUMN = 8  # as a terminal has them at least; figures are not enlarged beyond it
-_CHUNK = 4096  # characters, the most that kitty takes at once
+MAX_FIGURE_BYTES = 4_000_000
+MAX_FIGURE_PIXELS = 50_000_000
+_PIXELS_OF_COLUMN = 8  # at least, in any terminal; so figures are not enlarged
+_CHUNK = 4096  # characters, kitty's limit
 
 _PROGRAMS: Mapping[str, Protocol] = {
     "kitty": "kitty",
@@ -37,10 +37,9 @@ _PROGRAMS: Mapping[str, Protocol] = {
 
 
 def protocol(environ: Mapping[str, str]) -> Protocol | None:
-    """Return how the terminal of these variables shows images, None if that is not certain.
+    """Return the image protocol of the terminal, None if none is certain.
 
-    Inside of tmux and screen it is None: they pass images on to some terminals in some settings,
-    and draw over them.
+    It is None inside of tmux and screen, which pass images on only sometimes, and draw over them.
     """
     match environ.get(VARIABLE):
         case "kitty" | "iterm2" as chosen:
@@ -53,17 +52,17 @@ def protocol(environ: Mapping[str, str]) -> Protocol | None:
     if "TMUX" in environ or "STY" in environ or term.startswith(("tmux", "screen", "dumb")):
         return None
     program = environ.get("TERM_PROGRAM") or environ.get("LC_TERMINAL")
-    if program:  # a terminal started from another inherits that one's other variables
+    if program:  # the other variables may be inherited from another terminal
         return "iterm2" if program == "iTerm2" else _PROGRAMS.get(program)
     kitty = term in ("xterm-kitty", "xterm-ghostty") or "KITTY_WINDOW_ID" in environ
     return "kitty" if kitty else None
 
 
 def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
-    """Return what makes the terminal show a PNG at the cursor, in its size or smaller.
+    """Return the sequence that shows a PNG at the cursor, in its size or smaller.
 
-    It takes at most so many columns and, where a character is twice as high as wide, lines. None
-    if that is no PNG, or too large: the caller shows a path then. The terminal answers nothing.
+    The image takes at most so many columns, and lines if a character is twice as high as wide.
+    Returns None for a file that is too large or not a PNG. The terminal does not reply.
     """
     size = _size(png)
     if size is None or columns < 1 or lines < 1:
@@ -86,10 +85,10 @@ def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
 def figures(
     result: ToolResult, way: Protocol | None, columns: int = 80, lines: int = 20
 ) -> Iterator[str]:
-    """Yield what shows the figures of a call, a line or an image at a time, without line ends.
+    """Yield the lines and the images that show the figures of a call, without line ends.
 
-    A file is read here, and may be gone: its path is shown in any case. Images that were not saved
-    are shown if `way` can, else counted.
+    The path of a file is shown even if the file cannot be read. Images that were not saved are
+    shown by the protocol `way`, or counted.
     """
     for path in result.files:
         png = _read(path) if way else None
@@ -98,7 +97,7 @@ def figures(
         yield f"saved: {legible(path).replace(chr(10), chr(0xFFFD))}"
     unseen = 0
     for part in () if result.files else result.parts:
-        small = part.media_type == "image/png" and (part.size or 0) <= MOST_BYTES
+        small = part.media_type == "image/png" and (part.size or 0) <= MAX_FIGURE_BYTES
         png = part.data if way and small else None
         image = inline(png, way, columns, lines) if way and png else None
         if image:
@@ -109,20 +108,20 @@ def figures(
 
 
 def _size(png: bytes) -> tuple[int, int] | None:
-    """Return the pixels of a PNG, None if it is none or larger than a terminal should draw."""
-    if len(png) > MOST_BYTES or png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR":
+    """Return the size of a PNG in pixels, None for another file and for a too large image."""
+    if len(png) > MAX_FIGURE_BYTES or png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR":
         return None
     width, height = int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
-    return (width, height) if 0 < width * height <= MOST_PIXELS else None
+    return (width, height) if 0 < width * height <= MAX_FIGURE_PIXELS else None
 
 
 def _read(path: str) -> bytes | None:
-    """Return what is in a file, None if it is too large, not there, or no file."""
+    """Return the content of a file, None if it is too large or cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # it may be a pipe
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would block
         with os.fdopen(descriptor, "rb") as file:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            found = file.read(MOST_BYTES + 1) if regular else b""
+            found = file.read(MAX_FIGURE_BYTES + 1) if regular else b""
     except (OSError, ValueError):
         return None
-    return found if len(found) <= MOST_BYTES else None
+    return found if len(found) <= MAX_FIGURE_BYTES else None

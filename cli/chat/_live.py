@@ -1,4 +1,4 @@
-"""The chat on a terminal: finished blocks of Markdown above, what grows at the prompt."""
+"""The live screen: finished blocks of Markdown above, growing text at the prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from prompt_toolkit.application import in_terminal
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.history import History
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from ...commander import ConfigurationError
@@ -21,50 +21,48 @@ from ...commander.process import end_process, start_process
 from ...handlers.legible import legible
 from ...tools import ToolResult
 from .._terminal import in_line
-from ._figures import Protocol as Way
+from ._approval import Rows
+from ._figures import Protocol as ImageProtocol
 from ._figures import figures, protocol
 from ._prompt import Listener, LivePrompt
 from ._rules import Rules
-from ._screen import Rows, Screen
+from ._screen import Screen
 
-if TYPE_CHECKING:  # they are read with the first answer: the prompt stands sooner
+if TYPE_CHECKING:  # imported with the first answer, so that the prompt appears sooner
     from ._markdown import Block, MarkdownStream
     from ._markdown_view import Look
 
 __all__ = ["THEMES", "LiveScreen", "Stage"]
 
 THEMES = ("dark", "light", "none")
-
-# Of what waits, as many lines are shown, and how long one may be.
-MOST_WAITING = 3
-
-# For an editor that has the terminal when the chat is cancelled, to restore it.
+MAX_WAITING_LINES = 3
+# For an editor to restore the terminal when the chat is cancelled.
 EDITOR_GRACE_SECONDS = 2.0
 
 
 class Stage(Listener, Protocol):
-    """Hears what the person does, and says what stands at the prompt."""
+    """Receives the person's actions, and returns what is shown at the prompt."""
 
     def status_line(self, columns: int) -> str:
-        """Return what is going on, in words."""
+        """Return what the chat is doing."""
         ...
 
     def tree_lines(self, columns: int, rows: int) -> list[str]:
-        """Return the tree of what goes on."""
+        """Return the tree of running nodes."""
         ...
 
     def waits(self) -> list[str]:
-        """Return what waits, in words."""
+        """Return the messages that wait."""
         ...
 
     def heard(self) -> None:
-        """Text is about to be shown: whoever speaks has heard what steered it."""
+        """A reply begins: its request contains the steering messages."""
 
 
 class LiveScreen(Screen):
-    """Shows blocks of Markdown above the prompt once they are whole, the open one at the prompt.
+    """Prints blocks of Markdown above the prompt, and shows the open block at the prompt.
 
-    It stands while `standing` does, for a `Stage`, which says what stands at the prompt.
+    `standing` shows the prompt for a `Stage`.
     """
 
     shows_tree = False
@@ -73,26 +71,26 @@ class LiveScreen(Screen):
         self, rules: Rules | None = None, *, theme: str = "dark", debug: bool = False
     ) -> None:
         super().__init__(rules, debug=debug)
-        self.prompt: LivePrompt | None = None  # once it stands there
+        self.prompt: LivePrompt | None = None
         self.theme = theme
         self._stage: Stage | None = None
         self._markdown: MarkdownStream | None = None
-        # The open block as it was drawn: for how many columns and rows, and its lines.
+        # The open block as it was drawn last: the columns and rows, and its lines.
         self._drawn: tuple[int, int, list[str]] = (0, 0, [])
-        self._below_block = False  # whether a block was printed last, and an empty line parts them
-        self._images: Way | None = protocol(os.environ)
-        # The console of Linux and older terminals show the address of a link as text.
+        self._is_below_block = False  # an empty line separates two blocks
+        self._images: ImageProtocol | None = protocol(os.environ)
+        # The console of Linux and older terminals would show the address of a link as text.
         self._links = not os.environ.get("TERM", "").startswith(("linux", "vt"))
 
     @asynccontextmanager
     async def standing(
         self, stage: Stage, completer: Completer, history: History
     ) -> AsyncGenerator[None]:
-        """Let the prompt stand there during this block."""
+        """Show the prompt during this block."""
         self._stage = stage
         self.prompt = prompt = LivePrompt(stage, completer, history)
         running = asyncio.ensure_future(prompt.run())
-        running.add_done_callback(lambda _: stage.leave())  # also where its terminal is gone
+        running.add_done_callback(lambda _: stage.leave())  # the terminal may disappear
         try:
             yield
         finally:
@@ -100,94 +98,37 @@ class LiveScreen(Screen):
             with suppress(OSError, EOFError):
                 await running
 
-    # --- what is printed
-
-    def print(self, what: RenderableType) -> None:
-        """Print something above the prompt."""
-        self._print(self.render(what))
+    # --- above the prompt
 
     def _print(self, text: str) -> None:
-        self._below_block = self._below_block and text.endswith("\n")
+        self._is_below_block = self._is_below_block and text.endswith("\n")
         if self.prompt is not None:
             self.prompt.print(text)
 
-    def render(self, what: RenderableType, columns: int | None = None) -> str:
-        """Return something as text with ANSI colours, as wide as the terminal."""
-        width = columns or self.columns
+    def _print_text(self, text: str, style: str) -> None:
         file = io.StringIO()
         console = Console(
             file=file,
             force_terminal=True,
-            width=width,
+            width=self.columns,
             highlight=False,
             no_color=bool(os.environ.get("NO_COLOR")),
             legacy_windows=False,
         )
-        console.print(what)
-        return file.getvalue()
-
-    @property
-    def columns(self) -> int:
-        """How wide the terminal is."""
-        return 80 if self.prompt is None else self.prompt.columns
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether a question stands there."""
-        return self.prompt is not None and self.prompt.asking.standing is not None
-
-    @property
-    def is_holding_back(self) -> bool:
-        """Whether a question waits until the person stops typing."""
-        return self.prompt is not None and self.prompt.asking.is_holding_back
-
-    def bring_back(self, text: str) -> None:
-        """Put a text into the line again, before what was written since."""
-        if self.prompt is not None:
-            self.prompt.bring_back(text)
-
-    def touch(self) -> None:
-        """Draw what stands at the prompt anew."""
-        if self.prompt is not None:
-            self.prompt.touch(now=True)
-
-    def choose_theme(self, name: str) -> None:
-        """Use other colours from now on; raise `ConfigurationError` for a theme that is not one."""
-        if name not in THEMES:
-            raise ConfigurationError(f"there is no theme {name!r}; there are: {', '.join(THEMES)}")
-        self.theme, self._drawn = name, (0, 0, [])
-
-    def copy(self, text: str) -> None:
-        """Give text to the clipboard of the terminal, also over ssh: OSC 52, which some refuse."""
-        if self.prompt is not None:
-            data = base64.b64encode(text.encode("utf-8", "replace")).decode()
-            self.prompt.send(f"\x1b]52;c;{data}\x07")
-
-    async def run_in_front(self, command: Sequence[str]) -> int:
-        """Give the terminal to another program until it ends; return its status."""
-        async with in_terminal():
-            try:
-                process = await start_process(*command)
-            except OSError as error:
-                what = f"{command[0]} cannot be run: {error.strerror or error}; set $EDITOR"
-                raise ConfigurationError(what) from None
-            try:
-                return await process.wait()
-            finally:
-                await end_process(process, grace=EDITOR_GRACE_SECONDS)
+        console.print(Text(legible(text), style=style))
+        self._print(file.getvalue())
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Show something that neither the user nor the model has said."""
-        self.print(Text(legible(text), style=style))
+        """Show a line of the program's own."""
+        self._print_text(text, style)
 
     def show_said(self, text: str, *, again: bool = False) -> None:
-        """Show what the person has said: it has gone from the line."""
-        first, *rest = legible(text).split("\n")
-        shown = Text("\n".join([f"> {first}", *(f"  {line}" for line in rest)]), style="bold")
-        self.print(shown)
+        """Show a message of the person, which has left the line."""
+        first, *rest = text.split("\n")
+        self._print_text("\n".join([f"> {first}", *(f"  {line}" for line in rest)]), "bold")
 
     def write(self, text: str) -> None:
-        """Show a piece of the model's words."""
+        """Show a piece of the model's text."""
         if self._markdown is None:
             from ._markdown import MarkdownStream
 
@@ -199,11 +140,10 @@ class LiveScreen(Screen):
             self.prompt.touch()
 
     def ended(self) -> None:
-        """Print what has not been printed of the text."""
-        if self._markdown is None:
-            return
-        self._print_blocks(self._markdown.end())
-        self._markdown = None
+        """Print the rest of the text."""
+        if self._markdown is not None:
+            self._print_blocks(self._markdown.end())
+            self._markdown = None
 
     def _print_blocks(self, blocks: Sequence[Block]) -> None:
         from ._markdown_view import render
@@ -211,11 +151,11 @@ class LiveScreen(Screen):
         for block in blocks:
             try:
                 text = render(block, self._look(self.columns))
-            except Exception:  # noqa: BLE001 - the words count more than their looks
+            except Exception:  # noqa: BLE001 - the text matters more than its style
                 text = block.source
-            if not block.joined and self._below_block:
+            if not block.joined and self._is_below_block:
                 text = "\n" + text
-            self._below_block = True
+            self._is_below_block = True
             self._print(text)
 
     def _look(self, columns: int) -> Look:
@@ -225,11 +165,63 @@ class LiveScreen(Screen):
         return Look(columns, cast("Any", self.theme), self._links, colors)
 
     def show_files(self, result: ToolResult) -> None:
-        """Show the figures of a call where the terminal can, and where they are."""
+        """Show figures inline if the terminal can, and their paths."""
         for line in figures(result, self._images, self.columns - 4):
             self._print(f"   {line}\n")
 
-    # --- what stands at the prompt
+    # --- the terminal
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal."""
+        return 80 if self.prompt is None else self.prompt.columns
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question is shown."""
+        return self.prompt is not None and self.prompt.asking.standing is not None
+
+    @property
+    def is_holding_back(self) -> bool:
+        """Whether a question waits until the person stops typing."""
+        return self.prompt is not None and self.prompt.asking.is_holding_back
+
+    def bring_back(self, text: str) -> None:
+        """Put a text into the line again, before the text that is there."""
+        if self.prompt is not None:
+            self.prompt.bring_back(text)
+
+    def touch(self, *, now: bool = False) -> None:
+        """Redraw the lines above the prompt, soon or at once."""
+        if self.prompt is not None:
+            self.prompt.touch(now=now)
+
+    def choose_theme(self, name: str) -> None:
+        """Use another theme from now on; raise `ConfigurationError` for an unknown one."""
+        if name not in THEMES:
+            raise ConfigurationError(f"there is no theme {name!r}; there are: {', '.join(THEMES)}")
+        self.theme, self._drawn = name, (0, 0, [])
+
+    def copy(self, text: str) -> None:
+        """Copy text to the clipboard of the terminal (OSC 52), also over ssh; some refuse it."""
+        if self.prompt is not None:
+            data = base64.b64encode(text.encode("utf-8", "replace")).decode()
+            self.prompt.send(f"\x1b]52;c;{data}\x07")
+
+    async def run_in_front(self, command: Sequence[str]) -> int:
+        """Give the terminal to another program until it ends; return its exit status."""
+        async with in_terminal():
+            try:
+                process = await start_process(*command)
+            except OSError as error:
+                what = f"{command[0]} cannot be run: {error.strerror or error}; set $EDITOR"
+                raise ConfigurationError(what) from None
+            try:
+                return await process.wait()
+            finally:
+                await end_process(process, grace=EDITOR_GRACE_SECONDS)
+
+    # --- at the prompt
 
     def above(self, columns: int, rows: int) -> list[str]:
         """Return the lines between the scrollback and the prompt."""
@@ -237,17 +229,15 @@ class LiveScreen(Screen):
         if stage is None:
             return []
         waiting = [in_line(text, 400) for text in stage.waits()]
-        more = len(waiting) - MOST_WAITING
-        if more > 0:
+        if (more := len(waiting) - MAX_WAITING_LINES) > 0:
             waiting = [f"({more} more)", *waiting[more:]]
-        waiting = [_fit(line, columns) for line in waiting]
-        status = stage.status_line(columns - 1)
-        below = [f"\x1b[2m{line}\x1b[0m" for line in [*waiting, *([status] if status else [])]]
+        below = [_shortened(line, columns) for line in waiting]
+        if status := stage.status_line(columns - 1):
+            below.append(status)
+        below = [f"\x1b[2m{line}\x1b[0m" for line in below]
+        if self.shows_tree and (room := rows - len(below)) > 1:
+            below = [*stage.tree_lines(columns - 1, max(room // 2, 1)), *below]
         room = rows - len(below)
-        if self.shows_tree and room > 1:
-            tree = stage.tree_lines(columns - 1, max(room // 2, 1))
-            below = [*tree, *below]
-            room -= len(tree)
         return [*self._open_lines(columns, room), *below] if room > 0 else below
 
     def _open_lines(self, columns: int, rows: int) -> list[str]:
@@ -267,17 +257,17 @@ class LiveScreen(Screen):
     # --- questions
 
     async def choose(self, label: str, rows: Rows) -> str | None:
-        """Ask in the line, below what is asked; what was being written comes back afterwards."""
+        """Ask in the line; the draft in it comes back afterwards."""
         return None if self.prompt is None else await self.prompt.asking.ask(label, rows)
 
     async def edit(self, label: str, text: str) -> str | None:
-        """Let the person change a text in the line."""
+        """Let the person edit a text in the line."""
         if self.prompt is None:
             return None
         return await self.prompt.asking.ask(label, draft=text, guarded=False)
 
 
-def _fit(line: str, columns: int) -> str:
+def _shortened(line: str, columns: int) -> str:
     shown = Text(line)
     shown.truncate(columns - 1, overflow="ellipsis")
     return shown.plain

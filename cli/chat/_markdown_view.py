@@ -1,10 +1,10 @@
-"""A block of Markdown on a terminal: `render` for the scrollback, `tail` while it still grows."""
+"""Draw a block of Markdown: `render` for the scrollback, `tail` while the block still grows."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -19,198 +19,125 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ...handlers.legible import legible
-from ._markdown import PARSER, Block
-from ._math import MATH_BLOCK, MATH_INLINE
+from ._markdown import MATH_BLOCK, PARSER, Block, blocks_of, is_closed, is_too_complex, make_safe
 
 __all__ = ["ColorTheme", "Look", "render", "tail"]
 
 ColorTheme = Literal["dark", "light", "none"]
 
-# Larger blocks are shown as they are written: what a model can write takes seconds to parse.
-MOST_PROSE = 20_000  # characters, of anything but code
-MOST_CODE = 200_000
-LONGEST_CODE_LINE = 2_000
-_LONGEST_LANGUAGE = 24
-# Of an open block that is larger, the last lines are shown as they are written.
-MOST_OPEN = 8_000
+_MAX_CHARACTERS = 200_000  # a larger block is shown as it is written
+_MAX_CODE_LINE = 2_000
+_MAX_LANGUAGE = 24
+_MAX_OPEN_CHARACTERS = 8_000  # of a larger open block, the last lines are shown as written
 
-# As deep as the parser follows: what lies deeper it would leave out.
-_DEEPEST = 19
-_INDENT = 4  # columns that a quote or an item takes at most
-_LEAST_WIDTH = 16  # columns that text needs
-_COLUMN = 3  # columns of the terminal that one of a table needs
-
-_LINKED = re.compile(r"(https?|mailto):[^\x00-\x20\x7f]+", re.I)
-_BREAK = re.compile(r"<br\s*/?>", re.I)
+_INDENT_COLUMNS = 4  # of a quote or an item, at most
+_MIN_TEXT_COLUMNS = 16
+_MIN_CELL_COLUMNS = 3
 
 
 @dataclass(frozen=True)
 class Look:
-    """How Markdown is shown: the columns, the colours, and whether the terminal knows links.
+    """The style of Markdown: the columns, the colours, and whether the terminal supports links.
 
-    The theme "none" has neither colours nor other styles nor links, and keeps the signs of
-    headings and code.
+    The theme "none" has no colours, other styles or links; it keeps the marks of headings and code.
     """
 
     width: int = 80
     theme: ColorTheme = "dark"
     links: bool = True
-    colors: bool = True  # else styles alone
+    colors: bool = True  # False: other styles only
 
 
 def render(block: Block, look: Look) -> str:
-    """Return a block as lines for a terminal, each with its end, none longer than the width.
+    """Return a block as lines for a terminal, none longer than the width.
 
-    Nothing in it can steer the terminal. A block that is too large or too deep is returned as it
-    is written, and left to the terminal to wrap.
+    Nothing in it can steer the terminal. A block that is too large or nested too deeply is returned
+    as it is written, and the terminal wraps it.
     """
-    tokens = _parse(block)
-    if tokens is None or _unfit(tokens, look):
+    tokens = _parse(block, look)
+    if tokens is None:
         return legible(block.source).strip("\n") + "\n"
     console = _console(look)
-    shown = _Shown(list(_prepared(tokens, look)), block, look)
-    lines = [_stripped(line) for line in console.render_lines(shown, pad=False)]
+    lines = [
+        _stripped(line) for line in console.render_lines(_Document(tokens, block, look), pad=False)
+    ]
     while lines and not lines[-1]:
         lines.pop()
     begin = next((at for at, line in enumerate(lines) if line), 0)
     with console.capture() as capture:
-        for line in lines[0 if _in_code(tokens) else begin :]:
+        for line in lines[0 if tokens and tokens[0].type == "fence" else begin :]:
             console.print(Segments([*line, Segment.line()]), end="", crop=False)
     return capture.get()
 
 
 def tail(block: Block, look: Look, lines: int) -> str:
-    """Return the last lines of a block that still grows, at most so many, without the last end.
+    """Return the last lines of an open block, without the last line end.
 
-    The cost has a bound, however large the block has become.
+    The cost is bounded, however large the block is.
     """
     if lines <= 0 or look.width <= 0:
         return ""
-    if len(block.source) <= MOST_OPEN:
-        shown = _LINK.sub("", render(block, look)).splitlines()
-        if max((cell_len(_STYLE.sub("", line)) for line in shown), default=0) <= look.width:
+    if len(block.source) <= _MAX_OPEN_CHARACTERS:
+        shown = _LINK_SEQUENCE.sub("", render(block, look)).splitlines()
+        widths = [cell_len(_STYLE_SEQUENCE.sub("", line)) for line in shown]
+        if max(widths, default=0) <= look.width:
             return "\n".join(shown[-lines:])
     source = legible(block.source[-look.width * lines :]).expandtabs(4)
     console = _console(look)
     wrapped = [
         line.plain.rstrip()
-        for whole in source.splitlines()
-        for line in Text(whole).wrap(console, look.width, overflow="fold") or [Text()]
+        for each in source.splitlines()
+        for line in Text(each).wrap(console, look.width, overflow="fold") or [Text()]
     ]
     return "\n".join(wrapped[-lines:])
 
 
-_LINK = re.compile(r"\x1b\]8;[^\x1b]*\x1b\\")
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_LINK_SEQUENCE = re.compile(r"\x1b\]8;[^\x1b]*\x1b\\")
+_STYLE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _parse(block: Block) -> list[Token] | None:
-    """Return the tokens of a block, without the item that is the lead of a list's piece.
+def _parse(block: Block, look: Look) -> list[Token] | None:
+    """Return the tokens of a block, without the item that is the lead of a piece of a list.
 
-    None for a block that is too large.
+    None for a block that can only be shown as it is written.
     """
-    if len(block.source) > MOST_CODE:
-        return None
     text = block.lead + block.source
-    tokens: list[Token] = []
-    PARSER.block.parse(text, PARSER, {}, tokens)
-    if sum(len(token.content) for token in tokens if token.type == "inline") > MOST_PROSE:
+    blocks = blocks_of(text)
+    if is_too_complex(block.source, blocks, _MAX_CHARACTERS, sum):
         return None
-    tokens = PARSER.parse(text)
-    if not block.lead or tokens[0].type == "fence":
-        return tokens
-    tokens[0].attrs["start"] = int(tokens[0].attrs.get("start", 1)) + 1
-    closed = next(at for at, token in enumerate(tokens) if token.type == "list_item_close")
-    return [tokens[0], *tokens[closed + 1 :]]
-
-
-def _unfit(tokens: list[Token], look: Look) -> bool:
-    """Whether a block can only be shown as it is written: too deep, or of too many columns."""
     depth = deepest = columns = 0
-    for token in tokens:
+    for token in blocks:
         if token.type.startswith(("blockquote", "list_item")):
             depth += token.nesting
             deepest = max(deepest, depth)
         columns = 0 if token.type == "tr_open" else columns + (token.type == "th_open")
-        if token.level >= _DEEPEST or columns * _COLUMN > look.width:
-            return True
-    return deepest * _INDENT > look.width - _LEAST_WIDTH
-
-
-def _in_code(tokens: list[Token]) -> bool:
-    return bool(tokens) and tokens[0].type == "fence"
-
-
-# --- what stands in the text
-
-
-def _prepared(tokens: Iterable[Token], look: Look) -> Iterator[Token]:
-    """Make what stands in a text fit to be shown: what is decoded, links, images, signs."""
-    for token in tokens:
-        if token.type == "inline":
-            token.children = list(_links(_prepared(token.children or (), look), look))
-        elif token.type == "image":
-            yield from _image(token)
-            continue
-        else:
-            token.content = legible(token.content)
-            if token.type == "text":
-                token.content = _BREAK.sub("\n", token.content)
-            elif token.type == MATH_INLINE:
-                token.type = "text"
-            elif token.type == "code_inline" and look.theme == "none":
-                token.content = f"`{token.content}`"
-        yield token
-
-
-def _image(token: Token) -> Iterator[Token]:
-    """Make an image a link to it, since only figures of tools are shown."""
-    text = f"[image: {legible(token.content)}]" if token.content else "[image]"
-    yield Token("link_open", "a", 1, attrs={"href": token.attrs.get("src", "")})
-    yield Token("text", "", 0, content=text)
-    yield Token("link_close", "a", -1)
-
-
-def _links(tokens: Iterable[Token], look: Look) -> Iterator[Token]:
-    """Leave those links that the terminal may open, and write the address of others.
-
-    An address is also written where the text looks like another one.
-    """
-    opened: list[tuple[str, bool]] = []
-    text: list[str] = []
-    for token in tokens:
-        if token.type == "link_open":
-            href = legible(str(token.attrs.get("href", "")))
-            known = look.links and look.theme != "none" and bool(_LINKED.fullmatch(href))
-            opened.append((href, known))
-            text = []
-            if known:
-                token.attrs["href"] = href
-                yield token
-        elif token.type == "link_close":
-            href, known = opened.pop()
-            if known:
-                yield token
-            said = "".join(text).strip()
-            same = said in (href, href.removeprefix("mailto:"))
-            if not same and (not known or "://" in said or said.startswith("www.")):
-                yield Token("text", "", 0, content=f" ({href})")
-        else:
-            text.append(token.content)
-            yield token
+        if columns * _MIN_CELL_COLUMNS > look.width:
+            return None
+    if deepest * _INDENT_COLUMNS > look.width - _MIN_TEXT_COLUMNS:
+        return None
+    tokens = PARSER.parse(text)
+    if block.lead and tokens[0].type != "fence":
+        tokens[0].attrs["start"] = int(tokens[0].attrs.get("start", 1)) + 1
+        closed = next(at for at, token in enumerate(tokens) if token.type == "list_item_close")
+        tokens = [tokens[0], *tokens[closed + 1 :]]
+    make_safe(tokens, links=look.links and look.theme != "none")
+    if look.theme == "none":
+        for code in (each for token in tokens for each in token.children or ()):
+            if code.type == "code_inline":
+                code.content = f"`{code.content}`"
+    return tokens
 
 
 # --- how it is drawn
 
 
-class _Shown(Markdown):
-    """rich's Markdown over tokens that are parsed, with elements of our own."""
+class _Document(Markdown):
+    """rich's Markdown of parsed tokens, with the elements below."""
 
     def __init__(self, tokens: list[Token], block: Block, look: Look) -> None:
         super().__init__("", code_theme=f"ansi_{look.theme}")
         self.parsed = tokens
-        self.look = look
-        # Of a piece of a code fence: how many lines of it were shown before.
+        # The number of lines of a piece of a code fence that are its lead.
         self.skipped = block.lead.count("\n") - 1 if block.lead else None
 
 
@@ -224,10 +151,9 @@ class _Heading(Heading):
 
 
 class _Code(CodeBlock):
-    """Code between two short marks, so that what is copied is the code alone.
+    """Code between two short marks, so that a copied selection contains only code.
 
-    `skipped` counts the lines that were shown before, None where the fence begins; `ended` says
-    whether it has ended.
+    `skipped` counts the lines that were shown before; None at the beginning of the fence.
     """
 
     source: str
@@ -236,14 +162,12 @@ class _Code(CodeBlock):
 
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> _Code:
-        assert isinstance(markdown, _Shown)
-        language = legible((token.info.split() or [""])[0])[:_LONGEST_LANGUAGE]
+        assert isinstance(markdown, _Document)
+        language = legible((token.info.split() or [""])[0])[:_MAX_LANGUAGE]
         code = cls(language, markdown.code_theme)
         code.source = token.content
         code.skipped = markdown.skipped if token.level == 0 else None
-        first, end = token.map or (0, 0)
-        fenced = token.type == "fence"
-        code.ended = not fenced or token.level > 0 or token.content.count("\n") + 2 == end - first
+        code.ended = token.type != "fence" or token.level > 0 or is_closed(token)
         return code
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -258,7 +182,7 @@ class _Code(CodeBlock):
         if not lines[-1]:
             lines.pop()
         if (skipped := self.skipped or 0) < len(lines):
-            tame = max(map(len, lines)) <= LONGEST_CODE_LINE and console.color_system
+            tame = max(map(len, lines)) <= _MAX_CODE_LINE and console.color_system
             lexer = self.lexer_name if tame else "text"
             yield from self._colored("\n".join(lines), lexer, skipped, console, options)
         if self.ended:
@@ -275,7 +199,7 @@ class _Code(CodeBlock):
 
 
 class _Math(CodeBlock):
-    """Lines of math, as they are written."""
+    """Display math, as it is written."""
 
     source: str
 
@@ -298,7 +222,7 @@ class _Rule(HorizontalRule):
 
 
 class _List(ListElement):
-    """A list whose numbers stand as they would in each piece of it."""
+    """A list whose pieces align their numbers in the same way."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.list_type == "bullet_list_open":
@@ -308,7 +232,7 @@ class _List(ListElement):
             yield from item.render_number(console, options, number, max(number, 10))
 
 
-_Shown.elements = Markdown.elements | {
+_Document.elements = Markdown.elements | {
     "heading_open": _Heading,
     "fence": _Code,
     "code_block": _Code,
@@ -355,7 +279,7 @@ def _console(look: Look) -> Console:
 
 
 def _stripped(line: list[Segment]) -> list[Segment]:
-    """Take away the blanks at the end of a line, which would wrap when the window narrows."""
+    """Remove the blanks at the end of a line, which would wrap in a narrower window."""
     line = list(line)
     while line:
         segment = line.pop()

@@ -1,11 +1,11 @@
-"""The chat line by line: in a pipe, on a terminal without keys, and where `--plain` wants it."""
+"""The plain screen: line by line, in a pipe, on a terminal without keys, and with `--plain`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,22 +14,21 @@ from rich.text import Text
 
 from ...handlers.legible import legible
 from ...jobs import read_line
-from ...messages import Message, ToolCall
-from ...tools import AnyTool, Decision
+from ...messages import Message
 from .._editor import LineEditor, screen
 from .._keyboard import discard_typeahead
+from ._approval import Rows, screen_size
 from ._rules import Rules
-from ._screen import Rows, Screen, screen_size
+from ._screen import Screen
 
 __all__ = ["PlainScreen"]
 
 
 class PlainScreen(Screen):
-    """Shows the model's words on the standard output as they come, the rest beside them.
+    """Writes the model's text to the standard output as it comes, and notes next to it.
 
-    On a terminal, calls of tools and notes stand among the words in a dim colour; from a pipe they
-    go to the standard error, so that the output holds answers alone; a silent one has not even
-    those.
+    On a terminal, notes and calls of tools appear in a dim colour. In a pipe they go to the
+    standard error, so that the output contains only answers. `silent` leaves out the answers.
     """
 
     def __init__(
@@ -43,95 +42,79 @@ class PlainScreen(Screen):
         super().__init__(rules, debug=debug)
         self._silent = silent
         self.interactive = sys.stdin.isatty()
-        # Whether Ctrl-C has stopped an answer, and the user has said nothing since.
-        self.stopped = False
+        self.on_interrupt: Callable[[], None] = lambda: None
+        """Called for Ctrl-C at an empty prompt."""
         stream: Any = screen() if self.interactive else sys.stderr
         self.encoding = stream.encoding
         self._notes = Console(file=stream, soft_wrap=True, highlight=False, markup=False)
         self._editor = LineEditor(commands)
-        # What waits to be shown while a question stands there, None while there is none.
-        self._held: list[Callable[[], None]] | None = None
-        # Whether the last thing shown has ended its line.
-        self._at_start = True
+        self._delayed: list[Callable[[], None]] | None = None  # output that waits for an answer
+        self._at_line_start = True
 
     async def read(self) -> str | None:
-        """Return what the user says next, None at the end or for Ctrl-C at an empty prompt."""
+        """Return the person's next message, None at the end of the input."""
         self.ended()
-        if not self.interactive:
-            return await read_line()
-        while True:
+        while self.interactive:
             try:
-                said = await self._editor.read("> ")
+                return await self._editor.read("> ")
             except KeyboardInterrupt:
-                if self.forgive_interrupt():
-                    continue
-                return None
-            self.stopped = False
-            return said
-
-    def forgive_interrupt(self) -> bool:
-        """Take an interrupt that would leave; whether it is the echo of one that stopped an answer.
-
-        Who presses Ctrl-C twice to stop a model does not want to lose the chat.
-        """
-        echo, self.stopped = self.stopped, False
-        if echo:
-            self.note("(Ctrl-C once more leaves)")
-        return echo
+                self.on_interrupt()
+                await asyncio.sleep(0)  # it may have cancelled this task
+        return await read_line()
 
     def write(self, text: str) -> None:
-        """Show a piece of the model's words."""
-        if self._held is not None:
-            self._held.append(partial(self.write, text))
-            return
-        if self._silent:
-            return
-        sys.stdout.write(legible(text))
-        sys.stdout.flush()
-        self._at_start = text.endswith("\n")
+        """Show a piece of the model's text."""
+        if self._delayed is not None:
+            self._delayed.append(partial(self.write, text))
+        elif not self._silent:
+            sys.stdout.write(legible(text))
+            sys.stdout.flush()
+            self._at_line_start = text.endswith("\n")
 
     def show_said(self, text: str, *, again: bool = False) -> None:
-        """Show what the person has said in earlier times; what they say now stands there."""
+        """Show a message from an earlier time; a new one is on the screen already."""
         if again and self.interactive:
             self.note(f"> {text}")
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
-        """Show it to a person alone: the output of a pipe holds answers that are asked for."""
+        """Show it to a person; the output of a pipe contains only new answers."""
         if self.interactive:
             super().show_conversation(messages)
 
     def ended(self) -> None:
-        """Begin a new line unless there is one."""
-        if not self._at_start:
-            with suppress(BrokenPipeError):  # nobody reads on, which the words themselves have told
+        """Begin a new line, unless the cursor is at the start of one."""
+        if not self._at_line_start:
+            with suppress(BrokenPipeError):  # the write of the text has raised it already
                 self.write("\n")
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Show something that neither the user nor the model has said."""
-        if self._held is not None:
-            self._held.append(partial(self.note, text, style))
-            return
-        self.tell(text, style)
+        """Show a line of the program's own."""
+        if self._delayed is not None:
+            self._delayed.append(partial(self.note, text, style))
+        else:
+            self.tell(text, style)
 
     def tell(self, text: str, style: str = "dim") -> None:
-        """Show something at once; while a question stands there nothing else is shown."""
-        if not self._at_start:
+        """Show a line at once, also while a question delays other output."""
+        if not self._at_line_start:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            self._at_start = True
+            self._at_line_start = True
         self._notes.print(Text(legible(text), style=style))
 
-    async def _decide(self, call: ToolCall, tool: AnyTool) -> Decision:
-        self._held = []
+    @contextmanager
+    def holds_output(self) -> Generator[None]:
+        """Delay all output but that of the question."""
+        self._delayed = []
         try:
-            return await super()._decide(call, tool)
+            yield
         finally:
-            held, self._held = self._held, None
-            for show in held:
+            delayed, self._delayed = self._delayed, None
+            for show in delayed:
                 show()
 
     async def choose(self, label: str, rows: Rows) -> str | None:
-        """Ask below what is asked; what was typed before the question stood there is dropped."""
+        """Ask below the rows; drop text that was typed before or together with more."""
         while True:
             shown = await asyncio.to_thread(rows, *screen_size())
             self.tell("\n".join(shown), "cyan")
@@ -143,7 +126,7 @@ class PlainScreen(Screen):
             self.tell("(that came together with more; an answer is typed by itself)")
 
     async def edit(self, label: str, text: str) -> str | None:
-        """Let the person change a text, or write it anew where there is no line editor."""
+        """Let the person edit a text, or write it again where there is no line editor."""
         if not self._editor.edits:
             self.tell(text)
         return await self._editor.answer(label, text)

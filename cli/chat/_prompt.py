@@ -1,7 +1,7 @@
-"""The line in which a person can always write, and what stands between it and the scrollback.
+"""The line that the person can always write in, and the lines between it and the scrollback.
 
-One application of prompt_toolkit lives as long as the chat, so the terminal never echoes by itself:
-what is typed while a model speaks is seen in the line alone. What is printed goes above it.
+One application of prompt_toolkit runs as long as the chat, so the terminal itself never echoes:
+keys during an answer appear only in the line. Output is printed above it.
 """
 
 from __future__ import annotations
@@ -33,54 +33,53 @@ from .._editor import terminal_output
 from .._keyboard import Mode
 from .._streams import CapturedStream, begun_lines, captured_streams
 from .._terminal import in_line
-from ._asking import Asking
+from ._asking import PromptQuestions
 
 __all__ = ["Listener", "LivePrompt"]
 
 FRAME, REST = 0.05, 4
-"""Seconds between two drawings of what grows while a model speaks, or so many times what one takes.
+"""Seconds between two drawings of growing text, or this many times the duration of a drawing.
 
-Keys are shown at once, below what was drawn last."""
+Keys are shown at once, below the last drawing."""
 
-PASTED = 50
-"""So many letters at once are not typed but pasted, by a terminal that does not say so."""
+MIN_PASTED_KEYS = 50
+"""So many letters at once are a paste, by a terminal that does not mark pastes."""
 
-# Terminals that know this show all that lies between at once; others pass over it.
+# Terminals that support these show all output between them at once; others ignore them.
 HOLD, RELEASE = "\x1b[?2026h", "\x1b[?2026l"
 
-# How much of the screen's height the line and its menu keep for themselves.
-KEPT_ROWS = 4
+LINE_ROWS = 4  # of the screen, for the line and its menu
 
 
 class Listener(Protocol):
-    """Hears what a person does at the prompt; each is called in the prompt's loop."""
+    """Receives the person's actions at the prompt, in the prompt's loop."""
 
     def said(self, text: str) -> None:
-        """Take a text that Enter has ended."""
+        """Take a text that the person sent with Enter."""
 
     def queued(self, text: str) -> None:
-        """Take a text that is to wait for its turn: Tab has ended it."""
+        """Take a text that the person queued with Tab."""
 
     def take_back(self) -> str | None:
-        """Give back the newest text that waits, None if there is none: Esc wants to change it."""
+        """Return the newest queued text, which Esc takes back; None if there is none."""
 
     def interrupt(self) -> None:
-        """Ctrl-C was pressed where nothing was written."""
+        """Ctrl-C was pressed in an empty line."""
 
     def leave(self) -> None:
-        """Ctrl-D was pressed where nothing was written."""
+        """Ctrl-D was pressed in an empty line."""
 
     def above(self, columns: int, rows: int) -> list[str]:
-        """Return the lines, with ANSI colours, that stand above the prompt at the moment."""
+        """Return the lines above the prompt, with ANSI colours."""
         ...
 
 
 class LivePrompt:
-    """Reads what a person writes, for as long as `run` runs; all calls belong to its loop.
+    """Reads the person's messages while `run` runs; all calls belong to its loop.
 
-    Enter says what stands in the line, Tab queues it, Esc takes the newest back. Where a menu is
-    open, or the word begins with `/` or `@`, Tab completes. Alt-Enter, or a backslash before Enter,
-    begins another line.
+    Enter sends the line, Tab queues it, Esc takes the newest queued text back. Tab completes if a
+    menu is open or the word begins with `/` or `@`. Alt-Enter, or a backslash before Enter, begins
+    another line.
     """
 
     def __init__(
@@ -93,23 +92,23 @@ class LivePrompt:
         output: Output | None = None,
     ) -> None:
         self._listener = listener
-        self.asking = Asking(
+        self.asking = PromptQuestions(
             lambda: self._session.default_buffer, lambda: self.touch(now=True), self.print
         )
         self._pending: list[str] = []
         self._streams: list[CapturedStream] = []
-        self._held = False  # the terminal shows nothing until it is released
+        self._held = False  # the terminal shows no output before RELEASE
         self._drawing: asyncio.TimerHandle | None = None
         self._mode: Mode | None = None
-        self._drawn = Size(0, 0)  # of the terminal, when it was last drawn
-        # What stands before the line: as it was given, parsed, and how long that took.
+        self._drawn = Size(0, 0)  # of the terminal at the last drawing
+        # The text before the line, the same parsed, and the seconds that it took.
         self._before = ""
         self._parsed: StyleAndTextTuples = []
         self._took = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.get_ident()  # where the loop runs
         self._session: PromptSession[str] = PromptSession(
-            message=self._message,
+            message=lambda: self._parsed,  # called ten times in a drawing
             completer=completer,
             complete_while_typing=Condition(self._is_completing),
             complete_in_thread=True,
@@ -123,7 +122,7 @@ class LivePrompt:
             output=output or terminal_output(),
         )
         app = self._session.app
-        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which may begin another key
+        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which can begin another key
         app.key_processor.before_key_press += self.asking.note_key
         feed = app.key_processor.feed_multiple
         app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
@@ -131,17 +130,17 @@ class LivePrompt:
         )
         app.before_render += self._keep_terminal
         app.after_render += self._release
-        app.terminal_size_polling_interval = None  # the signal is enough, and is handled here
-        app.max_render_postpone_time = None  # a key is not to wait until the model says nothing
+        app.terminal_size_polling_interval = None  # SIGWINCH is handled here
+        app.max_render_postpone_time = None  # keys must not wait for a pause in the output
 
-    # --- its life
+    # --- start and end
 
     async def run(self) -> None:
-        """Stand there until `close`; what the program prints meanwhile stands above."""
+        """Show the prompt until `close`; output of the program is printed above it."""
         self._loop = asyncio.get_running_loop()
-        self._flush()  # what was printed before it stood there
+        self._flush()  # output from before
         with captured_streams(
-            self.print_threadsafe, self._touch_threadsafe, hide_input=True
+            self.print_threadsafe, lambda: self._call_threadsafe(self.touch), hide_input=True
         ) as self._streams:
             try:
                 await self._session.prompt_async(
@@ -161,10 +160,10 @@ class LivePrompt:
         if self._session.app.is_running and not self._session.app.is_done:
             self._session.app.exit(result="")
 
-    # --- what is shown
+    # --- output
 
     def print(self, text: str) -> None:
-        """Put text above all that stands at the prompt; it begins and ends a line of its own."""
+        """Print text above the prompt, in lines of its own."""
         self._end_lines()
         self._put(text)
 
@@ -179,28 +178,25 @@ class LivePrompt:
             self._loop.call_soon(self._flush)
 
     def send(self, sequence: str) -> None:
-        """Send the terminal something that shows nothing and moves nothing."""
+        """Send the terminal a sequence that neither shows nor moves anything."""
         self._session.app.output.write_raw(sequence)
         self._session.app.output.flush()
 
     def print_threadsafe(self, text: str) -> None:
-        """Print from whatever thread."""
+        """Print from any thread."""
         self._call_threadsafe(self._put, text)
-
-    def _touch_threadsafe(self) -> None:
-        self._call_threadsafe(self.touch)
 
     def _call_threadsafe(self, function: Callable[..., None], *given: str) -> None:
         if threading.get_ident() == self._thread:
-            function(*given)  # at once: what is printed in any way keeps its order
+            function(*given)  # at once, so that all output keeps its order
         elif self._loop is not None:
-            with suppress(RuntimeError):  # it is closed: the program ends
+            with suppress(RuntimeError):  # the loop is closed: the program ends
                 self._loop.call_soon_threadsafe(function, *given)
 
     def _flush(self) -> None:
         app, output = self._session.app, self._session.app.output
         if app.is_running and app.is_done:
-            return  # it is about to erase what stands there: `run` prints the rest behind that
+            return  # the application erases the prompt now; `run` prints the rest after that
         text, self._pending = "".join(self._pending), []
         if not text:
             return
@@ -223,7 +219,7 @@ class LivePrompt:
             self._session.app.output.flush()
 
     def touch(self, *, now: bool = False) -> None:
-        """Draw what stands above the prompt anew: soon, or in this turn of the loop."""
+        """Redraw the lines above the prompt: soon, or in this turn of the loop."""
         if now:
             self._draw()
         elif self._drawing is None and self._loop is not None and not self._loop.is_closed():
@@ -238,18 +234,18 @@ class LivePrompt:
 
     @property
     def columns(self) -> int:
-        """How many characters a line of the terminal has."""
+        """The width of the terminal."""
         return self._session.app.output.get_size().columns or 80
 
     def _watch_signals(self) -> None:
         if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
-            with suppress(NotImplementedError, RuntimeError):  # a loop that takes no signals
+            with suppress(NotImplementedError, RuntimeError):  # a loop without signals
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGWINCH, self._session.app.invalidate)
                 loop.add_signal_handler(signal.SIGCONT, self._come_back)
 
     def _come_back(self) -> None:
-        """Stand there anew, below what the shell wrote while the program was stopped."""
+        """Show the prompt again, below what the shell wrote while the program was stopped."""
         app = self._session.app
         if app.is_running and self._mode is not None and self._mode.restore():
             app.renderer.reset()
@@ -257,14 +253,14 @@ class LivePrompt:
             app.invalidate()
 
     def _keep_terminal(self, _: object = None) -> None:
-        """Take the terminal as others have left it."""
+        """Restore the mode of the terminal, which other programs may have changed."""
         if self._mode is None:
             self._mode = Mode(self._session.app.input.fileno())
         self._mode.restore()
         self._follow_size()
 
     def _follow_size(self) -> None:
-        """Erase what was drawn for another width, where the terminal has put it."""
+        """Erase a drawing for another width, which the terminal has wrapped."""
         app = self._session.app
         size = app.output.get_size()
         if self._drawn.columns not in (0, size.columns):
@@ -275,9 +271,9 @@ class LivePrompt:
             self._compose()
 
     def _rewrapped(self, columns: int) -> int:
-        """Return how many lines more than before the cursor is below the first one.
+        """Return how many lines the wrapping has added above the cursor.
 
-        Most terminals wrap what stands there to a new width; xterm and the console of Linux cut it.
+        Most terminals wrap lines to a new width; xterm and the console of Linux cut them.
         """
         screen, term = self._session.app.renderer.last_rendered_screen, os.environ.get("TERM", "")
         cuts = "XTERM_VERSION" in os.environ or term.startswith(("linux", "vt"))
@@ -290,11 +286,8 @@ class LivePrompt:
             more += max(cells, default=0) // columns
         return more
 
-    def _message(self) -> StyleAndTextTuples:
-        return self._parsed  # asked for ten times in a drawing
-
     def _compose(self) -> bool:
-        """Put together what stands before the line; return whether that has changed."""
+        """Update the text before the line; return whether it has changed."""
         began = time.perf_counter()
         before, self._before = self._before, self._text_before()
         if changed := self._before != before:
@@ -304,28 +297,28 @@ class LivePrompt:
 
     def _text_before(self) -> str:
         size = self._session.app.output.get_size()
-        columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
+        columns, rows = size.columns or 80, max(1, (size.rows or 24) - LINE_ROWS)
         question = self.asking.standing
         if question is None:
             lines, label = [*begun_lines(self._streams, columns), *self._above(columns, rows)], "> "
         else:
             lines, label = question.rows(columns, rows), question.label
-        # Coloured, so that its last space is written too: some terminals that wrap anew lose a
-        # cursor that stands behind what was written.
+        # The colour makes prompt_toolkit write the last space too: some terminals that wrap lose a
+        # cursor behind the last written cell.
         return "\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"])
 
     def _above(self, columns: int, rows: int) -> list[str]:
         try:
-            # Half of the screen: what a terminal that becomes narrow wraps is to stay on it, for
-            # what has gone into the scrollback cannot be erased.
+            # Half of the screen: after a terminal has become narrow, the wrapped lines must still
+            # fit, since lines in the scrollback cannot be erased.
             return self._listener.above(columns, (rows + 1) // 2)
-        except Exception as error:  # noqa: BLE001 - what cannot be shown must not end the chat
+        except Exception as error:  # noqa: BLE001 - a display error must not end the chat
             return [in_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
 
     # --- keys
 
     def bring_back(self, text: str) -> None:
-        """Put a text into the line, before what stands there."""
+        """Put a text into the line, before the text that is there."""
         buffer = self._session.default_buffer
         buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
 
@@ -338,21 +331,17 @@ class LivePrompt:
 
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
-        for key, function in (("enter", self._on_enter), ("c-c", self._on_ctrl_c)):
-            keys.add(key)(function)
-        keys.add("c-d", filter=Condition(lambda: not self._session.default_buffer.text))(
-            self._on_ctrl_d
-        )
+        is_empty = Condition(lambda: not self._session.default_buffer.text)
+        is_guarded = Condition(lambda: bool((asked := self.asking.standing) and asked.guarded))
+        keys.add("enter")(self._on_enter)
+        keys.add("c-c")(self._on_ctrl_c)
+        keys.add("c-d", filter=is_empty)(self._on_ctrl_d)
         keys.add("escape", "enter")(_begin_line)
         keys.add("c-x", "c-e")(_open_editor)
         keys.add("escape")(self._on_escape)
         keys.add("tab")(self._on_tab)
-        keys.add(Keys.BracketedPaste, filter=Condition(self._is_guarded))(_refuse_paste)
+        keys.add(Keys.BracketedPaste, filter=is_guarded)(_refuse_paste)
         return keys
-
-    def _is_guarded(self) -> bool:
-        question = self.asking.standing
-        return question is not None and question.guarded
 
     def _take(self) -> str:
         buffer = self._session.default_buffer
@@ -364,7 +353,7 @@ class LivePrompt:
         buffer: Any = event.current_buffer
         state = buffer.complete_state
         if state and state.current_completion and not buffer.text.startswith("/"):
-            buffer.complete_state = None  # a file was chosen; the message may go on
+            buffer.complete_state = None  # a file was chosen; the message may continue
             return
         if buffer.document.char_before_cursor == "\\":
             buffer.delete_before_cursor()
@@ -405,22 +394,22 @@ class LivePrompt:
 
 
 def _joined(keys: list[KeyPress]) -> list[KeyPress]:
-    """Make one of all letters that come at once: each key for itself takes a third of a ms."""
+    """Join letters that come at once into a paste: a key by itself takes a third of a ms."""
     joined: list[KeyPress] = []
     for special, run in groupby(keys, lambda each: isinstance(each.key, Keys)):
         some = [*run]
-        if not special and len(some) >= PASTED:
+        if not special and len(some) >= MIN_PASTED_KEYS:
             some = [KeyPress(Keys.BracketedPaste, "".join(each.data for each in some))]
         joined += some
     return joined
 
 
+def _open_editor(event: KeyPressEvent) -> None:
+    event.current_buffer.open_in_editor()  # the edited text goes into the line, and is not sent
+
+
 def _begin_line(event: KeyPressEvent) -> None:
     event.current_buffer.insert_text("\n")
-
-
-def _open_editor(event: KeyPressEvent) -> None:
-    event.current_buffer.open_in_editor()  # what it leaves stands in the line; Enter says it
 
 
 def _refuse_paste(event: KeyPressEvent) -> None:

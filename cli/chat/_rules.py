@@ -1,4 +1,4 @@
-"""Rules by which a call needs no yes: "always for this tool, here"."""
+"""Rules that allow calls without a question: "always for this tool, here"."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ...tools.origins import definition_of
 __all__ = ["Rule", "Rules"]
 
 VERSION = 2
-"""Of the file. The digests of the first version covered a server's program without its arguments,
-so that a rule for one server let the calls of another run: none of its rules holds."""
+"""The version of the file. The digests of version 1 did not cover the arguments of a server's
+program, so a rule for one server allowed the calls of another: none of its rules holds."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Calls of one tool that may run, in one folder; with `arguments` only with the same ones."""
+    """Allows calls of a tool in a folder: any calls, or only those with the same `arguments`."""
 
     tool: str
     definition: str
-    """A digest of the tool and of where it comes from: any other has none of its rules."""
+    """A digest of the tool and its source; another tool of this name is not allowed."""
     folder: str
     arguments: str | None = None
-    """As JSON; None: whatever they are."""
+    """As JSON; None allows any arguments."""
     source: str = ""
-    """The tool's source, without what may be a key."""
+    """The tool's source, with possible keys masked."""
 
     def __str__(self) -> str:
         which = "" if self.arguments is None else f" with {self.arguments}"
@@ -43,10 +43,10 @@ class Rule:
 
 
 class Rules:
-    """The rules of this user, in a file of JSON that only they can read.
+    """The rules of this user, in a JSON file that only they can read.
 
-    Each change is written at once, on top of what other terminals have written meanwhile. A file
-    that cannot be read is a `ConfigurationError`, and no rule holds.
+    Each change is written at once and keeps the changes of other terminals. If the file is invalid,
+    methods raise `ConfigurationError` and no rule holds.
     """
 
     def __init__(self, path: Path | None = None, folder: Path | None = None) -> None:
@@ -54,12 +54,12 @@ class Rules:
         self.folder = str((Path.cwd() if folder is None else folder).resolve())
 
     def list(self) -> list[Rule]:
-        """Return all rules that hold, of all folders, in the order in which they were made."""
+        """Return all valid rules of all folders, oldest first."""
         version, rules = self._read()
         return rules if version == VERSION else []
 
     def drop_old(self) -> bool:
-        """Remove the rules of an earlier version, none of which holds; False if there are none.
+        """Remove the rules of an earlier version; False if there are none.
 
         Raises `OSError` if the file cannot be written.
         """
@@ -70,7 +70,7 @@ class Rules:
         return True
 
     def allows(self, call: ToolCall, tool: AnyTool) -> bool:
-        """Say whether a rule lets this call run, in this folder."""
+        """Say whether a rule allows this call in this folder."""
         wanted = (None, _write(call.arguments))
         here = [
             each
@@ -80,9 +80,9 @@ class Rules:
         return bool(here) and definition_of(tool) in [each.definition for each in here]
 
     def add(self, tool: AnyTool, arguments: Mapping[str, Any] | None = None) -> Rule:
-        """Let calls of a tool run from now on, here; with `arguments` only those. Twice is once.
+        """Allow calls of a tool in this folder; with `arguments`, only calls with these.
 
-        Raises `OSError` if that cannot be written.
+        Raises `OSError` if the file cannot be written.
         """
         given = None if arguments is None else _write(arguments)
         source = mask(tool.bare.source)
@@ -93,7 +93,7 @@ class Rules:
         return rule
 
     def revoke(self, rule: Rule) -> bool:
-        """Take a rule back; False if there is none any more."""
+        """Remove a rule; False if it does not exist any more."""
         rules = self.list()
         if rule not in rules:
             return False
@@ -101,7 +101,7 @@ class Rules:
         return True
 
     def _read(self) -> tuple[int, list[Rule]]:
-        """Return the version of the file, and its rules."""
+        """Return the version of the file and its rules."""
         try:
             saved: Any = json.loads(self.path.read_text("utf-8"))
             version = saved.get("version", 1)

@@ -1,4 +1,4 @@
-"""The sessions of the chat: runs of a journal in the user's data folder, and notes of them."""
+"""The sessions of the chat: runs of a journal in the user's data folder, with notes about them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 AGENT = "chat"
-"""The name of every chat's agent: its sessions are the runs "chat/ID"."""
+"""The name of each chat's agent: its sessions are the runs "chat/ID"."""
 
 NOTE = "chat"
 MEMORY = ":memory:"
 ENDED = ("completed", "failed", "cancelled")
-PARTIALS = 0.5  # seconds after which what a model says is on disk
-TITLE = 60  # characters
+PARTIAL_SECONDS = 0.5  # after which the text of a running reply is on disk
+MAX_TITLE = 60  # characters
 
 
 class UnknownSession(ConfigurationError):
-    """No session, or several, are what was asked for; the message says which there are."""
+    """A name matches no session, or several; the message lists these."""
 
 
 class SessionBusy(ConfigurationError, RunBusy):
@@ -56,7 +56,7 @@ class SessionBusy(ConfigurationError, RunBusy):
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What is noted of a session. A new one is `known` to the journal from its first turn on."""
+    """The notes about a session. The journal knows a new one from its first turn on (`known`)."""
 
     id: str
     title: str = ""
@@ -65,9 +65,9 @@ class SessionInfo:
     tools: str = ""
     folder: str = ""
     base_url: str | None = None
-    """Where the model is, if not where its provider has it."""
+    """The address of the model, if it is not its provider's own."""
     agent: str = ""
-    """Who answers in it, as `--agent` names them; "" for the chat's own agent."""
+    """The value of `--agent`; "" for the chat's own agent."""
     turns: int = 0
     updated: float = 0.0
     """When it was last used, in seconds since the epoch."""
@@ -75,7 +75,7 @@ class SessionInfo:
 
     @property
     def speaker(self) -> dict[str, str | None]:
-        """Return which model speaks, as `Home.speaker` does."""
+        """The session's model, as `SessionManager.speaker` returns it."""
         return {"model": self.model, "base_url": self.base_url}
 
     @property
@@ -88,10 +88,10 @@ NOTED = ("title", "model", "system", "tools", "folder", "base_url", "agent", "tu
 
 
 class Sessions:
-    """The sessions in a journal that is open.
+    """The sessions in an open journal.
 
-    `is_kept` says whether that is a file, and `trouble` why it is not, where it should be. What
-    `leave_file` opens is closed by `stack`.
+    `is_kept` says whether the journal is a file; `trouble` is the reason if it should be one and is
+    not. `stack` closes what `leave_file` opens.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Sessions:
         self.journal = journal
         self.is_kept = is_kept
         self.trouble = trouble
-        # The session that this chat has open, so that no other chat can open it.
+        # The id of the session that this chat has reserved.
         self._open = ""
         self._reserved = stack.enter_context(ExitStack())
 
     def reserve(self, info: SessionInfo) -> None:
-        """Keep a session from other chats, until this one opens another or ends.
+        """Reserve a session for this chat, until it opens another one or ends.
 
-        Raises `SessionBusy` while another chat has it; then this one keeps what it had.
+        Raises `SessionBusy` while another chat has it; then the previous reservation stays.
         """
         if info.id == self._open:
             return
@@ -124,20 +124,20 @@ class Sessions:
                     busy.pid,
                 ) from None
             except JournalError:
-                return  # whatever is next done in the session says why
-            self.let_go()
+                return  # the next operation on the session reports the error
+            self.release()
             self._open = info.id
             self._reserved.push(stack.pop_all())
 
-    def let_go(self) -> None:
-        """Let others open the session that this chat had open."""
+    def release(self) -> None:
+        """Let other chats open the session."""
         self._open = ""
         self._reserved.close()
 
     async def leave_file(self, error: JournalError) -> bool:
-        """Put a journal in memory in the place of one that takes nothing any more.
+        """Replace a journal file that cannot be written any more by a journal in memory.
 
-        False where it was in memory before, or where the file still works: then `error` is about
+        Returns False if it is in memory already, or if the file still works and `error` is about
         one session.
         """
         if not self.is_kept:
@@ -145,30 +145,30 @@ class Sessions:
         with suppress(JournalError):
             await self.journal.runs(limit=0)
             return False
-        self.let_go()
-        self.journal = await self._stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
+        self.release()
+        journal = Journal(MEMORY, partials=PARTIAL_SECONDS)
+        self.journal = await self._stack.enter_async_context(journal)
         self.is_kept = False
         self.trouble = f"{error.journal} {error.why}"
         return True
 
     def new(self, **noted: Any) -> SessionInfo:
-        """Return a new session, which stands nowhere before its first turn."""
+        """Return a new session; nothing is stored before its first turn."""
         syllables = [secrets.choice("bdfgklmnprstvz") + secrets.choice("aeiou") for _ in range(5)]
         return SessionInfo("".join(syllables), **noted)
 
-    async def begin(self, info: SessionInfo, said: str) -> SessionInfo:
-        """Let the journal know of a session whose first turn begins, by default its title."""
+    async def begin(self, info: SessionInfo, text: str) -> SessionInfo:
+        """Store a session whose first turn begins; that message is the default title."""
         async with self.journal.session(info.run_id):
             pass
-        info = replace(info, title=info.title or shorten_title(said), turns=1, known=True)
+        info = replace(info, title=info.title or shorten_title(text), turns=1, known=True)
         await self._note(info)
         return replace(info, updated=time.time())
 
     async def list(self, words: str = "") -> list[SessionInfo]:
-        """Return all, the newest first; with `words` those in which all stand.
+        """Return all sessions, the most recent first; with `words`, those that contain all of them.
 
-        They are looked for in the title and in all that was asked and answered, as parts of words,
-        in upper or lower case.
+        Titles, questions and answers are searched for parts of words, in upper or lower case.
         """
         runs = await self._runs()
         found = await asyncio.gather(*(self._read(each.run_id, each.updated) for each in runs))
@@ -179,7 +179,7 @@ class Sessions:
         return infos
 
     async def newest(self) -> SessionInfo | None:
-        """Return the session that was used last; None if there is none."""
+        """Return the most recent session, None if there is none."""
         runs = await self._runs()
         for run in sorted(runs, key=lambda each: -each.updated):
             if (info := await self._read(run.run_id, run.updated)) is not None:
@@ -187,7 +187,7 @@ class Sessions:
         return None
 
     async def find(self, name: str) -> SessionInfo:
-        """Return the session of this id, or of this beginning of an id or title if only one has it.
+        """Return the session with this id or title, or the only one that begins with it.
 
         Raises `UnknownSession`.
         """
@@ -206,7 +206,7 @@ class Sessions:
         raise UnknownSession(f"{len(found)} sessions begin with {name!r}, name one: {which}")
 
     async def change(self, id: str, **noted: Any) -> SessionInfo:  # noqa: A002 - the field's name
-        """Note something else of a session: its title, model, system, tools, folder and so on."""
+        """Change notes about a session: its title, model, system prompt and so on."""
         if unknown := noted.keys() - set(NOTED):
             raise TypeError(f"of a session nothing is noted by the names {sorted(unknown)}")
         run_id = f"{AGENT}/{id}"
@@ -215,29 +215,25 @@ class Sessions:
         assert info is not None
         return info
 
-    async def rename(self, id: str, title: str) -> SessionInfo:  # noqa: A002 - the field's name
-        """Give a session another title."""
-        return await self.change(id, title=shorten_title(title))
-
     async def fork(
         self,
         id: str,  # noqa: A002 - the field's name
         agent: Agent[Any],
         turns: int | None = None,
     ) -> SessionInfo:
-        """Make a session that goes on from another's end, or from the end of its turn `turns`.
+        """Copy a session, or its first `turns` turns, into a new one.
 
-        A turn that was cut is ended in the new one, as it stands. `agent` is one that keeps its
-        sessions in this journal.
+        An interrupted turn ends in the new session as it is. `agent` stores its sessions in this
+        journal.
         """
         before = await self.find(id)
         info = replace(self.new(), **{name: getattr(before, name) for name in NOTED})
         await self.journal.fork(before.run_id, info.run_id)
         await agent.stop_cut(info.id)
-        said = await agent.recall(info.id)
-        begins = [number for number, each in enumerate(said) if "turn" in each.extra]
+        messages = await agent.recall(info.id)
+        begins = [number for number, each in enumerate(messages) if "turn" in each.extra]
         if turns is not None and turns < len(begins):
-            agent.memory.replace(said[: begins[max(0, turns)]], info.id)
+            agent.memory.replace(messages[: begins[max(0, turns)]], info.id)
             await agent.keep(info.id)
         left = len(begins) if turns is None else min(max(0, turns), len(begins))
         info = replace(info, turns=left, known=True, updated=time.time())
@@ -245,17 +241,17 @@ class Sessions:
         return info
 
     async def delete(self, id: str) -> None:  # noqa: A002 - the field's name
-        """Remove a session for good. Raises `RunBusy` while a terminal answers in it."""
+        """Remove a session for good. Raises `RunBusy` while a chat uses it."""
         run_id = f"{AGENT}/{id}"
         with suppress(RunNotFound):
             await self.journal.look(run_id)
             async with self.journal.session(run_id):
-                pass  # nobody else has it
+                pass  # no other process owns it
             await self.journal.cancel(run_id, "deleted")
             await self.journal.purge(time.time() + 1, state="cancelled", prefix=run_id)
 
     async def _runs(self) -> list[RunRow]:
-        """Return those that can go on: `anabranch runs cancel` ends one for good."""
+        """Return the runs that can continue: `anabranch runs cancel` ends one for good."""
         runs = await self.journal.runs(prefix=f"{AGENT}/")
         return [each for each in runs if each.state not in ENDED]
 
@@ -266,7 +262,7 @@ class Sessions:
     async def _read(self, run_id: str, updated: float) -> SessionInfo | None:
         try:
             notes = await self.journal.notes(run_id, NOTE)
-        except RunNotFound:  # removed in between
+        except RunNotFound:  # removed since it was listed
             return None
         noted: dict[str, Any] = {}
         for each in notes:
@@ -293,10 +289,10 @@ class Sessions:
 
 @asynccontextmanager
 async def open_sessions(path: Path | None = None, *, keep: bool = True) -> AsyncGenerator[Sessions]:
-    """Open the sessions of this user, or those in another file; only their owner can read it.
+    """Open this user's sessions, or those in another file, which only its owner can read.
 
-    Without `keep`, or where no file can be written, they are in memory and end with the program:
-    `trouble` says why then, in one line.
+    Without `keep`, or if the file cannot be written, they are in memory and end with the program;
+    `trouble` is the reason.
     """
     path = user_data_path("anabranch") / "chats.db" if path is None else path
     async with AsyncExitStack() as stack:
@@ -304,41 +300,41 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
         if keep:
             try:
                 _make(path)
-                journal = await stack.enter_async_context(Journal(path, partials=PARTIALS))
+                journal = await stack.enter_async_context(Journal(path, partials=PARTIAL_SECONDS))
             except (OSError, JournalError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.why
                 trouble = (
-                    f"nothing of this chat is kept, and none of the sessions before is found:"
-                    f" {path}: {why}; see to it or move it away; --no-history does without"
+                    f"cannot open {path} ({why}), so this chat will not be saved and earlier"
+                    " sessions are not found; repair the file or move it away, or use --no-history"
                 )
         is_kept = journal is not None
         if journal is None:
-            journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
+            journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIAL_SECONDS))
         yield Sessions(stack, journal, is_kept=is_kept, trouble=trouble)
 
 
 def _make(path: Path) -> None:
-    """Make the file and its folder, for their owner alone."""
+    """Create the file and its folder, for their owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    if path.parent.name == "anabranch":  # ours, whoever has made it
+    if path.parent.name == "anabranch":  # ours, even if another program created it
         path.parent.chmod(0o700)
     path.chmod(0o600)
 
 
 def shorten_title(text: str) -> str:
-    """Return the beginning of a text as a title: one line, without control characters."""
+    """Return the beginning of a text as a title: one line without control characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= TITLE else f"{line[: TITLE - 3].rstrip()}..."
+    return line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 3].rstrip()}..."
 
 
 def _encodable(noted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is noted as UTF-8 has it: a folder's name may hold half a surrogate pair."""
+    """Make notes encodable: the name of a folder can contain half of a surrogate pair."""
     return {name: encodable(v) if isinstance(v, str) else v for name, v in noted.items()}
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Give all texts in JSON that somebody has said."""
+    """Yield the texts of messages in JSON."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a person has chosen for all chats: a small file of JSON, which may be edited by hand."""
+"""The person's settings for all chats: a small JSON file, which may be edited by hand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Settings"]
 
 
 class Settings(BaseModel):
-    """The choices, and where they are kept.
+    """The settings in the file.
 
-    `theme` is "dark", "light" or "none"; `prices` what models cost, for a million tokens:
-    `{"gpt-5-mini": [0.25, 2.0]}`, input and output.
+    `prices` are what models cost for a million tokens, input and output:
+    `{"gpt-5-mini": [0.25, 2.0]}`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,12 +30,12 @@ class Settings(BaseModel):
 
     @property
     def priced(self) -> dict[str, Price]:
-        """The prices as limits and traces take them."""
+        """The prices in the type of limits and traces."""
         return {model: Price(*each) for model, each in self.prices.items()}
 
     @classmethod
     def load(cls) -> Settings:
-        """Read the file, if there is one; raise `ConfigurationError` for one that is wrong."""
+        """Read the file, if it exists; raise `ConfigurationError` for an invalid one."""
         path = cls.path()
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -50,19 +50,19 @@ class Settings(BaseModel):
 
     @staticmethod
     def path() -> Path:
-        """Return where the file is."""
+        """Return the path of the file."""
         from platformdirs import user_config_path
 
         return user_config_path("anabranch") / "chat.json"
 
     def save(self, **changes: Any) -> None:
-        """Change some, here and in the file; where that cannot be written, only here."""
+        """Change settings here and in the file; only here if the file cannot be written."""
         for name, value in changes.items():
             setattr(self, name, value)
         path = self.path()
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept: dict[str, Any] = {}
+            stored: dict[str, Any] = {}
             with suppress(OSError, ValueError):
-                kept = cast("dict[str, Any]", json.loads(path.read_bytes()))
-            write_whole(path, json.dumps({**kept, **changes}, indent=2) + "\n")
+                stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            write_whole(path, json.dumps({**stored, **changes}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""`anabranch chat`: what the options say becomes a partner, a screen and a chat of both."""
+"""`anabranch chat`: make a partner, a screen and a chat from the command line's options."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .._terminal import complain
 from ._agent_partner import AgentPartner
 from ._attach import read_piped, with_piped
 from ._commands import COMMANDS, describe_partner
-from ._home import Home, read_message
 from ._live import THEMES, LiveScreen
 from ._loop import Chat
 from ._partner import Partner
 from ._plain import PlainScreen
 from ._rules import Rules
+from ._session_manager import SessionManager, read_message
 from ._sessions import AGENT, open_sessions
 from ._settings import Settings
 from ._status import Status
@@ -43,10 +43,10 @@ RULES_DROPPED = "(the rules of an earlier version are dropped: those tools are a
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     question: str | None = None
-    model: str | None = None  # None: as the session has it, else the small local model
+    model: str | None = None  # None: the session's model, or the small local one
     name: str | None = None
     base_url: str | None = None
     system: str | None = None
@@ -57,7 +57,7 @@ class ChatOptions:
     embed: str | None = None
     load: Path | None = None
     images: Sequence[str] = ()
-    resume: str | None = None  # a session's id or title; "" is the newest
+    resume: str | None = None  # a session's id or title; "" is the most recent one
     history: bool = True
     agent: str | None = None
     url: str | None = None
@@ -67,66 +67,65 @@ class ChatOptions:
     debug: bool = False
 
     def check(self) -> None:
-        """Refuse what does not go together."""
-        if self.agent and self.url:
-            raise ConfigurationError("--agent and --url are two partners: choose one")
+        """Raise `ConfigurationError` for options that exclude each other."""
         other = "--agent" if self.agent else "--url" if self.url else ""
-        for name, given in (
-            ("--model", self.model),
-            ("--system", self.system),
-            ("--tools", self.tools),
-            ("--knowledge", self.documents),
-            ("--load", self.load),
-            ("--format", self.formats),
-            ("--base-url", self.base_url),
-            ("--temperature or --max-tokens", self.options),
-        ):
-            if other and given:
-                raise ConfigurationError(f"{name} does not go with {other}, which has its own")
-        if self.url and self.resume is not None:
-            raise ConfigurationError("a server's sessions are its own: --url takes no --continue")
-        if self.load and self.resume is not None:
-            raise ConfigurationError("--load begins a session: it does not go with --continue")
-        if self.resume is not None and not self.history:
-            raise ConfigurationError("--no-history knows no sessions: it takes no --continue")
-        if self.theme is not None and self.theme not in THEMES:
-            raise ConfigurationError(f"--theme {self.theme}: there are {', '.join(THEMES)}")
-        if self.images and self.question is None:
-            raise ConfigurationError("--image goes with a question; in the chat there is /image")
-        if self.as_json and self.question is None:
-            raise ConfigurationError('--json needs a question: anabranch chat --json "..."')
+        own = {
+            "--model": self.model,
+            "--system": self.system,
+            "--tools": self.tools,
+            "--knowledge": self.documents,
+            "--load": self.load,
+            "--format": self.formats,
+            "--base-url": self.base_url,
+            "--temperature or --max-tokens": self.options,
+        }
+        resumes, asks = self.resume is not None, self.question is not None
+        wrong = {
+            "--agent and --url are two partners: choose one": self.agent and self.url,
+            **{
+                f"{name} does not go with {other}, which has its own": other and given
+                for name, given in own.items()
+            },
+            "a server's sessions are its own: --url takes no --continue": self.url and resumes,
+            "--load begins a session: it does not go with --continue": self.load and resumes,
+            "--no-history knows no sessions: it takes no --continue": resumes and not self.history,
+            f"--theme {self.theme}: there are {', '.join(THEMES)}": (
+                self.theme not in (None, *THEMES)
+            ),
+            "--image goes with a question; in the chat there is /image": self.images and not asks,
+            '--json needs a question: anabranch chat --json "..."': self.as_json and not asks,
+        }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ConfigurationError(message)
 
 
 async def hold_chat(options: ChatOptions) -> int:
-    """Chat as the options say; return the exit status.
+    """Chat with these options; return the exit status.
 
-    Raises `ConfigurationError` before anything is asked.
+    Raises `ConfigurationError` for invalid options, before any request.
     """
     options.check()
     settings = Settings.load()
     if options.theme is not None:
         settings = settings.model_copy(update={"theme": options.theme})
-    piped = "" if options.question is None else await asyncio.to_thread(_read_pipe)
-    if (
-        options.question is not None
-        and not (options.question + piped).strip()
-        and not options.images
-    ):
-        raise ConfigurationError("the question is empty")
-    # What the options name is read before a model is opened, which may have to be fetched.
+    # Files are read before a model is opened, which may have to be downloaded.
     question = None
     if options.question is not None:
+        piped = await asyncio.to_thread(lambda: read_piped(sys.stdin.buffer))
+        if not (options.question + piped).strip() and not options.images:
+            raise ConfigurationError("the question is empty")
         question = await _read_question(with_piped(options.question, piped), options.images)
     loaded = None if options.load is None else _load(options.load)
     async with AsyncExitStack() as stack:
         sessions = await stack.enter_async_context(open_sessions(keep=options.history))
-        home = Home(stack, sessions, settings, options.options)
-        await _make_agent(home, options)
+        manager = SessionManager(stack, sessions, settings, options.options)
+        await _make_agent(manager, options)
         slow = 0.1 if options.debug else None
         async with Commander(policy="isolate", slow_after=slow) as commander:
             status = Status(AGENT, settings.priced)
-            async with _open_chat(commander, home, status, options) as chat:
-                status.follow(commander, chat.touch)
+            async with _open_chat(commander, manager, status, options) as chat:
+                status.follow(commander, chat.screen.touch)
                 try:
                     return await _talk(chat, options, question, loaded)
                 finally:
@@ -135,18 +134,18 @@ async def hold_chat(options: ChatOptions) -> int:
 
 @asynccontextmanager
 async def _open_chat(
-    commander: Commander, home: Home, status: Status, options: ChatOptions
+    commander: Commander, manager: SessionManager, status: Status, options: ChatOptions
 ) -> AsyncGenerator[Chat]:
-    """Make the chat for the terminal, or the pipe, that there is."""
+    """Return a chat on the live screen, or on the plain screen where the terminal has no keys."""
     rules = Rules()
     dumb = os.environ.get("TERM", "dumb") == "dumb" or options.plain
     if dumb or options.question is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         silent, debug = options.as_json, options.debug
         screen = PlainScreen(list(COMMANDS), rules, silent=silent, debug=debug)
-        yield Chat(screen, commander, home, status)
+        yield Chat(screen, commander, manager, status)
         return
-    live = LiveScreen(rules, theme=home.settings.theme, debug=options.debug)
-    chat = Chat(live, commander, home, status)
+    live = LiveScreen(rules, theme=manager.settings.theme, debug=options.debug)
+    chat = Chat(live, commander, manager, status)
     async with live.standing(chat, chat.completer(), open_history()):
         yield chat
 
@@ -154,12 +153,12 @@ async def _open_chat(
 async def _talk(
     chat: Chat, options: ChatOptions, question: Message | None, loaded: Conversation | None
 ) -> int:
-    home, screen = chat.home, chat.screen
+    screen, sessions = chat.screen, chat.manager.sessions
     partner = await _find_partner(chat, options, loaded)
-    if home.sessions.trouble:
-        complain(home.sessions.trouble)
+    if sessions.trouble:
+        complain(sessions.trouble)
     if screen.rules is not None:
-        with suppress(ConfigurationError, OSError):  # then it is said where a rule would matter
+        with suppress(ConfigurationError, OSError):  # reported as soon as a rule matters
             if screen.rules.drop_old():
                 screen.note(RULES_DROPPED)
     try:
@@ -172,7 +171,7 @@ async def _talk(
                 screen.note("/help lists the commands; Ctrl-C stops the model, or leaves")
             status = await chat.run(partner)
     except BrokenPipeError:
-        raise  # nobody reads on, and that is how a chat in a pipe ends
+        raise  # the reader of a pipe has closed it, which ends the chat
     except BaseException:
         _rescue(chat)
         raise
@@ -184,9 +183,9 @@ async def _talk(
     return status
 
 
-async def _read_question(said: str, images: Sequence[str]) -> Message:
+async def _read_question(text: str, images: Sequence[str]) -> Message:
     try:
-        return await read_message(said, images)
+        return await read_message(text, images)
     except OSError as error:
         which = error.filename or "a file of the question"
         raise ConfigurationError(f"{which}: {error.strerror or error}") from None
@@ -200,50 +199,46 @@ def _load(path: Path) -> Conversation:
 
 
 def _rescue(chat: Chat) -> None:
-    """Save what is in memory alone: what a file has is there when the chat comes back."""
-    if chat.home.sessions.is_kept and isinstance(chat.partner, AgentPartner):
+    """Save a conversation that is only in memory."""
+    if chat.manager.sessions.is_kept and isinstance(chat.partner, AgentPartner):
         return
     conversation = Conversation()
     conversation.add(*chat.partner.messages())
     rescue(conversation)
 
 
-def _read_pipe() -> str:
-    return read_piped(sys.stdin.buffer)
+# --- the partner
 
 
-# --- who answers
-
-
-async def _make_agent(home: Home, options: ChatOptions) -> None:
-    """Make the agent that the options say; which model speaks, its session may say."""
+async def _make_agent(manager: SessionManager, options: ChatOptions) -> None:
+    """Make the agent of the options; its model is chosen with the session."""
     if options.agent is not None or options.url is not None:
         return
     if options.tools is None:
         from ...tools.examples import EXAMPLE_TOOLS
 
-        home.tools = [*EXAMPLE_TOOLS]
+        manager.tools = [*EXAMPLE_TOOLS]
     else:
         wanted = _without_none(options.tools)
-        home.tools = [*await home.stack.enter_async_context(open_tools(*wanted))]
+        manager.tools = [*await manager.stack.enter_async_context(open_tools(*wanted))]
     index = None
     if options.documents is not None:
         try:
             index = open_index(options.documents, options.embed)
-            index = await home.stack.enter_async_context(index)
+            index = await manager.stack.enter_async_context(index)
         except AnabranchError as error:
             raise ConfigurationError(str(error)) from error
-    home.agent = Agent(
+    manager.agent = Agent(
         name=AGENT,
         system=options.system,
-        tools=home.tools,
+        tools=manager.tools,
         knowledge=index,
         formats=_formats(options.formats),
     )
 
 
 def _without_none(specs: list[str]) -> list[str]:
-    """Return the tools that are wanted; none after `--tools none`, which goes with no other."""
+    """Return the wanted tools: no tools for `--tools none`, which excludes all others."""
     names = [name.strip().lower() for spec in specs for name in spec.split(",")]
     if "none" not in names:
         return specs
@@ -261,51 +256,52 @@ def _formats(names: list[str] | None) -> list[Format] | None:
 
 
 async def _find_partner(chat: Chat, options: ChatOptions, loaded: Conversation | None) -> Partner:
-    """Return whom the options name, in the session that they name."""
-    home, screen = chat.home, chat.screen
+    """Return the partner of the options, in the session of the options."""
+    manager, screen = chat.manager, chat.screen
     raw = not isinstance(screen, LiveScreen)
     if options.url is not None:
-        from ._url_partner import find_server
+        from ._server_runs import find_server
 
         return await find_server(
             options.url, options.name, screen.choose_name, note=screen.note, raw=raw
         )
     if options.agent is not None:
-        from ._served_partner import find_partner
+        from ._local_runs import find_partner
 
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
             if options.resume is not None:
                 raise ConfigurationError(f"{options.agent} keeps no sessions: leave --continue out")
             return found
-        home.adopt(found, options.agent)
+        manager.adopt(found, options.agent)
     return await _open_session(chat, options, loaded)
 
 
 async def _open_session(
     chat: Chat, options: ChatOptions, loaded: Conversation | None
 ) -> AgentPartner:
-    home, info = chat.home, None
-    home.doubt, home.choose = chat.ask_doubt, chat.screen.choose_name
-    if options.resume is not None and home.sessions.trouble:
-        raise ConfigurationError(home.sessions.trouble)  # it is there, and cannot be read
+    manager, info = chat.manager, None
+    manager.doubt, manager.choose = chat.screen.ask_doubt, chat.screen.choose_name
+    if options.resume is not None and manager.sessions.trouble:
+        raise ConfigurationError(manager.sessions.trouble)  # the session may exist in the file
     if options.resume:
-        info = await home.sessions.find(options.resume)
-    elif options.resume is not None and (info := await home.sessions.newest()) is None:
+        info = await manager.sessions.find(options.resume)
+    elif options.resume is not None and (info := await manager.sessions.newest()) is None:
         chat.screen.note("(there is no session yet: a new one begins)")
     if info is not None:
-        home.sessions.reserve(info)  # before a model is opened in vain
-    if home.agent.backend is None:
+        manager.sessions.reserve(info)  # before a model is opened
+    if manager.agent.backend is None:
         model, base_url = options.model, options.base_url
         if model is None and info is not None and info.model:
             model, base_url = info.model, base_url or info.base_url
         named = f"{model or 'local'} {options.name or ''}".strip()
-        await home.use(named, base_url=base_url)
+        await manager.use(named, base_url=base_url)
     if info is None:
-        return home.new(loaded)
-    partner = await home.open(info)
+        return manager.new(loaded)
+    partner = await manager.open(info)
     if options.agent is None:
         if options.system is None:
-            home.agent.system = info.system
-        await partner.note(**home.speaker(), system=home.agent.system)  # as the next `-c` has it
+            manager.agent.system = info.system
+        # The next `-c` uses the same model and system prompt.
+        await partner.note(**manager.speaker(), system=manager.agent.system)
     return partner

@@ -1,6 +1,6 @@
-"""What the status line says while an answer is made, and at its end.
+"""The text of the status line during an answer, and of the summary at its end.
 
-Nothing here draws or knows the time: the same events, time and width give the same words.
+Nothing here draws or reads a clock: the same events, time and width give the same text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ KINDS: Final[tuple[EventKind, ...]] = (
     "request", "working", "first_chunk", "reply", "called", "answered", "text", "charged",
     "charged_again", "retried", "waiting", "completed", "failed", "cancelled",
 )  # fmt: skip
-# Events that are kept until the line is drawn; before more are lost they are taken in.
+# Events that wait until the line is drawn; a full buffer is processed at once.
 ROOM: Final = 4096
 NAME, VALUE, CALL, STATE = 30, 24, 60, 200
-# Below, a speed is no speed: a whole reply that came in one piece.
-SHORTEST: Final = 0.05
-# What is done in words; those with a measure say how far it is.
+MIN_SPEED_SECONDS: Final = 0.05  # a reply that came in one piece has no speed
 _STAGES = {
     "waiting": "waiting for another process to fetch the model",
     "fetching": "fetching the model",
@@ -43,11 +41,11 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a turn took, or all turns: seconds, tokens, money as far as prices are known.
+    """The time, tokens and cost of a turn or of all turns, the cost as far as prices are known.
 
-    `reading` and `writing` are tokens a second, None where that cannot be told: new tokens of the
-    prompts from the start of reading (or the request) to the first piece, and tokens of the replies
-    from there to the end.
+    `reading` and `writing` are tokens per second, None if unknown: the new tokens of the prompts
+    between the start of reading (or the request) and the first piece of the reply, and the tokens
+    of the replies from there to the end.
     """
 
     seconds: float = 0.0
@@ -71,28 +69,28 @@ class Figures:
 
     @property
     def money(self) -> str:
-        """The cost in words; "" if no price is known."""
+        """The cost as text; "" if no price is known."""
         least = "" if self.all_priced or self.cost is None else "at least "
         return least + money(self.cost)
 
 
 @dataclass(slots=True)
-class _Asking:
-    """A request that has no reply yet."""
+class _Request:
+    """A request without a reply so far."""
 
     node: int
     agent: str | None
     asked: float
     stage: Working | None = None
-    reads: float | None = None  # since when
+    reads: float | None = None  # the time at which the model began to read
     spoke: float | None = None
     written: RunningEstimate = field(default_factory=RunningEstimate)
-    held: bool = False  # waits for its turn in limits
+    held: bool = False  # waits for its turn in rate limits
 
 
 @dataclass(slots=True)
-class _Calling:
-    """A call of a tool that runs."""
+class _RunningCall:
+    """A running call of a tool."""
 
     words: str
     agent: str | None
@@ -100,34 +98,35 @@ class _Calling:
 
 
 class _Sums:
-    """What adds up over a turn, or a session."""
+    """The sums over a turn, or over a session."""
 
     def __init__(self) -> None:
         self.usage: dict[str, Usage] = {}
-        self.read = self.wrote = self.reading = self.writing = 0.0
+        self.seconds = self.read = self.wrote = self.reading = self.writing = 0.0
 
-    def figures(self, seconds: float, prices: Mapping[str, Price]) -> Figures:
+    def figures(self, running: float, prices: Mapping[str, Price]) -> Figures:
+        """Return the figures; `running` is the seconds of a turn that has not ended."""
         known = [prices[model].of(used) for model, used in self.usage.items() if model in prices]
         return Figures(
-            max(seconds, 0.0),
+            self.seconds + running,
             sum(self.usage.values(), Usage()),
             sum(known) if known else None,
             len(known) == len(self.usage),
-            self.read / self.reading if self.reading >= SHORTEST and self.read else None,
-            self.wrote / self.writing if self.writing >= SHORTEST and self.wrote else None,
+            self.read / self.reading if self.reading >= MIN_SPEED_SECONDS and self.read else None,
+            self.wrote / self.writing if self.writing >= MIN_SPEED_SECONDS and self.wrote else None,
         )
 
 
 class Status:
-    """Says in words what a chat is doing; `name` is whose answers need no name of their own.
+    """Describes what a chat is doing; only other agents than `name` are named.
 
         status = Status()
-        status.follow(commander, on_change)  # from now on it hears of all that happens there
+        status.follow(commander, on_change)  # receive the events of this tree
         status.begin(now)                    # a turn begins; `end` ends it
         status.line(now, 80)                 # "get_weather(city=Oslo) 2 s · 3 s · 812 in, 14 out"
 
-    Times are in seconds of the commander's clock (`now()`). `asks` is set while a person is asked
-    something. No call raises, whatever models, tools and servers have said.
+    Times are seconds of the commander's clock (`now()`). Set `asks` while a question is shown. No
+    method raises, whatever the events of models, tools and servers contain.
     """
 
     def __init__(self, name: str | None = None, prices: Mapping[str, Price] | None = None) -> None:
@@ -135,20 +134,18 @@ class Status:
         self._name = name
         self._prices = dict(prices or {})
         self._tap: Tap | None = None
-        self._asking: dict[int, _Asking] = {}
-        self._calling: dict[int, _Calling] = {}
+        self._requests: dict[int, _Request] = {}
+        self._calls: dict[int, _RunningCall] = {}
         self._warming: Working | None = None
-        self._began: float | None = None
-        self._ended: float | None = None
-        self._earlier = 0.0  # seconds of the turns that have ended
+        self._began: float | None = None  # the start of the running turn
         self._turn, self._session = _Sums(), _Sums()
 
-    # --- what happens
+    # --- events
 
     def follow(self, commander: Commander, on_change: Callable[[], None] = lambda: None) -> None:
-        """Hear what happens in the tree of `commander`, which has been entered.
+        """Receive the events of an entered commander's tree.
 
-        `on_change` is called on its loop at the first event after each `line`; it may not raise.
+        `on_change` is called on its loop at the first event after each `line`; it must not raise.
         """
         self.close()
 
@@ -160,94 +157,93 @@ class Status:
         tap = self._tap = Tap(commander, ROOM, notify, KINDS)
 
     def now(self) -> float:
-        """Return what the clock of the events shows; 0 before `follow`."""
+        """Return the time of the clock of the events; 0 before `follow`."""
         return 0.0 if self._tap is None else self._tap.now()
 
     def take(self) -> None:
-        """Take in what has happened; `line`, `summary` and `figures` do so first."""
+        """Process the waiting events, as `line`, `summary` and `figures` do first."""
         if self._tap is not None:
             for event in self._tap.take():
                 self.hear(event)
 
     def close(self) -> None:
-        """Hear no more; twice is harmless."""
+        """Stop receiving events. Safe to call twice."""
         self.take()
         tap, self._tap = self._tap, None
         if tap is not None:
             tap.close()
 
     def begin(self, now: float) -> None:
-        """Note that a turn begins: from this moment the line says that something is done."""
+        """Begin a turn."""
         self.end(now)
-        self._began, self._ended, self._turn = now, None, _Sums()
+        self._began, self._turn = now, _Sums()
 
     def end(self, now: float) -> None:
-        """Note that the turn has ended: what it took is `figures` and `summary` until the next."""
+        """End the turn; `figures` and `summary` describe it until the next one begins."""
         self.take()
-        if self._began is not None and self._ended is None:
-            self._ended = now
-            self._earlier += max(now - self._began, 0.0)
-            self._asking.clear()
-            self._calling.clear()
-            self.asks = False
+        if self._began is not None:
+            self._turn.seconds = self._elapsed(now)
+            self._session.seconds += self._turn.seconds
+            self._began, self.asks = None, False
+            self._requests.clear()
+            self._calls.clear()
+
+    def _elapsed(self, now: float) -> float:
+        return 0.0 if self._began is None else max(now - self._began, 0.0)
 
     def hear(self, event: Event) -> None:
-        """Take an event in; one that says nothing here is passed over."""
+        """Process an event; other kinds of events are ignored."""
         kind, node, clock, data = event.kind, event.node_id, event.clock, event.data
         match kind, data:
             case "request", Asked(replayed=False):
                 self._warming = None
-                self._asking[data.number] = _Asking(node, event.agent, clock)
+                self._requests[data.number] = _Request(node, event.agent, clock)
             case "working", Working():
-                self._hear_work(data, clock)
-            case "first_chunk", int() if data in self._asking:
-                self._asking[data].spoke = clock
+                self._note_work(data, clock)
+            case "first_chunk", int() if data in self._requests:
+                self._requests[data].spoke = clock
             case "reply", Replied():
-                if (asking := self._asking.pop(data.number, None)) is not None:
-                    self._count_speed(asking, data, clock)
+                if (request := self._requests.pop(data.number, None)) is not None:
+                    self._count_speed(request, data, clock)
             case "called", ToolCall():
-                self._calling[node] = _Calling(_words_of(data), event.agent, clock)
+                self._calls[node] = _RunningCall(_words_of(data), event.agent, clock)
             case ("answered", _) | ("completed" | "failed" | "cancelled" | "retried", _):
-                self._forget(node)
+                self._calls.pop(node, None)
+                self._requests = {n: r for n, r in self._requests.items() if r.node != node}
             case "text", str():
-                for asking in self._asking.values():
-                    if asking.node == node:
-                        asking.written.add(data)
+                for request in self._requests_of(node):
+                    request.written.add(data)
             case ("charged" | "charged_again", Mapping()):
                 self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
             case "waiting", _:
-                held = "_turn.py" in str(getattr(data, "at", ""))
-                for asking in self._asking.values():
-                    if asking.node == node:
-                        asking.held = held
+                for request in self._requests_of(node):
+                    request.held = "_turn.py" in str(getattr(data, "at", ""))
             case _:
                 pass
 
-    def _hear_work(self, work: Working, clock: float) -> None:
+    def _note_work(self, work: Working, clock: float) -> None:
         if work.number is None:
             self._warming = work if work.done < work.total or not work.total else None
-        elif (asking := self._asking.get(work.number)) is not None:
-            # A bare word after a number would be a step back.
-            if work.total or asking.stage is None or asking.stage.stage != work.stage:
-                asking.stage = work
-            if work.stage == "reading" and asking.reads is None:
-                asking.reads = clock
+        elif (request := self._requests.get(work.number)) is not None:
+            # Progress without a number does not replace progress with a number.
+            if work.total or request.stage is None or request.stage.stage != work.stage:
+                request.stage = work
+            if work.stage == "reading" and request.reads is None:
+                request.reads = clock
 
-    def _forget(self, node: int) -> None:
-        self._calling.pop(node, None)
-        for number in [n for n, asking in self._asking.items() if asking.node == node]:
-            del self._asking[number]
+    def _requests_of(self, node: int) -> list[_Request]:
+        return [each for each in self._requests.values() if each.node == node]
 
-    def _count_speed(self, asking: _Asking, replied: Replied, clock: float) -> None:
-        if asking.spoke is None:
+    def _count_speed(self, request: _Request, replied: Replied, clock: float) -> None:
+        if request.spoke is None:
             return
         used = sum((each for each in replied.usage.values() if _is_usage(each)), Usage())
-        since = asking.asked if asking.reads is None else asking.reads
+        since = request.asked if request.reads is None else request.reads
         for sums in (self._turn, self._session):
             sums.read += max(used.input_tokens - used.cached_input_tokens, 0)
-            sums.reading += max(asking.spoke - since, 0.0)
+            sums.reading += max(request.spoke - since, 0.0)
             sums.wrote += used.output_tokens
-            sums.writing += max(clock - asking.spoke, 0.0)
+            sums.writing += max(clock - request.spoke, 0.0)
 
     def _charge(self, amounts: Mapping[Any, Any], *, again: bool) -> None:
         for model, used in amounts.items():
@@ -255,48 +251,53 @@ class Status:
                 for sums in (self._session,) if again else (self._turn, self._session):
                     sums.usage[model] = sums.usage.get(model, Usage()) + used
 
-    # --- in words
+    # --- text
 
     def figures(self, now: float) -> Figures:
-        """Return what this turn has taken so far, or the last one if none is under way."""
+        """Return the figures of the running turn, or of the last one."""
         self.take()
-        end = now if self._ended is None else self._ended
-        return self._turn.figures(end - (end if self._began is None else self._began), self._prices)
+        return self._turn.figures(self._elapsed(now), self._prices)
 
     def session(self, now: float) -> Figures:
-        """Return what all turns have taken so far."""
+        """Return the figures of all turns."""
         self.take()
-        running = self._began is not None and self._ended is None
-        more = max(now - cast("float", self._began), 0.0) if running else 0.0
-        return self._session.figures(self._earlier + more, self._prices)
+        return self._session.figures(self._elapsed(now), self._prices)
 
     def state(self, now: float) -> str:
-        """Say what is done at this moment; "" if nothing is."""
+        """Return the current activity, "" for none."""
         self.take()
         if self.asks:
             return "waiting for your answer"
-        says = [self._named(call.agent, f"{call.words} {_length(now - call.began)}")
-                for call in self._calling.values()]  # fmt: skip
-        says += [self._named(each.agent, _asking_words(each, now)) for each in self._by_progress()]
-        if says:
-            first, *others = says
-            return f"{first}, {others[0]}" if len(others) == 1 else first + _more(len(others))
+        requests = sorted(self._requests.values(), key=lambda each: each.spoke is None)
+        activities = [
+            *(
+                (each.agent, f"{each.words} {_length(now - each.began)}")
+                for each in self._calls.values()
+            ),
+            *((each.agent, _request_words(each, now)) for each in requests),
+        ]
+        match [self._named(agent, words) for agent, words in activities]:
+            case [first]:
+                return first
+            case [first, second]:
+                return f"{first}, {second}"
+            case [first, *others]:
+                return f"{first} and {len(others)} more"
+            case _:
+                pass
         if self._warming is not None:
             return _stage_words(self._warming)
-        return "" if self._began is None or self._ended is not None else "thinking"
-
-    def _by_progress(self) -> list[_Asking]:
-        return sorted(self._asking.values(), key=lambda each: each.spoke is None)
+        return "" if self._began is None else "thinking"
 
     def _named(self, agent: str | None, words: str) -> str:
         return words if agent in (None, self._name) else f"{_short(str(agent), NAME)}: {words}"
 
     def line(self, now: float, width: int) -> str:
-        """Return the status line, at most `width` cells wide; what matters least is left out."""
+        """Return the status line, at most `width` cells wide, without its least important parts."""
         state = self.state(now)
         turn, session = self.figures(now), self.session(now)
         parts = [state] if state else []
-        if self._began is not None and self._ended is None:
+        if self._began is not None:
             parts.append(_length(turn.seconds))
         if turn.usage.total_tokens:
             taken, given = tokens(turn.usage.input_tokens), tokens(turn.usage.output_tokens)
@@ -308,7 +309,7 @@ class Status:
         return _fit(parts, " · ", width)
 
     def summary(self, now: float, width: int) -> str:
-        """Return what the turn took, at most `width` cells wide."""
+        """Return the figures of the turn as text, at most `width` cells wide."""
         return _fit(self.figures(now).words(), ", ", width)
 
 
@@ -316,18 +317,18 @@ def _is_usage(used: object) -> bool:
     return isinstance(used, Usage)
 
 
-def _asking_words(asking: _Asking, now: float) -> str:
-    if asking.spoke is not None:
-        written = asking.written.tokens
-        passed = now - asking.spoke
+def _request_words(request: _Request, now: float) -> str:
+    if request.spoke is not None:
+        written = request.written.tokens
+        passed = now - request.spoke
         if not written:
             return f"writing {_length(passed)}"
         speed = f", {_rate(written / passed)}/s" if passed >= 1 else ""
         return f"writing about {tokens(written)} tokens{speed}"
-    if asking.held and asking.stage is None:
-        return f"waiting for a turn in the limits {_length(now - asking.asked)}"
-    stage = asking.stage or Working("reading")
-    return f"{_stage_words(stage)} {_length(now - asking.asked)}"
+    if request.held and request.stage is None:
+        return f"waiting for a turn in the limits {_length(now - request.asked)}"
+    stage = request.stage or Working("reading")
+    return f"{_stage_words(stage)} {_length(now - request.asked)}"
 
 
 def _stage_words(work: Working) -> str:
@@ -352,16 +353,12 @@ def _words_of(call: ToolCall) -> str:
 def _value(value: object) -> str:
     try:
         return _short(value if isinstance(value, str) else repr(value), VALUE)
-    except Exception:  # noqa: BLE001 - an argument's own words, whatever they are
+    except Exception:  # noqa: BLE001 - a repr of the user's
         return "..."
 
 
-def _more(number: int) -> str:
-    return f" and {number} more" if number else ""
-
-
 def _short(text: str, most: int) -> str:
-    """Return what others wrote as a piece of a line that cannot steer, without keys."""
+    """Return foreign text as part of a line, without keys and control characters."""
     text = " ".join(legible(mask(text[: 20 * STATE])).split())
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 

@@ -14,20 +14,19 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from anabranch.cli.chat._attach import (
-    MOST_ALL,
-    MOST_FILE,
-    MOST_PIPED,
+    MAX_FILE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PIPE_BYTES,
     AttachError,
     attach,
     decode,
     find_mention,
-    find_pasted,
     quote_name,
     read_piped,
     take_pasted,
     with_piped,
 )
-from anabranch.cli.chat._file_completer import _Files
+from anabranch.cli.chat._completer import _FileCompleter
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
@@ -115,12 +114,12 @@ def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
 
 def test_sizes_are_bounded(folder: Path) -> None:
     """One file, and all of them: the error says how much there may be."""
-    (folder / "big").write_text("x" * (MOST_FILE + 1))
+    (folder / "big").write_text("x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(AttachError, match="400,000 bytes"):
         attach("@big")
-    count = MOST_ALL // MOST_FILE + 1
+    count = MAX_MESSAGE_BYTES // MAX_FILE_BYTES + 1
     for number in range(count):
-        (folder / f"f{number}").write_text("x" * MOST_FILE)
+        (folder / f"f{number}").write_text("x" * MAX_FILE_BYTES)
     with pytest.raises(AttachError, match="1,000,000 bytes"):
         attach(" ".join(f"@f{number}" for number in range(count)))
 
@@ -216,7 +215,7 @@ def test_a_pipe_is_bounded_and_text() -> None:
         def isatty(self) -> bool:
             return False
 
-    with pytest.raises(AttachError, match=f"{MOST_PIPED:,}"):
+    with pytest.raises(AttachError, match=f"{MAX_PIPE_BYTES:,}"):
         read_piped(Endless())  # type: ignore[arg-type]
     with pytest.raises(AttachError, match="standard input is no text"):
         read_piped(io.BytesIO(b"\x00"))
@@ -239,7 +238,7 @@ def test_pictures_that_were_dropped_are_found(folder: Path) -> None:
         (f"{a} {escaped}", [a, b]),
         (f"{a}\n{a}\n'{b}'", [a, b]),
     ]:
-        assert find_pasted(line) == found, line
+        assert take_pasted(line)[1] == found, line
     assert take_pasted(f"what is it?\n{a}\n") == ("what is it?", [a])
 
 
@@ -264,7 +263,7 @@ def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
     """Names in a sentence, other files, what is not there or on another machine."""
     line = line.format(folder=folder)
     assert take_pasted(line) == (line, [])
-    assert find_pasted("\n".join([f"{folder}/a.png"] * 51)) == []
+    assert take_pasted("\n".join([f"{folder}/a.png"] * 51))[1] == []
 
 
 # --- completion
@@ -272,7 +271,7 @@ def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
 
 def offered(folder: Path, before: str) -> list[str]:
     """Return what a line becomes by each offer."""
-    found = _Files(folder).get_completions(Document(before), CompleteEvent())
+    found = _FileCompleter(folder).get_completions(Document(before), CompleteEvent())
     return [before[: len(before) + each.start_position] + each.text for each in found]
 
 
@@ -326,7 +325,7 @@ def test_a_folder_of_many_files_is_listed_once(folder: Path) -> None:
     many.mkdir()
     for number in range(3000):
         (many / f"f{number}").touch()
-    files = _Files(folder)
+    files = _FileCompleter(folder)
     names = files._list(many)
     assert files._list(many) is names
     assert len(offered(folder, "@many/f")) == 200

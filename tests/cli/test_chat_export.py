@@ -20,11 +20,9 @@ from markdown_it.token import Token
 from support.scale import many
 
 from anabranch import Message, ToolCall
-from anabranch.cli.chat._export import export
-from anabranch.cli.chat._export_html import html_of
-from anabranch.cli.chat._export_markdown import markdown_of
-from anabranch.cli.chat._export_parts import DATA_IMAGE
+from anabranch.cli.chat._export import DATA_IMAGE, export, html_of, markdown_of
 from anabranch.commander.errors import ConfigurationError
+from anabranch.handlers.legible import legible
 from anabranch.messages import Part
 
 CHROMIUM = next(
@@ -215,6 +213,13 @@ def test_the_page_has_no_tag_but_its_own() -> None:
     assert page.count("<article") == page.count("</article>")
     assert page.count("<details") == page.count("</details>")
     page.encode()
+
+
+@pytest.mark.parametrize("text", ["&#x202e;a", "[x](b&#x202e;)", "![&#27;]0;x](y)", "`\u202e`"])
+def test_no_control_character_comes_out_of_an_entity(text: str) -> None:
+    """What Markdown decodes is made legible after that, too."""
+    page = html_of([Message(role="assistant", content=text)], "t")
+    assert legible(page) == page
 
 
 def test_the_page_folds_results_below_their_calls() -> None:

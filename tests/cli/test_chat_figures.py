@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.cli.chat._figures import MOST_BYTES, Protocol, figures, inline, protocol
+from anabranch.cli.chat._figures import MAX_FIGURE_BYTES, Protocol, figures, inline, protocol
 from anabranch.messages import Part
 from anabranch.tools import ToolResult
 
@@ -120,7 +120,7 @@ def test_what_is_no_png_is_not_sent(data: bytes, signed: bool) -> None:
 
 def test_what_is_too_large_is_not_sent() -> None:
     """An image of very many bytes or pixels is left to its path."""
-    assert inline(png(noise=MOST_BYTES), "kitty", 80, 20) is None
+    assert inline(png(noise=MAX_FIGURE_BYTES), "kitty", 80, 20) is None
     assert inline(png(100_000, 100_000), "iterm2", 80, 20) is None
     assert inline(png(0, 5), "kitty", 80, 20) is None
 

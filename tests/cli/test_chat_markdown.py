@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from support.scale import many
 
 from anabranch.cli.chat import _markdown
-from anabranch.cli.chat._export_html import _prose
-from anabranch.cli.chat._markdown import PARSER, PIECE, Block, MarkdownStream
+from anabranch.cli.chat._export import _prose
+from anabranch.cli.chat._markdown import PARSER, PIECE_LINES, Block, MarkdownStream
 from anabranch.cli.chat._markdown_view import Look, render, tail
 from anabranch.handlers.legible import legible
 
@@ -121,14 +121,14 @@ def test_small_deltas_give_the_same_document(text: str, size: int) -> None:
 
 def test_a_long_fence_is_given_out_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program scrolls by in pieces, and its lines are those of the whole, each once."""
-    code = "".join(f"value_{n} = {n}\n" for n in range(10 * PIECE + 7))
+    code = "".join(f"value_{n} = {n}\n" for n in range(10 * PIECE_LINES + 7))
     text = f"before\n\n```python\n{code}```\n\nafter\n"
     stream = MarkdownStream()
 
     found: list[Block] = []
     for line in text.splitlines(keepends=True):
         found += stream.feed(line)
-        assert stream.open.count("\n") <= PIECE
+        assert stream.open.count("\n") <= PIECE_LINES
     found += stream.end()
 
     assert len(found) > 10
@@ -143,8 +143,8 @@ def test_a_long_fence_is_given_out_while_it_grows(monkeypatch: pytest.MonkeyPatc
 def test_pieces_of_any_fence_are_its_lines(text: str, size: int) -> None:
     """However small the pieces, and whatever stands in the fence, the code is the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_markdown, "PIECE", size)
-        patch.setattr(_markdown, "CONTEXT", size)
+        patch.setattr(_markdown, "PIECE_LINES", size)
+        patch.setattr(_markdown, "CONTEXT_LINES", size)
         stream = MarkdownStream()
         found = [block for character in text for block in stream.feed(character)]
         found += stream.end()

@@ -281,7 +281,7 @@ async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: Place)
     assert "move it away" in err
     status, out, err = await place.ask("Two?")
     assert (status, out) == (0, "Yes.\n")
-    assert "nothing of this chat is kept" in err
+    assert "so this chat will not be saved" in err
     assert place.data.read_bytes() == b"no database"
 
 

@@ -18,9 +18,9 @@ from anabranch import Agent, Commander, Job, Node, NodeCancelled, handler, tool
 from anabranch.agents.conversation import ConversableAgent, GroupChat
 from anabranch.agents.orchestration import Orchestrator, State
 from anabranch.cli._fields import FieldMissing
-from anabranch.cli.chat._run_partner import Refused
-from anabranch.cli.chat._served_partner import ServedPartner, find_partner
-from anabranch.cli.chat._telling import Telling, lay_out_result
+from anabranch.cli.chat._local_runs import find_partner, local_partner
+from anabranch.cli.chat._log_renderer import LogRenderer, lay_out_result
+from anabranch.cli.chat._partner import Refused, RunPartner
 from anabranch.commander.errors import ConfigurationError
 from anabranch.handlers import View
 from anabranch.messages import Message, Part, ToolCall
@@ -67,14 +67,14 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-async def ask(partner: ServedPartner, said: str | None, view: View | None = None) -> Message:
+async def ask(partner: RunPartner, said: str | None, view: View | None = None) -> Message:
     """Let a partner answer in a tree of its own."""
     async with Commander(policy="isolate") as tree:
         made = None if said is None else user(said)
         return await tree.call_handler(partner.answer(made, view or Seen()))
 
 
-def partner_for(thing: Any, *lines: str | None, raw: bool = False) -> ServedPartner:
+def partner_for(thing: Any, *lines: str | None, raw: bool = False) -> RunPartner:
     """Make a partner; the person writes `lines` where asked."""
     prompts: list[str] = []
     left = [*lines]
@@ -83,12 +83,12 @@ def partner_for(thing: Any, *lines: str | None, raw: bool = False) -> ServedPart
         prompts.append(prompt)
         return left.pop(0)
 
-    made = ServedPartner(serve_thing(thing), ask_line if lines else None, raw=raw)
+    made = local_partner(serve_thing(thing), ask_line if lines else None, raw=raw)
     made.prompts = prompts  # type: ignore[attr-defined]
     return made
 
 
-def roles(partner: ServedPartner) -> list[tuple[str, str | None]]:
+def roles(partner: RunPartner) -> list[tuple[str, str | None]]:
     return [(each.role, each.content) for each in partner.messages()]
 
 
@@ -247,7 +247,7 @@ async def test_tools_and_those_below_are_shown() -> None:
     agent = Agent(
         ScriptedBackend(calling("ask_below", question="q"), "Done."), name="top", tools=[ask_below]
     )
-    partner, view = ServedPartner(serve_thing(agent)), Seen()
+    partner, view = local_partner(serve_thing(agent)), Seen()
     answer = await ask(partner, "hi", view)
     assert answer.content == "Done."
     assert view.said == ["Let me see.", "below:\n\nfrom below", "top:\n\nDone."]
@@ -268,7 +268,7 @@ async def test_the_person_says_whether_a_tool_runs(says: Any, told: str) -> None
     """The view is asked, and what it says holds: yes, no, a reason, other arguments."""
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(says)
-    await ask(ServedPartner(serve_thing(agent)), "hi", view)
+    await ask(local_partner(serve_thing(agent)), "hi", view)
     assert [each.name for each in view.asked] == ["wipe"]
     assert told in view.shown[-1]
 
@@ -354,7 +354,7 @@ async def test_a_cancel_ends_a_question_to_the_person() -> None:
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(asyncio.Event())
     async with Commander(policy="isolate") as tree:
-        node = tree.call_handler(ServedPartner(serve_thing(agent)).answer(user("q"), view))
+        node = tree.call_handler(local_partner(serve_thing(agent)).answer(user("q"), view))
         await first_turn(lambda: view.asked)
         node.cancel("stop")
         with pytest.raises(NodeCancelled):
@@ -379,12 +379,12 @@ async def test_a_view_that_fails_ends_the_answer_with_its_own_error() -> None:
 async def test_two_that_speak_at_once_take_turns_of_a_line() -> None:
     """No piece of one stands within a line of another, and nothing is lost or doubled."""
     view = Seen()
-    telling = Telling(view, "top")
+    telling = LogRenderer(view, "top")
     for number in range(200):
         for who in "ab":
             text = f"{who}{number} " + ("\n" if number % 7 == 0 else "")
-            await telling.tell("text", {"text": text, "speech": who, "agent": who, "aside": True})
-    await telling.tell("completed", {})
+            await telling.show("text", {"text": text, "speech": who, "agent": who, "aside": True})
+    await telling.show("completed", {})
     for who in "ab":
         own = "".join(t.partition("\n\n")[2] for t in view.said if t.startswith(f"{who}:"))
         assert own.split() == [f"{who}{number}" for number in range(200)]
@@ -394,7 +394,7 @@ async def test_two_that_speak_at_once_take_turns_of_a_line() -> None:
 def test_the_terminal_needs_no_web_server() -> None:
     """What is served at the terminal is imported without starlette and uvicorn."""
     code = (
-        "import sys; import anabranch.cli.chat._served_partner, anabranch.cli.chat._url_partner;"
+        "import sys; import anabranch.cli.chat._local_runs, anabranch.cli.chat._server_runs;"
         "sys.exit(any(name in sys.modules for name in ('starlette', 'uvicorn', 'aiohttp')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -408,7 +408,7 @@ def test_an_agent_is_given_as_it_is(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.chdir(tmp_path)
     assert isinstance(find_partner("chat_things_here:agent"), Agent)
-    assert isinstance(find_partner("chat_things_here:model"), ServedPartner)
+    assert isinstance(find_partner("chat_things_here:model"), RunPartner)
     for wrong in "chat_things_here:number", "chat_things_here:none", "chat_things_here", "no:x":
         with pytest.raises(ConfigurationError):
             find_partner(wrong)

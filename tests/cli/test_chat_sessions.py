@@ -27,6 +27,7 @@ from anabranch.cli.chat._sessions import (
     Sessions,
     UnknownSession,
     open_sessions,
+    shorten_title,
 )
 from anabranch.commander.errors import NodeCancelled
 from anabranch.handlers import View
@@ -91,7 +92,8 @@ async def test_a_session_is_listed_found_renamed_and_deleted() -> None:
         with pytest.raises(UnknownSession, match="no session"):
             await sessions.find("")
 
-        await sessions.rename(first.info.id, "Name\x1b[31m the Nile " + "x" * 100)
+        title = shorten_title("Name\x1b[31m the Nile " + "x" * 100)
+        await sessions.change(first.info.id, title=title)
         with pytest.raises(UnknownSession, match="2 sessions"):
             await sessions.find("Name")
         titles = [each.title for each in await sessions.list()]
@@ -262,7 +264,7 @@ async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
         await node
         with pytest.raises(SessionBusy, match=f"session 'go' is open in process {os.getpid()}"):
             await other.open()
-        one.let_go()
+        one.release()
         await other.open()
         assert told(other)[-1] == "assistant: done"
 

@@ -207,6 +207,27 @@ async def test_an_interrupt_stops_the_answer_and_its_part_is_kept(key: str, tmp_
         assert await on.ended() == 0
 
 
+async def test_a_second_interrupt_does_not_leave_the_plain_chat(tmp_path: Path) -> None:
+    """The editor of the plain prompt reads it as a key; a third one leaves."""
+    hanging = Reply([chunk({"content": "Once upon"}), Step.HANG])
+    replies = hanging, text("Still here.")
+    async with open_chat(tmp_path, *replies, options=("--plain",)) as (on, server):
+        await on.say("go")
+        await on.shows("Once upon")
+        await on.press(CTRL_C)
+        await on.shows("(stopped; what it said is kept)")
+        await on.writes("")
+        await on.press(CTRL_C)
+        await on.shows("(Ctrl-C once more leaves)")
+        await on.writes("")
+        await on.say("and now?")
+        await on.shows("Still here.")
+        assert said(server) == ["go", "Once upon", "and now?"]
+        await on.writes("")
+        await on.press(CTRL_C)
+        assert await on.ended() == 0
+
+
 @pytest.mark.parametrize("name", ["wait", "block"])
 async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_path: Path) -> None:
     """Also one that keeps a thread; the chat ends at once where the thread goes on."""

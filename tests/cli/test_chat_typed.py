@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend
-from anabranch.cli.chat import ChatOptions, _home, _start, hold_chat
+from anabranch.cli.chat import ChatOptions, _session_manager, _start, hold_chat
 from anabranch.cli.chat._commands import COMMANDS
 from anabranch.cli.chat._loop import Chat
 from anabranch.cli.chat._plain import PlainScreen
@@ -62,11 +62,11 @@ async def hold(
     def connect(spec: str, **options: Any) -> Backend:
         return scripted if spec == "scripted" else _connect(spec, **options)
 
-    scripted, _connect = ScriptedBackend(otherwise="ok", size=None), _home.connect
+    scripted, _connect = ScriptedBackend(otherwise="ok", size=None), _session_manager.connect
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PlainScreen, "read", read)
         patch.setattr(PlainScreen, "edit", edit)
-        patch.setattr(_home, "connect", connect)
+        patch.setattr(_session_manager, "connect", connect)
         patch.setattr(_start, "Chat", Held)
         tools = [f"{__name__}:bare", f"{__name__}:odd"]
         options = ChatOptions(

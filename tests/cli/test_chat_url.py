@@ -22,9 +22,9 @@ from support.until import until
 
 from anabranch import Agent, Commander, Job, NodeCancelled
 from anabranch.cli._http import BadServer, address_of
+from anabranch.cli.chat._partner import Refused, RunPartner
 from anabranch.cli.chat._rules import Rules
-from anabranch.cli.chat._run_partner import Refused
-from anabranch.cli.chat._url_partner import UrlPartner, find_server
+from anabranch.cli.chat._server_runs import find_server
 from anabranch.commander.errors import ConfigurationError
 from anabranch.messages import Message, ToolCall, Usage
 from anabranch.serve import serve
@@ -308,7 +308,7 @@ def entry(number: Any, kind: str = "text", **data: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(said)}\n\n".encode()
 
 
-async def talk_to(*chunks: bytes, **answers: Any) -> tuple[UrlPartner, Seen, BaseException]:
+async def talk_to(*chunks: bytes, **answers: Any) -> tuple[RunPartner, Seen, BaseException]:
     """Ask a server whose run sends these chunks; return what came of it."""
     app = await raw(
         {

@@ -1,4 +1,4 @@
-"""Whoever is served elsewhere: a server of anabranch's, over the wire of its page."""
+"""Runs on an Anabranch server, over the HTTP interface that its chat page uses: `--url`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from ...commander import ConfigurationError, Node, charge
-from ...handlers import View, handler
-from ...messages import ToolCall, Usage
+from ...messages import Message, ToolCall, Usage
 from ...messages.arguments import read_arguments
 from ...tools import Decision, Tool
 from .._http import (
@@ -24,23 +23,23 @@ from .._http import (
     require_ok,
 )
 from .._terminal import in_line
-from ._models import Choose
-from ._run_partner import Questions, Refused, RunPartner
-from ._telling import BadEntry, Telling
+from ._log_renderer import BadEntry
+from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
+from ._session_manager import Choose
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-__all__ = ["UrlPartner", "find_server"]
+__all__ = ["find_server"]
 
-# Seconds before each try to come back to a run; what comes between two losses makes all new.
-PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-TO_STOP = 3.0  # seconds for a server to stop a run, before it is left alone
+# Before each attempt to reconnect. An entry that arrives starts the series again.
+PAUSE_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+STOP_SECONDS = 3.0  # for the request that stops a run; after that the run is left alone
 ENDS = ("completed", "failed", "cancelled")
 
 
 class _Lost(Exception):
-    """The connection is lost, and the run may go on; the text says how."""
+    """The connection is lost, but the run may continue on the server."""
 
 
 async def find_server(
@@ -50,14 +49,13 @@ async def find_server(
     *,
     note: Callable[[str], None] = lambda _: None,
     raw: bool = False,
-    pauses: Sequence[float] = PAUSES,
-) -> UrlPartner:
-    """Find what a server has under `name`: the only one, or what the person chooses.
+    pauses: Sequence[float] = PAUSE_SECONDS,
+) -> RunPartner:
+    """Return a partner for what a server serves as `name`, for the only one, or for the chosen one.
 
-    Lost connections are told to `note`, a line each. `pauses` are in seconds, before each try to
-    come back. Raises `ConfigurationError` for an address that is none, a name that is not there,
-    or several without a choice, and `BadServer` for what is no server of anabranch's, or lets
-    nobody in.
+    `note` receives a line for each lost connection. `pauses` are the seconds before each attempt to
+    reconnect. Raises `ConfigurationError` for an invalid address, an unknown name, or several names
+    without a choice. Raises `BadServer` if the server is of another kind or refuses access.
     """
     where = address_of(url).removesuffix("/runs").removesuffix("/v1")
     names = await _names(where)
@@ -69,11 +67,11 @@ async def find_server(
         known = in_line(", ".join(names), 500) or "nothing"
         what = "choose one with --name" if name is None else f"there is no {in_line(name, 100)!r}"
         raise ConfigurationError(f"{in_line(where, 200)}: {what}; it has: {known}")
-    return UrlPartner(where, name, note=note, raw=raw, pauses=pauses)
+    return RunPartner(_ServerRuns(where, name, note, pauses), raw=raw)
 
 
 async def _names(where: str) -> list[str]:
-    """Return the names of what a server has."""
+    """Return the names that a server serves."""
     with _reaching(where):
         async with open_client() as client:
             async with client.get(f"{where}/runs", allow_redirects=False) as answer:
@@ -98,12 +96,12 @@ async def _is_openai(client: ClientSession, where: str) -> bool:
         if answer.status == 200:
             with suppress(ValueError):
                 return isinstance((await read_object(answer)).get("data"), list)
-        return answer.status == 401  # it has the address, and asks for a key of its own
+        return answer.status == 401  # it has this path, and requires its own key
 
 
 @contextmanager
 def _reaching(where: str) -> Generator[None]:
-    """Turn what a connection or an answer raises into what a person reads."""
+    """Turn errors of the connection and of invalid responses into `BadServer`."""
     import aiohttp
 
     where = in_line(where, 200)
@@ -112,76 +110,54 @@ def _reaching(where: str) -> Generator[None]:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BadServer(f"{where} cannot be reached: {_why(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        said = in_line(repr(error), 200)
-        raise BadServer(f"{where} does not answer as a server of anabranch's: {said}") from None
+        why = in_line(repr(error), 200)
+        raise BadServer(f"{where} does not answer as a server of anabranch's: {why}") from None
 
 
-class UrlPartner(RunPartner):
-    """Answers by a run on a server, which is found again when the connection is lost."""
+class _ServerRuns(Runs):
+    """Runs on a server; a lost connection to a run is opened again."""
 
     def __init__(
-        self,
-        where: str,
-        name: str,
-        *,
-        note: Callable[[str], None] = lambda _: None,
-        raw: bool = False,
-        pauses: Sequence[float] = PAUSES,
+        self, address: str, name: str, note: Callable[[str], None], pauses: Sequence[float]
     ) -> None:
-        super().__init__(name, raw=raw)
-        self._where = where
+        self.name = name
+        self.place = in_line(address, 200)
+        self._address = address
         self._note = note
         self._pauses = pauses
 
-    async def converse(self, node: Node[Any], telling: Telling) -> str:
-        """Let it answer there; a cancel stops the run there too."""
-        questions = Questions(node)
+    async def run(self, node: Node[Any], messages: Sequence[Message]) -> AsyncGenerator[RunEvent]:
+        """Run there; closing the generator or a cancel stops the run there too."""
         async with open_client() as client:
-            run = await self._begin(client)
-            going_on = True
+            run = await self._begin(client, messages)
+            is_running = True
             try:
                 async with aclosing(self._entries(client, run)) as entries:
                     async for kind, data in entries:
-                        going_on = kind not in ENDS
-                        await telling.tell(kind, data)
-                        if kind == "asked":
-                            number = _number(data, "question")
-                            questions.put(number, self._ask(client, run, data, telling.view))
-                        elif kind == "decided":
-                            questions.settle(_number(data, "question"))
-                        elif not going_on:
-                            self._charge(node, data.get("usage"))
-                            return self._finish(kind, data)
-            except BadEntry as error:
-                raise BadServer(f"{in_line(self._where, 200)} sends no entry: {error}") from None
+                        is_running = kind not in ENDS
+                        if kind in ("asked", "decided"):
+                            _number(data, "question")
+                        pending = self._pending(client, run, data) if kind == "asked" else None
+                        yield RunEvent(kind, data, pending)
+                        if not is_running and isinstance(usage := data.get("usage"), dict):
+                            used = Usage.from_wire(cast("dict[str, Any]", usage))
+                            charge(self.name, used, node)
+                        if kind == "cancelled":
+                            raise BadServer(f"{self.name}: the run was stopped on the server")
+                        if kind == "failed":
+                            why = in_line(str(data.get("message", "the run failed")), 300)
+                            raise BadServer(f"{self.name}: {why}")
             finally:
-                questions.close()
-                if going_on:
+                if is_running:
                     await self._stop(client, run)
-        raise AssertionError("entries end with an end")
 
-    def _charge(self, node: Node[Any], usage: object) -> None:
-        """Let the node pay for what was used there."""
-        if isinstance(usage, dict):
-            charge(self.name, Usage.from_wire(cast("dict[str, Any]", usage)), node)
-
-    def _finish(self, kind: str, data: Mapping[str, Any]) -> str:
-        """Return why it said no more; raise if it has not come to an end by itself."""
-        if kind == "completed":
-            status = data.get("status")
-            return "stop" if status == "ok" else in_line(str(status), 40)
-        if kind == "cancelled":
-            raise BadServer(f"{self.name}: the run was stopped on the server")
-        said = data.get("message", "the run failed")
-        raise BadServer(f"{self.name}: {in_line(str(said), 300)}")
-
-    async def _begin(self, client: ClientSession) -> str:
-        """Begin a run and return its address; one that is cancelled meanwhile is stopped."""
-        asked = {"model": self.name, "input": [each.to_wire() for each in self._messages]}
+    async def _begin(self, client: ClientSession, messages: Sequence[Message]) -> str:
+        """Start a run and return its address; a run that is cancelled here is stopped there."""
+        asked = {"model": self.name, "input": [each.to_wire() for each in messages]}
 
         async def post() -> str:
-            address = f"{self._where}/runs"
-            with _reaching(self._where):
+            address = f"{self._address}/runs"
+            with _reaching(self._address):
                 async with client.post(address, json=asked, allow_redirects=False) as answer:
                     await self._require_taken(answer)
                     found = (await read_object(answer))["id"]
@@ -193,9 +169,9 @@ class UrlPartner(RunPartner):
         try:
             return await asyncio.shield(posting)
         except asyncio.CancelledError:
-            # The server may have begun it already: nobody else knows its id.
+            # The server may have started the run already, and only this process has its id.
             with suppress(Exception):
-                async with asyncio.timeout(TO_STOP):
+                async with asyncio.timeout(STOP_SECONDS):
                     await self._stop(client, await posting)
             raise
         finally:
@@ -203,17 +179,17 @@ class UrlPartner(RunPartner):
 
     async def _require_taken(self, answer: ClientResponse) -> None:
         try:
-            await require_ok(answer, self._where)
+            await require_ok(answer, self._address)
         except BadServer as error:
             if error.status in (400, 413):
                 raise Refused(str(error)) from None
             raise
 
     async def _stop(self, client: ClientSession, run: str) -> None:
-        """Stop a run, if its server can be reached."""
+        """Stop a run, unless its server cannot be reached."""
         with suppress(Exception):
             async with (
-                asyncio.timeout(TO_STOP),
+                asyncio.timeout(STOP_SECONDS),
                 client.post(f"{run}/cancel", allow_redirects=False),
             ):
                 pass
@@ -221,7 +197,7 @@ class UrlPartner(RunPartner):
     async def _entries(
         self, client: ClientSession, run: str
     ) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-        """Give all that a run says, over as many connections as it takes, with no gap."""
+        """Yield all entries of a run in order, over as many connections as necessary."""
         after, lost = 0, 0
         while True:
             try:
@@ -237,8 +213,8 @@ class UrlPartner(RunPartner):
                 lost += 1
                 if lost > len(self._pauses):
                     raise BadServer(
-                        f"{in_line(self._where, 200)} is lost: {error}; it was tried"
-                        f" {lost - 1} times, and what was said by then is kept"
+                        f"{self.place} is lost: {error}; it was tried {lost - 1} times, and the"
+                        " text so far is kept"
                     ) from None
                 self._note(f"(the connection is lost: {error}; try {lost} of {len(self._pauses)})")
             await asyncio.sleep(self._pauses[lost - 1])
@@ -246,7 +222,7 @@ class UrlPartner(RunPartner):
     async def _connect(
         self, client: ClientSession, run: str, after: int
     ) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-        """Give what comes over one connection; raise `_Lost` when it ends."""
+        """Yield the entries from one connection; raise `_Lost` when it ends."""
         import aiohttp
 
         try:
@@ -268,63 +244,56 @@ class UrlPartner(RunPartner):
         raise _Lost("it ended before the run")
 
     async def _require(self, answer: ClientResponse) -> None:
-        if answer.status in (429, 502, 503, 504):  # it begins again, or something before it does
+        if answer.status in (429, 502, 503, 504):  # the server or its proxy is restarting
             raise _Lost(f"status {answer.status}")
         if answer.status == 404:
-            raise BadServer(f"{in_line(self._where, 200)} does not know this run any more")
-        await require_ok(answer, self._where)
+            raise BadServer(f"{self.place} does not know this run any more")
+        await require_ok(answer, self._address)
 
-    @handler
-    async def _ask(
-        self,
-        node: Node[Any],
-        client: ClientSession,
-        run: str,
-        said: Mapping[str, Any],
-        view: View,
-    ) -> None:
-        """Put a call to the person, and tell the server what was decided."""
-        number = _number(said, "question")
-        arguments, error = read_arguments(str(said.get("arguments", "")))
-        name = str(said.get("name", ""))
+    def _pending(self, client: ClientSession, run: str, data: Mapping[str, Any]) -> PendingCall:
+        number = _number(data, "question")
+        arguments, error = read_arguments(str(data.get("arguments", "")))
+        name = str(data.get("name", ""))
         call = ToolCall(id=str(number), name=name, arguments=arguments, error=error)
-        there = _tool_there(name, self._where, self.name, said.get("definition"))
-        decision = Decision.of(await view.ask(call, there))
-        approved = decision.approved
-        if approved and decision.arguments not in (None, arguments):
-            self._note("(a server takes a yes or a no, and no other arguments: it is told no)")
-            approved = False
-        answer, address = {"approved": approved}, f"{run}/answers/{number}"
-        with _reaching(self._where):
-            async with client.post(address, json=answer, allow_redirects=False) as told:
-                if told.status == 409:
-                    self._note("(this question is settled already)")
-                else:
-                    await require_ok(told, self._where)
+
+        async def decide(decision: Decision) -> None:
+            approved = decision.approved
+            if approved and decision.arguments not in (None, arguments):
+                self._note(
+                    "(a server accepts only yes or no, not edited arguments: the answer is no)"
+                )
+                approved = False
+            answer = {"approved": approved}
+            with _reaching(self._address):
+                async with client.post(
+                    f"{run}/answers/{number}", json=answer, allow_redirects=False
+                ) as reply:
+                    if reply.status == 409:
+                        self._note("(this question is settled already)")
+                    else:
+                        await require_ok(reply, self._address)
+
+        tool = _RemoteTool(name, f"{self._address}, agent {self.name!r}", data.get("definition"))
+        return PendingCall(number, call, tool, decide)
 
 
-class _ToolThere(Tool[..., Any]):
-    """A tool that an agent on a server has; `digest` is that of its definition there."""
+class _RemoteTool(Tool[..., Any]):
+    """A tool of an agent on a server; `digest` identifies its definition there."""
 
-    digest: object = None
+    def __init__(self, name: str, source: str, digest: object) -> None:
+        async def run(**arguments: Any) -> None:
+            raise ConfigurationError(f"{name} runs on {source}, and can be shown here alone")
+
+        super().__init__(
+            run, name=name, description="", approve=True, parameters={"type": "object"}
+        )
+        self.source = source
+        self.digest = digest
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """As of any tool, and what the server says of it."""
+        """The tool's definition here, and its digest on the server."""
         return {**super().definition, "there": self.digest}
-
-
-def _tool_there(name: str, where: str, agent: str, digest: object) -> Tool[..., Any]:
-    """Return what a person sees of a tool that an agent on a server has."""
-
-    async def runs_there(**arguments: Any) -> None:
-        raise ConfigurationError(f"{name} runs on {where}, and can be shown here alone")
-
-    parameters = {"type": "object"}
-    there = _ToolThere(runs_there, name=name, description="", approve=True, parameters=parameters)
-    there.source = f"{where}, agent {agent!r}"
-    there.digest = digest
-    return there
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:

@@ -1,0 +1,99 @@
+"""Runs in this process, of anything that can be served: `--agent module:name`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+from ...agents import Agent
+from ...commander import AnabranchError, Node
+from ...messages import Message
+from ...serve.talk import BadQuestion, Entry, Gone, Question, Served, Talk, serve_thing
+from ...tools import Decision
+from .._fields import AskLine, fill
+from .._named import import_named
+from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
+
+__all__ = ["CannotAnswer", "find_partner", "local_partner"]
+
+
+class CannotAnswer(AnabranchError):
+    """The run ended without an answer."""
+
+
+def find_partner(
+    place: str, ask: AskLine | None = None, *, raw: bool = False
+) -> RunPartner | Agent[Any]:
+    """Import `module:name`; return an agent as it is and a partner for anything else.
+
+    `ask` asks the person for the fields of a job, one line each. Raises `ConfigurationError` if the
+    name does not exist or cannot be served.
+    """
+    served = serve_thing(import_named(place, place))
+    return served.agent or local_partner(served, ask, raw=raw)
+
+
+def local_partner(served: Served, ask: AskLine | None = None, *, raw: bool = False) -> RunPartner:
+    """Return a partner whose runs are in this process."""
+    return RunPartner(_LocalRuns(served, ask), raw=raw)
+
+
+class _LocalRuns(Runs):
+    def __init__(self, served: Served, ask: AskLine | None) -> None:
+        self.name = self.place = served.name
+        self._served = served
+        self._ask = ask
+        self._last_fields: dict[str, Any] = {}  # the defaults of the next turn
+
+    async def run(self, node: Node[Any], messages: Sequence[Message]) -> AsyncGenerator[RunEvent]:
+        try:
+            talk = Talk(self._served, await self._question(messages))
+        except BadQuestion as bad:
+            raise Refused(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
+        node.call_handler(talk)
+        try:
+            async with talk.reading() as entries:
+                async for entry in entries:
+                    pending = _pending(talk, entry) if entry.kind == "asked" else None
+                    yield RunEvent(entry.kind, entry.data, pending)
+        except Gone:
+            raise CannotAnswer("the run produced text faster than it could be shown") from None
+        await talk
+        if talk.failure is not None:
+            raise _single(talk.failure)
+        if talk.status != "completed":
+            raise CannotAnswer(f"{self.name} was stopped")
+
+    async def _question(self, messages: Sequence[Message]) -> Question:
+        last = messages[-1]
+        if not self._served.fields:
+            return Question(messages)
+        if last.parts:
+            raise Refused("it takes fields, and neither images nor files as such")
+        self._last_fields = await fill(
+            self._served.fields, last.content or "", self._last_fields, self._ask
+        )
+        return Question((), self._last_fields)
+
+
+def _pending(talk: Talk, entry: Entry) -> PendingCall | None:
+    number: int = entry.data["question"]
+    if (approval := talk.approval(number)) is None:
+        return None
+
+    async def decide(decision: Decision) -> None:
+        if decision.approved:
+            approval.approve(decision.arguments)
+        else:
+            approval.deny(decision.reason or "the user said no")
+
+    return PendingCall(number, approval.call, approval.tool, decide, approval)
+
+
+def _single(error: BaseException) -> BaseException:
+    """Return the only error of a group."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        if len(inner) == 1:
+            return _single(inner[0])
+    return cast("BaseException", error)
