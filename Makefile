@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Each process runs whole files; tests of one group run in one process: the small model is loaded
-# once.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
+# once. tests/conftest.py says how many processes there are.
+PARALLEL := --numprocesses auto --dist loadgroup
 # Each process of the tests would compile all modules, and their assertions, once more.
 unexport PYTHONDONTWRITEBYTECODE
 # The type checkers look for packages beside the python that is found first.
@@ -19,7 +19,7 @@ help:  ## list the targets
 chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARGS="--model openai:gpt-5-mini"
 	@$(BIN)/anabranch chat $(ARGS)
 
-test: $(VENV)/dev.stamp  ## run the tests, in as many processes as there are cores, at most four
+test: $(VENV)/dev.stamp  ## run the tests, in two processes for each core, at most eight
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-all: $(VENV)/dev.stamp  ## run the long tests too, and more examples, from a new seed

@@ -255,9 +255,13 @@ def _timers(coroutine: object) -> list[asyncio.TimerHandle]:
     for thing in chain(coroutine):
         for each in gc.get_referents(thing):
             # The block of a `with` is on the frame's stack, by its method to leave it.
-            owner = each.__self__ if isinstance(each, MethodType) else None
-            names = HANDLES.get((type(owner).__module__, type(owner).__qualname__))
-            found.append(each if names is None else getattr(owner, names, None))
+            if isinstance(each, MethodType):
+                owner = type(each.__self__)
+                names = HANDLES.get((owner.__module__, owner.__qualname__))
+                if names is not None:
+                    found.append(getattr(each.__self__, names, None))
+            elif isinstance(each, asyncio.TimerHandle):
+                found.append(each)
     for where, names in _stands(coroutine):
         found += [_find(names, path) for path in TIMERS.get(where, ())]
     return [each for each in found if isinstance(each, asyncio.TimerHandle)]

@@ -57,7 +57,7 @@ def chain(thing: object) -> Iterator[object]:
             thing = next((each for each in gc.get_referents(thing) if type(each) in NAMES), None)
             continue
         yield thing
-        frame, inner = (getattr(thing, name) for name in names)
+        frame, inner = getattr(thing, names[0]), getattr(thing, names[1])
         if inner is None and frame is not None and frame.f_code in DRIVERS:
             inner = frame.f_locals["body"]
         thing = inner

@@ -48,6 +48,17 @@ settings.register_profile("any", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("any")
 
 
+MAX_WORKERS = 8
+# xdist begins with the files that have the most tests. These have few, or are groups, and one that
+# began last would hold up the end.
+LONGEST = (
+    "small model",
+    "tests/project/test_typing.py",
+    "tests/project/test_examples_durable.py",
+    "tests/project/test_packaging.py",
+)
+
+
 class OutsideConnection(Exception):
     """A test tried to reach something beyond loopback."""
 
@@ -151,8 +162,14 @@ def _without_group(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start two workers for each core: many tests wait for a process, a terminal or a timer."""
+    return min(2 * (os.cpu_count() or 1), MAX_WORKERS)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker whole files, or groups.
+    """Give each worker whole files, or groups, and the longest ones first.
 
     A worker then makes the fixtures of a module once. Whenever a test ends, the scheduler of xdist
     looks at all units that it has handed out: one unit for each test costs half a minute in all.
@@ -164,6 +181,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return super()._split_scope(nodeid).partition("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if first := next((each for each in LONGEST if each in self.workqueue), None):
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return ByFile(config, log)
 

@@ -133,7 +133,7 @@ def install(python: Python, venv: Path, packages: list[str]) -> None:
 def run_tests(python: Python, venv: Path, tests: list[str], arguments: list[str]) -> int:
     """Run pytest; return its exit status."""
     print(f"== {python.version}: {len(tests)} test files", flush=True)
-    parallel = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+    parallel = ["--numprocesses", "auto", "--dist", "loadgroup"]
     python_path = _python_of(venv)
     command = [str(python_path), "-m", "pytest", "-q", *parallel, *tests, *arguments]
     path = os.pathsep.join([str(python_path.parent), os.environ["PATH"]])

@@ -101,6 +101,7 @@ async def test_a_cancelled_analysis_leaves_no_kernel_behind():
     assert processes() == left
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_analysis_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -148,6 +149,7 @@ async def test_the_group_talk_gives_one_the_floor_at_a_time(capsys: pytest.Captu
     assert shown.endswith("(2 speeches, no_answer)\n")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -44,6 +44,7 @@ async def test_a_librarian_answers_and_says_from_where(capsys: pytest.CaptureFix
     assert re.search(r"cites nothing\. What was found:\n\[\d+\] \S+danube\.md:3", second)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_librarian_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -79,6 +80,7 @@ async def test_a_question_is_made_plainly_from_memory_or_by_a_model(
     assert asked["model"].count('{"number"') <= 3
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_geographer_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -153,6 +153,7 @@ async def test_a_coder_that_never_comes_to_an_end_says_so():
     assert processes() == before
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 async def test_the_coder_runs_on_the_local_model():
     """Code that was cut off does not run; whatever it makes of that, it comes to an end."""
@@ -199,6 +200,7 @@ async def test_the_bloggers_run_on_a_hosted_model(
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_bloggers_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -265,6 +267,7 @@ async def test_researcher_and_charter_draw_a_chart(
     assert processes() == before
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 async def test_researcher_and_charter_run_on_the_local_model(tmp_path: Path):
     """To the end of their rounds; there is no chart."""

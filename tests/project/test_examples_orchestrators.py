@@ -22,6 +22,7 @@ async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str])
     assert orchestrator.state.steps == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_coin_and_the_poet_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -63,6 +64,7 @@ async def test_the_flag_is_found(capsys: pytest.CaptureFixture[str]):
     assert "   Right!\n(over after 4 steps)\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_the_search_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
