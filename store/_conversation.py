@@ -285,8 +285,8 @@ class DurableConversation(Conversation):
             return
         if any(each not in scope.up() and scope not in each.up() for each in answered):
             raise ConfigurationError(
-                f"{self.thread_id!r} is answered by two at once, and in another life the other one"
-                " may be first, so that both would read something else: let one wait for the"
+                f"{self.thread_id!r} is answered by two at once, and after a restart the other"
+                " one may be first, so that both would read something else: let one wait for the"
                 " other, or give each a conversation of its own"
             )
         for each in self._answering.values():

@@ -292,7 +292,7 @@ class DurableCalls:
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         seconds = length.total_seconds()
         with self._waiting(self._ident(f"sleep {seconds}"), "sleep", "", seconds) as due:
-            while (left := cast("float", due) - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
+            while (left := cast("float", due) - time.time()) > 0:  # noqa: ASYNC110 - the wall clock has no event
                 await asyncio.sleep(min(left, WALL_CLOCK_POLL_SECONDS))
 
     async def signal(
@@ -385,8 +385,9 @@ class DurableCalls:
             number = scope.number(f"call {what}", aside=aside)
         except ConfigurationError:
             raise ConfigurationError(
-                f"several tasks of one body call self.durable for one {what} at once, and in"
-                " another life another of them may be first: call it in a handler or a job for each"
+                f"several tasks of one body call self.durable for one {what} at once, and"
+                " after a restart another of them may be first: call it in a handler or a job for"
+                " each"
             ) from None
         return digest(scope.now, what, number)
 

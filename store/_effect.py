@@ -73,8 +73,9 @@ class DurableEffect(Effect):
         coming = [*coming]
         if any(reply.reader is asyncio.current_task() for reply in coming):
             raise ConfigurationError(
-                f"{name} is called in the middle of a reply that the same code reads: a later life"
-                " may get another reply, so read it to its end or close it first, or use fork()"
+                f"{name} is called in the middle of a reply that the same code reads: after a"
+                " restart the reply may be another one, so read it to its end or close it first, or"
+                " use fork()"
             )
         # A reply that the caller reads itself would wait for this effect.
         self._because = [reply for reply in coming if reply.is_forked]
@@ -291,7 +292,7 @@ class DurableEffect(Effect):
             nonlocal note
             clock, due = self._ledger.loop.time, intent.time + horizon
             latest = clock() + horizon  # the wall's clock may be set back
-            while (left := min(due - time.time(), latest - clock())) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
+            while (left := min(due - time.time(), latest - clock())) > 0:  # noqa: ASYNC110 - the wall clock has no event
                 await asyncio.sleep(min(left, 60.0))
             late = asyncio.timeout(limit)  # not a child node: this may be a final callback
             try:

@@ -6,7 +6,7 @@ What holds:
   So each thing in it that may go otherwise is a row: replies, effects, steps, timeouts, cancels.
 - A durable node that has an outcome does not run again. It is not cancelled either: it had ended
   before any cancel that comes now.
-- A node whose cancel is a row does not run again, and ends when it is cancelled again (`_held`).
+- A node whose cancel is a row does not run again, and ends when it is cancelled again (`_match`).
 - Before a row by which a body does not run again (its end, its next attempt, a timeout, a cancel),
   the rounds are rows that it has put, and conversations have what it added in earlier executions:
   it may have been cut before it came to that again.

@@ -54,7 +54,7 @@ async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
     rng = random.Random(f"{SEED} {example}")
     monkeypatch.setattr(_purge, "time", Clock())
     monkeypatch.setattr(_purge, "BATCH_SECONDS", rng.randrange(2, 6))
-    monkeypatch.setattr(_purge, "RUNS", rng.randrange(1, 4))
+    monkeypatch.setattr(_purge, "MAX_RUNS", rng.randrange(1, 4))
     path, over = tmp_path / "runs.db", [f"over {number}" for number in range(4)]
     async with opened(path) as file:
         for name in over:
