@@ -186,9 +186,11 @@ class Trace:
 
     def lose_open(self) -> None:
         """Mark open nodes as lost: their ends are not in the recording."""
-        self._lose_below(self.root, self.end)
-        if self.root.is_open and not self.lives[-1].ended:
-            self._lose(self.root, self.end)
+        # Not down from the root: a durable node stays below the parent of its first execution. If
+        # that parent is not durable, each execution has its own, and only the first is its parent.
+        for node in self._here.values():
+            if node.is_open and not (node is self.root and self.lives[-1].ended):
+                self._lose(node, self.end)
 
     def _lose_below(self, node: TraceNode, at: float) -> None:
         """Mark open nodes below a node that ended as lost: their worker has died."""

@@ -156,3 +156,21 @@ def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
     assert trace.root.usage == {}
     # What a kept node's agent had spent is the node's own where the kill took the agent's lines.
     assert {"clerk"} <= trace.usage_by_agent().keys() <= {"clerk", "writer", ""}
+
+
+@pytest.mark.parametrize("kills", [1, 2, 3])
+def test_a_kill_ends_each_interval_of_a_node_below_a_parent_that_is_not_durable(kills: int) -> None:
+    """Each execution has its own parent; the durable node stays below the first."""
+    trace = Trace()
+    for execution in range(kills + 1):
+        last = execution == kills
+        trace.feed({"recording": 1, "time": execution, "pid": 1, "host": "h", "content": False})
+        trace.feed({"e": "put", "t": 0.1, "n": 1, "p": 0, "name": "plain"})
+        trace.feed({"e": "started", "t": 0.1, "n": 1})
+        child = {"e": "put", "t": 0.2, "n": 2, "p": 1, "name": "Step", "run": "r", "id": "x"}
+        trace.feed(child)
+        trace.feed({"e": "started", "t": 0.3, "n": 2})
+        for number in (2, 1) if last else ():
+            trace.feed({"e": "completed", "t": 0.4, "n": number})
+    (step,) = [node for node in trace if node.name == "Step"]
+    assert [spell.end is not None for spell in step.spells] == [True] * (kills + 1)
