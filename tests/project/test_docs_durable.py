@@ -1,4 +1,4 @@
-"""The programs of docs/durable.md print what the page says, also when they are killed."""
+"""The programs of the pages about durable runs print what these say, also when they are killed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from support.warm import run_warm
 
 from anabranch.store import errors
 
-PAGE = (ROOT / "docs/durable.md").read_text(encoding="utf-8")
+PAGES = "\n".join(
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for name in (
+        "durable",
+        *("durable-effects", "durable-agents", "durable-code", "durable-operations"),
+    )
+)
 SETTING = re.compile(r"\w+=")
-BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGES, re.DOTALL)
 
 
 async def run(command: str, folder: Path) -> tuple[int, str, str]:
-    """Run a line of the page as a shell would; return status, output and errors."""
+    """Run a line of a page as a shell would; return status, output and errors."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     words = shlex.split(command)
     settings = dict(word.split("=", 1) for word in itertools.takewhile(SETTING.match, words))
@@ -43,8 +49,8 @@ async def run(command: str, folder: Path) -> tuple[int, str, str]:
         return process.returncode or 0, out.decode(), err.decode()
 
 
-async def test_every_program_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
-    """All in one folder, in the order of the page, with one journal."""
+async def test_every_program_of_the_pages_prints_the_output_there(tmp_path: Path) -> None:
+    """All in one folder, in the order of the pages, with one journal."""
     ran: set[str] = set()
     for kind, text in BLOCKS:
         if kind == "python":
@@ -60,7 +66,7 @@ async def test_every_program_of_the_page_prints_what_it_says(tmp_path: Path) -> 
             assert (status == 0) == ("DIE=" not in command), err
     status, _, err = await run("python test_order.py", tmp_path)
     assert status == 0, err
-    named = set(re.findall(r"^# (\w+\.py)$", PAGE, re.MULTILINE))
+    named = set(re.findall(r"^# (\w+\.py)$", PAGES, re.MULTILINE))
     assert named - ran == {"outside.py", "ask.py", "test_order.py"}  # the first two are imported
 
 
@@ -77,22 +83,16 @@ def test_the_readmes_run_is_taken_up(tmp_path: Path) -> None:
     assert said == [f"loads A-17\n{packed}", packed]
 
 
-def test_the_page_tells_of_every_error_of_the_room() -> None:
-    """And of none that is not there."""
-    rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+def test_the_pages_list_every_error_of_the_package() -> None:
+    """And no other."""
+    rows = set(re.findall(r"^\| `(\w+)` \|", PAGES, re.MULTILINE))
     assert rows == {*errors.__all__, "ConfigurationError"}
 
 
-def test_the_page_tells_of_every_command() -> None:
+def test_the_pages_list_every_command() -> None:
     """Each has its row."""
     from anabranch.cli._runs import runs
 
-    rows = "\n".join(re.findall(r"^\| (`anabranch runs .*?) \|", PAGE, re.MULTILINE))
+    rows = "\n".join(re.findall(r"^\| (`anabranch runs .*?) \|", PAGES, re.MULTILINE))
     commands = {each.name or each.callback.__name__ for each in runs.registered_commands}
     assert set(re.findall(r"(?:runs |`)([a-z]+)(?= RUN|`,| --before)", rows)) == commands
-
-
-def test_the_page_tells_of_every_contract() -> None:
-    """In one line each, in their order."""
-    found = re.findall(r"^\| (D\d+) \|", PAGE, re.MULTILINE)
-    assert found == [f"D{number}" for number in range(1, 22)]
