@@ -11,7 +11,7 @@ from anabranch.commander import Commander, ConfigurationError
 from anabranch.commander.plugins import plugin_names
 from anabranch.jobs import Job
 
-PAGE = (ROOT / "docs/engine.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/engine-limits.md").read_text(encoding="utf-8")
 
 
 class Ask(Job[str]):
