@@ -73,10 +73,10 @@ def connect(
     `top_k`, `stop`, `max_tokens`, `seed`; in `extra` what only the server knows) and, for every
     model, `timeouts`, `retries`, `limits`, `breaker`, `resume`, `count_tokens`, its tokenizer where
     tokens are estimated, and `formats`, the ways in which it writes calls into its text. A server's
-    address also takes `headers`, `proxy`, `ssl`, `unix_socket` and `session`: see docs/backends.md,
-    "Servers". A backend can be sent to another process, where it is made again and finds its key in
-    the environment; one whose key was given here cannot. Raises `ConfigurationError`, which says
-    what to do, and `MissingExtra`.
+    address also takes `headers`, `proxy`, `ssl`, `unix_socket` and `session`: see
+    docs/backends-servers.md. A backend can be sent to another process, where it is made again and
+    finds its key in the environment; one whose key was given here cannot. Raises
+    `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own

@@ -100,7 +100,7 @@ class Limits(Gate, Turns):
     others have set aside what it would need; if nobody has, it starts. So one request at a time
     can go over the budget, by what its provider counts beyond the estimate of its prompt. One
     without `max_tokens` may cost anything, so it goes alone, and can go over by its reply too. See
-    docs/backends.md for what else can. What never ran costs nothing.
+    docs/backends-limits.md for what else can. What never ran costs nothing.
 
     Event loops in several threads may use one object at once.
 

@@ -1,4 +1,4 @@
-"""What docs/backends.md says is true."""
+"""The pages about backends are correct, and their programs run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from support.server import ScriptedServer, text
 
 from anabranch.backends import Timeouts
 
-PAGE = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+PAGES = (
+    "backends",
+    "backends-limits",
+    "backends-servers",
+)  # a later one uses names of an earlier one
+TEXT = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 
 
-async def test_every_block_of_the_page_runs(
+async def test_every_block_of_the_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, as a reader would type them, against the scripted server."""
@@ -30,7 +35,7 @@ async def test_every_block_of_the_page_runs(
     async with asyncio.timeout(60), ScriptedServer(text("Nile")) as server:
         server.embeds = True
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
             code = compile(block, "backends.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             result = FunctionType(code, names)()
             if code.co_flags & CO_COROUTINE:
@@ -53,12 +58,12 @@ async def test_every_block_of_the_page_runs(
 def test_the_pages_timeouts_are_the_defaults() -> None:
     """As it says."""
     names = signature(Timeouts).parameters
-    assert f"Timeouts({', '.join(f'{n}={p.default:g}' for n, p in names.items())})" in PAGE
+    assert f"Timeouts({', '.join(f'{n}={p.default:g}' for n, p in names.items())})" in TEXT
 
 
 def test_the_table_of_conformance_is_right() -> None:
     """Every backend and case is there; a dash stands where one is excused."""
-    head, _, *rows = PAGE.partition("| case |")[2].strip().splitlines()
+    head, _, *rows = TEXT.partition("| case |")[2].strip().splitlines()
     kinds = [cell.strip() for cell in head.strip("| ").split("|")]
     assert kinds == list(EXCUSED)
     shown = {cells[0]: cells[1:] for cells in (re.split(r" \| ", row.strip("| ")) for row in rows)}

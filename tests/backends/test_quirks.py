@@ -85,8 +85,8 @@ async def test_a_reply_of_a_real_server_is_read(kind: str, entry: dict[str, Any]
 
 
 def test_the_replies_that_are_not_read_are_told_of() -> None:
-    """In docs/backends.md, in the words of their names."""
-    page = (ROOT / "docs" / "backends.md").read_text()
+    """In docs/backends-servers.md, in the words of their names."""
+    page = (ROOT / "docs" / "backends-servers.md").read_text()
     missing = [entry for entry in QUIRKS if "reason" in entry]
 
     assert f"has {len(QUIRKS)} replies" in page
