@@ -69,7 +69,8 @@ class PythonKernel(Toolkit):
     as images and are saved in the folder `figures`, by default a new one among the temporary files.
 
     It is no sandbox: the code has the files and the network of the user that runs this program.
-    See `docs/builtin-tools.md`. Environment variables are not passed on, except harmless ones and `env`.
+    See `docs/builtin-tools.md`. Environment variables are not passed on, except harmless ones and
+    `env`.
     """
 
     @checked
