@@ -1,4 +1,4 @@
-"""What docs/agents.md says about conversations is true."""
+"""What docs/conversations.md says is true."""
 
 import ast
 import asyncio
@@ -13,8 +13,7 @@ from support.paths import ROOT
 from anabranch.agents.conversation import Status
 from anabranch.testing import ScriptedBackend
 
-PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-PART = PAGE[PAGE.index("## Agents that converse") :]
+PAGE = (ROOT / "docs" / "conversations.md").read_text(encoding="utf-8")
 
 
 async def test_every_block_about_conversations_runs():
@@ -24,8 +23,8 @@ async def test_every_block_about_conversations_runs():
         "backend": ScriptedBackend(otherwise="I see."),
     }
     async with asyncio.timeout(60):
-        for block in re.findall(r"```python\n(.*?)```", PART, re.DOTALL):
-            code = compile(block, "agents.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+            code = compile(block, "conversations.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             result = FunctionType(code, names)()
             if code.co_flags & CO_COROUTINE:
                 await result
@@ -34,6 +33,6 @@ async def test_every_block_about_conversations_runs():
 
 
 def test_every_status_is_explained():
-    """Those with which a conversation ends stand in the table."""
-    explained = set(re.findall(r"^\| `(\w+)` \|", PART, re.MULTILINE))
+    """The table has each status that ends a conversation."""
+    explained = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
     assert explained - {"status"} == set(get_args(Status)) - {"answered", "delivered"}

@@ -1,4 +1,4 @@
-"""The programs of docs/agents.md on the real small model: layers, JSON, a stream."""
+"""The programs of docs/agents.md and agent-replies.md on the real small model."""
 
 import re
 from contextlib import redirect_stdout
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from support.paths import ROOT
 
-DOCS = (ROOT / "docs" / "agents.md").read_text()
+PAGES = [ROOT / "docs" / name for name in ("agents.md", "agent-replies.md")]
+DOCS = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 @pytest.mark.usefixtures("small_model")
 def test_the_programs_of_the_docs_run() -> None:
     """One after the other, as they stand; replies are cut short to save time."""
-    layers = DOCS[: DOCS.index("## Agents that converse")]
-    programs = re.findall(r"```python\n(.*?)```", layers, re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     code = "\n".join(programs).replace(
         'connect("local")', 'connect("local", max_tokens=6, temperature=0)'
     )
