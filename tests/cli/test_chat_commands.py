@@ -140,7 +140,7 @@ async def test_a_model_that_cannot_be_opened_leaves_the_one_before(place: Place)
     assert "OPENAI_API_KEY" in err[0]
 
 
-PAGE = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_each_command_and_no_other() -> None:
