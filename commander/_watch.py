@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -27,6 +26,7 @@ from ._events import publish
 from ._record import Record
 from ._report import log
 from ._stack import ROOT, is_library, is_python
+from .thread import frames_of_thread, local_in
 
 __all__ = ["Watch"]
 
@@ -110,31 +110,11 @@ class _Looks:
         self._asked = False
 
     def _report(self) -> None:
-        # A line of the user's own, else one of a package. None if the loop runs something else, or
-        # the engine itself is at work: closing a chain of many thousands takes its time.
-        frame = sys._current_frames().get(self.thread)
-        own: FrameType | None = None
-        package: FrameType | None = None
-        loaded = ""  # what this package imports, which is none of the user's doing
-        importing = ""
-        while frame is not None and frame.f_code.co_filename not in CALLERS:
-            file = frame.f_code.co_filename
-            if file.startswith("<frozen importlib"):
-                importing = frame.f_locals.get("name") or importing
-            elif importing and own is None and file.startswith(ROOT):
-                loaded = importing
-            if own is None and not is_library(file) and not file.startswith(ROOT):
-                own = frame
-            if package is None and not is_python(file):
-                package = frame
-            frame = frame.f_back
-        at = own or package
-        record = None if frame is None else frame.f_locals.get("record")
-        if at is None or not isinstance(record, Record):
+        found = self._find_blocker()
+        if found is None:
             return
-        # Between two lines a running frame has no number.
-        line = at.f_lineno or at.f_code.co_firstlineno
-        where = f"{Path(at.f_code.co_filename).name}:{line} in {at.f_code.co_name}"
+        record, code, line, loaded = found
+        where = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
         self._blocked = record, where, self._since
         if loaded:
             what = (
@@ -149,7 +129,38 @@ class _Looks:
             )
             return
         what = "%s blocks the event loop for more than %g s at %s:%d"
-        log(logging.WARNING, what, record.path, self.after, at.f_code.co_filename, line)
+        log(logging.WARNING, what, record.path, self.after, code.co_filename, line)
+
+    def _find_blocker(self) -> tuple[Record, CodeType, int, str] | None:
+        """Return the node that blocks the loop, its function and line, and the module it loads.
+
+        The line is of the user's own code, else of a package. None if the loop runs something else,
+        or the engine itself is at work: closing a chain of many thousands takes its time. The
+        module is one that this package imports by itself, else "".
+        """
+        own: FrameType | None = None
+        package: FrameType | None = None
+        loaded = ""
+        importing = ""
+        record: Any = None
+        for frame in frames_of_thread(self.thread):
+            file = frame.f_code.co_filename
+            if file in CALLERS:
+                record = local_in(frame, "record")
+                break
+            if file.startswith("<frozen importlib"):
+                importing = local_in(frame, "name") or importing
+            elif importing and own is None and file.startswith(ROOT):
+                loaded = importing
+            if own is None and not is_library(file) and not file.startswith(ROOT):
+                own = frame
+            if package is None and not is_python(file):
+                package = frame
+        at = own or package
+        if at is None or not isinstance(record, Record):
+            return None
+        # Between two lines a running frame has no number.
+        return record, at.f_code, at.f_lineno or at.f_code.co_firstlineno, loaded
 
 
 class _Watcher:

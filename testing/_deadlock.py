@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
 from ..commander import AnabranchError, Commander, Node
+from ..commander.thread import frames_of_thread
 from ..commander.waiting import frames
 
 __all__ = ["Deadlock", "describe"]
@@ -52,7 +52,6 @@ def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread
 
 
 def _place(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:  # it has ended meanwhile
-        return ""
-    return f" at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    for frame in frames_of_thread(thread.ident or 0):
+        return f" at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""  # it has ended in the meantime
