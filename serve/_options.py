@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["ModelOptions", "asked_for", "read_options"]
+__all__ = ["ModelOptions", "asked_for", "chosen", "read_options"]
 
 # Fields that have no effect here and do no harm: clients send them by default.
 IGNORED = frozenset(
@@ -31,6 +31,23 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto",),
     "stop": ([],),
     "logit_bias": ({},),
+}
+# Values of options that clients send by default: what the API documents as the option's default, or
+# what changes nothing. A model by itself is given them: its own default may be another.
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "temperature": (1,),
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "verbosity": ("medium",),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
 }
 
 Text = Annotated[str, Field(max_length=10_000)]
@@ -78,11 +95,20 @@ class ModelOptions(BaseModel):
 def asked_for(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a request that ask for anything."""
     for name, value in body.items():
-        usual = USUAL.get(name, ())
-        # True equals 1, but is another value.
-        is_usual = any(value == each and type(value) is type(each) for each in usual)
-        if value is not None and name not in IGNORED and not is_usual:
+        if value is not None and name not in IGNORED and not _is_one_of(USUAL.get(name, ()), value):
             yield name, value
+
+
+def chosen(asked: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options that are no defaults of the API, sorted."""
+    return sorted(n for n, value in asked.items() if not _is_one_of(DEFAULTS.get(n, ()), value))
+
+
+def _is_one_of(values: tuple[Any, ...], value: Any) -> bool:
+    # True equals 1, but is another value.
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
+    )
 
 
 def read_options(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..messages import Conversation, Message, ProviderItem, Request, ToolCall
 from ..tools import result_text
 from ._failure import log_failure
 from ._fields import BadQuestion, fields_of
-from ._options import ModelOptions, read_options
+from ._options import ModelOptions, chosen, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
 
@@ -325,8 +325,8 @@ def _refuse(
     """Refuse what this kind of thing does not take."""
     if fields and question.fields:
         raise BadQuestion("they are for jobs and handlers; this has none", "fields")
-    if options and question.options:
-        name = min(question.options)
+    if options and (names := chosen(question.options)):
+        name = names[0]
         known = name in ModelOptions.model_fields
         raise BadQuestion("the server chooses it" if known else "it is not supported here", name)
     if system and any(each.role in ("system", "developer") for each in question.messages):

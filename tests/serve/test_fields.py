@@ -193,6 +193,52 @@ async def test_each_is_honoured_harmless_or_refused_by_name(
         assert no.value.param == "extra"
 
 
+# What clients send for options that nobody has chosen.
+DEFAULTS: dict[str, list[Any]] = {
+    "temperature": [1, 1.0, None],
+    "top_p": [1, 1.0, None],
+    "presence_penalty": [0, 0.0, None],
+    "frequency_penalty": [0, 0.0, None],
+    "max_tokens": [None],
+    "seed": [None],
+    "stop": [[], None],
+    "logit_bias": [{}, None],
+    "verbosity": ["medium", None],
+    "top_k": [0, -1, None],
+    "min_p": [0, None],
+    "repetition_penalty": [1, None],
+}
+CHOSEN: dict[str, list[Any]] = {
+    "temperature": [0, True],
+    "top_p": [0.99],
+    "presence_penalty": [False, 0.1],
+    "frequency_penalty": [-1],
+    "verbosity": ["low"],
+}
+
+
+def _pairs(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name in values for value in values[name]]
+
+
+async def test_an_agent_accepts_the_defaults_that_clients_send() -> None:
+    """S17: they ask for nothing; a model by itself is given them, as its own default may differ."""
+    backend = ScriptedBackend(otherwise="Hello.")
+    agent = Agent(ScriptedBackend(otherwise="Hello."), name="agent")
+    async with talk({"model": backend}, agent) as client:
+        for name, value in _pairs(DEFAULTS):
+            await _ask(client, "chat", "agent", **{name: value})
+            await _ask(client, "chat", "model", **{name: value})
+            told = {} if value in (None, [], {}) else {name: value}
+            assert backend.requests[-1].options == told
+        text = {"format": {"type": "text"}, "verbosity": "medium"}
+        await _ask(client, "responses", "agent", temperature=1, top_p=1, text=text)
+        for name, value in _pairs(CHOSEN):
+            with pytest.raises(BadRequestError) as no:
+                await _ask(client, "chat", "agent", **{"top_p": 1, name: value})
+            assert no.value.param == name
+
+
 WRONG: dict[str, Any] = {
     **dict.fromkeys(["temperature", "top_p", "seed", "max_tokens", "logit_bias", "stop"], True),
     "stream": "yes",
