@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, cast
 
 from ..commander.errors import ConfigurationError
-from ..commander.kinds import passes_with, require
+from ..commander.kinds import passes_with
 from ..commander.scope import scope_here
 from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
-from ..messages import Delta, Message, Request
+from ..messages import Delta, Message, Request, require_request
 from ..messages.options import check_options
 from ._recorded import keep_replies, key_of
 from ._takes import fit_parts
@@ -159,7 +159,7 @@ class Backend(ABC):
 
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
-        require(request, Request, "a backend takes a Request, as Conversation.request() gives")
+        require_request(request)
         async with aclosing(self.stream(request)) as deltas:
             return assemble([delta async for delta in deltas], self.formats)
 

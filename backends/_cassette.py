@@ -14,7 +14,7 @@ from typing import Any
 
 from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Format
-from ..messages import Delta, Request
+from ..messages import Delta, Request, require_request
 from ._backend import Backend
 from ._embedding import list_of_texts
 from ._recorded import key_of
@@ -82,6 +82,7 @@ class CassetteBackend(Backend):
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Play the reply to `request`, or record it."""
+        require_request(request)
         if self.record is not None:
             return self._record(self.record, request)
         return self._play(request)

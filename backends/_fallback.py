@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
 from ..commander.errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
-from ..messages import Delta, Request
+from ..messages import Delta, Request, require_request
 from ._backend import Backend
 from ._retry import Breaker
 from ._takes import can_take
@@ -59,6 +59,7 @@ class Fallback(Backend):
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request` from the first backend that can."""
+        require_request(request)
         failures: list[BackendError] = []
         every = list(zip(self.backends, self._breakers, strict=True))
         able = [each for each in every if can_take(each[0], request)] or every

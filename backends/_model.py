@@ -18,9 +18,8 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
-from ..commander.kinds import require
 from ..dispatch.assembly import assemble_partial
-from ..messages import Delta, Message, Request, Usage
+from ..messages import Delta, Message, Request, Usage, require_request
 from ..messages.text import quote
 from ._backend import Backend
 from ._embedding import Embedded, list_of_texts
@@ -186,7 +185,7 @@ class ModelBackend(Backend):
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
-        require(request, Request, "a backend takes a Request, as Conversation.request() gives")
+        require_request(request)
         return self._answer(request, self.attempt)
 
     async def embed_with(

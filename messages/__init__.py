@@ -38,6 +38,7 @@ from ._part import PartKind as PartKind
 from ._request import Request as Request
 from ._request import ToolSchema as ToolSchema
 from ._request import has_parameter as has_parameter
+from ._request import require_request as require_request
 from ._tool_call_error import ToolCallError as ToolCallError
 from ._wire import ChunkReader as ChunkReader
 from ._wire import delta_from_chunk as delta_from_chunk

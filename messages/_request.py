@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from ..commander.errors import ConfigurationError
+from ..commander.kinds import require
 from ._message import Message
 from .options import check_options
 from .text import quote
 
-__all__ = ["Request", "ToolSchema", "has_parameter", "read_tool"]
+__all__ = ["Request", "ToolSchema", "has_parameter", "read_tool", "require_request"]
 
 
 class ToolSchema(Protocol):
@@ -112,3 +113,8 @@ class Request:
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise ConfigurationError(f"there are two tools called {twice!r}: rename one")
+
+
+def require_request(given: object) -> None:
+    """Raise `TypeError` unless a `Request` was given."""
+    require(given, Request, "a backend takes a Request, as Conversation.request() gives")

@@ -14,7 +14,16 @@ from math import sqrt
 from typing import Any, TypeAlias
 
 from ..backends import Limits, ModelBackend, Retries, Timeouts
-from ..messages import Delta, Message, ProviderItem, Request, ToolCall, ToolCallDelta, Usage
+from ..messages import (
+    Delta,
+    Message,
+    ProviderItem,
+    Request,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    require_request,
+)
 from ._loop import SeededLoop
 
 __all__ = ["ScriptStep", "ScriptedBackend", "deltas"]
@@ -102,6 +111,7 @@ class ScriptedBackend(ModelBackend):
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request` with the next reply of the script."""
+        require_request(request)
         number = len(self.requests)
         self.requests.append(request)
         answer = self._replies[number] if number < len(self._replies) else self._otherwise

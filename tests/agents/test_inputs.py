@@ -13,6 +13,8 @@ from anabranch import Agent, ConfigurationError, Message, ToolCall, connect, too
 from anabranch.agents import Sequential
 from anabranch.agents.layers import AgentMessage
 from anabranch.agents.layers._hooks import Moment
+from anabranch.backends import Fallback
+from anabranch.backends._cassette import CassetteBackend
 from anabranch.messages import Conversation, Request
 from anabranch.testing import ScriptedBackend
 
@@ -37,8 +39,10 @@ def test_what_is_no_request_is_a_type_error(wrong: Any) -> None:
     for each in (backend, server):
         with pytest.raises(TypeError, match="a backend takes a Request"):
             asyncio.run(each.complete(wrong))
-    with pytest.raises(TypeError, match="a backend takes a Request"):
-        server.stream(wrong)
+    played, recording = CassetteBackend("none"), CassetteBackend("none", record=backend)
+    for each in (backend, server, Fallback([backend]), played, recording):
+        with pytest.raises(TypeError, match="a backend takes a Request"):
+            next(each.stream_sync(wrong))
     assert not backend.requests
 
 
