@@ -23,7 +23,7 @@ def is_constrained(request: Request, defaults: Mapping[str, Any]) -> bool:
     options: dict[str, Any] = {**defaults, **request.options}
     options |= {**(defaults.get("extra") or {}), **(request.options.get("extra") or {})}
     for name in _GRAMMARS:
-        if (value := options.get(name)) and value != {"type": "text"}:
+        if options.get(name) not in (None, "", {"type": "text"}):  # an empty schema is one too
             return True
     return bool(request.tools) and options.get("tool_choice") not in (None, "auto", "none")
 

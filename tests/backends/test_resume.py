@@ -33,6 +33,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "structured_outputs": {"structured_outputs": {"regex": "a+"}},
     "extra": {"extra": {"guided_choice": ["a", "b"]}},
     "grammar": {"extra": {"grammar": 'root ::= "a"'}},
+    "empty schema": {"extra": {"guided_json": {}}},  # any JSON, and JSON alone
 }
 
 
