@@ -150,7 +150,8 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     last = (await _whole(run, request))[-1]
     if status_of(last.data.get("code", "")) < 500:
         return _failed(run, last)
-    return JSONResponse(await _response(run))
+    headers = None if last.kind == "completed" else {REQUEST_ID: run.id}
+    return JSONResponse(await _response(run), headers=headers)
 
 
 def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
