@@ -626,7 +626,7 @@ async def test_a_request_chooses_nothing_of_a_model_that_is_not_offered(
     "more",
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"temperature": 1},
+        {"temperature": 0.5},
         {"max_tokens": 5},
         {"extra": {"a": 1}},
         {"fields": {"_node": 1}},
