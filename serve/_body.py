@@ -113,7 +113,7 @@ async def _has_long_numbers(body: bytes) -> bool:
 
 async def _parse(body: bytes) -> dict[str, Any]:
     if await _has_long_numbers(body):
-        raise Refusal(413, f"a number has at most {DIGITS} digits in a row")
+        raise Refusal(400, f"a number has at most {DIGITS} digits in a row")
     await asyncio.sleep(0)
     try:
         found = _read(body)
