@@ -129,9 +129,11 @@ class DatabaseFile(Generic[E]):
             _require_writable(sql)
         # SQLite reads a missing part of the last page as zeros. Pages may be in the WAL only: a
         # checkpoint moves them, unless another process does so or reads them there.
-        if self.name != MEMORY and _is_too_short(sql, self.name):
+        # The size is that before the checkpoint: others may add pages to the WAL after it.
+        size = _bytes_of(sql)
+        if self.name != MEMORY and os.stat(self.name).st_size < size:
             busy, frames, moved = sql.execute("pragma wal_checkpoint(passive)").fetchone()
-            if not busy and frames == moved and _is_too_short(sql, self.name):
+            if not busy and frames == moved and os.stat(self.name).st_size < size:
                 remedy = self.remedies[sqlite3.SQLITE_CORRUPT]
                 raise self.error(self.name, "is damaged (a part of it was cut off)", remedy)
 
@@ -208,10 +210,10 @@ def _require_writable(sql: sqlite3.Connection) -> None:
         sql.execute(f"pragma busy_timeout = {BUSY_SECONDS * 1000:.0f}")
 
 
-def _is_too_short(sql: sqlite3.Connection, name: str) -> bool:
+def _bytes_of(sql: sqlite3.Connection) -> int:
     (pages,) = sql.execute("pragma page_count").fetchone()
     (page_bytes,) = sql.execute("pragma page_size").fetchone()
-    return os.stat(name).st_size < pages * page_bytes
+    return pages * page_bytes
 
 
 def is_busy(error: BaseException) -> bool:

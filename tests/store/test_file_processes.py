@@ -11,7 +11,7 @@ import pytest
 from support.journal import opened, program, row, taken, values
 from support.scale import SEED, many
 
-from anabranch.store import Journal, RunBusy
+from anabranch.store import Journal, RunBusy, _schema
 
 pytestmark = pytest.mark.contract("D2")
 
@@ -294,3 +294,28 @@ async def test_the_wal_is_small_again_after_a_long_reader(tmp_path):
             file.append("run", fence, row(b"x"))
             await file.barrier("run", fence)
         assert os.stat(f"{path}-wal").st_size <= 8 << 20
+
+
+def test_a_file_that_others_add_pages_to_while_it_is_opened_is_not_damaged(
+    tmp_path, monkeypatch, request
+):
+    """Whenever they commit: their pages are in the WAL, and the file is shorter."""
+    name = str(tmp_path / "runs.db")
+    other = _schema.connect(name)
+    request.addfinalizer(other.close)
+    other.execute("pragma wal_autocheckpoint = 0")
+    other.execute("create table more (value)")
+    size_of, commits = os.stat, 0
+
+    def stat(path, **options):
+        nonlocal commits
+        found = size_of(path, **options)
+        if path == name and commits < 100:
+            commits += 1
+            other.execute("insert into more values (zeroblob(100000))")
+        return found
+
+    monkeypatch.setattr("anabranch.messages.sqlite.os.stat", stat)
+    opened = _schema.connect(name)
+    opened.close()
+    assert commits
