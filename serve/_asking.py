@@ -31,6 +31,9 @@ __all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
 NO_MESSAGES = "{} is a list with at least one message"
 # How many messages are read between two turns of the event loop: a millisecond's work.
 SLICE = 64
+# Tool calls in one message, which a journal stores in one step of the event loop; model providers
+# allow 128.
+MAX_CALLS = 256
 
 # Fields of a message of the chat wire that are read, and those of an item of the Responses wire.
 MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "provider_items")
@@ -183,11 +186,15 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
         before = messages[-1] if messages else None
         if item.get("type") == "function_call" and before and before.role == "assistant":
             before.tool_calls += message.tool_calls  # one reply may have said and called several
+            message = before
         else:
             messages.append(message)
             if message.role == "assistant":
                 message.provider_items += sealed
             sealed = []
+        if len(message.tool_calls) > MAX_CALLS:
+            text = f"a message must have at most {MAX_CALLS} tool calls"
+            raise Refusal(413, text, field=field)
     if not messages or messages[-1].role not in ("user", "tool"):
         raise Refusal(400, "the last message must be the user's or a tool's", field=name)
     return messages

@@ -7,10 +7,9 @@ and every text can be sent on.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -26,6 +25,7 @@ __all__ = ["read_body"]
 PATIENCE = 60.0
 # How many lists and objects may stand in one another.
 DEPTH = 100
+_TOO_DEEP = f"the body has more than {DEPTH} levels"
 # How many JSON values a request may have, and how many more for each message that it may have. The
 # JSON reader holds the event loop until it is done: 10 MB of empty lists would take half a second.
 MAX_VALUES = 100_000
@@ -132,7 +132,7 @@ async def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refusal(400, "the body is no JSON object")
     if depth > DEPTH:
-        raise Refusal(400, f"the body has more than {DEPTH} levels")
+        raise Refusal(400, _TOO_DEEP)
     return cast("dict[str, Any]", found)
 
 
@@ -140,16 +140,9 @@ def _read(body: bytes) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)  # holds the loop far shorter than `json`
     except ValueError as error:
-        if "recursion limit" not in str(error):
-            raise
-    try:  # more than 200 levels
-        return json.loads(body.decode(), parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+        if "recursion limit" in str(error):  # of 200 levels
+            raise Refusal(400, _TOO_DEEP) from None
+        raise
 
 
 async def _without_halves(body: bytes) -> bytes:

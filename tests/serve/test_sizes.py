@@ -94,6 +94,31 @@ async def test_parts_calls_and_tools_are_bounded_too() -> None:
         assert answer.status == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
+@pytest.mark.parametrize("joined", [True, False])
+async def test_a_message_has_at_most_256_tool_calls(path: str, joined: bool) -> None:
+    """In one item, or in items that are one message; a request may have more of them in several."""
+
+    def call(number: int) -> dict[str, Any]:
+        if joined:
+            return CALL | {"id": f"c{number}"}
+        return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
+
+    def said(count: int) -> list[dict[str, Any]]:
+        calls = [call(number) for number in range(count)]
+        if joined:
+            calls = [{"role": "assistant", "content": None, "tool_calls": calls}]
+        return [USER, *calls, USER]
+
+    async with _running() as server:
+        allowed = said(256) + said(200)
+        answer = await _answer(server, path, _asked(path, "model", allowed))
+        assert answer.status in (200, 201)
+        refused = await _answer(server, path, _asked(path, "model", said(257)))
+        assert refused.status == 413
+        assert "a message must have at most 256 tool calls" in refused.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "many_values",
     ["[" + "[]," * 3_000_000 + "0]", "[" + "1," * 200_000 + "0]", '["' + '","' * 500_000 + '"]'],
