@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts clean
+.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts prose messages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,12 @@ format: $(VENV)/dev.stamp  ## format the code
 
 contracts: $(VENV)/dev.stamp  ## print the tests of each promise in docs/contracts.md
 	PYTHONPATH=tests $(BIN)/python -m support.contracts
+
+prose: $(VENV)/dev.stamp  ## count phrases that are hard to read; ARGS=FOLDER lists them
+	PYTHONPATH=tests $(BIN)/python -m support.prose $(ARGS)
+
+messages: $(VENV)/dev.stamp  ## print the texts that users see, and store them for the test
+	PYTHONPATH=tests $(BIN)/python -m support.message_texts
 
 clean:  ## remove the virtual environments and all that was built
 	rm -rf $(VENV) .venv-* build dist *.egg-info .*_cache .hypothesis
