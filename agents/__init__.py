@@ -1,14 +1,14 @@
-"""Agents over the tree: the everyday names; all others are in one of the three packages.
+"""Agents, conversations of agents, and agents that act in an environment.
 
 - `layers`: an agent, and agents made of agents: memory, aggregators, parsers, hooks, tools
 - `conversation`: agents that talk with each other, in pairs and groups, and with people
-- `orchestration`: a function names the next agent, an environment answers; strategies
-- `errors`: what can go wrong; `remote`: for agents on other machines; `hearing`: for servers that
-  let people talk to agents
+- `orchestration`: a function chooses the next agent, an environment reacts; strategies
+- `errors`: the errors of this package; `integration`: names for servers and clusters
 
-`layers` imports neither of the other two, and these do not import each other. A call of an agent
-brings messages, is a node of the tree, and asks the model by `handlers.respond`. The answer goes
-back as a message, and to listeners on the way.
+`layers` imports neither of the other two, and these do not import each other. This module has the
+common names; each of the three packages has all of its own. A call of an agent is a node of the
+tree. It stores its messages in the memory, asks the model with `handlers.respond` and returns the
+answer as a message.
 """
 
 from .conversation import NOT_MINE as NOT_MINE

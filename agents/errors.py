@@ -1,9 +1,9 @@
-"""What can go wrong among agents, beside the errors of the commander, the backends and the tools.
+"""The errors of agents, in addition to those of the commander, the backends and the tools.
 
 AnabranchError
-    ConversationTooLong     the limit of messages of a whole conversation
-    LimitReached            a limit of an orchestrator's state
-    UnknownAgent            a name that nobody has (also a LookupError)
+    ConversationTooLong     a conversation reached its limit of messages
+    LimitReached            an orchestrator reached a limit of its state
+    UnknownAgent            no agent has this name (also a LookupError)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Limit: TypeAlias = Literal["max_errors", "max_steps", "max_transitions"]
 
 
 class ConversationTooLong(AnabranchError):
-    """A conversation reached the limit of messages that it has. Attribute: `limit`.
+    """A conversation reached its limit of messages. Attribute: `limit`.
 
-    It ends every conversation inside the outermost, which takes it for its end and says so.
+    It ends all conversations inside the outermost one, which ends with status "message_limit".
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,9 +29,10 @@ class ConversationTooLong(AnabranchError):
 
 
 class LimitReached(AnabranchError):
-    """An orchestrator came to a limit of its state.
+    """An orchestrator reached a limit of its state.
 
-    Attributes: `limit`, the limit's name, its `value`, and `agent`, who answered last.
+    Attributes: `limit`, the name of the limit, its `value`, and `agent`, the agent that answered
+    last.
     """
 
     def __init__(self, limit: Limit, value: int, agent: str | None, why: str) -> None:
@@ -42,7 +43,7 @@ class LimitReached(AnabranchError):
 
 
 class UnknownAgent(AnabranchError, LookupError):
-    """There is no agent of this name in the directory, or the orchestrator. Attribute: `name`."""
+    """No agent of the directory, the group or the orchestrator has this name. Attribute: `name`."""
 
     def __init__(self, name: str, known: list[str], where: str = "the directory") -> None:
         there = ", ".join(known) or "nobody"

@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Any, ClassVar
 
 from ..agents import AgentMessage, Answer, Directory, Participant
-from ..agents.remote import audible_scope, current_scope, run_in_tree
+from ..agents.integration import audible_scope, current_scope, run_in_tree
 from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost, act_as
 from ..commander.remote import send

@@ -17,7 +17,7 @@ from typing import Any
 from ..agents import AgentMessage, Answer, ConversableAgent, Directory, Participant
 from ..agents.conversation import Group
 from ..agents.errors import UnknownAgent
-from ..agents.remote import Scope, continue_scope
+from ..agents.integration import ConversationScope, continue_scope
 from ..commander import Node
 from ._payload import unpack
 from ._protocol import AgentCall, CallerRequest, MessagePart
@@ -65,7 +65,7 @@ class AgentService:
 
     async def serve(self, writer: StreamWriter, call: AgentCall) -> None:
         """Call what is asked for; send what is said, what happens, and how it has ended."""
-        conversation: AbstractContextManager[Scope | None] = nullcontext()
+        conversation: AbstractContextManager[ConversationScope | None] = nullcontext()
         if call.context.messages is not None:
             listener = MessageSender(writer) if call.listened else None
             conversation = continue_scope(*call.context.messages, listener)
@@ -117,7 +117,7 @@ class ServedCallNode(Node[Any], internal=True):
 class MessageQuota:
     """What a call has taken of its conversation's messages, and its caller does not know yet."""
 
-    def __init__(self, scope: Scope | None) -> None:
+    def __init__(self, scope: ConversationScope | None) -> None:
         self._scope = scope
         self._left = 0 if scope is None else scope.left
 

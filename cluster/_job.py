@@ -23,7 +23,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..agents.remote import Scope, continue_scope
+from ..agents.integration import ConversationScope, continue_scope
 from ..commander import Node
 from ..commander.errors import ConfigurationError, WorkerLost
 from ..commander.waiting import outlast
@@ -305,7 +305,7 @@ class TaskTree:
         self._pending: bytes | None = None
         self._sending: asyncio.Task[None] | None = None
         self._sent_at = 0.0
-        self._scope: Scope | None = None
+        self._scope: ConversationScope | None = None
         self._left = 0 if spec.context.messages is None else spec.context.messages[1]
 
     def start(self, signals: int) -> None:

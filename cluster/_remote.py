@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..agents.remote import current_scope, current_session
+from ..agents.integration import current_scope, current_session
 from ..commander import Node, NodeSnapshot, NodeState, actor_of, charge
 from ..commander.remote import (
     DONE,

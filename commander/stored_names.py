@@ -21,6 +21,10 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 # along. The identity of a node also has the names of its attributes, and its own name: a class that
 # is renamed keeps that by `name=`.
 MOVED: dict[str, str] = {
+    "anabranch.agents.conversation._scope:Scope": "anabranch.agents.conversation._scope:ConversationScope",
+    "anabranch.agents.layers._cut:Cut": "anabranch.agents.layers._interrupted:InterruptedCall",
+    "anabranch.agents.layers._memory:OwnSession": "anabranch.agents.layers._memory:TemporarySession",
+    "anabranch.agents.layers._stream:Speech": "anabranch.agents.layers._stream:StreamedReply",
     "anabranch.serve._kept:Answer": "anabranch.serve._durable_run:Answer",
     "anabranch.serve._kept:Incomplete": "anabranch.serve._durable_run:Incomplete",
     "anabranch.serve._kept:Told": "anabranch.serve._durable_run:Outcome",
@@ -79,7 +83,7 @@ MOVED: dict[str, str] = {
     "anabranch.store._watch:Call": "anabranch.store._inbox:Call",
     "anabranch.store._watch:Watch": "anabranch.store._inbox:Watch",
     "anabranch.store._writer:Claim": "anabranch.store._writer:Lease",
-    "anabranch.agents.conversation._answering:Answering": "anabranch.agents.conversation._reply:Answering",
+    "anabranch.agents.conversation._answering:Answering": "anabranch.agents.conversation._reply:ReplyNode",
     "anabranch.agents.conversation._directory:Answer": "anabranch.agents.conversation._participant:Answer",
     "anabranch.agents.conversation._directory:Directory": "anabranch.agents.conversation._participant:Directory",
     "anabranch.agents.conversation._directory:Participant": "anabranch.agents.conversation._participant:Participant",
@@ -102,7 +106,7 @@ MOVED: dict[str, str] = {
     "anabranch.agents.layers._steer:Hearing": "anabranch.agents.layers._steer:Deliveries",
     "anabranch.agents.layers._strict:_NotStrictError": "anabranch.agents.layers._parsers:_NotStrictError",
     "anabranch.agents.layers._usage:CountedCall": "anabranch.agents.layers._call:CountedCall",
-    "anabranch.agents.layers._usage:Spending": "anabranch.agents.layers._call:Spending",
+    "anabranch.agents.layers._usage:Spending": "anabranch.agents.layers._call:UsageTotals",
     "anabranch.agents.orchestration._environment:Environment": "anabranch.agents.orchestration._orchestrator:Environment",
     "anabranch.agents.orchestration._environment:EpisodeStep": "anabranch.agents.orchestration._orchestrator:EpisodeStep",
     "anabranch.agents.orchestration._environment:Observation": "anabranch.agents.orchestration._orchestrator:Observation",

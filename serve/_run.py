@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 from ..agents import AgentMessage
-from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
+from ..agents.integration import APPROVE, MESSAGE_FEED, Feed, StreamedReply
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
@@ -162,7 +162,7 @@ class Run(Node[None], internal=True):
         """Let the served thing answer."""
         # Without a person a journal would store a call that waits for ever.
         APPROVE.set(self.approvals if self._asks else _deny)
-        LISTENER.set(_Broken(self._break_off))
+        MESSAGE_FEED.set(_Broken(self._break_off))
         try:
             # The server's commander reports what blocks the loop, once and not for each run.
             async with Commander(policy="fail_fast", slow_after=None) as tree:
@@ -403,11 +403,11 @@ class _Broken(Feed):
     def put(self, message: AgentMessage) -> None:
         """Ignore a complete message."""
 
-    def grow(self, speech: Speech, text: str) -> None:
+    def grow(self, speech: StreamedReply, text: str) -> None:
         """Note that a text has begun."""
         speech.said = speech.said or text
 
-    def fail(self, speech: Speech) -> None:
+    def fail(self, speech: StreamedReply) -> None:
         """Report the agent whose text broke off."""
         self._on_broken(speech.sender)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ..agents import Agent, AgentMessage
 from ..agents.conversation import Chat, ChatResult, ConversableAgent, Group, TerminalInput
-from ..agents.hearing import OwnSession
+from ..agents.integration import TemporarySession
 from ..agents.orchestration import Action, Orchestrator
 from ..backends import Backend
 from ..commander import Node
@@ -104,7 +104,7 @@ class _Agent(Served):
     def node(self, question: Question) -> Node[Any]:
         """Give the agent what was said before, in a session that ends with the call."""
         _refuse(question, fields=True, options=True, parts=False)
-        agent, session = self._agent, OwnSession()
+        agent, session = self._agent, TemporarySession()
         if agent.backend is not None:
             _check_parts(agent.backend, question)
         *before, last = [self._heard(message) for message in question.messages]
@@ -148,7 +148,7 @@ class _Conversation(Served):
     def node(self, question: Question) -> Node[Any]:
         """Let a client of its own begin a chat, which all forget at the end."""
         _refuse(question, fields=True, options=True)
-        client, session = ConversableAgent(self._client), OwnSession("@")
+        client, session = ConversableAgent(self._client), TemporarySession("@")
         client.identity = session
         chat = Chat(client, self._participant, _transcript(question), max_turns=1)
         return chat.at_done(lambda _: session.end())

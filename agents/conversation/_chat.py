@@ -12,7 +12,14 @@ from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
 from ._participant import Answer, MessageLike, Participant, Status, as_message, name_of
-from ._scope import MAX_MESSAGES, Listener, Scope, converse_in, current_session, open_scope
+from ._scope import (
+    MAX_MESSAGES,
+    ConversationScope,
+    Listener,
+    converse_in,
+    current_session,
+    open_scope,
+)
 
 if TYPE_CHECKING:
     from ._conversable import ConversableAgent
@@ -145,7 +152,7 @@ class Chat(Node[ChatResult], internal=True):
                     self._sender.abandon(self._messages[-1], name_of(self._recipient))
         return ChatResult(status, tuple(self._messages))
 
-    async def _talk(self, scope: Scope, at: _Progress) -> Status:
+    async def _talk(self, scope: ConversationScope, at: _Progress) -> Status:
         partner, sender = await self._sender.find(self._recipient), self._sender
         if not at.begun:
             await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
@@ -163,10 +170,10 @@ class Chat(Node[ChatResult], internal=True):
                     return answer.status
             assert at.answer is not None
             if at.heard:
-                sender.hear_again(at.answer, partner.name)
+                sender.reopen(at.answer, partner.name)
             at.heard = True
             if at.turn == self._max_turns:
-                await sender.hear(at.answer, partner.name)
+                await sender.admit(at.answer, partner.name)
                 return "turn_limit"
             own = await sender.answer(at.answer)
             if own.message is None:
@@ -181,7 +188,7 @@ class Chat(Node[ChatResult], internal=True):
 
     @handler
     async def deliver(
-        self, node: Node[Any], scope: Scope, partner: Participant, message: AgentMessage
+        self, node: Node[Any], scope: ConversationScope, partner: Participant, message: AgentMessage
     ) -> Answer:
         """Say one message to the partner, and return its answer."""
         at = self._node_progress
@@ -203,7 +210,7 @@ class Chat(Node[ChatResult], internal=True):
             at.turn += 1
         return answer
 
-    def _add(self, scope: Scope, message: AgentMessage) -> None:
+    def _add(self, scope: ConversationScope, message: AgentMessage) -> None:
         self._sender.remember(message, name_of(self._recipient))
         self._messages.append(message)
         scope.tell(message)

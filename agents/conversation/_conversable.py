@@ -15,12 +15,12 @@ from ...commander.kinds import checked
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import add_usage, run_in_tree, stream_call
-from ..layers._memory import OwnSession
-from ..layers._stream import LISTENER, Speech
+from ..layers._memory import TemporarySession
+from ..layers._stream import MESSAGE_FEED, StreamedReply
 from ._chat import Chat, ChatOptions, ChatResult
 from ._human import HumanInput, TerminalInput, Transcript
 from ._participant import Answer, Directory, MessageLike, Participant, is_termination, name_of
-from ._reply import Answering, ReplyResult, ReplyRule, SenderFilter, reply_rules
+from ._reply import ReplyNode, ReplyResult, ReplyRule, SenderFilter, reply_rules
 from ._scope import Listener, ScopeFeed, current_session, is_with, key_of
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
@@ -163,11 +163,11 @@ class ConversableAgent(Agent[Any]):
         """
         node = current_node()
         for answering in (node, *node.ancestors):
-            if isinstance(answering, Answering) and answering.agent is self:
+            if isinstance(answering, ReplyNode) and answering.agent is self:
                 break
         else:
             raise RuntimeError(f"{self.name} is not answering: stream_reply is for reply functions")
-        feed, speech = ScopeFeed(answering.partner), Speech(self.name)
+        feed, speech = ScopeFeed(answering.partner), StreamedReply(self.name)
         try:
             async with aclosing(_iterate(texts)) as each:
                 async for text in each:
@@ -206,7 +206,7 @@ class ConversableAgent(Agent[Any]):
         if not isinstance(session_id, str):
             return super().usage(session_id)
         total: dict[str, Usage] = {}
-        for session, spent in self.spending.sessions.items():
+        for session, spent in self.usage_totals.sessions.items():
             if is_with(session, session_id):
                 add_usage(total, spent)
         return total
@@ -244,11 +244,11 @@ class ConversableAgent(Agent[Any]):
     def remember(self, message: AgentMessage, partner: str) -> None:
         """Add to the history with `partner`; it never waits.
 
-        If there are `before_agent` hooks, a message that comes is added by `hear`: the memory, and
+        If there are `before_agent` hooks, a message that comes is added by `admit`: the memory, and
         so the model, never has what they have not seen.
         """
         session, kept_in = current_session(), self.session_with(partner)
-        if isinstance(session, OwnSession) and session is not self.identity:
+        if isinstance(session, TemporarySession) and session is not self.identity:
             session.forget[self, kept_in] = partial(self._forget_session, kept_in)
         if message.sender != self.name and self.hooks_of("before_agent"):
             self._arrived.setdefault(kept_in, []).append(message)
@@ -280,21 +280,21 @@ class ConversableAgent(Agent[Any]):
 
     async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Answer a message that is in the history without an answer, or else `receive` it."""
-        if self.hear_again(message, self._partner(message)):
+        if self.reopen(message, self._partner(message)):
             return await self._respond(message, request_reply)
         return await self.receive(message, request_reply=request_reply)
 
     async def _respond(self, message: AgentMessage, request_reply: bool) -> Answer:
         partner = self._partner(message)
         if not request_reply:
-            await self.hear(message, partner)
+            await self.admit(message, partner)
             return Answer(status="delivered")
         answer = await self.answer(message)
         if answer.message is not None:
             self.remember(answer.message, partner)
         return answer
 
-    def hear_again(self, message: AgentMessage, partner: str) -> bool:
+    def reopen(self, message: AgentMessage, partner: str) -> bool:
         """Let a message without an answer be heard as if it had just come; False if there is none.
 
         What this agent had begun to say to it is forgotten, but for the calls that have run.
@@ -326,11 +326,11 @@ class ConversableAgent(Agent[Any]):
         """Answer a message that is part of the history already; the answer is not yet."""
         partner = self._partner(message)
         try:
-            return await run_in_tree(Answering(self, partner, message))
+            return await run_in_tree(ReplyNode(self, partner, message))
         finally:
             self.abandon(message, partner)
 
-    async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
+    async def admit(self, message: AgentMessage, partner: str) -> AgentMessage:
         """Pass a message that came through the hooks; remember and return what they make of it.
 
         Messages that were abandoned before it pass first. If a hook fails or is cancelled, those
@@ -378,12 +378,12 @@ class ConversableAgent(Agent[Any]):
         if self.backend is None:
             return self.default_auto_reply
         partner = self._partner(message)
-        token = LISTENER.set(ScopeFeed(partner))
+        token = MESSAGE_FEED.set(ScopeFeed(partner))
         try:
             saying = self.forward(message, session_id=self.session_with(partner))
             return await require_awaitable(saying, self, "forward")
         finally:
-            LISTENER.reset(token)
+            MESSAGE_FEED.reset(token)
 
     def register_reply(
         self, function: Callable[..., Any], *, sender: SenderFilter | None = None
@@ -421,7 +421,7 @@ class UserProxyAgent(ConversableAgent):
             name or "user", backend, system, human_input_mode=human_input_mode, **options
         )
         if name is None:
-            session = OwnSession("@")
+            session = TemporarySession("@")
             session.end_with(self)
             self.identity = session
 
@@ -432,7 +432,7 @@ class GroupAggregator(Aggregator):
     So the model can tell its members apart.
     """
 
-    def heard(self, message: AgentMessage, name: str) -> str:
+    def render_received(self, message: AgentMessage, name: str) -> str:
         """Name the speaker of what was said to more than this agent."""
         if message.receiver in (None, name, message.sender):
             return message.text

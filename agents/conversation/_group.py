@@ -20,7 +20,7 @@ from ...commander.scope import scope_here
 from ..errors import ConversationTooLong, UnknownAgent
 from ..layers import AgentMessage, prompt
 from ..layers._call import run_in_tree
-from ..layers._memory import OwnSession
+from ..layers._memory import TemporarySession
 from ._participant import (
     Answer,
     Directory,
@@ -351,7 +351,7 @@ class Group(ABC):
         found = _running_conversation(self.name) or self.talks.get(key)
         if found is None:
             found = self.talks[key] = GroupConversation(self, asker)
-            if isinstance(session := current_session(), OwnSession):
+            if isinstance(session := current_session(), TemporarySession):
                 session.forget[self, key] = partial(self.talks.pop, key, None)
         return found
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_MINE",
-    "Answering",
+    "ReplyNode",
     "ReplyResult",
     "ReplyRule",
     "SenderFilter",
@@ -131,7 +131,7 @@ logger = logging.getLogger("anabranch.agents")
 EXIT = "exit"
 
 
-class Answering(CountedCall[Answer], internal=True):
+class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
     """One reply of `agent` to a message that is in its history with `partner` already.
 
     Attributes: `agent`, `partner`, `message`.
@@ -154,7 +154,7 @@ class Answering(CountedCall[Answer], internal=True):
             )
         session = agent.session_with(self.partner)
         self.begin(agent, session)
-        self.message = await agent.hear(self.message, self.partner)
+        self.message = await agent.admit(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
             scope = current_scope()

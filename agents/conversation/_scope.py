@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
-from ..layers._stream import LISTENER, Feed, Speech
+from ..layers._stream import MESSAGE_FEED, Feed, StreamedReply
 
 __all__ = [
     "MAX_MESSAGES",
+    "ConversationScope",
     "Listener",
-    "Scope",
     "ScopeFeed",
     "audible_scope",
     "continue_scope",
@@ -82,7 +82,7 @@ def is_with(session: SessionId, key: str) -> bool:
     return session == key or f"{session}".startswith((f"{key}#", f"{key}@"))
 
 
-class Scope:
+class ConversationScope:
     """The outermost conversation, as all conversations inside it see it.
 
     `left` is the number of messages until the limit. An answer that was given counts and is never
@@ -98,7 +98,7 @@ class Scope:
         self.listeners: list[Listener] = []
         self.feed = feed
         # Growing replies of remote agents, by sender and receiver.
-        self._speeches: dict[tuple[str, str | None], Speech] = {}
+        self._speeches: dict[tuple[str, str | None], StreamedReply] = {}
 
     def spend(self) -> None:
         """Count a message before it is sent; raise `ConversationTooLong` at the limit."""
@@ -115,7 +115,7 @@ class Scope:
         speech = None if part.stream_state == "begin" else self._speeches.pop(key, None)
         if part.stream_state in ("begin", "streaming") and isinstance(delta, str):
             said = part.text.removesuffix(delta)
-            self._speeches[key] = speech = speech or Speech(part.sender, part.receiver, said)
+            self._speeches[key] = speech = speech or StreamedReply(part.sender, part.receiver, said)
             self.feed.grow(speech, delta)
         elif part.stream_state == "failed" and speech is not None:
             self.feed.fail(speech)
@@ -140,12 +140,12 @@ class Scope:
             self.listeners.remove(listener)
 
 
-_SCOPE: ContextVar[Scope | None] = ContextVar("anabranch.conversation", default=None)
+_SCOPE: ContextVar[ConversationScope | None] = ContextVar("anabranch.conversation", default=None)
 
 _MUTED: ContextVar[bool] = ContextVar("anabranch.conversation.muted", default=False)
 
 
-def current_scope() -> Scope | None:
+def current_scope() -> ConversationScope | None:
     """Return the scope of the conversation in which this is called, None outside any.
 
     It follows the context, as `current_node` does.
@@ -154,7 +154,7 @@ def current_scope() -> Scope | None:
 
 
 @contextmanager
-def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
+def open_scope(limit: int) -> Generator[tuple[ConversationScope, bool]]:
     """Give the current scope, or open one, and whether it was opened here.
 
     A listener to all agents (`Agent.stream`) listens to a new scope too.
@@ -162,7 +162,7 @@ def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
     if (scope := _SCOPE.get()) is not None:
         yield scope, False
         return
-    scope = Scope(limit, LISTENER.get())
+    scope = ConversationScope(limit, MESSAGE_FEED.get())
     token = _SCOPE.set(scope)
     try:
         yield scope, True
@@ -173,12 +173,12 @@ def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
 @contextmanager
 def continue_scope(
     limit: int, left: int, session: str | None, listener: Listener | None
-) -> Generator[Scope]:
+) -> Generator[ConversationScope]:
     """Continue a conversation of another process here, with `left` messages until the limit.
 
     No conversation in the block is the outermost: `ConversationTooLong` leaves the block.
     """
-    scope = Scope(limit)
+    scope = ConversationScope(limit)
     scope.left = left
     token = _SCOPE.set(scope)
     try:
@@ -198,7 +198,7 @@ def mute() -> Generator[None]:
         _MUTED.reset(token)
 
 
-def audible_scope() -> Scope | None:
+def audible_scope() -> ConversationScope | None:
     """Return the scope if it has listeners that receive messages from here, else None."""
     scope = _SCOPE.get()
     if scope is None or _MUTED.get():
@@ -209,7 +209,7 @@ def audible_scope() -> Scope | None:
 class ScopeFeed(Feed):
     """Passes each part of an answer to `partner` at once to the listeners of the conversation.
 
-    It leaves out the complete answer: `Scope.tell` gets it when it is delivered.
+    It leaves out the complete answer: `ConversationScope.tell` gets it when it is delivered.
     """
 
     def __init__(self, partner: str) -> None:
@@ -222,7 +222,7 @@ class ScopeFeed(Feed):
         if self._scope is not None and message.type is not None:
             self._scope.tell(message)
 
-    def grow(self, speech: Speech, text: str) -> None:
+    def grow(self, speech: StreamedReply, text: str) -> None:
         """Pass on new text."""
         speech.receiver = self._partner
         self._grow_outer(speech, text)
@@ -230,7 +230,7 @@ class ScopeFeed(Feed):
         if self._scope is not None and self._scope.listeners:
             self._scope.tell_listeners(speech.message())
 
-    def fail(self, speech: Speech) -> None:
+    def fail(self, speech: StreamedReply) -> None:
         """Publish that a reply broke off."""
         self._fail_outer(speech)
         if self._scope is not None and self._scope.listeners:

@@ -91,7 +91,7 @@ class ToolParser(Parser[ToolAction]):
         """Return a saved action."""
         return _SAVED.validate_python(saved)
 
-    def whole(self, text: str) -> str:
+    def complete(self, text: str) -> str:
         """Return the reply up to the end of its action, with the mark that may have been cut."""
         found = find_call(text, self.formats)
         return text if found is None else found.before + found.text

@@ -25,7 +25,7 @@ from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import Knowledge, answer
-from ._call import OUTER_SESSION, AgentCall, JournalCall, Spending, run_in_tree, stream_call
+from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree, stream_call
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -36,14 +36,14 @@ from ._hooks import (
     Moment,
     methods_of,
 )
-from ._memory import Memory, OwnSession, SessionId, SummaryMemory
+from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
 from ._message import AgentMessage, read_inputs
 from ._parsers import Parser
 from ._state import mark_own, read_again, read_records, read_state
 
 if TYPE_CHECKING:
     from ...store import Journal
-    from ._cut import Cut
+    from ._interrupted import InterruptedCall
     from ._sessions import JournalSessions
 
 
@@ -155,7 +155,7 @@ class Agent(Generic[F]):
         self.journal = journal
         self._kept: JournalSessions | None = None
         self.options = options
-        self.spending = Spending()
+        self.usage_totals = UsageTotals()
         self.tool_sessions = ToolSessions()
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:
@@ -193,10 +193,10 @@ class Agent(Generic[F]):
         if not options.keys() <= WIRE_OPTIONS:
             takes = ["session_id", *parameters_of(type(self).forward)]
             check_options(options, f"a call of {self.name!r}", takes=takes)
-        nameless = session_id is None and not self.keeps_memory
+        nameless = session_id is None and not self.has_own_memory
         kind: type[AgentCall[F]] = AgentCall
         if self.journal is not None and not (nameless and OUTER_SESSION.get() is not None):
-            if nameless or isinstance(session_id, OwnSession):
+            if nameless or isinstance(session_id, TemporarySession):
                 raise ConfigurationError(
                     f"{self.name} keeps its sessions in a journal, and a call without a name for"
                     " one would be lost: give it session_id="
@@ -311,15 +311,15 @@ class Agent(Generic[F]):
         counts from its last `reset` on, and one that a journal keeps from its beginning, as far as
         it was read here, by a call or `recall`. `cost(agent.usage(), prices)` is the money.
         """
-        spending = self.spending
+        usage_totals = self.usage_totals
         if session_id is None:
-            return dict(spending.total)
-        return dict(spending.sessions.get(session_id, {}))
+            return dict(usage_totals.total)
+        return dict(usage_totals.sessions.get(session_id, {}))
 
     # --- the structure
 
     @property
-    def keeps_memory(self) -> bool:
+    def has_own_memory(self) -> bool:
         """Whether it was given a memory: then calls that name no session are remembered too."""
         return self.memory is not self._default_memory
 
@@ -419,23 +419,25 @@ class Agent(Generic[F]):
         """
         await self._journaled().keep(session_id)
 
-    async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
+    async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the call that a crash interrupted in a session; None if none.
 
-        The same call again resumes it; `stop_cut` ends it. Raises as `keep`.
+        The same call again resumes it; `end_interrupted` ends it. Raises as `keep`.
         """
-        return await self._journaled().find_cut(session_id)
+        return await self._journaled().find_interrupted(session_id)
 
-    async def stop_cut(self, session_id: SessionId) -> bool:
+    async def end_interrupted(self, session_id: SessionId) -> bool:
         """End the interrupted call of a session as it is; return whether there was one.
 
         Its messages, replies, results of tools and steering messages are remembered, as of a
         cancelled call; nothing runs for it. If the journal stores `partials`, so is the beginning
         of its next reply. Raises as `keep`.
         """
-        return await self._journaled().stop_cut(session_id)
+        return await self._journaled().end_interrupted(session_id)
 
-    def remember_cut(self, asked: Sequence[AgentMessage], cut: Cut, session_id: SessionId) -> None:
+    def remember_interrupted(
+        self, asked: Sequence[AgentMessage], cut: InterruptedCall, session_id: SessionId
+    ) -> None:
         """Put a call that was cut into the memory that the model reads."""
         self.memory.add(*asked, *cut.said, session_id=session_id)
 
@@ -464,7 +466,7 @@ class Agent(Generic[F]):
         kept = self._kept
         if kept is not None and kept.is_busy(session_id):
             return
-        self.spending.sessions.pop(session_id, None)
+        self.usage_totals.sessions.pop(session_id, None)
         every = [self.memory.reset, self.tool_sessions.forget]
         every += [] if kept is None else [kept.note_forgotten]
         do_all(partial(forget, session_id) for forget in every)

@@ -68,13 +68,13 @@ class Aggregator:
                 request.append(as_said(message, "assistant", message.text))
         else:
             follows = bool(request) and request[-1].role == "user"
-            request.append(as_said(message, "user", self.heard(message, name)))
+            request.append(as_said(message, "user", self.render_received(message, name)))
             if follows and isinstance(request, _Growing):
                 request.following[len(request) - 1] = message
             elif follows:
                 request[-2:] = [_join(request[-2:], [message])]
 
-    def heard(self, message: AgentMessage, name: str) -> str:
+    def render_received(self, message: AgentMessage, name: str) -> str:
         """Return what the model reads of a message that is another's."""
         return message.text
 
@@ -122,7 +122,7 @@ class ToolAggregator(FewShotAggregator):
     ) -> None:
         """Tell the user, the environment and the agent apart."""
         if message.sender == name and message.type != TOOLS and parser is not None:
-            request.append(as_said(message, "assistant", parser.whole(message.text)))
+            request.append(as_said(message, "assistant", parser.complete(message.text)))
         elif message.sender == name or message.sender in self.users:
             super().append(request, message, name, parser)
         else:

@@ -16,10 +16,10 @@ from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, outlast
 from ...messages import Message, Part, Usage
-from ._memory import CALLS, OwnSession, SessionId
+from ._memory import CALLS, SessionId, TemporarySession
 from ._message import AgentMessage, copy_message
 from ._steer import STEERING, Steering, as_agent_message
-from ._stream import APPROVE, LISTENER, Feed
+from ._stream import APPROVE, MESSAGE_FEED, Feed
 
 if TYPE_CHECKING:
     from ...store import Session
@@ -32,11 +32,11 @@ __all__ = [
     "CountedCall",
     "JournalCall",
     "OuterSession",
-    "Spending",
+    "UsageTotals",
     "add_usage",
     "run_in_tree",
-    "spent_by",
     "stream_call",
+    "usage_of",
 ]
 
 F = TypeVar("F", default=Any)
@@ -46,7 +46,7 @@ T_co = TypeVar("T_co", covariant=True)
 _counting = Lock()  # an agent may be called in several threads at once
 
 
-def spent_by(node: Node[Any]) -> dict[str, Usage]:
+def usage_of(node: Node[Any]) -> dict[str, Usage]:
     """Return the usage of a node and all below it so far, by model."""
     if not node.node_id:
         return {}
@@ -60,7 +60,7 @@ def add_usage(total: dict[str, Usage], models: dict[str, Usage]) -> None:
         total[model] = total.get(model, Usage()) + used
 
 
-class Spending:
+class UsageTotals:
     """The usage of one agent, in all and in each session that it remembers."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Spending:
 class CountedCall(Node[T_co], Generic[T_co], internal=True):
     """A call of an agent in a session; its usage counts for both, however it ends."""
 
-    _spending: Spending | None = None
+    _spending: UsageTotals | None = None
     _session: SessionId | None = None
     _counted = False
 
     @property
     def usage(self) -> Usage:
         """The usage of it and all below it so far; `commander.usage(call)` has it by model."""
-        return sum(spent_by(self).values(), Usage())
+        return sum(usage_of(self).values(), Usage())
 
     def begin(self, agent: Agent[Any], session_id: SessionId) -> None:
         """Begin an attempt: bring the session of the agent into the state that it starts from.
@@ -86,9 +86,9 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
         In a durable run that is what each later execution has in it too. `ConfigurationError` says
         that it cannot be, as a part of it comes from a job whose result is stored.
         """
-        named = None if isinstance(session_id, OwnSession) else session_id
+        named = None if isinstance(session_id, TemporarySession) else session_id
         # Once for all attempts; a call inside another of its agent is a part of that.
-        self._spending, self._session, self._counted = agent.spending, named, False
+        self._spending, self._session, self._counted = agent.usage_totals, named, False
         self.at_done(self._count)
         if not agent.memory.drop_cut(session_id):
             raise ConfigurationError(
@@ -102,21 +102,21 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
 
     @staticmethod
     def _count(call: CountedCall[Any]) -> None:
-        spending, session_id = call._spending, call._session
-        if spending is None or call._counted:
+        usage_totals, session_id = call._spending, call._session
+        if usage_totals is None or call._counted:
             return
-        spent, call._counted = spent_by(call), True
+        spent, call._counted = usage_of(call), True
         calls = [each for each in payers(call) if isinstance(each, CountedCall)]
         # One that ended first, as a commander may outlive it, has not counted all of this.
         around = [
-            each._session for each in calls if each._spending is spending and not each._counted
+            each._session for each in calls if each._spending is usage_totals and not each._counted
         ]
         if spent:
             with _counting:
                 if not around:
-                    add_usage(spending.total, spent)
+                    add_usage(usage_totals.total, spent)
                 if session_id is not None and session_id not in around:
-                    add_usage(spending.sessions.setdefault(session_id, {}), spent)
+                    add_usage(usage_totals.sessions.setdefault(session_id, {}), spent)
 
 
 class OuterSession(NamedTuple):
@@ -168,11 +168,11 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if steering is not None:
             self._node_steering = steering
         self.agent = agent
-        if session_id is None and not agent.keeps_memory:
-            session_id = OwnSession()
-            self.at_done(lambda _: cast("OwnSession", self.session_id).end())
+        if session_id is None and not agent.has_own_memory:
+            session_id = TemporarySession()
+            self.at_done(lambda _: cast("TemporarySession", self.session_id).end())
         self.session_id: SessionId = 0 if session_id is None else session_id
-        named = None if isinstance(self.session_id, OwnSession) else self.session_id
+        named = None if isinstance(self.session_id, TemporarySession) else self.session_id
         act_as(self, agent.name, named)
         self._messages = messages
         self._options = options
@@ -180,14 +180,14 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     def steer(self, *messages: AgentMessage | Message | Part | str) -> bool:
         """Add messages of the user to the next request of this call, after the results of tools.
 
-        Nothing is cancelled: neither the current reply nor a tool. The agent remembers them at
-        their place. The next request is this agent's, or that of the next agent which its `forward`
-        calls, but never of one that a tool calls. If there is none, because the current reply is
-        the answer, they are `unheard`. A durable run and a journal's session store them at once:
-        after a restart the model reads them at the same place.
+        Nothing is cancelled: neither the current reply nor a tool. The memory has the messages at
+        their place. The next request is one of this agent, or of the next agent that its `forward`
+        calls, but never of an agent that a tool calls. If the current reply is the answer, no
+        request follows, and the messages stay `undelivered`. A durable run and a journal's session
+        store them at once: after a restart the model reads them at the same place.
 
-        Returns False, and takes none, if the call has ended. Call it in the loop in which the call
-        is made, also before it has begun. Raises `TypeError` for what is no message of a user.
+        Returns False, and adds nothing, if the call has ended. Call it in the loop of the call,
+        also before the call has begun. Raises `TypeError` for a message that is not a user's.
         """
         steering = [as_agent_message(each) for each in messages]
         if self.state in ("completed", "failed", "cancelled"):
@@ -196,7 +196,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         return True
 
     @property
-    def unheard(self) -> list[AgentMessage]:
+    def undelivered(self) -> list[AgentMessage]:
         """The messages of `steer` that no request has delivered, in order; final after its end."""
         return [] if self._node_steering is None else self._node_steering.undelivered
 
@@ -209,7 +209,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
-        own = isinstance(session_id, OwnSession)  # this call's, or that of one above
+        own = isinstance(session_id, TemporarySession)  # this call's, or that of one above
         if own:
             session_id.forget[agent] = partial(agent.forget, session_id)
         self.begin(agent, session_id)
@@ -237,7 +237,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             raise
         answer = await after.run(agent, copy_message(answer), session_id)
         answer = answer.model_copy(update={"usage": self.usage})
-        if (listener := LISTENER.get()) is not None:
+        if (listener := MESSAGE_FEED.get()) is not None:
             listener.put(answer)
         return answer
 
@@ -300,7 +300,7 @@ async def stream_call(
 
     Listeners further out, as where this is read inside an agent's `forward`, receive them too.
     """
-    feed = Feed(LISTENER.get())
+    feed = Feed(MESSAGE_FEED.get())
 
     async def run_and_end() -> None:
         try:
@@ -309,9 +309,9 @@ async def stream_call(
             feed.end()
 
     # A task of its own, so that no scope is open while this waits in a yield.
-    token = LISTENER.set(feed)
+    token = MESSAGE_FEED.set(feed)
     running = asyncio.ensure_future(run_and_end())
-    LISTENER.reset(token)
+    MESSAGE_FEED.reset(token)
     try:
         async for message in feed:
             yield message

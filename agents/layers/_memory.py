@@ -21,9 +21,9 @@ from ._state import json_value, read_records, saved_fields
 __all__ = [
     "CALLS",
     "Memory",
-    "OwnSession",
     "SessionId",
     "SummaryMemory",
+    "TemporarySession",
     "ask_summary",
     "cut_middle",
     "message_tokens",
@@ -32,7 +32,7 @@ __all__ = [
 SessionId: TypeAlias = int | str
 
 
-class OwnSession(str):
+class TemporarySession(str):
     """A session without a name of the user's: it ends with its owner, a call or a nameless person.
 
     Its name differs in each execution of a durable run, so no node's identity may contain it:

@@ -55,7 +55,7 @@ class Parser(ABC, Generic[T]):
         """Return options for the request, by the wire's names; the agent's own win."""
         return {}
 
-    def whole(self, text: str) -> str:
+    def complete(self, text: str) -> str:
         """Return a reply with the end that a stop word may have cut."""
         return text
 

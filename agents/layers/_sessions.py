@@ -21,12 +21,12 @@ from ...commander.errors import ConfigurationError
 from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
-from ._cut import read_cut
+from ._interrupted import read_interrupted_call
 from ._memory import SessionId
 from ._message import AgentMessage
 from ._state import json_value, read_records, saved_fields
 from ._steer import Steering
-from ._stream import LISTENER
+from ._stream import MESSAGE_FEED
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -128,7 +128,7 @@ class JournalSessions:
             if _interrupted(session) is not None:
                 raise ConfigurationError(
                     f"the last call of {session.run_id} was cut: let it go on, or end it by"
-                    " stop_cut(), before its memory is changed"
+                    " end_interrupted(), before its memory is changed"
                 )
             before, here = self._changes(session_id)
             if before:
@@ -136,7 +136,7 @@ class JournalSessions:
                 await session.end(call)
             self._known[session_id] = _Known(session.rows, here)
 
-    async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
+    async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the interrupted call of a session; None if there is none."""
         async with self._opened(session_id) as session:
             last = _interrupted(session)
@@ -144,7 +144,7 @@ class JournalSessions:
                 return None
             return read_records(last.inputs["messages"])
 
-    async def stop_cut(self, session_id: SessionId) -> bool:
+    async def end_interrupted(self, session_id: SessionId) -> bool:
         """End the interrupted call of a session as it is, and remember what it had done."""
         async with self._opened(session_id) as session:
             last = _interrupted(session)
@@ -152,9 +152,9 @@ class JournalSessions:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.ended:
-                cut = read_cut(await session.look(), agent.name)
+                cut = read_interrupted_call(await session.look(), agent.name)
                 asked = read_records(last.inputs["messages"])
-                agent.remember_cut(asked, cut, session_id)
+                agent.remember_interrupted(asked, cut, session_id)
                 state = agent.save_memories(session_id)
                 session.keep(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)
@@ -196,7 +196,7 @@ class JournalSessions:
     async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
         """Let an interrupted call end, without listeners."""
         logger.info("%s finishes a call that was cut, before the next", session.run_id)
-        token, steering = LISTENER.set(None), Steering()
+        token, steering = MESSAGE_FEED.set(None), Steering()
         try:
             await self._make(session, call, session_id, steering)
         except Exception:  # the next call does not fail for it
@@ -204,7 +204,7 @@ class JournalSessions:
                 raise  # nothing can be stored
             logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
         finally:
-            LISTENER.reset(token)
+            MESSAGE_FEED.reset(token)
         if left := len(steering.undelivered):
             logger.warning("%s: no request delivered %d steering messages", session.run_id, left)
 
@@ -216,7 +216,7 @@ class JournalSessions:
         steering: Steering,
         start: State | None = None,  # the memories now, if known
     ) -> AgentMessage[Any]:
-        agent, listener, codec = self._agent, LISTENER.get(), _Answer(self._agent)
+        agent, listener, codec = self._agent, MESSAGE_FEED.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
         start, ended = agent.save_memories(session_id) if start is None else start, call.ended
         for each in agent.named_agents().values():
@@ -281,7 +281,7 @@ class JournalSessions:
                 f" {error}"
             ) from error
         self._known[session_id] = _Known(session.rows, state)
-        spent = agent.spending.sessions[session_id] = {}
+        spent = agent.usage_totals.sessions[session_id] = {}
         for call in session.calls:
             if call.over:  # else it is counted at its end
                 add_usage(spent, call.usage)

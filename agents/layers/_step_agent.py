@@ -19,9 +19,9 @@ from ._actions import AgentStep, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._call import run_in_tree
-from ._cut import Cut
 from ._executor import INTERRUPTED, ToolExecutor, answer_of, execution
 from ._hooks import AgentHook
+from ._interrupted import InterruptedCall
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
 
@@ -160,7 +160,9 @@ class StepAgent(Agent[ToolAction]):
             self.agent.memory.add(call.cut_short(hooked=hooked), session_id=session_id)
             raise
 
-    def remember_cut(self, asked: Sequence[AgentMessage], cut: Cut, session_id: SessionId) -> None:
+    def remember_interrupted(
+        self, asked: Sequence[AgentMessage], cut: InterruptedCall, session_id: SessionId
+    ) -> None:
         """Put a call that was cut, with its actions and their results, into the inner memory."""
         parser, memory = self.agent.output_format, self.agent.memory
         memory.add(*asked, session_id=session_id)
@@ -187,9 +189,9 @@ class StepAgent(Agent[ToolAction]):
             memory.add(answer_of(self.executor, message, results), session_id=session_id)
 
     @property
-    def keeps_memory(self) -> bool:
+    def has_own_memory(self) -> bool:
         """Whether the inner agent was given a memory."""
-        return self.agent.keeps_memory
+        return self.agent.has_own_memory
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""

@@ -13,10 +13,10 @@ from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
 from ...tools.calls import NOBODY
 from ._message import AgentMessage, StreamState, copy_message
 
-__all__ = ["APPROVE", "LISTENER", "AgentView", "Feed", "Speech"]
+__all__ = ["APPROVE", "MESSAGE_FEED", "AgentView", "Feed", "StreamedReply"]
 
 
-class Speech:
+class StreamedReply:
     """One reply that an agent is giving, text by text."""
 
     def __init__(self, sender: str, receiver: str | None = None, said: str = "") -> None:
@@ -24,7 +24,9 @@ class Speech:
         self.receiver = receiver
         self.said = said
         self.fresh: list[str] = []
-        self.outer: Speech | None = None  # the same speech, as who listens further out has it
+        self.outer: StreamedReply | None = (
+            None  # the same speech, as who listens further out has it
+        )
 
     @property
     def begun(self) -> bool:
@@ -59,7 +61,7 @@ class Feed(AsyncIterator[AgentMessage]):
 
     def __init__(self, outer: Feed | None = None) -> None:
         self._outer = outer
-        self._items: deque[AgentMessage | Speech] = deque()
+        self._items: deque[AgentMessage | StreamedReply] = deque()
         self._news = asyncio.Event()
         self._ended = False
 
@@ -69,30 +71,30 @@ class Feed(AsyncIterator[AgentMessage]):
             self._outer.put(copy_message(message))
         self._add(message)
 
-    def _add(self, item: AgentMessage | Speech) -> None:
+    def _add(self, item: AgentMessage | StreamedReply) -> None:
         self._items.append(item)
         self._news.set()
 
-    def grow(self, speech: Speech, text: str) -> None:
+    def grow(self, speech: StreamedReply, text: str) -> None:
         """Add text to a message that grows."""
         self._grow_outer(speech, text)
         if not speech.fresh:
             self._add(speech)
         speech.fresh.append(text)
 
-    def fail(self, speech: Speech) -> None:
+    def fail(self, speech: StreamedReply) -> None:
         """Say that a message which has begun broke off."""
         self._fail_outer(speech)
         if speech.fresh:
             self._items.remove(speech)
         self._add(speech.message("failed"))
 
-    def _grow_outer(self, speech: Speech, text: str) -> None:
+    def _grow_outer(self, speech: StreamedReply, text: str) -> None:
         if self._outer is not None:
-            speech.outer = speech.outer or Speech(speech.sender, speech.receiver)
+            speech.outer = speech.outer or StreamedReply(speech.sender, speech.receiver)
             self._outer.grow(speech.outer, text)
 
-    def _fail_outer(self, speech: Speech) -> None:
+    def _fail_outer(self, speech: StreamedReply) -> None:
         if self._outer is not None and speech.outer is not None:
             self._outer.fail(speech.outer)
 
@@ -108,10 +110,10 @@ class Feed(AsyncIterator[AgentMessage]):
             self._news.clear()
             await self._news.wait()
         item = self._items.popleft()
-        return item.message() if isinstance(item, Speech) else item
+        return item.message() if isinstance(item, StreamedReply) else item
 
 
-LISTENER: ContextVar[Feed | None] = ContextVar("anabranch_agents_listener", default=None)
+MESSAGE_FEED: ContextVar[Feed | None] = ContextVar("anabranch_agents_listener", default=None)
 """Who listens to the call in which this runs; nodes hand it down."""
 
 
@@ -138,8 +140,8 @@ class AgentView(View):
         self._tools = tools
         self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
-        self._feed = LISTENER.get()
-        self._speech = Speech(sender)
+        self._feed = MESSAGE_FEED.get()
+        self._speech = StreamedReply(sender)
         self._over = False  # the next text is another reply's
 
     async def heard(self, request: Request) -> Sequence[Message]:
@@ -153,7 +155,7 @@ class AgentView(View):
     def write(self, text: str) -> Awaitable[object] | object:
         """Pass text on."""
         if self._over:
-            self._speech, self._over = Speech(self._sender), False
+            self._speech, self._over = StreamedReply(self._sender), False
         if self._feed is not None:
             self._feed.grow(self._speech, text)
         return None if self._view is None else self._view.write(text)
@@ -168,7 +170,7 @@ class AgentView(View):
         """Tell the listener that the last text is no answer; twice is harmless."""
         if self._feed is not None and self._speech.begun:
             self._feed.fail(self._speech)
-        self._speech = Speech(self._sender)
+        self._speech = StreamedReply(self._sender)
 
     def called(self, call: ToolCall) -> None:
         """Show a call, as a message of type "tool_call"."""
@@ -188,7 +190,7 @@ class AgentView(View):
     def answered(self, result: ToolResult) -> None:
         """Show a result, as a message of type "tool_result"."""
         if self._over:  # the reply that called was whole, and what it said with it
-            self._speech = Speech(self._sender)
+            self._speech = StreamedReply(self._sender)
         if self._feed is not None:
             self._feed.put(
                 AgentMessage(

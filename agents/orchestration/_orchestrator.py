@@ -21,8 +21,8 @@ from ...messages import Usage
 from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
-from ..layers._call import add_usage, run_in_tree, spent_by
-from ..layers._memory import CALLS, OwnSession
+from ..layers._call import add_usage, run_in_tree, usage_of
+from ..layers._memory import CALLS, TemporarySession
 from ..layers._message import TOOLS
 from ._engineer import PromptedAgent, resolve
 from ._state import State, restore, snapshot
@@ -165,7 +165,7 @@ class Orchestrator(Generic[S]):
         self.state = state
         self.name = name
         if session_id is None:
-            session_id = OwnSession()
+            session_id = TemporarySession()
             session_id.end_with(self)
         self.session_id: SessionId = session_id
         self.timeout = timeout
@@ -368,7 +368,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             raise
         finally:
             CALLS.reset(token)
-            add_usage(orchestrator._usage.setdefault(agent.name, {}), spent_by(call))
+            add_usage(orchestrator._usage.setdefault(agent.name, {}), usage_of(call))
 
 
 def _has_heard(agent: Agent[Any], message: AgentMessage, session_id: SessionId) -> bool:

@@ -71,7 +71,7 @@ class AgentPartner(Partner):
         if self.info.known:
             self.sessions.reserve(self.info)
             await self.agent.recall(self.info.id)
-            self._asked = await self.agent.find_cut(self.info.id)
+            self._asked = await self.agent.find_interrupted(self.info.id)
 
     def begin_with(self, conversation: Conversation) -> None:
         """Begin a new session with a conversation; the first turn stores it."""
@@ -118,7 +118,9 @@ class AgentPartner(Partner):
 
     def unheard(self) -> list[Message]:
         """Return the steering messages that no request of the last answer contained."""
-        return [] if self._call is None else [_as_message([each]) for each in self._call.unheard]
+        return (
+            [] if self._call is None else [_as_message([each]) for each in self._call.undelivered]
+        )
 
     def messages(self) -> list[Message]:
         """Return the conversation, beginning with the system prompt."""
@@ -252,7 +254,7 @@ class AgentPartner(Partner):
 
     async def _stop_cut(self) -> None:
         if self._asked is not None:
-            await self.agent.stop_cut(self.info.id)
+            await self.agent.end_interrupted(self.info.id)
             self._asked = None
 
     async def _end_turn(self, message: Message | None, turns: int) -> None:
@@ -263,7 +265,7 @@ class AgentPartner(Partner):
         session = self.info.id
         with suppress(RunBusy, JournalError):  # the turn itself has raised it
             forgotten = self.info.known and len(self._turn_starts()) == turns
-            if message and forgotten and await self.agent.find_cut(session) is None:
+            if message and forgotten and await self.agent.find_interrupted(session) is None:
                 self.agent.memory.add(_as_turn(message), session_id=session)
                 await self.agent.keep(session)
             await self._note_turns()

@@ -229,7 +229,7 @@ class Sessions:
         before = await self.find(id)
         info = replace(self.new(), **{name: getattr(before, name) for name in NOTED})
         await self.journal.fork(before.run_id, info.run_id)
-        await agent.stop_cut(info.id)
+        await agent.end_interrupted(info.id)
         messages = await agent.recall(info.id)
         begins = [number for number, each in enumerate(messages) if "turn" in each.extra]
         if turns is not None and turns < len(begins):

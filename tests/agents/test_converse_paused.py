@@ -13,7 +13,7 @@ from support.talkers import program
 
 from anabranch import Agent, AgentMessage, StreamInterrupted
 from anabranch.agents import ConversableAgent, GroupChat, ReplyResult, reply
-from anabranch.agents.remote import audible_scope
+from anabranch.agents.integration import audible_scope
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend, pause, run_seeded
 

@@ -275,7 +275,7 @@ def test_a_call_in_the_reasoning_is_no_action() -> None:
     text = "<think>Or:\n```python\n1\n```\n?</think>\n```python\n2\n"
 
     assert parser.parse(text)["action"]["parameters"] == {"code": "2"}
-    assert parser.whole(text) == f"{text}```"
+    assert parser.complete(text) == f"{text}```"
     assert parser.parse("<think>```python\n1\n```")["status"] == "none"
 
 
@@ -293,8 +293,8 @@ def test_an_end_that_was_cut_is_no_part_of_the_action(
     if left:
         assert CODE.parse(cut)["action"]["parameters"] == {"text": action}
     assert CODE.parse(whole + rest)["action"]["parameters"] == {"text": action}
-    assert CODE.whole(whole + rest) == whole
-    assert CODE.whole(CODE.whole(cut)) == CODE.whole(cut)
+    assert CODE.complete(whole + rest) == whole
+    assert CODE.complete(CODE.complete(cut)) == CODE.complete(cut)
     assert json.loads(json.dumps(CODE.parse(cut))) == CODE.parse(cut)
 
 

@@ -83,7 +83,7 @@ async def test_a_steer_is_heard_by_the_next_request_behind_what_tools_gave() -> 
 
     assert answer.text == "answer after 2"
     assert talk.requests[1][-2:] == ["tool: worked 0", "user: faster\nplease"]
-    assert call.unheard == []
+    assert call.undelivered == []
     assert texts(agent.memory.messages("s")) == [
         "user: go",
         "tools",
@@ -94,7 +94,7 @@ async def test_a_steer_is_heard_by_the_next_request_behind_what_tools_gave() -> 
     ]
     assert [f"{m.role}: {m.content}" for m in agent.aggregate("s")][:-1] == talk.requests[2]
     assert call.steer("too late") is False
-    assert call.unheard == []
+    assert call.undelivered == []
 
 
 async def test_what_no_request_had_is_unheard() -> None:
@@ -110,7 +110,7 @@ async def test_what_no_request_had_is_unheard() -> None:
     async with Commander() as commander:
         await commander.run(call)
 
-    assert {each.text for each in call.unheard} == {"wait"}
+    assert {each.text for each in call.undelivered} == {"wait"}
     assert len(talk.requests) == 1
     assert texts(agent.memory.messages("s")) == ["user: go", "worker: answer after 0"]
 
@@ -134,11 +134,11 @@ async def test_only_what_a_user_says_steers() -> None:
     for wrong in (3, Message(role="system", content="x"), {"role": "user"}):
         with pytest.raises(TypeError):
             call.steer("fine", wrong)  # type: ignore[arg-type]
-    assert call.unheard == []
+    assert call.undelivered == []
 
 
 async def test_a_call_that_fails_before_anything_was_said_gives_back_what_it_was_told() -> None:
-    """It is remembered nowhere, so it stays unheard; with something said it is remembered."""
+    """It is remembered nowhere, so it stays undelivered; with something said it is remembered."""
 
     def fail(request: Request) -> str:
         raise RuntimeError("no network")
@@ -151,7 +151,7 @@ async def test_a_call_that_fails_before_anything_was_said_gives_back_what_it_was
             await commander.run(call)
 
     assert agent.memory.messages("s") == []
-    assert [each.text for each in call.unheard] == ["now"]
+    assert [each.text for each in call.undelivered] == ["now"]
 
 
 async def test_an_answer_that_cannot_be_used_leaves_what_the_model_heard() -> None:
@@ -199,7 +199,7 @@ async def test_hooks_see_what_a_call_is_told() -> None:
     with pytest.raises(ValueError, match="refused"):
         async with Commander() as commander:
             await commander.run(call)
-    assert [each.text for each in call.unheard] == ["bad"]
+    assert [each.text for each in call.undelivered] == ["bad"]
     assert agent.memory.messages("t") == []
 
 
@@ -257,7 +257,7 @@ async def test_a_step_agent_hears_between_its_steps() -> None:
     async with Commander() as commander:
         await commander.run(calls[0])
     assert "look again" in str(read[1][-1])
-    assert calls[0].unheard == []
+    assert calls[0].undelivered == []
 
 
 async def test_a_summary_keeps_what_a_call_was_told() -> None:
@@ -321,7 +321,7 @@ async def steered_at(number: int, rounds: int, cancel: int | None) -> None:
     except NodeCancelled:
         pass
     said = [each.text for each in agent.memory.messages("s") if each.text.startswith(("f", "s"))]
-    left = [each.text for each in call.unheard]
+    left = [each.text for each in call.undelivered]
     told = 2 if points >= number else 0
     assert len(said) + len(left) == told
     assert len({*said, *left}) == told
@@ -370,18 +370,18 @@ def play_lives(chosen: random.Random) -> None:
                     async with Commander() as commander:
                         await commander.run(calls[0])
                     memory = agent.memory.save("s")
-                    unheard = [each.text for each in calls[0].unheard]
+                    undelivered = [each.text for each in calls[0].undelivered]
                     # Another process reads the same.
                     other = talk.agent(journal=journal)
                     assert texts(await other.recall("s")) == texts(agent.memory.messages("s"))
-            return memory, unheard, talk.requests
+            return memory, undelivered, talk.requests
 
         told = points if steers else []
         return run_seeded(main, None)
 
     points: list[str] = []  # at which the first life was steered
     first = Disk()
-    memory, unheard, requests = live(first, True)
+    memory, undelivered, requests = live(first, True)
     rows = first.rows[RUN]
     over = next(n for n, row in enumerate(rows) if row.kind == "result")
     for kept in range(over):
@@ -395,7 +395,7 @@ def play_lives(chosen: random.Random) -> None:
         replies = sum(row.kind == "reply" for row in rows[:kept])
         assert replies + len(asked) == rounds + 1, "no reply that was kept is asked for again"
     said = [each["content"] for each in memory if str(each["content"]).startswith("told")]
-    assert sorted([*said, *unheard]) == sorted(f"told at {point}" for point in points)
+    assert sorted([*said, *undelivered]) == sorted(f"told at {point}" for point in points)
     assert len(requests) == rounds + 1
 
 

@@ -1,4 +1,4 @@
-"""Steering calls inside calls: each message is heard once, in whatever life, or kept unheard."""
+"""Steering of calls inside calls: each message is delivered once, or stays undelivered."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class Play:
                 call = boss.call("go", session_id="s")
                 async with Commander() as commander:
                     await commander.run(call)
-                asked = [] if boss.asked is None else boss.asked.unheard
+                asked = [] if boss.asked is None else boss.asked.undelivered
                 return (
                     told(boss.worker.memory.messages("s")),
-                    told([*call.unheard, *asked]),
+                    told([*call.undelivered, *asked]),
                     boss.requests,
                 )
 
@@ -97,7 +97,7 @@ class Play:
         with wall_of(disk):
             async with journal_of(disk) as journal:
                 boss = Boss(tell, self.rounds, journal=journal)
-                assert await boss.stop_cut("s")
+                assert await boss.end_interrupted("s")
                 return told(boss.memory.messages("s"))
 
 
@@ -107,7 +107,7 @@ def told(messages: list[AgentMessage]) -> list[str]:
 
 @pytest.mark.parametrize("number", range(many(4, 100)))
 def test_calls_in_calls_that_are_killed_hear_once_what_they_were_told(number: int) -> None:
-    """S20, S21: each message that was kept is heard or unheard, once, and no reply asked anew."""
+    """S20, S21: each stored message is delivered once or undelivered; no reply is repeated."""
     play, first = Play(random.Random(SEED + number)), Disk()
     run_seeded(lambda: play.life(first, steers=True), None)
     rows = first.rows[RUN]
@@ -116,8 +116,10 @@ def test_calls_in_calls_that_are_killed_hear_once_what_they_were_told(number: in
         notes: list[Any] = [json.loads(row.value) for row in rows[:kept] if row.kind == "note"]
         was_told = sorted(each["message"]["content"] for each in notes if "message" in each)
         cut = first.cut(kept, first.done)
-        heard, unheard, requests = run_seeded(lambda cut=cut: play.life(cut, steers=False), None)
-        assert sorted([*heard, *unheard]) == was_told, f"killed after {kept} rows"
+        heard, undelivered, requests = run_seeded(
+            lambda cut=cut: play.life(cut, steers=False), None
+        )
+        assert sorted([*heard, *undelivered]) == was_told, f"killed after {kept} rows"
         replies = sum(row.kind == "reply" for row in rows[:kept])
         assert replies + requests == play.rounds + 1, f"killed after {kept} rows"
         cut = first.cut(kept, first.done)
@@ -145,5 +147,8 @@ async def test_what_a_hook_refuses_waits_again_for_all_calls_around() -> None:
         async with Commander() as commander:
             await commander.run(call)
     assert boss.asked is not None
-    assert (told(call.unheard), told(boss.asked.unheard)) == (["told outer"], ["told inner"])
+    assert (told(call.undelivered), told(boss.asked.undelivered)) == (
+        ["told outer"],
+        ["told inner"],
+    )
     assert told(boss.worker.memory.messages("s")) == []

@@ -84,8 +84,8 @@ async def test_the_action_of_a_call_that_was_cut_is_remembered(
     world = World(hangs, read_only=read_only)
     await _cut(world, world.agent(tmp_path / "s.db"))
     again = world.agent(tmp_path / "s.db")  # as in another process
-    assert await again.find_cut("s") is not None
-    assert await again.stop_cut("s")
+    assert await again.find_interrupted("s") is not None
+    assert await again.end_interrupted("s")
     kept = again.agent.memory.messages("s")
 
     assert _said(again)[:2] == _said(alone)[:2]
@@ -115,5 +115,5 @@ async def test_a_cut_call_that_had_no_action_is_remembered(tmp_path: Path) -> No
     world = World("reply", read_only=True)
     await _cut(world, world.agent(tmp_path / "s.db"), "Hello")
     again = world.agent(tmp_path / "s.db")
-    assert await again.stop_cut("s")
+    assert await again.end_interrupted("s")
     assert [each.text for each in again.agent.memory.messages("s")] == ["Hello"]

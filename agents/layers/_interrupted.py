@@ -18,10 +18,10 @@ from ._state import read_records
 if TYPE_CHECKING:
     from ...store import RunView
 
-__all__ = ["Cut", "read_cut"]
+__all__ = ["InterruptedCall", "read_interrupted_call"]
 
 
-class Cut(NamedTuple):
+class InterruptedCall(NamedTuple):
     """What a call that was cut had said, done and heard; nothing of it runs again.
 
     A tool call whose end is not recorded is answered as interrupted. The text of an incomplete
@@ -36,7 +36,7 @@ class Cut(NamedTuple):
     begun: dict[int, list[tuple[str, str | None]]]
 
 
-def read_cut(view: RunView, name: str) -> Cut:
+def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
     """Return what the agent `name` had said, done and heard in the last call of a session."""
     began = max(row.seq for row in view.rows if row.kind == "root")
     said: list[AgentMessage] = []
@@ -102,7 +102,7 @@ def read_cut(view: RunView, name: str) -> Cut:
         number: [(names[ident], gave.get(ident)) for ident in idents]
         for number, idents in behind.items()
     }
-    return Cut(said, begun)
+    return InterruptedCall(said, begun)
 
 
 def _answer(
