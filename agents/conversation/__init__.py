@@ -1,14 +1,15 @@
-"""Agents that talk with each other, in pairs and groups, and with people.
+"""Conversations of agents, in pairs and groups, and with people.
 
-A message comes in by `receive`, from a `Chat` or a group. The reply comes from a function, a person
-or the model, and goes back the same way. Listeners receive it while it grows.
+A participant receives a message from a `Chat` or a group. A reply function, a person or the model
+answers it. Listeners receive the answer while it grows.
 
-- `_conversable`: the agents; `_reply`: their reply functions, and one reply as a node
-- `_chat`: a conversation of two as a node
-- `_group`: groups with one speaker at a time, and who is next; `_turns`: groups in which all read
-  everything and ask for their turn
-- `_participant`: participants, messages and the directory; `_human`: people and the transcript
-- `_scope`: what a complete conversation shares: its limit of messages, and the listeners
+- `_participant`: participants, messages and the directory
+- `_conversable`: agents that converse; `_reply`: their reply functions, and one reply as a node
+- `_human`: questions to people, and the transcript
+- `_chat`: a conversation of two participants, as a node
+- `_group`: groups in which a policy chooses the speaker; `_turns`: groups whose members ask for
+  their turn
+- `_scope`: the session, the message limit and the listeners of a complete conversation
 """
 
 from ._chat import Chat as Chat

@@ -1,17 +1,24 @@
-"""Agents and what they are made of; agents are layers of larger agents.
+"""Agents and their parts. Agents are layers of larger agents.
 
-A call brings messages, which the memory stores. An aggregator makes a request of the memory,
+A call stores its messages in the memory. An aggregator makes a request of the memory,
 `handlers.respond` asks the model and runs its tools, and a parser reads the reply.
 
+An agent:
+
 - `_agent`: `Agent`; `_call`: one call as a node, and its usage; `_answer`: how an agent answers
-- `_sessions`: sessions that a journal stores; `_cut`: what an interrupted call had done
-- `_steer`: messages to a call while it runs
-- `_message`: messages between agents; `_memory`: the memory of each session
-- `_state`: saved memories; `_aggregators`: from a memory to a request
-- `_parsers`: from a reply to a value; `_actions`: calls in a reply's text; `_prompt`: `@prompt`
-- `_hooks`: functions that see messages pass; `_stream`: messages of a call while they grow
-- `_executor`: runs the calls in a message; `_step_agent`: thinks, acts and thinks again
-- `_sequential`: agents one after the other, as one
+- `_step_agent`: an agent whose model writes calls as text; `_sequential`: a chain of agents
+- `_hooks`: functions that see and change messages; `_executor`: runs the calls in a message
+
+Messages:
+
+- `_message`: `AgentMessage`; `_memory`: the memory of each session; `_state`: saved memories
+- `_prompt`: `@prompt`; `_aggregators`: from a memory to a request
+- `_parsers`: from a reply to a value; `_actions`: from a reply to a tool call written as text
+
+During and after a call:
+
+- `_stream`: messages of a call while they grow; `_steer`: messages to a call while it runs
+- `_sessions`: sessions that a journal stores; `_interrupted`: the result of an interrupted call
 """
 
 from ...dispatch.formats import FencedCall as FencedCall
