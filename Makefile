@@ -20,7 +20,7 @@ chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARG
 	@$(BIN)/anabranch chat $(ARGS)
 
 test: $(VENV)/dev.stamp  ## run the tests, in two processes for each core, at most eight
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not checkers' $(ARGS)
 
 test-all: $(VENV)/dev.stamp  ## run the long tests too, and more examples, from a new seed
 	ANABRANCH_LONG=1 ANABRANCH_SEED=$${ANABRANCH_SEED:-$$(date +%j%H%M)} \
@@ -46,6 +46,7 @@ check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract
 	$(BIN)/ruff check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m checkers tests/project
 
 format: $(VENV)/dev.stamp  ## format the code
 	$(BIN)/ruff format

@@ -53,7 +53,6 @@ MAX_WORKERS = 8
 # began last would hold up the end.
 LONGEST = (
     "small model",
-    "tests/project/test_typing.py",
     "tests/project/test_examples_durable.py",
     "tests/project/test_packaging.py",
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.left import processes, threads
+from support.scale import many
 from support.talkers import program, said
 from support.until import settled
 
@@ -284,7 +285,7 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
                 history = member.memory.messages(f"team@{name}")
                 assert all(own(m.text, name) for m in history if m.sender != "team")
 
-    explore(main, range(40))
+    explore(main, range(many(20, 200)))
 
 
 async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scale import seeds
+from support.scale import many, seeds
 
 from anabranch import (
     Agent,
@@ -68,7 +68,7 @@ def shared(kind: str, backend: ScriptedBackend) -> Agent[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "steps", "layers", "chain"])
 def test_callers_who_share_an_agent_never_read_each_other(kind: str) -> None:
-    """At once and one after the other, in 60 orders of events; nothing is left behind."""
+    """At once and one after the other, in many orders of events; nothing is left behind."""
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise=echo, delay=0.1)
@@ -85,7 +85,7 @@ def test_callers_who_share_an_agent_never_read_each_other(kind: str) -> None:
         assert all(len(secrets(request)) == 1 for request in backend.requests)
         assert not any(each.memory.sessions for each in agent.named_agents().values())
 
-    explore(main, seeds(60))
+    explore(main, seeds(many(30, 600)))
 
 
 async def test_a_session_that_is_named_is_remembered() -> None:

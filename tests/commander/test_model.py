@@ -19,7 +19,7 @@ from support.tree_world import COMMANDS, STEPS, World
 from anabranch.commander import quorum
 
 pytestmark = pytest.mark.usefixtures("light_heap")
-PROGRAMS = many(3_000, 30_000)
+PROGRAMS = many(1_500, 30_000)
 COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
 NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
 # What meets timeouts, and what takes and gives the slots of a limit.

@@ -37,6 +37,7 @@ def test_hello_job_runs_on_the_local_model(
     assert said.endswith("all its children are done)\n")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 def test_getting_started_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -75,7 +75,7 @@ def test_what_goes_wrong_with_an_order_is_one_line(tmp_path: Path) -> None:
 
 def test_no_kill_doubles_or_loses_anything() -> None:
     """At random moments of a real process; in doubt without `reconcile`, a person is waited for."""
-    kills = many(6, 50)
+    kills = many(4, 50)
     said = finish(start("durable_kills.py", "--kills", str(kills), "--mail", "reconcile", "person"))
     first, _, *counts = said.splitlines()
     assert first == f"seed {SEED}"

@@ -94,6 +94,7 @@ def test_an_editable_install_shows_the_package_to_type_checkers(
     assert ZipFile(wheel).read(path_file).decode().strip() == str(clone)
 
 
+@pytest.mark.checkers
 def test_a_program_elsewhere_has_the_package_and_its_types(tmp_path: Path) -> None:
     """In the environment that the tests run in: what `make` has installed."""
     program = tmp_path / "program.py"

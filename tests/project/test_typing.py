@@ -47,6 +47,7 @@ def mypy():
     return [(Path(file), int(line), message) for file, line, message in found]
 
 
+@pytest.mark.checkers
 @pytest.mark.parametrize("checker", [pyright, mypy])
 def test_the_checkers_see_the_types_that_the_contract_says(checker):
     """Right uses: each `assert_type` holds. Wrong ones: the lines marked `# error`, no others."""

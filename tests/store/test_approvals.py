@@ -100,7 +100,7 @@ ANSWERS = st.lists(st.sampled_from(["yes", "no", "other"]), min_size=4, max_size
 
 
 @seed(SEED)
-@settings(max_examples=many(10, 200), deadline=None)
+@settings(max_examples=many(7, 200), deadline=None)
 @given(
     numbers=st.lists(st.integers(0, 3), min_size=1, max_size=3),
     order=st.permutations(range(4)),

@@ -102,7 +102,7 @@ class Calls(Durable[list[Any]]):
 
 
 @seed(SEED)
-@settings(max_examples=many(12, 200), deadline=None)
+@settings(max_examples=many(8, 200), deadline=None)
 @given(
     groups=st.lists(st.lists(CALL, min_size=1, max_size=2), min_size=1, max_size=2),
     order=st.integers(0, 999),

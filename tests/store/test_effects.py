@@ -189,7 +189,7 @@ def require_alike(first: Life, life: Life, where: str) -> None:
 
 
 @seed(SEED)
-@settings(max_examples=many(12, 300), deadline=None)
+@settings(max_examples=many(8, 300), deadline=None)
 @given(program=PROGRAM, order=st.integers(0, 999))
 def test_each_effect_happens_once_whenever_the_run_is_killed(program: Program, order: int) -> None:
     """D3, D7, D21: result, told failures and effects are the same after every kill."""

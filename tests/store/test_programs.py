@@ -208,7 +208,7 @@ def failed(body: Body, seed: int) -> None:
         require_like(first, live(body, left, seed + 1), where)
 
 
-@pytest.mark.parametrize("seed", seeds(many(25, 2000)))
+@pytest.mark.parametrize("seed", seeds(many(15, 2000)))
 def test_a_store_that_fails_ends_a_life_with_one_error(seed: int) -> None:
     """D19: whichever of its calls is the first to fail; the next life is as if it had not."""
     shrinking(failed, seed)

@@ -75,7 +75,7 @@ def test_branches_that_ask_the_same_at_once_never_swap_replies() -> None:
                 assert (said == says) == any(f'"{said}"' in each for each in known)
         assert len(backend.requests) - asked == 6 - len(known)
 
-    explore(main, seeds=range(SEED, SEED + many(300, 3000)))
+    explore(main, seeds=range(SEED, SEED + many(150, 3000)))
 
 
 @handler

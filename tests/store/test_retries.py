@@ -155,7 +155,7 @@ def execution(seed: object, body: Body, *left: Any, order: int) -> Life:
         CHANCE.pop()
 
 
-@pytest.mark.parametrize("seed", seeds(many(60, 3000)))
+@pytest.mark.parametrize("seed", seeds(many(30, 3000)))
 def test_each_call_has_one_key_over_all_attempts_and_executions(seed: int) -> None:
     """And no other call has it: what was done outside is as often as there are calls."""
     draw = random.Random(seed)

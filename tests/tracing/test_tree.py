@@ -323,10 +323,10 @@ def test_a_seeded_loop_does_not_wait_for_the_writer(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with Commander() as commander, record(commander, tmp_path / "r"):
-            for _ in range(20):
+            for _ in range(4):
                 await asyncio.sleep(3600)
 
-    explore(main, range(3), patience=600)  # for so long it would wait each hour
+    explore(main, range(2), patience=600)  # for so long it would wait each hour
 
 
 # --- bodies that block
