@@ -112,6 +112,18 @@ MOVED: dict[str, str] = {
     "anabranch.agents.orchestration._environment:Observation": "anabranch.agents.orchestration._orchestrator:Observation",
     "anabranch.agents.orchestration._environment:act": "anabranch.agents.orchestration._orchestrator:act",
     "anabranch.agents.orchestration._environment:observe": "anabranch.agents.orchestration._orchestrator:observe",
+    "anabranch.tools._effect:_Keyed": "anabranch.tools._effect:_EffectCall",
+    "anabranch.tools._figures:Figures": "anabranch.tools._python:FigureFolder",
+    "anabranch.tools._kernel:Output": "anabranch.tools._kernel:KernelOutput",
+    "anabranch.tools._kernel_pool:Pool": "anabranch.tools._python:KernelPool",
+    "anabranch.tools._mcp:_Connection": "anabranch.tools._mcp_connection:Connection",
+    "anabranch.tools._mcp_wire:_Bounded": "anabranch.tools._mcp_wire:_BoundedStream",
+    "anabranch.tools._mcp_wire:_Lines": "anabranch.tools._mcp_wire:_LineDecoder",
+    "anabranch.tools._narrate:_NarratingTool": "anabranch.tools._describe:_NarratingTool",
+    "anabranch.tools._remote_schema:_Check": "anabranch.tools._remote_schema:_Checker",
+    "anabranch.tools._remote_schema:_Unclear": "anabranch.tools._remote_schema:_Undecided",
+    "anabranch.tools.calls:_tell_refused": "anabranch.tools.calls:_emit_refused",
+    "anabranch.tools.toolkits:SameName": "anabranch.tools.toolkits:DuplicateToolName",
 }
 
 

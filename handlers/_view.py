@@ -9,7 +9,7 @@ from typing import TextIO
 from ..commander.kinds import passes_with
 from ..messages import Message, Request, ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
-from ..tools.calls import NOBODY
+from ..tools.calls import NO_PERSON
 from .legible import legible
 
 __all__ = ["ConsoleView", "View"]
@@ -61,7 +61,7 @@ class View:
 
     async def approve(self, call: ToolCall) -> bool | Decision:
         """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
-        return NOBODY
+        return NO_PERSON
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
         """Ask where the application answers, or with `approve` if it has named no such place."""

@@ -76,7 +76,7 @@ class _Call:
 
     async def give(self, arguments: Mapping[str, Any]) -> Any:
         """Call the tool; a result that cannot be stored is not a failure to be retried."""
-        value = await self.tool.give(arguments)
+        value = await self.tool.run_raw(arguments)
         try:
             self.write(value)
         except NotStorable as error:

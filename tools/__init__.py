@@ -1,27 +1,32 @@
-"""A function becomes a tool: schema, validation, execution; and the tools of the package.
+"""Tools that a model may call: tools from functions, toolkits, approvals, Python, web and MCP.
 
-- `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments;
-  runs the function, and makes a text of what it returns
-- `calls`: one call as a node, with approval, time limit and failure; in a durable run an effect
-- `_effect`: what a tool says of what it does outside, for such runs
-- `results`: what a call gives, as the message for the model (`ToolResult.of`; a limit for all tools
-  would stand there, today tools that say much shorten it themselves)
-- `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
-- `sessions`: what tools keep, for each session of an agent or executor, and when that ends
-- `origins`: where a tool's calls go, as text for the person who allows them, and as a digest
-- `_approval`, `_pending`: calls, and any other questions, that wait for a person
-- `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile
-- `_python`: Python sessions, each an `_interpreter` with a Jupyter kernel (`_kernel`; its process
-  and its guard, `_kernel_main`; how many there are, `_kernel_pool`; the thread that talks to them,
-  `_kernel_loop`; where figures go, `_figures`)
-- `_web`, `_search`: the web browser and search engines. `_web_fetch` fetches within limits (whose
-  addresses: `_web_address`), `_web_text` reads in a process of its own (`_web_main`,
-  `_web_charset`)
-- `_mcp`: the tools of an MCP server; `_mcp_wire` bounds what it sends, `_remote_schema` its schema
-- `examples`: three tools to try (`_arithmetic`), imported only where they are used
+A `ToolCall` goes into `calls.start_call`, and a `ToolResult` comes out.
 
-A `ToolCall` comes in through `calls.start_call`, and a `ToolResult` goes out. The toolkits are
-imported when they are first used, and what an extra brings when they first need it (`_extra`).
+Define tools:
+- `_tool`: `Tool` and `@tool`; runs the function and writes its result as text
+- `_schema`: the JSON schema of a signature and its docstring, and the check of arguments
+- `_remote_schema`: the check of arguments by a schema that somebody else wrote
+- `toolkits`: tools that share state, lists of tools, and the import of an extra
+- `_load`: tools by name, also those of installed packages
+- `_describe`: tools as text for a prompt, and tools that talk to the user while they run
+
+Run calls:
+- `calls`: one call as a node, with approval, time limit, retry and effect
+- `_effect`: how a tool declares its effects for durable runs
+- `results`: the result of a call as a message for the model
+- `sessions`: the state that tools keep for each session of an agent or executor
+
+Ask a person:
+- `_approval`, `_pending`: calls, and other questions, that wait for a person
+- `origins`: where a tool's calls go, as text for the person and as a digest
+
+Built-in tools (imported at first use, their extras at the first call):
+- `_python`: `PythonKernel`; `_interpreter` runs the code of one session in a Jupyter kernel
+  (`_kernel`), talks to it on a thread (`_kernel_loop`), and `_kernel_main` is the kernel's process
+- `_web`: `WebBrowser`; `_search` has the search engines, `_web_fetch` fetches and reads pages
+  (`_web_charset` finds the encoding, `_web_main` is the process that reads)
+- `_mcp`: `McpServer`; `_mcp_connection` holds the connection, `_mcp_wire` bounds what it receives
+- `examples`: three tools to try
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +42,6 @@ from ._effect import Done as Done
 from ._effect import NotDone as NotDone
 from ._effect import Unknown as Unknown
 from ._effect import effect_key as effect_key
-from ._narrate import with_narration as with_narration
 from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList
 from ._schema import InvalidArguments as InvalidArguments
@@ -53,6 +57,7 @@ from .toolkits import Toolkit as Toolkit
 if TYPE_CHECKING:
     from ._describe import PromptFormat as PromptFormat
     from ._describe import describe as describe
+    from ._describe import with_narration as with_narration
     from ._load import load_tools as load_tools
     from ._load import open_tools as open_tools
     from ._mcp import McpServer as McpServer
@@ -66,7 +71,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "_describe": "PromptFormat describe",
+            "_describe": "PromptFormat describe with_narration",
             "_load": "load_tools open_tools",
             "_mcp": "McpServer",
             "_python": "PythonKernel ResourceLimits",

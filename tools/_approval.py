@@ -1,4 +1,4 @@
-"""Calls that wait for a person's yes, each a node of its own."""
+"""Approval of tool calls by a person: each question is a node that waits for the decision."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ __all__ = ["Approval", "Approvals", "Approve", "Decision", "ToolQuestion", "ask_
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person decided about a call.
+    """A person's decision about a call.
 
-    `arguments`, if given, replace those of the call; `reason` is told to the model with a no.
+    `arguments`, if given, replace those of the call. The model reads `reason` when the call is
+    denied.
     """
 
     approved: bool
@@ -30,17 +31,18 @@ class Decision:
 
     @classmethod
     def of(cls, answer: bool | Decision) -> Decision:
-        """Read an answer that may be a plain yes or no; raise `TypeError` for what is neither."""
+        """Return a `Decision` for a plain yes or no; raise `TypeError` for any other value."""
         decision = answer if isinstance(answer, Decision) else cls(answer)
-        # The text "no" is true, and so is a coroutine that nobody awaits.
+        # `bool("no")` is True, and so is a coroutine that was not awaited: neither may approve a
+        # call.
         if not isinstance(decision.approved, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"whether a call may run is True or False, not {decision.approved!r:.200}"
+                f"a decision must be True, False or a Decision, not {decision.approved!r:.200}"
             )
         return decision
 
     def apply_to(self, call: ToolCall) -> ToolCall:
-        """Return the call as it is to run."""
+        """Return the call with the arguments that the person gave, if any."""
         if self.arguments is None:
             return call
         return call.model_copy(update={"arguments": dict(self.arguments), "raw": None})
@@ -48,9 +50,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ToolQuestion:
-    """Whether a call may run: of which tool, for which agent, and in which of its sessions.
+    """The question whether a call may run, as an approval function gets it.
 
-    `agent` is None outside any agent's call, `session_id` also where none was named.
+    `agent` is the name of the agent that makes the call, None outside of an agent. `session_id` is
+    that agent's session, None if the caller named none.
     """
 
     call: ToolCall
@@ -60,7 +63,7 @@ class ToolQuestion:
 
 
 class Approval(Pending[Decision], internal=True):
-    """A call that waits for a yes."""
+    """A call that waits for approval."""
 
     def __init__(self, call: ToolCall, tool: AnyTool) -> None:
         super().__init__()
@@ -69,32 +72,32 @@ class Approval(Pending[Decision], internal=True):
 
     @property
     def agent(self) -> str | None:
-        """The name of the agent that makes the call, None if it is no agent's."""
+        """The name of the agent that makes the call, None outside of an agent."""
         actor = actor_of(self)
         return None if actor is None else actor.agent
 
     @property
     def session_id(self) -> int | str | None:
-        """The session in which that agent was asked, None if none was named."""
+        """The agent's session, None if the caller named none."""
         actor = actor_of(self)
         return None if actor is None else actor.session_id
 
     def approve(self, arguments: Mapping[str, Any] | None = None) -> bool:
-        """Let the call run, with other arguments if given; False if the question is settled.
+        """Run the call, with other arguments if given; return False if it is already decided.
 
-        Raises `InvalidArguments` if the tool would not take them; the question then still waits.
+        Raises `InvalidArguments` if the tool refuses the arguments; the question then still waits.
         """
         if arguments is not None:
             self.tool.check(arguments)
         return self.settle(Decision(True, arguments))
 
     def deny(self, reason: str = "") -> bool:
-        """Refuse the call, and tell the model why; False if the question is settled."""
+        """Refuse the call and give the model the reason; return False if it is already decided."""
         return self.settle(Decision(False, reason=reason))
 
 
 class Approvals(PendingList[Approval]):
-    """Where calls wait for a person's yes, and where an application answers them.
+    """The calls that wait for approval, and the place where an application answers them.
 
         approvals = Approvals(timeout=300)
         view.approvals = approvals          # or ToolExecutor(..., approvals=approvals)
@@ -103,9 +106,9 @@ class Approvals(PendingList[Approval]):
         ...
         approvals.get(2).approve()          # in any order, whenever the person answers
 
-    Any number may wait at once. `timeout` is in seconds for each; unanswered by then means no.
-    `on_ask`, plain or async, is called with each question. All this belongs to one loop: from
-    another thread, go through `loop.call_soon_threadsafe`.
+    Any number may wait at once. After `timeout` seconds without an answer a call is denied.
+    `on_ask`, plain or async, is called with each question. An object belongs to one event loop:
+    from another thread, use `loop.call_soon_threadsafe`.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class Approvals(PendingList[Approval]):
         self._on_ask = on_ask
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> Decision:
-        """Put the question as a child of the current node and wait for what is decided."""
+        """Ask as a child of the current node, and return the decision."""
 
         def deny_if_late(asked: Node[Any]) -> None:
             if isinstance(asked.error, TimeoutError):
@@ -134,11 +137,11 @@ class Approvals(PendingList[Approval]):
 Approve: TypeAlias = (
     Approvals | Callable[[ToolQuestion], Awaitable[bool | Decision] | bool | Decision]
 )
-"""Who says whether calls may run: a function, plain or async, or a place where they wait."""
+"""Decides whether calls may run: a function, plain or async, or `Approvals`."""
 
 
 async def ask_approval(approve: Approve, call: ToolCall, tool: AnyTool) -> bool | Decision:
-    """Put a call of the current node to `approve`, with the agent and the session it is for."""
+    """Ask `approve` about a call of the current node, with the agent and session that make it."""
     if isinstance(approve, Approvals):
         return await approve.ask(call, tool)
     actor = actor_of(current_node())

@@ -1,4 +1,4 @@
-"""What a tool says of what it does outside, for runs that are taken up after a crash."""
+"""The effects of tools: how a tool declares them, for runs that resume after a crash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 __all__ = [
-    "KEYED",
+    "CURRENT_CALL",
     "Done",
     "EffectKind",
     "NotDone",
@@ -18,7 +18,7 @@ __all__ = [
     "Unknown",
     "check_effect",
     "effect_key",
-    "is_forgotten",
+    "is_after_restart",
 ]
 
 EffectKind: TypeAlias = Literal["keyed", "nested"]
@@ -26,28 +26,28 @@ EffectKind: TypeAlias = Literal["keyed", "nested"]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It was done, and `value` is what the tool would have returned."""
+    """The call happened, and the tool would have returned `value`."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """It was not done, and never will be by the call that is asked about: it may be done now."""
+    """The call did not happen and never will: the run may send it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It cannot be known: a person is asked."""
+    """The outcome cannot be found out: the run asks a person."""
 
 
 Reconcile: TypeAlias = Callable[
     ..., "Awaitable[Done | NotDone | Unknown] | Done | NotDone | Unknown"
 ]
-"""Takes a tool's own arguments by name and `effect_key`, and says what became of that call."""
+"""Takes a tool's arguments and `effect_key` by name, and returns the outcome of that call."""
 
 
-class _Keyed(Protocol):
+class _EffectCall(Protocol):
     @property
     def key(self) -> str: ...
 
@@ -55,25 +55,29 @@ class _Keyed(Protocol):
     def forgotten(self) -> bool: ...
 
 
-KEYED: ContextVar[_Keyed] = ContextVar("anabranch_effect_key")
-"""The call of a tool in which this code runs."""
+CURRENT_CALL: ContextVar[_EffectCall] = ContextVar("anabranch_effect_key")
+"""The tool call that runs this code."""
 
 
 def effect_key() -> str:
-    """Return a name for what the call of a tool around this code does, to send along with it.
+    """Return the idempotency key of the tool call that runs this code.
 
-    A receiver that sees a key twice does the thing once (an idempotency key). In a durable run it
-    is the same in each attempt of the call and in each life of the run, and no other call has it.
-    Elsewhere it is new for each call, and the same in all attempts of that call's `retry`; outside
-    any call it is new each time. It works in plain tools too, in their threads.
+    Send it to a service, which ignores a second request with the same key. In a durable run all
+    attempts and executions of one call get the same key, and no other call gets it. Elsewhere each
+    call has a new key, which its `retry` attempts share. Outside of a call each use returns a new
+    key. Plain tools can use it in their threads.
+
+        @tool(effect="keyed")
+        async def pay(amount: int) -> str:
+            return await bank.pay(amount, idempotency_key=effect_key())
     """
-    call = KEYED.get(None)
+    call = CURRENT_CALL.get(None)
     return uuid4().hex if call is None else call.key
 
 
-def is_forgotten() -> bool:
-    """Say whether the run around this code has called this tool in a process that is gone."""
-    call = KEYED.get(None)
+def is_after_restart() -> bool:
+    """Return whether this run has called the current tool before, in a process that has ended."""
+    call = CURRENT_CALL.get(None)
     return call is not None and call.forgotten
 
 
@@ -86,30 +90,29 @@ def check_effect(
     read_only: bool,
     arguments: Iterable[str],
 ) -> None:
-    """Raise `TypeError` or `ValueError` for what a tool cannot say of its effects."""
+    """Raise `TypeError` or `ValueError` for invalid or contradictory effects of a tool."""
     if effect not in (None, "keyed", "nested"):
-        raise ValueError(f'tool {name}: effect is "keyed", "nested" or None, not {effect!r}')
+        raise ValueError(f'tool {name}: effect must be "keyed", "nested" or None, not {effect!r}')
     if read_only and (effect is not None or reconcile is not None):
-        raise ValueError(
-            f"tool {name}: one that is read_only changes nothing: it has no effect= or reconcile="
-        )
+        raise ValueError(f"tool {name}: a read_only tool must not have effect= or reconcile=")
     if reconcile is None:
         return
     if effect is not None:
         raise ValueError(
-            f'tool {name}: with effect="{effect}" it is run again, and reconcile= never asked'
+            f'tool {name}: effect="{effect}" repeats the call, so reconcile= must not be given'
         )
     if not reconcile_after >= 0:
-        raise ValueError(f"tool {name}: reconcile_after is in seconds, not {reconcile_after!r}")
+        raise ValueError(
+            f"tool {name}: reconcile_after must be a number of seconds, not {reconcile_after!r}"
+        )
     if not callable(reconcile):
         raise TypeError(f"tool {name}: reconcile must be a function, not {reconcile!r}")
     try:
         parameters = inspect.signature(reconcile).parameters
-        own = ["self"] if next(iter(parameters), "") == "self" else []
-        given = dict.fromkeys([*own, *arguments, "effect_key"])
-        inspect.signature(reconcile).bind(**given)
+        receiver = ["self"] if next(iter(parameters), "") == "self" else []
+        values = dict.fromkeys([*receiver, *arguments, "effect_key"])
+        inspect.signature(reconcile).bind(**values)
     except TypeError as error:
         raise TypeError(
-            f"tool {name}: reconcile has to take the tool's arguments by name, and effect_key:"
-            f" {error}"
+            f"tool {name}: reconcile must take the tool's arguments and effect_key by name: {error}"
         ) from None

@@ -1,7 +1,7 @@
-"""One session's Python: it has a kernel while it is in use, and says when that is a new one.
+"""The Python interpreter of one session: its kernel starts, ends and restarts here.
 
-`Interpreter` is used by any loop; what is awaited inside runs on the loop of `_kernel_loop`. This
-module needs the extra `python`, see `_kernel`.
+An `Interpreter` can be used from any event loop; its coroutines run on the loop of `_kernel_loop`.
+Needs the extra `python`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..commander import ToolError
 from ..commander.waiting import outlast
-from ._effect import is_forgotten
-from ._kernel import Kernel, Output
-from ._kernel_loop import ask, submit
+from ._effect import is_after_restart
+from ._kernel import Kernel, KernelOutput
+from ._kernel_loop import run_on_kernel_loop, submit
 from .results import Illustrated
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Interpreter"]
 
-ENDED, KILLED = "the earlier process had ended", "the earlier process was killed"
+PROCESS_ENDED = "the earlier process had ended"
+PROCESS_KILLED = "the earlier process was killed"
 
 
 class Interpreter:
@@ -32,43 +33,47 @@ class Interpreter:
 
     def __init__(self, settings: PythonKernel) -> None:
         self._settings = settings
-        self._begin()
+        self._reset()
 
-    def _begin(self, lost: str = "") -> None:
+    def _reset(self, lost_reason: str = "") -> None:
         self._process = os.getpid()
         self._kernel: Kernel | None = None
-        # Why the kernel of earlier calls is gone, until the model has been told.
-        self._lost = lost
+        # Why the variables of earlier calls are lost; empty once the model has read it.
+        self._lost_reason = lost_reason
         self._called = False
-        self._closings = 0  # a call that was there before one of them does not start a kernel anew
-        self._callers = 0  # that have their turn or wait for it
+        # Counts `close`: a call that began before one must not start a kernel after it.
+        self._closings = 0
+        self._callers = 0  # that run or wait for their turn
         self._turn = asyncio.Lock()
         self._starting: asyncio.Task[Kernel] | None = None
-        self._ends = asyncio.Lock()
+        self._ending_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self.used = 0.0  # the loop's time at the end of the last call
+        self.last_used = 0.0  # the loop's time at the end of the last call
 
     @property
-    def unused(self) -> bool:
-        """Whether it has a kernel that nobody uses now."""
+    def is_idle(self) -> bool:
+        """Whether the kernel runs and no call uses it or waits for it."""
         return self._kernel is not None and not self._callers
 
     async def run(self, code: str) -> Illustrated:
-        """Run code; raise `ToolError` with what it said if it failed or was ended."""
-        if self._process != os.getpid():  # a fork has none of the kernels of its parent
-            self._begin("the program was forked" if self._called else "")
-        if not self._called and is_forgotten():
-            self._lost = "the program was started again"
+        """Run code; raise `ToolError` with its output if the code failed or was stopped."""
+        if self._process != os.getpid():  # in a fork the kernel is the parent's
+            self._reset("the program was forked" if self._called else "")
+        if not self._called and is_after_restart():
+            self._lost_reason = "the program was started again"
         self._called = True
-        return await ask(self._run(code))
+        return await run_on_kernel_loop(self._run(code))
 
     def close(self) -> Future[None] | None:
-        """Begin to end the kernel; the future, if there is one, is done when it has ended."""
+        """Start to end the kernel; return a future that is done when it has ended.
+
+        Returns None if no call was made.
+        """
         if self._process != os.getpid() or not self._called:
             return None
         return submit(self._close())
 
-    # --- on the kernels' loop
+    # --- on the loop of the kernels
 
     async def _run(self, code: str) -> Illustrated:
         loop, settings, closings = asyncio.get_running_loop(), self._settings, self._closings
@@ -78,35 +83,38 @@ class Interpreter:
                 if self._timer is not None:
                     self._timer.cancel()
                 try:
-                    kernel = await self._started(closings)
-                    output = Output(settings.figures.save)
-                    lost = self._lost
+                    kernel = await self._running_kernel(closings)
+                    output = KernelOutput(settings.figures.save)
+                    lost_reason = self._lost_reason
                     ending = await self._execute(kernel, code, output)
                     if self._kernel is not None:
-                        self._lost = ""
+                        self._lost_reason = ""
                 finally:
-                    self.used = loop.time()
+                    self.last_used = loop.time()
                     if settings.idle is not None and self._kernel is not None:
-                        own = weakref.ref[Interpreter](self)
-                        self._timer = loop.call_later(settings.idle, _drop, own)
+                        reference = weakref.ref[Interpreter](self)
+                        self._timer = loop.call_later(settings.idle, _end_if_idle, reference)
         finally:
             self._callers -= 1
-            settings.pool.look_again()
-        news = f"[a new session, earlier variables are lost: {lost}]\n" if lost else ""
+            settings.pool.wake_waiting()
+        news = (
+            f"[a new session, earlier variables are lost: {lost_reason}]\n" if lost_reason else ""
+        )
         text = f"{news}{output.text(settings.max_output)}\n{ending}".strip()
         if ending or output.failed:
             raise ToolError(text)
         return Illustrated(text or "(no output)", output.parts, output.files)
 
-    async def _started(self, closings: int) -> Kernel:
-        """Return the kernel, a new one if there is none; raise `ToolError` if `end` comes first.
+    async def _running_kernel(self, closings: int) -> Kernel:
+        """Return the running kernel, a new one if needed; raise `ToolError` if `end` comes first.
 
-        `closings` are those before the call.
+        `closings` is the count of closings before the call.
         """
         kernel = self._kernel
-        if kernel is not None and kernel.alive:
+        if kernel is not None and kernel.is_alive:
             return kernel
-        await self.end(ENDED)  # or wait until it has ended: until then it has its place in the pool
+        # Wait for the end of the last kernel: until then it occupies a place in the pool.
+        await self.end(PROCESS_ENDED)
         if closings != self._closings:
             raise ToolError("Python was closed before this ran")
         self._starting = asyncio.ensure_future(self._start())
@@ -137,8 +145,8 @@ class Interpreter:
             raise
         return self._kernel
 
-    async def _execute(self, kernel: Kernel, code: str, output: Output) -> str:
-        """Run the code; return how it was ended, if it did not end by itself."""
+    async def _execute(self, kernel: Kernel, code: str, output: KernelOutput) -> str:
+        """Run the code; return how it was stopped, "" if it ended by itself."""
         settings = self._settings
         done = stopped = False
         try:
@@ -150,30 +158,30 @@ class Interpreter:
         except ToolError as error:
             return f"[{error}; all variables are lost]"
         finally:
-            if not done:  # interrupt or kill it, whatever is cancelled meanwhile
+            if not done:  # a timeout or a cancel: stop the code before either continues
                 stopping = asyncio.ensure_future(kernel.stop(output, settings.grace))
                 interrupted = await outlast(stopping)
                 if not (stopped := stopping.result()):
-                    await self.end(KILLED if kernel.alive else ENDED)
+                    await self.end(PROCESS_KILLED if kernel.is_alive else PROCESS_ENDED)
                 if interrupted is not None:
                     raise interrupted
-        if output.flooded:
-            return "[stopped: far too much output; the variables are kept]"
+        if output.is_too_long:
+            return "[stopped: too much output; the variables are kept]"
         if done:
             return ""
-        kept = "interrupted; the variables are kept" if stopped else "killed"
-        return f"[not done after {settings.timeout:g} s: {kept}]"
+        outcome = "interrupted; the variables are kept" if stopped else "killed"
+        return f"[not finished after {settings.timeout:g} s: {outcome}]"
 
     async def _close(self) -> None:
         self._closings += 1
         await self.end("the earlier one was closed")
 
     async def end(self, why: str) -> None:
-        """End the kernel, also one that only starts; the next call says why.
+        """End the kernel, even while it starts; the next call reports `why`.
 
-        Whoever ends it at the same time waits for the same end.
+        Concurrent callers wait for the same end.
         """
-        async with self._ends:
+        async with self._ending_lock:
             if self._starting is not None:
                 self._starting.cancel()
                 await asyncio.wait((self._starting,))
@@ -181,18 +189,18 @@ class Interpreter:
             if self._timer is not None:
                 self._timer.cancel()
             if kernel is not None:
-                self._lost = why
+                self._lost_reason = why
                 try:
                     await kernel.kill()
                 finally:
                     self._settings.pool.leave(self)
 
     async def end_unused(self) -> None:
-        """End a kernel that nobody has used for long, unless a block keeps it."""
-        if self.unused and not self._settings.interpreters.shared:
+        """End an idle kernel, unless an `async with` block shares it."""
+        if self.is_idle and not self._settings.interpreters.shared:
             await self.end(f"the earlier one was not used for {self._settings.idle:g} s")
 
 
-def _drop(interpreter: weakref.ref[Interpreter]) -> None:
-    if (found := interpreter()) is not None:
-        submit(found.end_unused())
+def _end_if_idle(reference: weakref.ref[Interpreter]) -> None:
+    if (interpreter := reference()) is not None:
+        submit(interpreter.end_unused())

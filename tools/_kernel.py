@@ -1,8 +1,7 @@
-"""One Jupyter kernel in a process of its own: start, execute, interrupt, kill.
+"""One Jupyter kernel in its own process: start, execute, interrupt, kill.
 
-A guard stands between it and this program (`_kernel_main`). All methods run on the loop of
-`_kernel_loop`. This module needs the extra `python`; only `_python.py` imports it, when it is
-first used.
+A guard process (`_kernel_main`) is its parent and ends it with this program. All methods run on the
+loop of `_kernel_loop`. Needs the extra `python`, so `_python` imports it at the first use.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-import ipykernel  # noqa: F401  # pyright: ignore[reportUnusedImport] - the child process needs it
+import ipykernel  # noqa: F401  # pyright: ignore[reportUnusedImport] - fail early
 import zmq
 import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -33,29 +32,29 @@ from ..messages import Part
 from ._kernel_loop import submit
 from .results import shorten
 
-__all__ = ["Kernel", "KernelDied", "Output"]
+__all__ = ["Kernel", "KernelDied", "KernelOutput"]
 
-MAIN = Path(__file__).with_name("_kernel_main.py")
-# What one message may hold; a longer one breaks the connection instead of filling our memory.
-MAX_MESSAGE = 64 * 2**20
-MAX_IMAGE = 8 * 2**20
+KERNEL_SCRIPT = Path(__file__).with_name("_kernel_main.py")
+# A longer message breaks the connection, so a kernel cannot fill this program's memory.
+MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_IMAGE_CHARS = 8 * 2**20
 MAX_IMAGES = 16
-# So many characters of output more than are shown stop the code.
-FLOOD = 8 * 2**20
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# A model's code has no business with the keys in our environment.
-INHERITED = """HOME LANG LANGUAGE LC_ALL LC_CTYPE LD_LIBRARY_PATH LOGNAME PATH PYTHONPATH SHELL
-    SYSTEMROOT TEMP TERM TMP TMPDIR TZ USER USERPROFILE VIRTUAL_ENV"""
+# Code that writes more characters than this is interrupted.
+MAX_OUTPUT_CHARS = 8 * 2**20
+ANSI_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# The only variables that a kernel inherits: model-written code must not see the user's API keys.
+INHERITED_VARIABLES = """HOME LANG LANGUAGE LC_ALL LC_CTYPE LD_LIBRARY_PATH LOGNAME PATH PYTHONPATH
+    SHELL SYSTEMROOT TEMP TERM TMP TMPDIR TZ USER USERPROFILE VIRTUAL_ENV"""
 
 
 class KernelDied(ToolError):
-    """The kernel's process ended by itself."""
+    """The process of the kernel ended unexpectedly."""
 
 
-class Output:
-    """What a piece of code has shown so far: text, figures, and the error that ended it.
+class KernelOutput:
+    """The output of a piece of code so far: text, figures, and the error that ended it.
 
-    `save` takes the bytes of a figure and the ending for its file, and returns the path.
+    `save` stores the bytes of a figure with a file extension, and returns the path.
     """
 
     def __init__(self, save: Callable[[bytes, str], Path]) -> None:
@@ -67,12 +66,12 @@ class Output:
         self._length = 0
 
     @property
-    def flooded(self) -> bool:
-        """Whether there is so much that the code should be stopped."""
-        return self._length > FLOOD
+    def is_too_long(self) -> bool:
+        """Whether the code has written so much that it should be interrupted."""
+        return self._length > MAX_OUTPUT_CHARS
 
     def take(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Take one message of the kernel's."""
+        """Add one message of the kernel."""
         if kind == "stream":
             self._add(content.get("text", ""))
         elif kind == "error":
@@ -83,8 +82,8 @@ class Output:
             for media_type in ("image/png", "image/jpeg"):
                 if not isinstance(image := data.get(media_type), str):
                     continue
-                if len(image.strip()) > MAX_IMAGE or len(self.parts) == MAX_IMAGES:
-                    self._add("[a figure left out: too large or too many]\n")
+                if len(image.strip()) > MAX_IMAGE_CHARS or len(self.parts) == MAX_IMAGES:
+                    self._add("[figure left out: too large, or too many figures]\n")
                 else:
                     self._take_figure("".join(image.split()), media_type)
                 return
@@ -93,8 +92,8 @@ class Output:
     def _take_figure(self, image: str, media_type: str) -> None:
         try:
             part = Part.from_url(f"data:{media_type};base64,{image}")
-        except ConfigurationError as error:  # the code may call anything an image
-            self._add(f"[a figure left out: {error}]\n")
+        except ConfigurationError as error:  # the code chooses the bytes
+            self._add(f"[figure left out: {error}]\n")
             return
         self.parts.append(part)
         try:
@@ -105,17 +104,17 @@ class Output:
         self._add(f"[figure {len(self.parts)}: {where}]\n")
 
     def _add(self, text: str) -> None:
-        if not self.flooded:
+        if not self.is_too_long:
             self._texts.append(text)
         self._length += len(text)
 
     def text(self, limit: int) -> str:
-        """Return the text, its middle left out where it is longer than `limit` characters."""
-        return shorten(ANSI.sub("", "".join(self._texts)).rstrip(), limit)
+        """Return the text, shortened in the middle to `limit` characters."""
+        return shorten(ANSI_CODE.sub("", "".join(self._texts)).rstrip(), limit)
 
 
 class Kernel:
-    """A kernel that runs; made by `start`, ended by `kill`. One execution at a time."""
+    """A running kernel, made by `start` and ended by `kill`. One execution at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
         self._process = process
@@ -123,17 +122,17 @@ class Kernel:
         self._log = Path(folder, "log")
         self._parent = os.getpid()
         context = zmq.asyncio.Context()
-        context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        # Its methods are made at run time, untyped.
+        context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        # Its methods are added at run time, so they have no types.
         self._client: Any = AsyncKernelClient(
             connection_file=f"{folder}/connection.json", context=context
         )
         self._client.load_connection_file()
-        self._client.start_channels(stdin=False, hb=False)  # the heartbeat would be a thread
-        # In case nobody kills it.
+        self._client.start_channels(stdin=False, hb=False)  # the heartbeat needs a thread
+        # Ends the process when the object is collected without `kill`.
         parts = process, self._client, folder
-        self._dropped = weakref.finalize(self, _end_dropped, self._parent, *parts)
-        self._dropped.atexit = False  # see `_end_with_program`
+        self._finalizer = weakref.finalize(self, _end_collected, self._parent, *parts)
+        self._finalizer.atexit = False  # `_end_with_program` waits, which a finalizer cannot
         KERNELS.add(self)
 
     @classmethod
@@ -148,7 +147,7 @@ class Kernel:
     ) -> Kernel:
         """Start a kernel; raise `ToolError` if it is not ready in `timeout` seconds.
 
-        Cancelled, it leaves nothing behind.
+        A cancel ends the process before it continues.
         """
         launching = asyncio.ensure_future(cls._launch(executable, limits, cwd, env))
         interrupted = await outlast(launching)
@@ -164,7 +163,9 @@ class Kernel:
             ready = True
         except (TimeoutError, RuntimeError, KernelDied):
             end = kernel._log.read_text("utf-8", "replace").strip()[-500:]
-            raise ToolError(f"Python did not start: {end or 'it says nothing'}") from None
+            raise ToolError(
+                f"Python did not start: {end or 'its process wrote no error'}"
+            ) from None
         finally:
             if not ready:
                 await kernel.kill()
@@ -174,20 +175,22 @@ class Kernel:
     async def _launch(
         cls, executable: str, limits: Mapping[str, int], cwd: str | None, env: Mapping[str, str]
     ) -> Kernel:
-        """Start the process; not to be cancelled, or nobody would know of it."""
+        """Start the process. Must not be cancelled: the new process would be lost."""
         folder = tempfile.mkdtemp(prefix="anabranch-")
         file = f"{folder}/connection.json"
         key = os.urandom(16).hex().encode()
-        if os.name == "posix":  # sockets in a folder that is ours alone
+        if os.name == "posix":  # Unix sockets in a folder that only this user can enter
             write_connection_file(file, key=key, transport="ipc", ip=f"{folder}/s")
         else:
             write_connection_file(file, key=key)
-        guard = (str(MAIN), str(os.getpid()), json.dumps(dict(limits)), folder)
-        inherited = {name: os.environ[name] for name in INHERITED.split() if name in os.environ}
-        # Nothing of the user's own set-up runs.
-        own = {"IPYTHONDIR": f"{folder}/ipython"}
+        guard = (str(KERNEL_SCRIPT), str(os.getpid()), json.dumps(dict(limits)), folder)
+        variables = {
+            name: os.environ[name] for name in INHERITED_VARIABLES.split() if name in os.environ
+        }
+        # An empty profile: no startup file of the user runs.
+        profile = {"IPYTHONDIR": f"{folder}/ipython"}
         try:
-            with Path(folder, "log").open("wb") as log:  # noqa: ASYNC230 - for the process
+            with Path(folder, "log").open("wb") as log:  # noqa: ASYNC230 - opened for the process
                 process = await asyncio.create_subprocess_exec(
                     executable,
                     "-P",
@@ -199,7 +202,7 @@ class Kernel:
                     stdout=log,
                     stderr=log,
                     cwd=cwd,
-                    env={**inherited, "PYTHONUNBUFFERED": "1", **own, **env},
+                    env={**variables, "PYTHONUNBUFFERED": "1", **profile, **env},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -207,20 +210,21 @@ class Kernel:
             raise ToolError(f"Python did not start: {error}") from None
         try:
             return cls(process, folder)
-        except BaseException:  # there are no more files or sockets
+        except BaseException:  # out of files or sockets
             if process.stdin is not None:
-                process.stdin.close()  # at that the guard ends
+                process.stdin.close()  # closing this pipe ends the guard
             raise
 
     @property
-    def alive(self) -> bool:
-        """Whether the process still runs, and is this program's own: a fork has none."""
+    def is_alive(self) -> bool:
+        """Whether the process runs and is a child of this process: a fork must not use it."""
         return self._process.returncode is None and self._parent == os.getpid()
 
-    async def execute(self, code: str, output: Output) -> None:
-        """Run `code` and fill `output` as it comes; return when the kernel is idle again.
+    async def execute(self, code: str, output: KernelOutput) -> None:
+        """Run `code` and add to `output` as it comes; return when the kernel is idle again.
 
-        Raises `KernelDied` if the process ends. Cancelled, the code runs on; `interrupt` stops it.
+        Raises `KernelDied` if the process ends. A cancel leaves the code running; `stop` interrupts
+        it.
         """
         request = self._client.execute(code, allow_stdin=False)
 
@@ -229,7 +233,7 @@ class Kernel:
             while True:
                 message = await self._client.get_iopub_msg()
                 output.take(message["msg_type"], message["content"])
-                if output.flooded and not interrupted:
+                if output.is_too_long and not interrupted:
                     interrupted = True
                     self.interrupt()
                 state = message["content"].get("execution_state")
@@ -240,29 +244,29 @@ class Kernel:
 
         await self._while_alive(follow())
 
-    async def stop(self, output: Output, grace: float) -> bool:
-        """Interrupt the code that runs; False if it goes on for `grace` seconds all the same.
+    async def stop(self, output: KernelOutput, grace: float) -> bool:
+        """Interrupt the running code; return False if it still runs after `grace` seconds.
 
-        What it still says is added to `output`.
+        Its last output is added to `output`.
         """
-        if not self.alive:
+        if not self.is_alive:
             return False
         self.interrupt()
         try:
             async with asyncio.timeout(grace):
-                # Executed after it: whatever else had been sent by then is over, too.
+                # Requests run in order, so this one ends after the interrupted one.
                 await self.execute("", output)
         except (TimeoutError, KernelDied):
             return False
         return True
 
     async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` for as long as the process lives; raise `KernelDied` when it does not."""
+        """Await `work`; raise `KernelDied` if the process ends first."""
         working = asyncio.ensure_future(work)
         dying = asyncio.ensure_future(self._process.wait())
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done() or working.cancelled():  # by the end of its connection
+            if not working.done() or working.cancelled():  # cancelled when its connection closed
                 raise KernelDied(f"the Python process ended ({describe_exit(await dying)})")
             await working
         finally:
@@ -271,17 +275,17 @@ class Kernel:
             await asyncio.gather(working, dying, return_exceptions=True)
 
     def interrupt(self) -> None:
-        """Raise `KeyboardInterrupt` in the code that runs."""
+        """Raise `KeyboardInterrupt` in the running code."""
         pipe = self._process.stdin
         if pipe is not None and not pipe.is_closing():
             pipe.write(b"i")
 
     async def kill(self) -> None:
-        """Kill the process and all that it started, and let go of everything. Twice is harmless.
+        """Kill the process and everything it started, and close the sockets. Twice is harmless.
 
-        A cancel meanwhile does not cut it short.
+        A cancel waits until that is done.
         """
-        self._dropped.detach()
+        self._finalizer.detach()
         ending = asyncio.ensure_future(_end(self._process, self._client, self._folder))
         interrupted = await outlast(ending)
         ending.result()
@@ -293,24 +297,24 @@ async def _end(process: asyncio.subprocess.Process, client: Any, folder: str) ->
     if process.stdin is not None and not process.stdin.is_closing():
         process.stdin.write(b"q")
         process.stdin.close()
-    if os.name == "nt" and process.returncode is None:  # there is no guard
+    if os.name == "nt" and process.returncode is None:  # Windows has no guard
         process.kill()
     await process.wait()
     client.stop_channels()
     client.context.destroy(linger=0)
-    shutil.rmtree(folder, ignore_errors=True)  # in case the guard was killed
+    shutil.rmtree(folder, ignore_errors=True)  # normally the guard removes it
 
 
-def _end_dropped(parent: int, *parts: Any) -> None:
-    """End a kernel that nobody has hold of any more, from any thread."""
-    if parent == os.getpid():  # or else it is that of the process which has forked this one
+def _end_collected(parent: int, *parts: Any) -> None:
+    """End a kernel that was collected without `kill`; runs in any thread."""
+    if parent == os.getpid():  # in a fork it is the parent's kernel
         submit(_end(*parts))
 
 
 @atexit.register
 def _end_with_program() -> None:
-    """Wait a while until all kernels have ended, so that a program leaves nothing behind."""
-    if kernels := [each for each in KERNELS if each.alive]:
+    """Wait up to 5 seconds until all kernels have ended: no process outlives the program."""
+    if kernels := [each for each in KERNELS if each.is_alive]:
         wait([submit(each.kill()) for each in kernels], timeout=5)
 
 

@@ -1,6 +1,6 @@
-"""The loop of the thread that talks to all Python kernels: it outlives the loops that ask.
+"""The event loop of the thread that talks to all Python kernels.
 
-So a kernel can be used from one `run_sync` and the next, and from several loops at once.
+It outlives the loops of the callers, so a kernel can serve several `run_sync` calls and loops.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 
 from ..commander.waiting import outlast
 
-__all__ = ["ask", "kernel_loop", "submit"]
+__all__ = ["kernel_loop", "run_on_kernel_loop", "submit"]
 
 T = TypeVar("T")
 
 
 def kernel_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop, running; its thread is a daemon and is made by the first call."""
+    """Return the running loop; the first call starts its thread, a daemon."""
     global _loop
-    with _lock:
-        # A fork has the loop, and not its thread.
+    with _loop_lock:
+        # A fork inherits the loop without its thread.
         if _loop is None or _loop[0] != os.getpid():
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="anabranch-kernels", daemon=True).start()
@@ -33,24 +33,24 @@ def kernel_loop() -> asyncio.AbstractEventLoop:
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Do `work` on that loop, whoever asks; the future has its outcome and cannot be cancelled."""
+    """Run `work` on that loop, from any thread; the future cannot be cancelled."""
     return _start(work)[0]
 
 
-async def ask(work: Coroutine[Any, Any, T]) -> T:
-    """Do `work` on that loop and wait for it; a cancel reaches it, and its end is awaited."""
+async def run_on_kernel_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on that loop and return its result. A cancel is passed on, and its end awaited."""
     future, task = _start(work)
 
     def cancel() -> None:
         kernel_loop().call_soon_threadsafe(lambda: task[0].cancel())
 
-    ended = asyncio.wrap_future(future)
-    interrupted = await outlast(ended, cancel)
+    outcome = asyncio.wrap_future(future)
+    interrupted = await outlast(outcome, cancel)
     if interrupted is not None:
-        if not ended.cancelled():
-            ended.exception()  # what it raised when it was cancelled is nobody's news
+        if not outcome.cancelled():
+            outcome.exception()  # mark the error of the cancelled work as retrieved
         raise interrupted
-    return ended.result()
+    return outcome.result()
 
 
 def _start(work: Coroutine[Any, Any, T]) -> tuple[Future[T], list[asyncio.Task[T]]]:
@@ -71,12 +71,12 @@ def _start(work: Coroutine[Any, Any, T]) -> tuple[Future[T], list[asyncio.Task[T
         task[0].add_done_callback(settle)
 
     loop = kernel_loop()
-    # In a context of its own: a kernel lives longer than the node that asks.
+    # In an empty context: a kernel outlives the node that called it.
     loop.call_soon_threadsafe(begin, context=contextvars.Context())
     return future, task
 
 
-# A finalizer may come while it is held.
-_lock = threading.RLock()
-# The process that made it, and the loop.
+# Reentrant, because a finalizer may run `submit` while this thread holds the lock.
+_loop_lock = threading.RLock()
+# The process that made the loop, and the loop.
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None

@@ -1,10 +1,10 @@
-"""The kernel's own processes: a guard, and below it an ordinary Jupyter kernel with limits.
+"""The processes of a kernel: a guard, and its child, an ordinary Jupyter kernel with limits.
 
-Run as a script, by its path, with any Python that has `ipykernel`; it imports nothing of ours.
+Runs as a script with any Python that has `ipykernel`, and imports nothing else of this package.
 
-The guard ends the kernel and all that it started when it is told to, when the kernel ends, and when
-the program that it works for is gone, however that ended. It kills only its own children, which no
-one else can have waited for: so a number is never a stranger's.
+The guard ends the kernel and all processes that it started: on request, when the kernel ends, and
+when the program ends in any way. It kills only its own children, which no other process can have
+waited for, so a process number is never reused for a stranger's process.
 """
 
 import ctypes
@@ -24,179 +24,183 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
 
-# A message that is longer breaks the connection: the other end takes 64 MiB.
-LONGEST_MESSAGE = 32 * 2**20
-LONGEST_TEXT = 4 * 2**20
+# The program accepts messages of up to 64 MiB; a longer one would break the connection.
+MAX_MESSAGE_BYTES = 32 * 2**20
+MAX_TEXT_CHARS = 4 * 2**20
 
 
 def main() -> None:
-    """Take the program's number, the limits and the folder; leave other arguments to the kernel."""
+    """Read the program's process number, the limits and the folder from the arguments.
+
+    Other arguments are the kernel's.
+    """
     parent, limits, folder = int(sys.argv.pop(1)), json.loads(sys.argv.pop(1)), sys.argv.pop(1)
 
-    def be_kernel() -> None:
-        with suppress(ImportError):  # there are no limits on this system
-            limit(limits)
-        sys.path.insert(0, "")  # the working directory, as in any session
+    def run_kernel() -> None:
+        with suppress(ImportError):  # Windows has no `resource`
+            set_limits(limits)
+        sys.path.insert(0, "")  # the working directory, as in any interactive session
         cut_long_messages()
         from ipykernel import kernelapp
 
         kernelapp.launch_new_instance()
 
     if os.name == "posix":
-        guard(parent, be_kernel, folder)
+        guard(parent, run_kernel, folder)
     else:
-        be_kernel()
+        run_kernel()
 
 
 # --- the kernel
 
 
-def limit(limits: dict[str, int]) -> None:
-    """Set resource limits by name, soft and hard; none is ever raised."""
+def set_limits(limits: dict[str, int]) -> None:
+    """Set soft and hard resource limits by name; never raise an existing limit."""
     import resource
 
     for name, value in limits.items():
-        which = getattr(resource, name, None)
-        if which is not None:
-            _, hard = resource.getrlimit(which)
-            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (most, most))
+        kind = getattr(resource, name, None)
+        if kind is not None:
+            _, hard = resource.getrlimit(kind)
+            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (allowed, allowed))
 
 
 def cut_long_messages() -> None:
-    """Let no message be too long to arrive: its texts lose their middle, else it is left out."""
+    """Make the kernel shorten or drop messages that are too long to arrive."""
     from jupyter_client import session
 
     patched: Any = session.Session
-    whole, sent = patched.serialize, patched.send
+    serialize_message, send_message = patched.serialize, patched.send
 
     def serialize(self: Any, message: dict[str, Any], ident: Any = None) -> list[bytes]:
-        frames: list[bytes] = whole(self, message, ident)
+        frames: list[bytes] = serialize_message(self, message, ident)
         content: Any = message.get("content")
         for shorten in (shorten_texts, leave_out):
-            if sum(map(len, frames)) > LONGEST_MESSAGE and isinstance(content, dict):
+            if sum(map(len, frames)) > MAX_MESSAGE_BYTES and isinstance(content, dict):
                 shorter = {
                     **message,
                     "metadata": {},
                     "content": shorten(cast("dict[str, Any]", content)),
                 }
-                frames = whole(self, shorter, ident)
+                frames = serialize_message(self, shorter, ident)
         return frames
 
     def send(self: Any, stream: Any, message: Any, *args: Any, **options: Any) -> Any:
         buffers: list[Any] = options.get("buffers") or []
-        if sum(memoryview(each).nbytes for each in buffers) > LONGEST_MESSAGE:
+        if sum(memoryview(each).nbytes for each in buffers) > MAX_MESSAGE_BYTES:
             del options["buffers"]
-        return sent(self, stream, message, *args, **options)
+        return send_message(self, stream, message, *args, **options)
 
     patched.serialize, patched.send = serialize, send
 
 
 def shorten_texts(value: Any) -> Any:
-    """Return what is sent without the middle of its texts and without what has no text."""
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        head, tail = value[: LONGEST_TEXT // 2], value[-LONGEST_TEXT // 2 :]
-        return f"{head}\n[... {len(value) - LONGEST_TEXT} characters left out ...]\n{tail}"
+    """Return message content with long texts shortened and large images removed."""
+    if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+        head, tail = value[: MAX_TEXT_CHARS // 2], value[-MAX_TEXT_CHARS // 2 :]
+        return f"{head}\n[... {len(value) - MAX_TEXT_CHARS} characters left out ...]\n{tail}"
     if isinstance(value, list):
         return [shorten_texts(each) for each in cast("list[Any]", value)]
     if isinstance(value, dict):
         values = cast("dict[str, Any]", value)
         if "text/plain" in values and any(
-            len(str(each)) > LONGEST_TEXT for key, each in values.items() if key != "text/plain"
-        ):  # a picture without its middle is none
+            len(str(each)) > MAX_TEXT_CHARS for key, each in values.items() if key != "text/plain"
+        ):  # an image cannot be shortened
             text = shorten_texts(values["text/plain"])
-            return {"text/plain": f"{text}\n[what it shows is left out: too large]"}
+            return {"text/plain": f"{text}\n[the rest of the result is left out: too large]"}
         return {key: shorten_texts(each) for key, each in values.items()}
     return value
 
 
 def leave_out(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the news that something was left out, as text of any kind of message."""
-    text = "[something is left out: too large]\n"
-    said = {"name": "stdout", "text": text, "data": {"text/plain": text}, "traceback": [text]}
-    return {**said, "status": content.get("status", "ok"), "metadata": {}}
+    """Return content for any kind of message that reports the omission."""
+    text = "[an output is left out: too large]\n"
+    notice = {"name": "stdout", "text": text, "data": {"text/plain": text}, "traceback": [text]}
+    return {**notice, "status": content.get("status", "ok"), "metadata": {}}
 
 
 # --- the guard
 
 
-def guard(parent: int, be_kernel: Callable[[], None], folder: str) -> None:
-    """Fork the kernel, and end it with all below it; ends this process as the kernel ended."""
-    control = os.dup(0)  # "i" interrupts the kernel; "q", or its end, ends it
+def guard(parent: int, run_kernel: Callable[[], None], folder: str) -> None:
+    """Fork the kernel, and end it with all its descendants. Then exit as the kernel did."""
+    # The program writes "i" to interrupt the kernel; "q" or the end of the pipe ends it.
+    control = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    if LINUX:  # whatever the code leaves behind becomes a child of this process
+    if LINUX:  # orphans of the kernel become children of this process
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
     signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.signal(each, wake_up) for each in signals]
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    guarding = os.getpid()
+    handlers = [signal.signal(each, wake_up) for each in signals]
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    guard_pid = os.getpid()
     kernel = os.fork()
     if kernel == 0:
         signal.set_wakeup_fd(-1)
-        for each, handler in zip(signals, before, strict=True):
+        for each, handler in zip(signals, handlers, strict=True):
             signal.signal(each, handler)
-        for each in (control, woken, wake):
+        for each in (control, wake_read, wake_write):
             os.close(each)
         os.setsid()
         if LINUX:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == guarding:
-            be_kernel()
+        if os.getppid() == guard_pid:
+            run_kernel()
         os._exit(0)
-    told = True
+    is_requested = True
     try:
-        told = watch(parent, kernel, control, woken)
+        is_requested = watch(parent, kernel, control, wake_read)
     finally:
         status = end_all(kernel)
-        if told:  # or else the program reads there why the kernel has ended
+        if is_requested:  # otherwise the program reads there why the kernel has ended
             shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:  # end by the same signal, without a core of this process
+    if code < 0:  # end by the same signal, without a core dump of this process
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):  # of SIGKILL there is no handler
+        with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
 def wake_up(number: int, frame: FrameType | None) -> None:
-    """Do nothing: that a signal has come is read from the pipe."""
+    """Do nothing: the signal's number is read from the wake-up pipe."""
 
 
-def watch(parent: int, kernel: int, control: int, woken: int) -> bool:
-    """Pass interrupts on until it is time to end; False if the kernel has ended by itself."""
-    watched = [control, woken]
-    pause, above = None, os.getppid()
+def watch(parent: int, kernel: int, control: int, wake_read: int) -> bool:
+    """Pass interrupts on until it is time to end; return False if the kernel ended first."""
+    watched = [control, wake_read]
+    pause, parent_pid = None, os.getppid()
     try:
         watched.append(os.pidfd_open(parent))
-    except (AttributeError, OSError):  # not on this system
+    except (AttributeError, OSError):  # not supported here: poll the parent's number instead
         pause = 1.0
     while True:
         ready = select.select(watched, [], [], pause)[0]
         if watched[2:] and watched[2] in ready:
             return True
-        if woken in ready:
-            if set(os.read(woken, 4096)) - {signal.SIGCHLD}:
+        if wake_read in ready:
+            if set(os.read(wake_read, 4096)) - {signal.SIGCHLD}:
                 return True
-            if ended(kernel):
+            if has_ended(kernel):
                 return False
         if control in ready:
             orders = os.read(control, 4096)
             if not orders or b"q" in orders:
                 return True
             os.kill(kernel, signal.SIGINT)
-        if pause is not None and os.getppid() != above:
+        if pause is not None and os.getppid() != parent_pid:
             return True
 
 
-def ended(kernel: int) -> bool:
-    """Tell whether the kernel has ended, and leave it a zombie; its orphans are laid to rest."""
-    if not hasattr(os, "waitid"):  # macOS: no orphans come here, so it can only be the kernel
+def has_ended(kernel: int) -> bool:
+    """Return whether the kernel has ended, and leave it a zombie; reap other children."""
+    if not hasattr(os, "waitid"):  # macOS adopts no orphans, so only the kernel can have ended
         return True
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (child := os.waitid(os.P_ALL, 0, flags)) is not None:
@@ -207,24 +211,25 @@ def ended(kernel: int) -> bool:
 
 
 def end_all(kernel: int) -> int:
-    """Kill all below this process until nothing is left; return the kernel's exit status.
+    """Kill all descendants until none is left; return the kernel's exit status.
 
-    Where orphans do not come here, what left the kernel's process group goes on.
+    On systems without adoption of orphans, processes that left the kernel's process group survive.
     """
     status = 0
     children: list[int] = [kernel]
     with suppress(OSError):
-        os.killpg(kernel, signal.SIGKILL)  # it has not been waited for: the number is still its own
+        # The kernel is not reaped yet, so its number still names its process group.
+        os.killpg(kernel, signal.SIGKILL)
     while True:
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
-            pid, how = os.waitpid(-1, 0)
+            pid, child_status = os.waitpid(-1, 0)
         except ChildProcessError:
             return status
         if pid == kernel:
-            status = how
+            status = child_status
         children = []
         for file in Path("/proc/self/task").glob("*/children"):
             with suppress(OSError):

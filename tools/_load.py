@@ -1,7 +1,7 @@
-"""Tools by name: `python`, `web`, `mcp:COMMAND_OR_URL`, `module:name`, and what packages add.
+"""Tools by name: `python`, `web`, `mcp:COMMAND_OR_URL`, `module:name`, and those of packages.
 
-A source is a function of the text after the colon ("" without one) that makes a `Toolkit`. Those of
-other people's packages are their entry points in the group `anabranch.tools`.
+A source is a function that takes the text after the colon ("" without one) and returns a `Toolkit`.
+Installed packages add sources as entry points in the group `anabranch.tools`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ __all__ = ["load_tools", "open_tools"]
 
 Source: TypeAlias = Callable[[str], Toolkit]
 
-GROUP = "anabranch.tools"
-# What stands between commas; those inside quotes belong to it.
-PIECE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,])+""")
+ENTRY_POINT_GROUP = "anabranch.tools"
+# Matches one name between commas. Commas inside quotes belong to the name.
+SPEC_NAME = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,])+""")
 
 
 @asynccontextmanager
 async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
     """Open the tools that `specs` name, for the length of the block.
 
-    Each is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, a source of an installed
-    package (`NAME` or `NAME:TEXT`), or what `load_tools` takes. Every call of Python and of an MCP
-    server's tools waits for a person's yes. A comma inside quotes does not count. Raises
-    `ConfigurationError`, which says what went wrong, also if two tools have the same name.
+    Each spec is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, a source of an installed
+    package (`NAME` or `NAME:TEXT`), or a spec of `load_tools`. Commas inside quotes do not
+    separate. Calls of Python and of MCP tools wait for a person's approval. Raises
+    `ConfigurationError` if a source fails or two tools have the same name.
+
+        async with open_tools("web,mcp:uvx mcp-server-git") as tools:
+            await run(ChatJob(backend, conversation, tools))
     """
     async with AsyncExitStack() as stack:
         tools: list[AnyTool] = []
@@ -48,13 +51,16 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
                 continue
             if not callable(source):
                 made = type(source).__name__
-                raise ConfigurationError(f"{name!r} is {made}, and cannot be called")
+                raise ConfigurationError(f"the entry point {name!r} must be a function, not {made}")
             text = name.partition(":")[2].strip()
             kit = source(text)
-            if not isinstance(kit, Toolkit):  # pyright: ignore[reportUnnecessaryIsInstance] - a package's
-                raise ConfigurationError(f"{name!r} made {type(kit).__name__}, not a Toolkit")
+            if not isinstance(kit, Toolkit):  # pyright: ignore[reportUnnecessaryIsInstance] - any package's
+                raise ConfigurationError(
+                    f"{name!r} must return a Toolkit, not {type(kit).__name__}"
+                )
             opened = (await stack.enter_async_context(kit)).tools
-            if text and source not in SOURCES.values():  # those say themselves what they opened
+            # Built-in toolkits describe their origin themselves.
+            if text and source not in BUILT_IN_SOURCES.values():
                 for each in opened:
                     each.spec = name.strip()
             tools += opened
@@ -62,11 +68,11 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
 
 
 def _split(spec: str) -> list[str]:
-    """Cut at the commas; a bare name after `module:name` is of the same module."""
+    """Split at the commas; a bare name after `module:name` belongs to the same module."""
     names: list[str] = []
-    for piece in map(str.strip, PIECE.findall(spec)):
-        of_module = names and ":" in names[-1] and _find_source(names[-1]) is None
-        if of_module and ":" not in piece and _find_source(piece) is None:
+    for piece in map(str.strip, SPEC_NAME.findall(spec)):
+        is_module = names and ":" in names[-1] and _find_source(names[-1]) is None
+        if is_module and ":" not in piece and _find_source(piece) is None:
             names[-1] += f",{piece}"
         else:
             names.append(piece)
@@ -74,18 +80,18 @@ def _split(spec: str) -> list[str]:
 
 
 def _find_source(name: str) -> Source | None:
-    """Return the source before the colon of `name`, if it is one; else it is a module's name."""
+    """Return the source before the colon of `name`; None if that names a module."""
     source = name.partition(":")[0].strip()
-    return SOURCES.get(source) or find_plugin(GROUP, source)
+    return BUILT_IN_SOURCES.get(source) or find_plugin(ENTRY_POINT_GROUP, source)
 
 
 def _open_python(text: str) -> Toolkit:
     if text:
-        raise ConfigurationError(f"`python` takes nothing after a colon, not {text!r}")
+        raise ConfigurationError(f"`python` must have no text after a colon, not {text!r}")
     return PythonKernel(approve=True)
 
 
-SOURCES: Mapping[str, Source] = {
+BUILT_IN_SOURCES: Mapping[str, Source] = {
     "mcp": lambda server: McpServer(server, approve=True),
     "python": _open_python,
     "web": lambda engine: WebBrowser(engine or None),
@@ -95,8 +101,10 @@ SOURCES: Mapping[str, Source] = {
 def load_tools(spec: str) -> list[AnyTool]:
     """Import the tools that `spec` names: `module:name`, `module:a,b` or `module` for all.
 
-    A name may stand for a tool, a plain function, or a list of either; modules in the working
-    directory are found as well. Raises `ConfigurationError`, which says what went wrong.
+    A name may refer to a tool, a plain function, or a list of either. Modules in the working
+    directory are found too. Raises `ConfigurationError` if the module or a name cannot be used.
+
+        tools = load_tools("my_tools:add,subtract")
     """
     module_name, _, names = spec.partition(":")
     here = os.getcwd()
@@ -106,7 +114,7 @@ def load_tools(spec: str) -> list[AnyTool]:
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
         raise ConfigurationError(
-            f"tools module {module_name!r} does not import: {fault}"
+            f"cannot import the tools module {module_name!r}: {fault}"
         ) from error
     finally:
         sys.path.remove(here)
@@ -119,7 +127,7 @@ def load_tools(spec: str) -> list[AnyTool]:
                 f"module {module_name!r} has no tools: mark functions with @tool"
             )
         return list(tools.values())
-    found: list[AnyTool] = []
+    tools_found: list[AnyTool] = []
     for name in map(str.strip, names.split(",")):
         try:
             value: Any = getattr(module, name)
@@ -128,9 +136,9 @@ def load_tools(spec: str) -> list[AnyTool]:
             raise ConfigurationError(f"module {module_name!r} has no {name!r}{offer}") from None
         for each in cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]:
             try:
-                found.append(cast("AnyTool", each) if isinstance(each, Tool) else Tool(each))
+                tools_found.append(cast("AnyTool", each) if isinstance(each, Tool) else Tool(each))
             except TypeError as error:
                 raise ConfigurationError(
                     f"{module_name}:{name} cannot be a tool: {error}"
                 ) from error
-    return found
+    return tools_found

@@ -1,4 +1,4 @@
-"""The wires to an MCP server: no endless message comes in, and no address gets into a log."""
+"""The transports to an MCP server: they bound each message, and keep addresses out of logs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mcp.client.streamable_http import streamable_http_client
 if TYPE_CHECKING:
     from ._mcp import McpServer
 
-__all__ = ["MESSAGE", "open_client"]
+__all__ = ["MAX_MESSAGE_BYTES", "open_client"]
 
-MESSAGE = 16 * 2**20  # bytes
-LINES = "anabranch_lines"
-# How an answer to a request begins, and what comes in place of one that is too long.
-ASKED = re.compile(rb'\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d+)\s*,')
+MAX_MESSAGE_BYTES = 16 * 2**20
+CODEC_NAME = "anabranch_lines"
+# The start of a response, and the response that replaces one that is too long.
+RESPONSE_START = re.compile(rb'\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d+)\s*,')
 TOO_LONG = (
     b'{"jsonrpc": "2.0", "id": %s, "error": '
     b'{"code": -32000, "message": "the answer has more than %d bytes"}}'
@@ -30,9 +30,9 @@ TOO_LONG = (
 async def open_client(server: McpServer, stack: AsyncExitStack, log: IO[bytes]) -> mcp.Client:
     """Return a client of `server`, entered into `stack`.
 
-    What a server that is started writes to standard error is in `log`. One that has an address is
-    reached without the proxies of the environment, and no answer is decompressed, since a small
-    one may unfold into all memory.
+    `log` gets the standard error of a server that is started. Requests to an address ignore the
+    proxies of the environment and ask for uncompressed answers, because a small compressed one may
+    expand to fill the memory.
     """
     if server.url is None:
         program = mcp.StdioServerParameters(
@@ -40,7 +40,7 @@ async def open_client(server: McpServer, stack: AsyncExitStack, log: IO[bytes]) 
             args=server.command[1:],
             env=server.env,
             cwd=server.cwd,
-            encoding=LINES,
+            encoding=CODEC_NAME,
         )
         wire = mcp.stdio_client(program, errlog=cast("Any", log))
     else:
@@ -57,12 +57,12 @@ async def open_client(server: McpServer, stack: AsyncExitStack, log: IO[bytes]) 
 
 
 def _without_path(url: httpx2.URL) -> httpx2.URL:
-    """Return as much of an address as may be shown: its path may be a key as well as its query."""
+    """Return the part of an address that may be logged: its path and query may be keys."""
     return httpx2.URL(scheme=url.scheme, host=url.host, port=url.port, path="/")
 
 
 class _Transport(httpx2.AsyncHTTPTransport):
-    """Sends to `target` what is addressed to its host alone, since httpx logs every address."""
+    """Sends requests to the full address; the SDK and httpx, which log addresses, see a part."""
 
     def __init__(self, target: httpx2.URL) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Transport(httpx2.AsyncHTTPTransport):
         self._target = target.copy_with(userinfo=b"")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; bound the answer, unless it is a stream of events, which the SDK does."""
+        """Send a request and bound the answer, except event streams, which the SDK bounds."""
         sent = httpx2.Request(
             request.method,
             self._target if request.url == self._shown else request.url,
@@ -81,15 +81,15 @@ class _Transport(httpx2.AsyncHTTPTransport):
         response = await super().handle_async_request(sent)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             await response.aclose()
-            raise httpx2.DecodingError("the answer is compressed, which was not asked for")
+            raise httpx2.DecodingError("the server compressed its answer, which was not requested")
         events = response.headers.get("Content-Type", "").startswith("text/event-stream")
         if not (events and response.is_success):
-            response.stream = _Bounded(cast("httpx2.AsyncByteStream", response.stream))
+            response.stream = _BoundedStream(cast("httpx2.AsyncByteStream", response.stream))
         return response
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """A body that fails when it is longer than a message may be."""
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A response body that fails when it is longer than `MAX_MESSAGE_BYTES`."""
 
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
@@ -97,25 +97,25 @@ class _Bounded(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for piece in self._stream:
-            if (size := size + len(piece)) > MESSAGE:
-                raise httpx2.ReadError(f"the answer has more than {MESSAGE} bytes")
+            if (size := size + len(piece)) > MAX_MESSAGE_BYTES:
+                raise httpx2.ReadError(f"the answer has more than {MAX_MESSAGE_BYTES} bytes")
             yield piece
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-class _Lines(codecs.IncrementalDecoder):
-    """Decodes UTF-8 in whole lines; of one that is too long only the answer that it was is kept.
+class _LineDecoder(codecs.IncrementalDecoder):
+    """Decodes UTF-8 in complete lines; replaces a response that is too long by an error response.
 
-    The SDK keeps an unfinished line, however long, and joins it anew to each piece that comes. How
-    its pipe is decoded is what it lets us say.
+    The SDK keeps an unfinished line of any length, and copies it for each new piece. The codec is
+    the only part of its pipe that it lets callers choose.
     """
 
     def __init__(self, errors: str = "strict") -> None:
         super().__init__(errors)
-        self._kept: list[bytes] = []
-        self._size = 0  # of the unfinished line, dropped or not
+        self._pieces: list[bytes] = []
+        self._size = 0  # of the unfinished line, also after it was dropped
 
     def decode(self, input: Any, final: bool = False) -> str:  # noqa: A002 - the base class's name
         """Return the lines that this piece completes."""
@@ -123,22 +123,22 @@ class _Lines(codecs.IncrementalDecoder):
         lines, newline, rest = bytes(input).rpartition(b"\n")
         if newline:
             first, newline, others = lines.partition(b"\n")
-            self._keep(first)
-            done += b"".join([*self._kept, b"\n", others, newline])
-            self._kept, self._size = [], 0
-        self._keep(rest)
+            self._add(first)
+            done += b"".join([*self._pieces, b"\n", others, newline])
+            self._pieces, self._size = [], 0
+        self._add(rest)
         return done.decode("utf-8", self.errors)
 
-    def _keep(self, piece: bytes) -> None:
+    def _add(self, piece: bytes) -> None:
         before, self._size = self._size, self._size + len(piece)
-        if self._size <= MESSAGE:
-            self._kept.append(piece)
-        elif before <= MESSAGE:
-            asked = ASKED.match(b"".join([*self._kept, piece])[:100])
-            self._kept = [TOO_LONG % (asked[1], MESSAGE)] if asked else []
+        if self._size <= MAX_MESSAGE_BYTES:
+            self._pieces.append(piece)
+        elif before <= MAX_MESSAGE_BYTES:
+            response = RESPONSE_START.match(b"".join([*self._pieces, piece])[:100])
+            self._pieces = [TOO_LONG % (response[1], MAX_MESSAGE_BYTES)] if response else []
 
 
 _CODEC = codecs.CodecInfo(
-    codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=LINES
+    codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_LineDecoder, name=CODEC_NAME
 )
-codecs.register(lambda name: _CODEC if name == LINES else None)
+codecs.register(lambda name: _CODEC if name == CODEC_NAME else None)

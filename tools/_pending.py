@@ -1,4 +1,4 @@
-"""What waits for a person: a numbered question as a node, and the place where all of them wait."""
+"""Questions that wait for a person: a numbered question as a node, and the list of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Q = TypeVar("Q", bound="Pending[Any]")
 
 
 class Pending(Node[T], internal=True):
-    """One question that waits for its answer. Its `number` names it, its `path` says who asks.
+    """One question that waits for its answer. `number` names it, `path` shows the node that asks.
 
-    It ends with its tree: a question whose conversation is cancelled is no longer pending.
+    It ends with its tree: cancelling a conversation also ends its questions.
     """
 
     def __init__(self) -> None:
-        self.number = 0  # from the list that it waits in
+        self.number = 0  # given by the list
         self._answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     async def task(self) -> T:
@@ -31,53 +31,53 @@ class Pending(Node[T], internal=True):
 
     @property
     def waits(self) -> bool:
-        """Whether an answer would still count."""
+        """Whether the question still accepts an answer."""
         return not self._answered.done() and self.state in ("pending", "running")
 
     def settle(self, answer: T) -> bool:
-        """Answer; False if the question is settled. Subclasses offer it in words of their own."""
+        """Answer the question; return False if it is already answered."""
         if waits := self.waits:
             self._answered.set_result(answer)
         return waits
 
 
 class PendingList(Generic[Q]):
-    """Where questions wait. Any number may wait at once; all belong to one loop."""
+    """A list of questions that wait. Any number may wait at once; all belong to one event loop."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._asked: dict[int, Q] = {}
-        self._news = asyncio.Event()
+        self._questions: dict[int, Q] = {}
+        self._added = asyncio.Event()
 
     @property
     def pending(self) -> tuple[Q, ...]:
         """The questions that wait, oldest first."""
-        return tuple(each for each in self._asked.values() if each.waits)
+        return tuple(each for each in self._questions.values() if each.waits)
 
     def get(self, number: int) -> Q:
-        """Return the pending question of this number; raise `KeyError` if there is none."""
-        question = self._asked[number]
+        """Return the pending question with this number; raise `KeyError` if there is none."""
+        question = self._questions[number]
         if not question.waits:
             raise KeyError(number)
         return question
 
     async def __aiter__(self) -> AsyncIterator[Q]:
-        """Yield each question once, those that wait already and those to come; never ends."""
+        """Yield each question once, waiting ones first, then new ones; never ends."""
         seen = 0
         while True:
             for question in self.pending:
                 if question.number > seen:
                     seen = question.number
                     yield question
-            self._news.clear()
+            self._added.clear()
             if not any(question.number > seen for question in self.pending):
-                await self._news.wait()
+                await self._added.wait()
 
     def put(self, question: Q, timeout: float | None = None) -> Q:
-        """Let a question wait, as a child of the current node, which is to await it."""
+        """Add a question as a child of the current node, which must await it."""
         number = question.number = next(self._numbers)
-        question.at_done(lambda _: self._asked.pop(number, None))
+        question.at_done(lambda _: self._questions.pop(number, None))
         current_node().call_handler(question, timeout=timeout, claim=True)
-        self._asked[number] = question
-        self._news.set()
+        self._questions[number] = question
+        self._added.set()
         return question

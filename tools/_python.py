@@ -1,35 +1,37 @@
-"""`PythonKernel`: a Python session that a model may use, a real Jupyter kernel."""
+"""`PythonKernel`: a Python session for a model, in a Jupyter kernel."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from ..commander.kinds import checked
-from ._extra import import_extra
-from ._figures import Figures
-from ._kernel_pool import Pool
 from ._tool import tool
 from .results import Illustrated
 from .sessions import PerSession
-from .toolkits import Toolkit
+from .toolkits import Toolkit, import_extra
 
 if TYPE_CHECKING:
     from ._interpreter import Interpreter
 
-__all__ = ["PythonKernel", "ResourceLimits"]
+__all__ = ["FigureFolder", "KernelPool", "PythonKernel", "ResourceLimits"]
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """What the kernel's process may use, set by the system; None is no limit.
+    """Limits of the operating system for each process of the kernel; None is no limit.
 
     `memory` is in bytes of data, `cpu` in seconds for the whole session, `file_size` in bytes for
-    each file. They hold for each process that the code starts, not for their sum; systems without
-    `setrlimit` (Windows) have none of them.
+    each file. They apply to each process that the code starts, not to their sum. Windows has none
+    of them.
     """
 
     memory: int | None = 4 * 2**30
@@ -38,7 +40,7 @@ class ResourceLimits:
     open_files: int | None = 1024
 
     def by_name(self) -> dict[str, int]:
-        """Return those that are set, by the names of the system."""
+        """Return the limits that are set, by their names in `setrlimit`."""
         found = {
             "RLIMIT_DATA": self.memory,
             "RLIMIT_CPU": self.cpu,
@@ -50,27 +52,28 @@ class ResourceLimits:
 
 
 class PythonKernel(Toolkit):
-    """A tool `python` that runs code; what it defines is there the next time, in that session.
+    """A tool `python` that runs code in a session, which keeps its variables between calls.
 
-    Code runs in a Jupyter kernel, a process of its own, started by a session's first call. Entered
-    with `async with` there is one, until the end of the block, for all who use it. Given to an
-    agent or a `ToolExecutor`, each of their sessions has its own, until it is reset or they or this
-    are closed; used by anybody else, there is one until `aclose`. It outlives commanders and loops,
-    and goes with its owner; at the latest it ends with the program, however that ends, and all that
-    the code started ends with it.
+        agent = Agent(backend, tools=[PythonKernel(timeout=30)])
 
-    Of kernels that no block keeps, one that was not used for `idle` seconds is ended; at most
-    `most` run, and one more takes the place of that which was used least lately. None is no limit.
-    A new kernel in the place of one that is gone is told to the model.
+    Code runs in a Jupyter kernel, a separate process that starts with the first call. Each session
+    of an agent or `ToolExecutor` has its own kernel, until the session is reset or the agent, the
+    executor or this toolkit is closed. Callers without sessions share one until `aclose`. Inside
+    `async with` all callers share one, until the end of the block. A kernel outlives commanders and
+    event loops. It ends with its owner or with the program, however that ends, and so do all
+    processes that its code started.
 
-    Calls of one session run one after the other. `timeout` is in seconds for each: the code is then
-    interrupted, and if it goes on for `grace` seconds more, its process is killed. A cancelled call
-    is stopped in the same way. Output beyond `max_output` characters loses its middle. Figures come
-    as images and are saved in the folder `figures`, by default a new one among the temporary files.
+    An unused kernel ends after `idle` seconds. At most `max_kernels` run: one more replaces the
+    least recently used one, or waits while all are busy. None is no limit, and neither applies to
+    the kernel of a block. The model is told when a new kernel has replaced an earlier one.
 
-    It is no sandbox: the code has the files and the network of the user that runs this program.
-    See `docs/builtin-tools.md`. Environment variables are not passed on, except harmless ones and
-    `env`.
+    Calls of one session run one after the other. After `timeout` seconds, or when a call is
+    cancelled, the code is interrupted. If it still runs `grace` seconds later, its process is
+    killed. Output is shortened in the middle to `max_output` characters. Figures are returned as
+    images and saved in the folder `figures`, by default a new temporary one.
+
+    This is no sandbox: the code can use the files and the network of the program's user. See
+    `docs/builtin-tools.md`. The code sees only harmless environment variables, and `env`.
     """
 
     @checked
@@ -81,7 +84,7 @@ class PythonKernel(Toolkit):
         grace: float = 2,
         start_timeout: float = 60,
         idle: float | None = None,
-        most: int | None = None,
+        max_kernels: int | None = None,
         max_output: int = 20_000,
         figures: str | os.PathLike[str] | None = None,
         limits: ResourceLimits | None = None,
@@ -90,15 +93,15 @@ class PythonKernel(Toolkit):
         executable: str = sys.executable,
         approve: bool = False,
     ) -> None:
-        if (idle is not None and idle <= 0) or (most is not None and most < 1):
-            raise ValueError(f"idle={idle!r}, most={most!r}: too few; None is no limit")
+        if (idle is not None and idle <= 0) or (max_kernels is not None and max_kernels < 1):
+            raise ValueError(f"idle={idle!r}, max_kernels={max_kernels!r} must be positive or None")
         self.timeout = timeout
         self.grace = grace
         self.start_timeout = start_timeout
         self.idle = idle
-        self.pool = Pool(most)
+        self.pool = KernelPool(max_kernels)
         self.max_output = max_output
-        self.figures = Figures(figures)
+        self.figures = FigureFolder(figures)
         self.limits = limits or ResourceLimits()
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.env = dict(env or {})
@@ -124,3 +127,71 @@ class PythonKernel(Toolkit):
         """
         await import_extra("._interpreter", "the Python tool", "python")
         return await self.interpreters.get().run(code)
+
+
+class FigureFolder:
+    """Saves figures in a folder, each under its own number; never overwrites a file.
+
+    The first figure creates the folder. Without a name it is a new temporary one, which only the
+    user can read.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = None if folder is None else Path(folder).absolute()
+        self._numbers = count(1)
+
+    def save(self, image: bytes, extension: str) -> Path:
+        """Write one figure and return its path; raise `OSError` if it cannot be written."""
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="anabranch-figures-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = self.folder / f"figure-{next(self._numbers)}.{extension}"
+            try:
+                with path.open("xb") as file:
+                    file.write(image)
+            except FileExistsError:
+                continue
+            return path
+
+    def __reduce__(self) -> tuple[type[FigureFolder], tuple[Path | None]]:
+        return FigureFolder, (self.folder,)
+
+
+class KernelPool:
+    """The interpreters that have a kernel or start one, at most `max_kernels`."""
+
+    def __init__(self, max_kernels: int | None) -> None:
+        self.max_kernels = max_kernels
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        # Weak references: an interpreter that is collected ends its kernel.
+        self._running: WeakSet[Interpreter] = WeakSet()
+        self._changed = asyncio.Event()
+
+    async def make_room(self, newcomer: Interpreter) -> None:
+        """Add an interpreter; first end the least recently used idle one, or wait for one."""
+        if self._process != os.getpid():  # a fork has no kernels
+            self._reset()
+        while self.max_kernels is not None and len(self._running - {newcomer}) >= self.max_kernels:
+            if idle := [each for each in self._running if each.is_idle]:
+                oldest = min(idle, key=lambda each: each.last_used)
+                await oldest.end(f"only {self.max_kernels} may run, and others were used since")
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+        self._running.add(newcomer)
+
+    def leave(self, interpreter: Interpreter) -> None:
+        """Remove an interpreter whose kernel has ended."""
+        self._running.discard(interpreter)
+        self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """Wake the waiting interpreters: a kernel has become idle or ended."""
+        self._changed.set()
+
+    def __reduce__(self) -> tuple[type[KernelPool], tuple[int | None]]:
+        return KernelPool, (self.max_kernels,)

@@ -1,9 +1,9 @@
-"""A JSON schema that a stranger wrote: refused if it is huge, checked in few steps.
+"""A JSON schema from another author: refused if it is huge, checked in few steps.
 
-A general validator may take minutes for a line of schema: `allOf` that doubles by reference, a
-pattern that tries every way. This one checks what people write for a model's arguments and leaves
-the rest to the server, which checks them anyway. So it may let pass what the whole schema forbids,
-and never refuses what the schema allows.
+A general validator may take minutes for one line of schema, such as an `allOf` that doubles by
+reference or a pattern that backtracks. This one checks the usual parts of a schema for arguments,
+and leaves the rest to the server, which checks them anyway. So it may accept arguments that the
+schema forbids, and never refuses arguments that it allows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from ._schema import InvalidArguments, as_list, as_mapping
 
 __all__ = ["RemoteSchema"]
 
-NODES = 10_000  # values in a schema; 20 characters count as one
-DEPTH = 50
-STEPS = 10_000  # looking at a value with a schema is one; some 20 ms in all
-LONGEST_REFERENCE = 1000
-FAULTS = 5
-SHOWN = 80
+# Values in a schema; 20 characters count as one.
+MAX_VALUES = 10_000
+MAX_SCHEMA_DEPTH = 50
+# Comparing one value with one schema is a step. All together take about 20 ms.
+MAX_STEPS = 10_000
+MAX_REFERENCE_CHARS = 1000
+MAX_FAULTS = 5
+MAX_SHOWN_CHARS = 80
 
-TYPES: Mapping[str, Callable[[Any], bool]] = {
+TYPE_CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
@@ -36,133 +38,136 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 
 class RemoteSchema:
-    """The schema of a tool's arguments; `parameters` is what its author wrote, an object's.
+    """The schema of a tool's arguments, an object; `parameters` is its JSON.
 
-    Raises `ValueError`, which says why, if it is larger or deeper than a model should be shown or
-    is not of a schema's form.
+    Raises `ValueError` if it is larger or deeper than a model should read, or is not a schema.
 
-    Checked are `type`, `enum` and `const` of plain values, `required`, `properties`,
-    `additionalProperties`, `items`, lengths and bounds, `allOf`, `anyOf`, and references inside the
-    schema; `oneOf` is checked as `anyOf`. All else is not, `pattern` and `format` first of all, nor
-    what is left after 10,000 steps.
+    `check` covers `type`, `enum` and `const` of plain values, `required`, `properties`,
+    `additionalProperties`, `items`, lengths and bounds, `allOf`, `anyOf`, references inside the
+    schema, and `oneOf` as `anyOf`. It ignores everything else, such as `pattern` and `format`, and
+    everything after 10,000 steps.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.parameters: dict[str, Any] = {"properties": {}, **given, "type": "object"}
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.parameters: dict[str, Any] = {"properties": {}, **values, "type": "object"}
         self.parameters.pop("$schema", None)
         if not isinstance(properties := self.parameters["properties"], dict):
-            raise ValueError(f"the properties of its schema are {_show(properties)}")
-        nodes = 0.0
+            raise ValueError(
+                f"the properties of the schema must be an object, not {_show(properties)}"
+            )
+        size = 0.0
         waiting: list[tuple[Any, int]] = [(self.parameters, 0)]
         while waiting:
             value, depth = waiting.pop()
-            nodes += 1 + (len(value) / 20 if isinstance(value, str) else 0)
+            size += 1 + (len(value) / 20 if isinstance(value, str) else 0)
             if isinstance(value, dict):
                 inside = cast("dict[str, Any]", value)
-                nodes += sum(map(len, inside)) / 20
+                size += sum(map(len, inside)) / 20
                 waiting += [(each, depth + 1) for each in inside.values()]
             elif isinstance(value, list):
                 waiting += [(each, depth + 1) for each in cast("list[Any]", value)]
-            if depth > DEPTH or nodes + len(waiting) > NODES:
-                raise ValueError(f"its schema is larger than {NODES} values or deeper than {DEPTH}")
+            if depth > MAX_SCHEMA_DEPTH or size + len(waiting) > MAX_VALUES:
+                raise ValueError(
+                    f"the schema has more than {MAX_VALUES} values or {MAX_SCHEMA_DEPTH} levels"
+                )
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments; raise `InvalidArguments`, which names the first faults."""
-        given, faults = dict(arguments), list[str]()
-        with suppress(_Unclear, RecursionError):
-            checking = _Check(self.parameters).faults(self.parameters, given, "arguments")
-            faults = list(islice(checking, FAULTS))
+        """Return the arguments; raise `InvalidArguments` with the first faults."""
+        values, faults = dict(arguments), list[str]()
+        with suppress(_Undecided, RecursionError):
+            checking = _Checker(self.parameters).faults(self.parameters, values, "arguments")
+            faults = list(islice(checking, MAX_FAULTS))
         if faults:
             raise InvalidArguments(f"wrong arguments: {'; '.join(faults)[:1000]}")
-        return given
+        return values
 
 
-class _Unclear(Exception):
-    """It would take too long, or the schema is broken: let the server judge."""
+class _Undecided(Exception):
+    """The check would take too long or the schema is broken: the server decides."""
 
 
-class _Check:
+class _Checker:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._steps = 0
 
     def _step(self, steps: int = 1) -> None:
         self._steps += steps
-        if self._steps > STEPS:
-            raise _Unclear
+        if self._steps > MAX_STEPS:
+            raise _Undecided
 
     def faults(self, schema: Any, value: Any, where: str) -> Iterator[str]:
-        """Say what is wrong with `value`; nothing if it is allowed or this cannot tell."""
+        """Yield the faults of `value`; none if it is allowed or cannot be checked."""
         self._step()
         if schema is False:
-            yield f"{where}: nothing is allowed here"
+            yield f"{where}: no value is allowed here"
         if not isinstance(schema, dict):
             return
-        found = cast("dict[str, Any]", schema)
-        if "$id" in found and found is not self._root:
-            return  # its references are relative to it
-        if "$ref" in found:
-            yield from self.faults(self._resolve(found["$ref"]), value, where)
-        kinds = found.get("type", ())
+        schema_object = cast("dict[str, Any]", schema)
+        if "$id" in schema_object and schema_object is not self._root:
+            return  # its references are relative to its own address
+        if "$ref" in schema_object:
+            yield from self.faults(self._resolve(schema_object["$ref"]), value, where)
+        kinds = schema_object.get("type", ())
         kinds = cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds] if kinds else []
         self._step(len(kinds))
-        known = all(isinstance(kind, str) and kind in TYPES for kind in kinds)
-        if kinds and known and not any(TYPES[kind](value) for kind in kinds):
+        known = all(isinstance(kind, str) and kind in TYPE_CHECKS for kind in kinds)
+        if kinds and known and not any(TYPE_CHECKS[kind](value) for kind in kinds):
             yield f"{where}: {_show(value)} is not of type {' or '.join(map(repr, kinds[:7]))}"
             return
-        yield from self._choice_faults(found, value, where)
-        for each in as_list(found.get("allOf")):
+        yield from self._choice_faults(schema_object, value, where)
+        for each in as_list(schema_object.get("allOf")):
             yield from self.faults(each, value, where)
         for key in ("anyOf", "oneOf"):
             why: list[str] = []
-            for branch in as_list(found.get(key)):
+            for branch in as_list(schema_object.get(key)):
                 fault = next(self.faults(branch, value, where), None)
                 if fault is None:
                     break
                 why.append(fault)
             else:
                 if why:
-                    yield ", or ".join(why[:FAULTS])
+                    yield ", or ".join(why[:MAX_FAULTS])
         if isinstance(value, str):
-            for fault in _bounds(found, "Length", len(value)):
+            for fault in _bounds(schema_object, "Length", len(value)):
                 yield f"{where}: the length of the text {fault}"
         elif isinstance(value, list):
             items = cast("list[Any]", value)
-            for fault in _bounds(found, "Items", len(items)):
+            for fault in _bounds(schema_object, "Items", len(items)):
                 yield f"{where}: the number of items {fault}"
-            if "items" in found and "prefixItems" not in found:
+            if "items" in schema_object and "prefixItems" not in schema_object:
                 for number, each in enumerate(items):
-                    yield from self.faults(found["items"], each, f"{where}[{number}]")
+                    yield from self.faults(schema_object["items"], each, f"{where}[{number}]")
         elif isinstance(value, dict):
-            yield from self._object_faults(found, cast("dict[str, Any]", value), where)
+            yield from self._object_faults(schema_object, cast("dict[str, Any]", value), where)
         elif _is_number(value):
-            for fault in _bounds(found, "imum", value):
+            for fault in _bounds(schema_object, "imum", value):
                 yield f"{where}: {_show(value)} {fault}"
 
     def _resolve(self, reference: object) -> Any:
-        """Return what is referred to inside this schema; anything else allows all."""
+        """Return the target of a reference inside this schema, else True: all values are valid."""
         if reference == "#":
             return self._root
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return True
-        if "%" in reference or len(reference) > LONGEST_REFERENCE:
+        if "%" in reference or len(reference) > MAX_REFERENCE_CHARS:
             return True
-        found: Any = self._root
+        target: Any = self._root
         for part in reference[2:].split("/"):
             self._step()
-            if not isinstance(found, dict):
+            if not isinstance(target, dict):
                 return True
-            found = cast("dict[str, Any]", found).get(part.replace("~1", "/").replace("~0", "~"))
-            if isinstance(found, dict) and "$id" in found:
+            target = cast("dict[str, Any]", target).get(part.replace("~1", "/").replace("~0", "~"))
+            if isinstance(target, dict) and "$id" in target:
                 return True
-        return cast("Any", found)
+        return cast("Any", target)
 
     def _choice_faults(self, schema: Mapping[str, Any], value: Any, where: str) -> Iterator[str]:
         choices = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
         self._step(len(choices))
         if not choices or any(isinstance(each, (dict, list)) for each in choices):
             return
-        # As in JSON, where 1 is 1.0 and not true.
+        # As in JSON, where 1 equals 1.0 and differs from true.
         boolean = isinstance(value, bool)
         if not any(isinstance(each, bool) == boolean and each == value for each in choices):
             shown = ", ".join(map(_show, choices[:20])) + (", ..." if len(choices) > 20 else "")
@@ -181,22 +186,22 @@ class _Check:
         properties = as_mapping(schema.get("properties"))
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, each in value.items():
-            inner = f"{where}.{name[:SHOWN]}"
+            inner = f"{where}.{name[:MAX_SHOWN_CHARS]}"
             if name in properties:
                 yield from self.faults(properties[name], each, inner)
             elif others is False:
-                yield f"{inner}: there is no such property"
+                yield f"{inner}: this property is not allowed"
             else:
                 yield from self.faults(others, each, inner)
 
 
-def _bounds(schema: Mapping[str, Any], what: str, number: Any) -> Iterator[str]:
-    low, high = (schema.get(f"{end}{what}") for end in ("min", "max"))
+def _bounds(schema: Mapping[str, Any], suffix: str, number: Any) -> Iterator[str]:
+    low, high = (schema.get(f"{end}{suffix}") for end in ("min", "max"))
     if _is_number(low) and number < low:
         yield f"is less than {_show(low)}"
     if _is_number(high) and number > high:
         yield f"is more than {_show(high)}"
-    if what == "imum":
+    if suffix == "imum":
         low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         if _is_number(low) and number <= low:
             yield f"is not more than {_show(low)}"
@@ -211,4 +216,4 @@ def _is_number(value: object) -> bool:
 def _show(value: object) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
-    return repr(value[:SHOWN] if isinstance(value, str) else value)[: 2 * SHOWN]
+    return repr(value[:MAX_SHOWN_CHARS] if isinstance(value, str) else value)[: 2 * MAX_SHOWN_CHARS]

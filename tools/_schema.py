@@ -1,8 +1,9 @@
-"""A function's signature and docstring become a JSON schema and a check of the arguments."""
+"""The JSON schema of a function's signature and docstring, and the check of arguments by it."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, cast, get_type_hints
@@ -15,22 +16,30 @@ from pydantic_core import SchemaError
 
 from ..commander.errors import ToolError
 
-__all__ = ["Arguments", "InvalidArguments", "as_list", "as_mapping", "check_names", "fill_defaults"]
+__all__ = [
+    "Arguments",
+    "InvalidArguments",
+    "as_list",
+    "as_mapping",
+    "check_names",
+    "fill_defaults",
+    "parse_docstring",
+]
 
 
 class InvalidArguments(ToolError):
-    """The model called a tool with wrong arguments; the text names every fault."""
+    """The model called a tool with wrong arguments; the text lists every fault."""
 
 
 class _Untitled(GenerateJsonSchema):
-    """Leaves out the titles that only repeat a field's name."""
+    """Leaves out titles that only repeat a field's name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
-def _by_name(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return what a function takes, without the `self` or the bare `cls` of a method."""
+def _named_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function, without the `self` or unannotated `cls` of a method."""
     parameters = list(inspect.signature(function).parameters.values())
     if parameters:
         first = parameters[0]
@@ -40,7 +49,7 @@ def _by_name(function: Callable[..., Any]) -> list[inspect.Parameter]:
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise TypeError(
                 f"tool {function.__qualname__}: a model passes arguments by name, "
-                f"so {str(p)!r} cannot be positional only"
+                f"so {str(p)!r} must not be positional only"
             )
     return parameters
 
@@ -50,8 +59,8 @@ def _is_required(p: inspect.Parameter) -> bool:
 
 
 def check_names(function: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raise a `TypeError` unless a function can be called with the arguments of a schema."""
-    parameters, names = _by_name(function), list(names)
+    """Raise `TypeError` unless a function accepts the arguments of a schema."""
+    parameters, names = _named_parameters(function), list(names)
     taken = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     needed = [p.name for p in parameters if p.name in taken and _is_required(p)]
     unknown = [name for name in names if name not in taken and len(taken) == len(parameters)]
@@ -67,7 +76,7 @@ def fill_defaults(
 ) -> dict[str, Any]:
     """Return `kwargs` with a value for each missing parameter whose default is a `Field(...)`.
 
-    Raises `TypeError` for one that is required.
+    Raises `TypeError` for a missing one without a default.
     """
     signature = inspect.signature(function)
     filled = dict(kwargs)
@@ -83,16 +92,16 @@ def fill_defaults(
 
 
 class Arguments:
-    """What one function takes: `parameters` is the JSON schema, `check` reads a call's arguments.
+    """The arguments of one function: `parameters` is their JSON schema.
 
-    A `Field(...)`, as a default or in `Annotated`, means what it does to pydantic's
-    `validate_call`. `descriptions` holds the docstring's words for parameters that have no
-    description of their own; `names` are the parameters' names, which an alias does not change.
+    A `Field(...)`, as a default or in `Annotated`, has the meaning of pydantic's `validate_call`.
+    `descriptions`, from the docstring, apply to parameters without a description of their own.
+    `names` are the names of the parameters, also where a field has an alias.
     """
 
     def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
-        parameters = _by_name(function)
-        # Not get_type_hints(function): a return annotation that cannot be resolved is no obstacle.
+        parameters = _named_parameters(function)
+        # Not `get_type_hints(function)`: it fails if the return annotation cannot be resolved.
         written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
         bare = SimpleNamespace(__annotations__=written)
         namespace = getattr(inspect.unwrap(function), "__globals__", {})
@@ -116,8 +125,8 @@ class Arguments:
             if known.description is None and descriptions.get(p.name):
                 more["description"] = descriptions[p.name]
             if known.validation_alias is None:
-                # Neutral field names with the real ones as aliases: a parameter may be called
-                # `copy` or `schema` without touching a name of pydantic's own.
+                # The fields have neutral names and the real ones as aliases: a parameter may be
+                # called `copy` or `schema`, which are names of pydantic's models.
                 more["alias"] = p.name
             hint = Annotated[hint, Field(**more)]
             fields[f"p{n}"] = hint if default is p.empty else (hint, default)
@@ -130,14 +139,14 @@ class Arguments:
                 f"tool {function.__qualname__}: {error.message}; a model sends JSON, so each"
                 " parameter needs a type that has a JSON schema"
             ) from None
-        except SchemaError as error:  # such as a pattern that is not a regular expression
+        except SchemaError as error:  # such as for an invalid regular expression as pattern
             why = " ".join(str(error).split())
             raise TypeError(f"tool {function.__qualname__}: {why}") from None
         self.parameters.pop("title", None)
         self.parameters.setdefault("properties", {})
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments to call with; raise `InvalidArguments` if any is wrong."""
+        """Return the keyword arguments for the call; raise `InvalidArguments` if any is wrong."""
         try:
             model = self._model.model_validate(dict(arguments))
         except ValidationError as error:
@@ -152,10 +161,70 @@ class Arguments:
 
 
 def as_list(value: object) -> list[Any]:
-    """Return what a stranger's schema should have as a list; empty if it has something else."""
+    """Return a value from another author's schema if it is a list, else an empty list."""
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """Return what a stranger's schema should have as an object; empty if it has something else."""
+    """Return a value from another author's schema if it is an object, else an empty one."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+SECTION_NAMES = (
+    "args|arguments|parameters|params|returns|return|yields|raises|examples?|notes?|see also"
+)
+PARAMETER_SECTIONS = {"args", "arguments", "parameters", "params"}
+
+GOOGLE_SECTION = re.compile(rf"({SECTION_NAMES}):\s*", re.IGNORECASE)
+NUMPY_SECTION = re.compile(rf"({SECTION_NAMES})", re.IGNORECASE)
+REST_FIELD = re.compile(r":(\w+)((?:\s+[^\s:]+)*?)(?:\s+\*{0,2}(\w+))?:\s*(.*)")
+GOOGLE_ENTRY = re.compile(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+NUMPY_ENTRY = re.compile(r"\*{0,2}(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?")
+REST_PARAMETER_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
+
+
+def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """Return the description and the parameters' descriptions by name.
+
+    Reads the styles of Google (`Args:`), numpy (`Parameters` underlined) and reST (`:param x:`), as
+    their guides show them. The description ends at the first section or field.
+    """
+    lines = inspect.cleandoc(text or "").splitlines()
+    start = 0
+    while start < len(lines) and not (_section(lines, start) or REST_FIELD.fullmatch(lines[start])):
+        start += 1
+    found: dict[str, list[str]] = {}
+    inside = False  # in a section of parameters, or in the field of one
+    names: list[str] = []
+    entry = GOOGLE_ENTRY
+    depth: int | None = None
+    for n, line in enumerate(lines[start:], start):
+        piece = line
+        if section := _section(lines, n):
+            inside, names, depth = section in PARAMETER_SECTIONS, [], None
+            entry = GOOGLE_ENTRY if line.rstrip().endswith(":") else NUMPY_ENTRY
+        elif match := REST_FIELD.fullmatch(line):
+            inside = match[1] in REST_PARAMETER_FIELDS and match[3] is not None
+            names, depth = [match[3]] if inside else [], 0
+            piece = match[4]
+        elif inside and line.strip():
+            indent = len(line) - len(line.lstrip())
+            depth = indent if depth is None else depth
+            if indent <= depth and (match := entry.fullmatch(line)):
+                names = re.split(r"\s*,\s*", match[1])
+                piece = match[2] if entry is GOOGLE_ENTRY else ""
+        else:
+            continue
+        for name in names:
+            found.setdefault(name, []).append(piece.strip())
+    description = "\n".join(lines[:start]).strip()
+    return description, {name: " ".join(filter(None, pieces)) for name, pieces in found.items()}
+
+
+def _section(lines: list[str], n: int) -> str | None:
+    """Return the name of the section that line `n` opens, in lower case."""
+    if match := GOOGLE_SECTION.fullmatch(lines[n]):
+        return match[1].lower()
+    underlined = n + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[n + 1])
+    match = NUMPY_SECTION.fullmatch(lines[n].rstrip()) if underlined else None
+    return match[1].lower() if match else None

@@ -1,6 +1,6 @@
-"""Web search: the interface of an engine, the engines, and which one the environment offers.
+"""Web search: the interface of search engines, and the engines.
 
-An engine says what its server is asked, and where in the answer the hits are.
+An engine defines the request to its server, and where the answer contains the hits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from ..commander.errors import ConfigurationError, ToolError
-from ._web_fetch import Fetched, Fetcher
-from ._web_text import read_page
+from ._web_fetch import Fetched, Fetcher, read_page
 
 __all__ = ["SearchEngine", "SearchHit", "search_engine"]
 
@@ -29,7 +28,15 @@ class SearchHit:
 
 
 class SearchEngine(ABC):
-    """Finds pages. A new engine is one method."""
+    """Finds web pages. A new engine implements one method.
+
+    class Wiki(SearchEngine):
+        name = "wiki"
+
+        async def search(self, query, limit, fetcher):
+            page = await fetcher.ask("GET", "https://wiki.example/search", params={"q": query})
+            return [SearchHit(row["title"], row["url"]) for row in json.loads(page.text)[:limit]]
+    """
 
     name: str
 
@@ -37,12 +44,12 @@ class SearchEngine(ABC):
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Return up to `limit` hits, best first; an empty list if there are none.
 
-        Raises `ToolError` if the engine refuses, cannot be reached or answers nonsense.
+        Raises `ToolError` if the engine refuses, cannot be reached or sends no list of hits.
         """
 
 
 class DuckDuckGoEngine(SearchEngine):
-    """DuckDuckGo's page for browsers without scripts. It refuses those who ask too often."""
+    """DuckDuckGo's page for browsers without scripts. It refuses clients that search too often."""
 
     name = "duckduckgo"
 
@@ -54,20 +61,20 @@ class DuckDuckGoEngine(SearchEngine):
         page = await fetcher.ask("POST", self.url, data={"q": query})
         link = ".//a[contains(@class, 'result__a')]"
         result = f"//div[contains(@class, 'web-result')][{link}]"
-        hits = await _hits(
+        hits = await _read_hits(
             *(self, page, fetcher, limit, "html"),
             rows=result,
             fields=(link, f"{link}/@href", ".//*[contains(@class, 'result__snippet')]"),
             sign=f"{result} | //*[contains(@class, 'no-results')]",
         )
-        found: list[SearchHit] = []
+        hits_found: list[SearchHit] = []
         for hit in hits:
-            try:  # a link leads by way of the engine
+            try:  # the link redirects through the engine
                 url = parse_qs(urlsplit(hit.url).query).get("uddg", [hit.url])[0]
-            except ValueError:  # it is no address
+            except ValueError:  # the link is not a URL
                 url = hit.url
-            found.append(SearchHit(hit.title, url, hit.snippet))
-        return found
+            hits_found.append(SearchHit(hit.title, url, hit.snippet))
+        return hits_found
 
 
 class BingEngine(SearchEngine):
@@ -81,7 +88,7 @@ class BingEngine(SearchEngine):
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read the items of the feed."""
         feed = await fetcher.ask("GET", self.url, params={"q": query, "format": "rss"})
-        return await _hits(
+        return await _read_hits(
             *(self, feed, fetcher, limit, "xml"),
             rows="//item",
             fields=("title", "link", "description"),
@@ -99,16 +106,16 @@ class SearxngEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read its JSON."""
-        found = await fetcher.ask("GET", self.url, params={"q": query, "format": "json"})
-        return await _hits(
-            *(self, found, fetcher, limit, "json"),
+        hits_found = await fetcher.ask("GET", self.url, params={"q": query, "format": "json"})
+        return await _read_hits(
+            *(self, hits_found, fetcher, limit, "json"),
             rows="results",
             fields=("title", "url", "content"),
         )
 
 
 class SerperEngine(SearchEngine):
-    """Google's results by way of serper.dev."""
+    """Google's results through serper.dev."""
 
     name = "serper"
 
@@ -118,11 +125,11 @@ class SerperEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read its JSON."""
-        found = await fetcher.ask(
+        hits_found = await fetcher.ask(
             "POST", self.url, json={"q": query, "num": limit}, headers={"X-API-KEY": self._key}
         )
-        return await _hits(
-            *(self, found, fetcher, limit, "json"),
+        return await _read_hits(
+            *(self, hits_found, fetcher, limit, "json"),
             rows="organic",
             fields=("title", "link", "snippet"),
         )
@@ -139,7 +146,7 @@ class ArxivEngine(SearchEngine):
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read the entries of its feed."""
         params = {"search_query": f"all:{query}", "max_results": str(limit)}
-        return await _hits(
+        return await _read_hits(
             *(self, await fetcher.ask("GET", self.url, params=params), fetcher, limit, "xml"),
             rows="/*/*[local-name() = 'entry']",
             fields=[f"*[local-name() = '{name}']" for name in ("title", "id", "summary")],
@@ -147,7 +154,7 @@ class ArxivEngine(SearchEngine):
         )
 
 
-async def _hits(
+async def _read_hits(
     engine: SearchEngine,
     answer: Fetched,
     fetcher: Fetcher,
@@ -158,41 +165,43 @@ async def _hits(
     fields: Sequence[str],
     sign: str = "",
 ) -> list[SearchHit]:
-    """Read the hits; `rows` and `fields` (title, address, excerpt) are keys, or else XPath.
+    """Read the hits of an answer; raise `ToolError` if it is not a list of hits.
 
-    A page of XML or HTML without `sign` is no list of hits.
+    `rows` and `fields` (title, address, excerpt) are keys of JSON, or else XPath. `sign` is the
+    XPath of an element that each list of hits contains.
     """
     keys = {"rows": rows, "fields": fields, "sign": sign, "limit": limit}
-    found = await read_page(answer, "hits", fetcher.timeout, syntax=syntax, **keys)
-    if found is None:
-        what = answer.content_type
-        raise ToolError(f"{engine.name} answered something else than results: {what:.100}")
-    return [SearchHit(*row) for row in found]
+    hits_found = await read_page(answer, "hits", fetcher.timeout, syntax=syntax, **keys)
+    if hits_found is None:
+        raise ToolError(
+            f"{engine.name} did not answer with search results, but with {answer.content_type:.100}"
+        )
+    return [SearchHit(*row) for row in hits_found]
 
 
 def search_engine(name: str | None = None) -> SearchEngine:
-    """Return the engine of this name, set up from the environment.
+    """Return the engine with this name, with settings from the environment.
 
-    `serper` needs `SERPER_API_KEY`, `searxng` needs `SEARXNG_URL`; `duckduckgo`, `bing` and
-    `arxiv` need nothing. Without a name it is the first of the two that has what it needs, else
-    `duckduckgo`. Raises `ConfigurationError` for an unknown name or a missing setting.
+    `serper` needs `SERPER_API_KEY`, `searxng` needs `SEARXNG_URL`; `duckduckgo`, `bing` and `arxiv`
+    need nothing. Without a name the first of these two whose variable is set is used, else
+    `duckduckgo`. Raises `ConfigurationError` for an unknown name or a missing variable.
     """
     if name is None:
-        wants = {"SERPER_API_KEY": "serper", "SEARXNG_URL": "searxng"}
-        name = next((wants[each] for each in wants if os.environ.get(each)), "duckduckgo")
+        variables = {"SERPER_API_KEY": "serper", "SEARXNG_URL": "searxng"}
+        name = next((variables[each] for each in variables if os.environ.get(each)), "duckduckgo")
     engines: Mapping[str, Callable[[], SearchEngine]] = {
         "arxiv": ArxivEngine,
         "bing": BingEngine,
         "duckduckgo": DuckDuckGoEngine,
-        "searxng": lambda: SearxngEngine(_setting("SEARXNG_URL")),
-        "serper": lambda: SerperEngine(_setting("SERPER_API_KEY")),
+        "searxng": lambda: SearxngEngine(_require_variable("SEARXNG_URL")),
+        "serper": lambda: SerperEngine(_require_variable("SERPER_API_KEY")),
     }
     if name not in engines:
-        raise ConfigurationError(f"search engine {name!r}: there are {', '.join(engines)}")
+        raise ConfigurationError(f"unknown search engine {name!r}; use one of {', '.join(engines)}")
     return engines[name]()
 
 
-def _setting(name: str) -> str:
+def _require_variable(name: str) -> str:
     if value := os.environ.get(name):
         return value
     raise ConfigurationError(f"set {name} in the environment to search with this engine")

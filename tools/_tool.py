@@ -1,4 +1,4 @@
-"""A function becomes a tool that a model can call."""
+"""`Tool` and `@tool`: a function that a model can call."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from ..commander import Retry, ToolError, parent_here
 from ..commander.kinds import NUMBER, require
 from ..commander.stored_names import stored_name
 from ..messages import Part
-from ._docstring import parse_docstring
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
-from ._schema import Arguments, check_names, fill_defaults
+from ._schema import Arguments, check_names, fill_defaults, parse_docstring
 from .origins import mask_spec
 from .results import Illustrated, describe_error
 
@@ -41,34 +40,36 @@ S = TypeVar("S")
 
 
 class Tool(Generic[P, R]):
-    """A function with what a model needs to call it; calling it calls the plain function.
+    """A function with the data that a model needs to call it; calling it calls the function.
 
-    A parameter's default may be a `Field(default=10, ge=1)` of pydantic, as in `validate_call`: a
-    call without that argument gets the default.
+    `name`, `description` and `parameters` (a JSON schema) are shown to the model. They come from
+    the function's name, docstring and signature unless given. A parameter's default may be
+    pydantic's `Field(default=10, ge=1)`, as in `validate_call`: a call without that argument gets
+    the default.
 
-    `name`, `description` and `parameters` (a JSON schema) are shown to the model. `read_only`
-    says that a call changes nothing, so it may start while the reply still streams. `timeout` is
-    in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes. With
-    `retry` a call that fails in a way that it names is tried again, each time with the whole
-    `timeout`; the model is told of the last failure alone.
-    `source` says where the tool comes from: which function it is, or which server has it. `spec` is
-    the text by which `open_tools` opened it, where a package's toolkit read that text.
+    - `read_only`: a call changes nothing, so it may start while the reply still streams.
+    - `timeout`: seconds for one attempt; None is no limit.
+    - `approve`: a call waits for a person's approval.
+    - `retry`: failures that it names are tried again, each with the full `timeout`; the model reads
+      the last one only.
+    - `effect`, `reconcile`, `reconcile_after`: how a durable run handles a call in doubt, one whose
+      process died or whose `timeout` expired before its outcome was known.
 
-    `effect` and `reconcile` say what a durable run does with a call that had begun when its process
-    died, and of whose end nothing is known. With `effect="keyed"` it is run again: whoever gets it
-    knows by `effect_key()` that it is the same. With `effect="nested"` too, as all that it does
-    outside are calls of other tools and models, which the run keeps by themselves (an agent as a
-    tool). `reconcile` is asked, `reconcile_after` seconds after the call began at the earliest; it
-    takes the tool's own arguments by name, and `effect_key`, and returns `Done(value)`, `NotDone()`
-    or `Unknown()`. In doubt, without any of these, a person is asked. A `read_only` one is run
-    again. What its `timeout` has cut off is in doubt as well.
+    For a call in doubt, a durable run repeats a tool with `effect="keyed"`: the service recognizes
+    it by its `effect_key()`. It also repeats one with `effect="nested"`, whose only effects are
+    calls of other tools and models, which the run records themselves (an agent as a tool), and a
+    `read_only` one. `reconcile` is called at least `reconcile_after` seconds after the call began.
+    It takes the tool's arguments and `effect_key` by name, and returns `Done(value)`, `NotDone()`
+    or `Unknown()`. Otherwise the run asks a person.
 
-    The schema comes from the function's signature. `parameters` may give another, as a JSON schema
-    that came from elsewhere: the function is then called with the arguments by name as they are,
-    once they have been checked as `McpServer` checks them (types, bounds, required fields).
-    Raises `TypeError` for a function that cannot be called by name or whose types have no schema,
-    or that does not take the arguments which `parameters` name, `ValueError` for a schema of which
-    none can be made.
+    With `parameters`, a JSON schema of another author, the function gets the arguments by name
+    after the checks of `RemoteSchema` (types, bounds, required fields), without conversion.
+    `source` names the function or server of the tool, `spec` is the text with which `open_tools`
+    opened it, if any.
+
+    Raises `TypeError` for a function that cannot be called by name, that has types without a
+    schema, or that does not accept the arguments in `parameters`, and `ValueError` for an invalid
+    schema.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class Tool(Generic[P, R]):
             kind = type(cast("object", function)).__name__
             raise TypeError(f"put @tool below @{kind}, next to the function")
         if not inspect.isroutine(function):
-            raise TypeError(f"a tool is made of a function, not of {function!r}")
+            raise TypeError(f"a tool must be a function, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
+                f"tool {function.__qualname__}: a tool must return its result, not yield"
             )
         if not name and function.__name__ == "<lambda>":
-            raise TypeError(f"tool {function.__qualname__}: give a lambda a name, by name=")
+            raise TypeError(f"tool {function.__qualname__}: a lambda must have name=")
         about = f"tool {function.__qualname__}:"
         require(retry, Retry | None, f"{about} retry must be a Retry or None")
         require(timeout, NUMBER | None, f"{about} timeout must be a number of seconds or None")
@@ -145,49 +146,54 @@ class Tool(Generic[P, R]):
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Check `arguments`, call the function and return its result as text for the model.
 
-        A plain function runs in a worker thread, inside a tree as a child of the current node. An
-        awaitable that it returns, as a plain wrapper of an async function does, is awaited here.
-        Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
-        `InvalidArguments` if the arguments are wrong, else what the function raises; a thread that
-        ends by `sys.exit()` or the like raises a `ToolError`. It is one attempt, of any length:
-        `timeout`, `retry` and `approve` are for the node in which a call runs.
+        A plain function runs in a worker thread, inside a tree as a child of the current node. If
+        it returns an awaitable, as a wrapper of an async function does, that is awaited here. A
+        cancel does not wait for the thread; long work calls `check_cancelled()`.
+
+        Raises `InvalidArguments` for wrong arguments and `ToolError` if the function tries to end
+        the program (`sys.exit()`), else what the function raises. This is one attempt without
+        limits: the node of a call applies `timeout`, `retry` and `approve`.
         """
-        return result_text(await self.give(arguments))
+        return result_text(await self.run_raw(arguments))
 
-    async def give(self, arguments: Mapping[str, Any]) -> Any:
-        """Do as `run`, and return what the function returns."""
-        given = self.check(arguments)
+    async def run_raw(self, arguments: Mapping[str, Any]) -> Any:
+        """Run as `run` does, and return the function's own result."""
+        values = self.check(arguments)
         if self._has_fields:
-            given = fill_defaults(self.function, (), given)
-        return await _call(self.function, given)
+            values = fill_defaults(self.function, (), values)
+        return await _call_function(self.function, values)
 
-    async def look_up(self, arguments: Mapping[str, Any], key: str) -> Done | NotDone | Unknown:
-        """Ask `reconcile` what became of the call that has sent this key."""
+    async def run_reconcile(
+        self, arguments: Mapping[str, Any], key: str
+    ) -> Done | NotDone | Unknown:
+        """Call `reconcile`, and return the outcome of the call that sent this key."""
         assert self.reconcile is not None
-        known: object = await _call(self.reconcile, {**self.check(arguments), "effect_key": key})
-        if not isinstance(known, (Done, NotDone, Unknown)):
+        outcome: object = await _call_function(
+            self.reconcile, {**self.check(arguments), "effect_key": key}
+        )
+        if not isinstance(outcome, (Done, NotDone, Unknown)):
             raise TypeError(
-                f"reconcile of {self.name} returns Done(value), NotDone() or Unknown(),"
-                f" not {known!r:.200}"
+                f"reconcile of {self.name} must return Done(value), NotDone() or Unknown(),"
+                f" not {outcome!r:.200}"
             )
-        return known
+        return outcome
 
     @property
     def origin(self) -> str:
-        """What a person reads, before a call runs, of where it goes: more than `source` says.
+        """The place where calls go, as a person reads it before approving a call.
 
-        Two tools that come from different places have different texts. Known keys are left out.
+        Tools from different places have different texts. Known keys are masked.
         """
         return f"{mask_spec(self.spec)}: {self.source}" if self.spec else self.source
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """What decides what a call of this tool does, as JSON: two tools that differ in it differ.
+        """All that determines what a call does, as JSON: it differs between different tools.
 
-        It may hold keys: make a `fingerprint` of it, and store or show nothing else.
+        May contain keys: only store or show a `fingerprint` of it.
         """
         code = getattr(self.function, "__code__", None)
-        file = getattr(code, "co_filename", "")  # a module of one name may be another elsewhere
+        file = getattr(code, "co_filename", "")  # the same module name may be another file
         return {
             "name": self.name,
             "description": self.description,
@@ -199,18 +205,18 @@ class Tool(Generic[P, R]):
 
     @property
     def bare(self) -> AnyTool:
-        """The tool without the hooks that are around it."""
+        """The tool without the hooks around it."""
         return self
 
     async def finish(self, text: str) -> str:
-        """Return what is told of a call that gave `text`: what the hooks after it make of that."""
+        """Return the text for the model: a tool with hooks runs those after the call."""
         return text
 
     async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
-        """Return the arguments and the tool of a call about which a person is to be asked.
+        """Return the arguments and the tool of a call before a person is asked about it.
 
-        A tool with hooks runs here those that may change the call, so that the person sees what
-        will run.
+        A tool with hooks runs those that may change the call, so that the person sees the final
+        call.
         """
         return arguments, self
 
@@ -218,8 +224,8 @@ class Tool(Generic[P, R]):
         """Return the arguments as the function takes them; raise `InvalidArguments`."""
         return self._arguments.check(arguments)
 
-    # In this order: a class method, which binds its class; then a tool that is read from the class;
-    # then a method, which binds its object; then a static method, which binds nothing.
+    # Type checkers take the first match, so in this order: a class method, which binds its class; a
+    # tool read from the class; a method, which binds its object; a static method.
     @overload
     def __get__(
         self: Callable[Concatenate[type[S], Q], R], instance: None, owner: type[S]
@@ -237,7 +243,7 @@ class Tool(Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> Tool[P, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Tool[..., Any]:
-        """Bind a tool that was written as a method, as a plain function is bound."""
+        """Bind a tool that is a method, as a plain function is bound."""
         if instance is None:
             return self
         bound = cast("Tool[..., Any]", object.__new__(type(self)))
@@ -273,7 +279,11 @@ def tool(
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.
 
-    Its name, its docstring (Google, numpy or reST) and its signature are what the model is told;
+        @tool(read_only=True)
+        def get_weather(city: str) -> str:
+            return f"It is sunny in {city}."
+
+    The model reads the name, the docstring (Google, numpy or reST style) and the signature;
     `Annotated[T, Field(description=...)]` describes a parameter too. Options as in `Tool`.
     """
     if function is None:
@@ -282,40 +292,40 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def result_text(value: object) -> str:
-    """Return a tool's result as a model reads it: a string as it is, anything else as JSON.
+    """Return a tool's result as text for a model: a string unchanged, other values as JSON.
 
-    Of a `Part`, and of a list with some in it, it is an `Illustrated` text.
+    A `Part`, or a list that contains one, becomes an `Illustrated` text.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, Part):
         return Illustrated(value.text or value.about, () if value.text else (value,))
     if isinstance(value, list | tuple):
-        given = cast("Sequence[object]", value)
-        if any(isinstance(each, Part) for each in given):
-            texts = [result_text(each) for each in given]
+        values = cast("Sequence[object]", value)
+        if any(isinstance(each, Part) for each in values):
+            texts = [result_text(each) for each in values]
             parts = [part for each in texts if isinstance(each, Illustrated) for part in each.parts]
             files = [file for each in texts if isinstance(each, Illustrated) for file in each.files]
             return Illustrated("\n".join(texts), parts, files)
     return to_json(value, fallback=str).decode()
 
 
-async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function, in a thread if it is a plain one, and await what it returns if it can be."""
+async def _call_function(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function, a plain one in a thread, and await its result if possible."""
     if inspect.iscoroutinefunction(function):
-        return await _last(await function(**arguments))
+        return await _await_result(await function(**arguments))
     abandoned = False
     coroutine: Coroutine[Any, Any, Any] | None = None
 
     def call() -> Any:
         nonlocal coroutine
-        with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
-            given = function(**arguments)
-        if inspect.iscoroutine(given):
-            coroutine = given
+        with contain_exit():  # KeyboardInterrupt too: the user's own reaches the main thread only
+            values = function(**arguments)
+        if inspect.iscoroutine(values):
+            coroutine = values
             if abandoned:
-                given.close()
-        return given
+                values.close()
+        return values
 
     try:
         if (node := parent_here()) is None:
@@ -323,27 +333,27 @@ async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> A
         else:
             result = await node.in_thread(call, abandon=True)
     except BaseException:
-        # Close a coroutine that nobody will await, whether the thread has returned it yet or not.
+        # Close a coroutine that nothing will await, whether the thread has returned it yet or not.
         abandoned = True
         if coroutine is not None:
             coroutine.close()
         raise
-    return await _last(result)
+    return await _await_result(result)
 
 
-async def _last(result: Any) -> Any:
-    """Await what a function returned, and what that gives, until it is no awaitable."""
+async def _await_result(result: Any) -> Any:
+    """Await a function's result, and the result of that, until it is not awaitable."""
     while inspect.isawaitable(result):
         result = await result
     if isinstance(result, AsyncIterator):
         kind = type(cast("object", result)).__name__
-        raise TypeError(f"a tool returns its result, it cannot give an {kind}")
+        raise TypeError(f"a tool must return its result, not an {kind}")
     return result
 
 
 @contextmanager
 def contain_exit(*passed: type[BaseException]) -> Generator[None]:
-    """Turn what would end the loop or the program into a `ToolError`, but for those `passed`."""
+    """Turn exceptions that would end the loop or the program into `ToolError`, except `passed`."""
     try:
         yield
     except (Exception, asyncio.CancelledError, *passed):

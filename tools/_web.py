@@ -1,4 +1,4 @@
-"""`WebBrowser`: a model searches the web and reads pages as text."""
+"""`WebBrowser`: tools to search the web and to read pages as text."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from pydantic import Field
 from ..commander import ToolError
 from ._search import SearchEngine, SearchHit, search_engine
 from ._tool import tool
-from ._web_fetch import Fetcher
-from ._web_text import read_page
+from ._web_fetch import Fetcher, read_page
 from .toolkits import Toolkit
 
 __all__ = ["WebBrowser"]
 
 S = TypeVar("S", bound=Sequence[object])
 
-SNIPPET = 300
-REMEMBERED_SEARCHES = 2000  # hits
-REMEMBERED_TEXT = 20_000_000  # characters
-HTML = ("text/html", "application/xhtml+xml")
-TEXT = ("application/json", "application/xml", "application/javascript", "application/x-yaml")
+MAX_SNIPPET_CHARS = 300
+MAX_CACHED_HITS = 2000
+MAX_CACHED_CHARS = 20_000_000
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+TEXT_TYPES = ("application/json", "application/xml", "application/javascript", "application/x-yaml")
 
 
 class WebBrowser(Toolkit):
     """The tools `web_search` and `web_read`.
 
-    `engine` is a `SearchEngine` or the name of one (see `search_engine`; by default what the
-    environment offers). A search asks for up to 8 queries at once and gives `results` hits for
-    each. A page is read as text, `max_text` characters at a time. Both are remembered for
-    `cache_for` seconds.
+        agent = Agent(backend, tools=[WebBrowser("duckduckgo")])
 
-    Each request, and the reading of its page, is limited by `timeout` seconds and `max_bytes`.
-    Addresses that are not of the open internet are refused, whatever name or redirect leads there,
-    unless `allow_private` is True or names their networks. The engine itself is the application's
-    choice and may be anywhere.
+    `engine` is a `SearchEngine` or the name of one (default: see `search_engine`). A search sends
+    up to 8 queries at once and returns `results` hits for each. A page is returned as text,
+    `max_text` characters at a time. Hits and pages are cached for `cache_for` seconds.
+
+    Each request, and the reading of its page, may take `timeout` seconds and `max_bytes` bytes.
+    Addresses outside of the public internet are refused, also behind a name or a redirect, unless
+    `allow_private` is True or lists their networks. The engine's own server may be anywhere.
     """
 
     def __init__(
@@ -59,8 +58,8 @@ class WebBrowser(Toolkit):
         self.max_text = max_text
         self.approve = approve
         self._fetcher = Fetcher(timeout=timeout, max_bytes=max_bytes, allow_private=allow_private)
-        self._found: _Cache[list[SearchHit]] = _Cache(cache_for, REMEMBERED_SEARCHES)
-        self._pages: _Cache[str] = _Cache(cache_for, REMEMBERED_TEXT)
+        self._hit_cache: _Cache[list[SearchHit]] = _Cache(cache_for, MAX_CACHED_HITS)
+        self._page_cache: _Cache[str] = _Cache(cache_for, MAX_CACHED_CHARS)
 
     @tool(name="web_search", read_only=True)
     async def search(
@@ -71,24 +70,24 @@ class WebBrowser(Toolkit):
         Args:
             queries: What to look for: one query, or several that are asked at once.
         """
-        asked = list(dict.fromkeys([queries] if isinstance(queries, str) else queries))
-        answers = await asyncio.gather(*map(self._search, asked))
+        unique_queries = list(dict.fromkeys([queries] if isinstance(queries, str) else queries))
+        answers = await asyncio.gather(*map(self._search, unique_queries))
         if all(isinstance(answer, ToolError) for answer in answers):
             raise ToolError("; ".join(dict.fromkeys(map(str, answers))))
-        seen: set[str] = set()
+        shown: set[str] = set()
         lists: list[str] = []
-        for query, answer in zip(asked, answers, strict=True):
+        for query, answer in zip(unique_queries, answers, strict=True):
             if isinstance(answer, ToolError):
                 lists.append(f"{query}: {answer}")
                 continue
             lines = [f"{query}:" if answer else f"{query}: nothing found"]
-            new = [hit for hit in answer if hit.url not in seen]
-            seen.update(hit.url for hit in new)
+            new = [hit for hit in answer if hit.url not in shown]
+            shown.update(hit.url for hit in new)
             for number, hit in enumerate(new, 1):
                 lines += [f"{number}. {hit.title}", f"   {hit.url}"]
                 if hit.snippet:
-                    more = "..." if len(hit.snippet) > SNIPPET else ""
-                    lines.append(f"   {hit.snippet[:SNIPPET]}{more}")
+                    more = "..." if len(hit.snippet) > MAX_SNIPPET_CHARS else ""
+                    lines.append(f"   {hit.snippet[:MAX_SNIPPET_CHARS]}{more}")
             lists.append("\n".join(lines))
         return "\n\n".join(lists)
 
@@ -97,7 +96,7 @@ class WebBrowser(Toolkit):
             return await self.engine.search(query, self.results, self._fetcher)
 
         try:
-            return await self._found.get(query, ask)
+            return await self._hit_cache.get(query, ask)
         except ToolError as error:
             return error
 
@@ -112,42 +111,42 @@ class WebBrowser(Toolkit):
 
         async def fetch() -> str:
             page = await self._fetcher.get(
-                url, accept=lambda kind: kind.startswith("text/") or kind in HTML + TEXT
+                url, accept=lambda kind: kind.startswith("text/") or kind in HTML_TYPES + TEXT_TYPES
             )
-            wanted = "article" if page.content_type in HTML else "text"
+            wanted = "article" if page.content_type in HTML_TYPES else "text"
             text = await read_page(page, wanted, self._fetcher.timeout)
             if not text.strip():
-                raise ToolError("the page holds no text that can be read without its scripts")
-            cut = "\n[the page is longer, but too large to read whole]" if page.cut else ""
+                raise ToolError("the page has no text without its scripts")
+            cut = "\n[the page is longer, but too large to read completely]" if page.cut else ""
             return text + cut
 
-        text = await self._pages.get(url, fetch)
+        text = await self._page_cache.get(url, fetch)
         piece = text[start : start + self.max_text]
         if not piece:
-            raise ToolError(f"the page has only {len(text)} characters")
+            raise ToolError(f"start must be less than {len(text)}, the characters of the page")
         end = start + len(piece)
         more = f"\n[cut at {end} of {len(text)} characters: go on with start={end}]"
         return piece + (more if end < len(text) else "")
 
 
 class _Cache(Generic[S]):
-    """Remembers what was made for a key, for a time, and of all that the last `size` items."""
+    """Caches values by key for some seconds, the newest up to a total of `size` items."""
 
     def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds
         self._size = size
-        self._held: OrderedDict[str, tuple[float, S]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[float, S]] = OrderedDict()
 
     async def get(self, key: str, make: Callable[[], Awaitable[S]]) -> S:
-        """Return what is remembered, or make it; a failure is not remembered."""
-        held = self._held.get(key)
-        if held is not None and time.monotonic() < held[0]:
-            return held[1]
+        """Return the cached value, or make it. Failures are not cached."""
+        entry = self._entries.get(key)
+        if entry is not None and time.monotonic() < entry[0]:
+            return entry[1]
         value = await make()
-        self._held[key] = (time.monotonic() + self._seconds, value)
-        self._held.move_to_end(key)
-        size = sum(1 + len(each) for _, each in self._held.values())
-        while size > self._size and self._held:
-            _, (_, oldest) = self._held.popitem(last=False)
+        self._entries[key] = (time.monotonic() + self._seconds, value)
+        self._entries.move_to_end(key)
+        size = sum(1 + len(each) for _, each in self._entries.values())
+        while size > self._size and self._entries:
+            _, (_, oldest) = self._entries.popitem(last=False)
             size -= 1 + len(oldest)
         return value

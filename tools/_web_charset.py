@@ -1,4 +1,4 @@
-"""In which encoding a page is written: those of the web's standard, and no other codec."""
+"""The encoding of a web page: one of the encodings of the web's standard, no other codec."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 
 __all__ = ["page_codec"]
 
-# https://encoding.spec.whatwg.org/#names-and-labels: Python's codec, and what pages call it. What
-# the standard never decodes (hz-gb-2312, iso-2022-kr) is left out.
-LABELS = {
+# Python's codec for each encoding, and its labels, from
+# https://encoding.spec.whatwg.org/#names-and-labels. Encodings that the standard refuses to decode
+# (hz-gb-2312, iso-2022-kr) are missing.
+CODEC_LABELS = {
     "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 utf-8 utf8 x-unicode20utf8",
     "cp866": "866 cp866 csibm866 ibm866",
     "iso8859_2": "csisolatin2 iso-8859-2 iso-ir-101 iso8859-2 iso88592 iso_8859-2 "
@@ -59,32 +60,39 @@ LABELS = {
     "utf-16-be": "unicodefffe utf-16be",
     "utf-16-le": "csunicode iso-10646-ucs-2 ucs-2 unicode unicodefeff utf-16 utf-16le",
 }
-CODECS = {label: codec for codec, labels in LABELS.items() for label in labels.split()}
+CODEC_BY_LABEL = {
+    label: codec for codec, labels in CODEC_LABELS.items() for label in labels.split()
+}
 
-MARKS = {
+BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF16_BE: "utf-16-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
 }
-# Where a page names its own: `<meta charset=x>`, `<meta content="text/html; charset=x">` and
-# `<?xml encoding="x"?>`, which all stand within its first bytes.
-HEAD = 1024
-NAMED = re.compile(
+# A page's own declaration, in its first bytes: `<meta charset=x>`, `<meta content="text/html;
+# charset=x">` or `<?xml encoding="x"?>`.
+HEAD_BYTES = 1024
+DECLARED_CHARSET = re.compile(
     rb"""<(?:meta|\?xml)\b[^>]*?\b(?:charset|encoding)\s{0,9}=\s{0,9}["']?([\w.:-]+)""",
     re.IGNORECASE,
 )
 
 
 def page_codec(body: bytes, label: str | None) -> str:
-    """Return the codec for a page whose header says `label`; UTF-8 where nobody names a known one.
+    """Return the codec for a page whose header has `label`; UTF-8 if no known one is declared.
 
-    As in a browser a byte order mark decides, then the header, then the page itself.
+    As in a browser, a byte order mark comes first, then the header, then the page's declaration.
     """
-    for mark, codec in MARKS.items():
+    for mark, codec in BYTE_ORDER_MARKS.items():
         if body.startswith(mark):
             return codec
-    if codec := CODECS.get((label or "").strip().lower()):
+    if codec := CODEC_BY_LABEL.get((label or "").strip().lower()):
         return codec
-    named = NAMED.search(body[:HEAD])
-    codec = CODECS.get(named[1].decode("ascii", "replace").lower(), "utf-8") if named else "utf-8"
-    return "utf-8" if codec.startswith("utf-16") else codec  # it could not have been read so far
+    declared = DECLARED_CHARSET.search(body[:HEAD_BYTES])
+    codec = (
+        CODEC_BY_LABEL.get(declared[1].decode("ascii", "replace").lower(), "utf-8")
+        if declared
+        else "utf-8"
+    )
+    # The declaration was readable as ASCII, so the page cannot be UTF-16.
+    return "utf-8" if codec.startswith("utf-16") else codec

@@ -1,8 +1,8 @@
-"""A process of its own that reads one page: its text, its article or the hits of a search.
+"""The process that reads one web page: its text, its article or its search hits.
 
-Run as a script, by its path: a page that takes forever, or all memory, is killed with it. Standard
-input is a line of JSON, the request, and then the page; standard output is the answer as JSON. An
-import that fails is an answer; whatever else goes wrong ends the process.
+Runs as a script, so that a page that takes forever or all memory can be killed with it. Standard
+input is one line of JSON, the request, followed by the page. Standard output is the answer as JSON.
+A failed import is an answer; any other error ends the process.
 """
 
 import json
@@ -11,38 +11,41 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, cast
 
-MEMORY = 2 * 2**30
-FIELD = 2000  # characters of a title, an address or an excerpt
+MEMORY_BYTES = 2 * 2**30
+# of a title, an address or an excerpt
+MAX_FIELD_CHARS = 2000
 
 
 def main() -> None:
-    """Do what the request asks."""
+    """Read the request and the page, and write the answer."""
     request = json.loads(sys.stdin.buffer.readline())
-    limit(request["seconds"])
+    set_limits(request["seconds"])
     page = sys.stdin.buffer.read().decode(request["codec"], "replace").removeprefix("\ufeff")
     try:
-        found = {"text": text, "article": article, "hits": hits}[request["wanted"]](page, request)
+        found = {"text": read_text, "article": read_article, "hits": read_hits}[request["wanted"]](
+            page, request
+        )
         answer = {"found": found}
     except ImportError as error:
         answer = {"missing": f"{type(error).__name__}: {error}"}
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 
-def limit(seconds: float) -> None:
-    """Bound the memory and the time of this process, also if nobody is left to kill it."""
+def set_limits(seconds: float) -> None:
+    """Bound the memory and CPU time of this process, in case its parent dies before killing it."""
     with suppress(ImportError, ValueError, OSError, OverflowError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
 
 
-def text(page: str, request: Any) -> str:
-    """Return the page as it is."""
-    return page[: request["most"]]
+def read_text(page: str, request: Any) -> str:
+    """Return the page unchanged."""
+    return page[: request["max_chars"]]
 
 
-def article(page: str, request: Any) -> str:
+def read_article(page: str, request: Any) -> str:
     """Return the main text of an HTML page as Markdown."""
     from trafilatura import extract
 
@@ -55,10 +58,10 @@ def article(page: str, request: Any) -> str:
         favor_recall=True,
         fast=True,
     )
-    return (extracted or "")[: request["most"]]
+    return (extracted or "")[: request["max_chars"]]
 
 
-def hits(page: str, request: Any) -> list[list[str]] | None:
+def read_hits(page: str, request: Any) -> list[list[str]] | None:
     """Return title, address and excerpt of each hit; None for a page that is no list of hits."""
     read = json_rows if request["syntax"] == "json" else xpath_rows
     found = read(page, request)
@@ -66,12 +69,14 @@ def hits(page: str, request: Any) -> list[list[str]] | None:
 
 
 def clean(field: str) -> str:
-    """Return a field on one line, without the halves of characters that JSON can hold."""
-    return " ".join(field[: 10 * FIELD].encode("utf-8", "replace").decode().split())[:FIELD]
+    """Return a field on one line, without lone surrogates, which JSON can contain."""
+    return " ".join(field[: 10 * MAX_FIELD_CHARS].encode("utf-8", "replace").decode().split())[
+        :MAX_FIELD_CHARS
+    ]
 
 
 def json_rows(page: str, request: Any) -> list[list[str]] | None:
-    """Read JSON: `rows` is the key of the list, `fields` are keys of what it holds."""
+    """Read JSON: `rows` is the key of the list, `fields` are keys of its objects."""
     try:
         found = json.loads(page)[request["rows"]]
     except (ValueError, RecursionError, LookupError, TypeError):
@@ -84,7 +89,7 @@ def json_rows(page: str, request: Any) -> list[list[str]] | None:
 
 
 def xpath_rows(page: str, request: Any) -> list[list[str]] | None:
-    """Read HTML or XML by XPath; nothing in it makes the parser fetch or expand anything."""
+    """Read HTML or XML by XPath; the parser fetches and expands nothing."""
     etree: Any = import_module("lxml.etree")
     options = {"encoding": "utf-8", "no_network": True, "recover": True, "huge_tree": False}
     if request["syntax"] == "html":

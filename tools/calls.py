@@ -1,7 +1,6 @@
-"""One call of a tool as a node: asked about first if it must be, limited in time, never failing.
+"""One tool call as a node: approved first if needed, limited in time; its failure is a result.
 
-`start_call` is how every room runs a call: the handlers those of a reply, the agents those that
-come as messages.
+All packages run calls through `start_call`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from ..commander.kept import Effect
 from ..commander.scope import scope_of
 from ..messages import Part, ToolCall
 from ._approval import Decision
-from ._effect import KEYED, Done, NotDone
+from ._effect import CURRENT_CALL, Done, NotDone
 from ._schema import InvalidArguments
 from ._tool import AnyTool, contain_exit, result_text
 from .results import Illustrated, ToolResult
 
 __all__ = [
-    "NOBODY",
+    "NO_PERSON",
     "Ask",
     "CallNode",
     "do_once",
@@ -35,17 +34,17 @@ Ask: TypeAlias = Callable[[ToolCall, AnyTool], Awaitable[bool | Decision]]
 """Asks a person whether a call may run."""
 
 
-NOBODY = Decision(False, reason="nobody is there to ask")
-"""The answer where nobody is there: a durable run then waits for one that comes by its journal."""
+NO_PERSON = Decision(False, reason="nobody is there to ask")
+"""The answer without a person: a durable run then waits for an answer through its journal."""
 
 
 def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) -> CallNode:
-    """Run `call` as a child of `parent`, after a person's yes if the tool wants one.
+    """Run `call` as a child of `parent`, after a person's approval if the tool requires it.
 
-    Whatever goes wrong is told in the result, so the node does not fail; it may be cancelled. In a
-    durable run the call is an effect of `parent`, claimed here and now: by its place among equal
-    calls it finds what it did in an earlier life. The result is kept as the tool gave it, before an
-    agent's hooks see it, which run in each life.
+    A failure becomes the result, so the node does not fail; it may be cancelled. In a durable run
+    the call is an effect of `parent`, claimed before this returns: its ordinal among equal calls
+    finds its journal entry of an earlier execution. The journal stores the tool's own result. The
+    hooks of an agent change it afterwards, and run in each execution.
     """
     effect = effect_of(parent, tool, call.arguments)
     node: CallNode
@@ -53,9 +52,9 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     node.at_exception(
         lambda ended: ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
     )
-    if tool.approve:  # what is limited and tried again is the call after the yes
+    if tool.approve:  # `timeout` and `retry` apply to the call after the approval
         if is_watched(parent):
-            node.at_done(_tell_refused)
+            node.at_done(_emit_refused)
         return parent.call_handler(node, claim=True)
     return _put(parent, node, tool)
 
@@ -63,7 +62,7 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
 def effect_of(
     parent: Node[Any], tool: AnyTool, arguments: Mapping[str, Any], key: str | None = None
 ) -> Effect | None:
-    """Claim a call of a tool as an effect of `parent`; None outside a durable run."""
+    """Claim a tool call as an effect of `parent`; return None outside of a durable run."""
     scope = scope_of(parent)
     if scope is None:
         return None
@@ -73,7 +72,7 @@ def effect_of(
 
 
 def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:
-    # An effect limits the tool alone, and not how long a person is waited for.
+    # The effect limits the tool itself, but not the wait for a person.
     timeout = tool.timeout if scope_of(parent) is None else None
     if is_watched(parent):
         node.at_done(lambda ended: emit(ended, "answered", cast("CallNode", ended).answer))
@@ -82,15 +81,15 @@ def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:
     return node
 
 
-def _tell_refused(node: Node[Any]) -> None:
-    """Tell of a call that was asked about and did not run: each call is told once."""
+def _emit_refused(node: Node[Any]) -> None:
+    """Emit the events of a call that was asked about and did not run: each call emits them once."""
     if isinstance(node, _AskFirst) and not node.has_run:
         emit(node, "called", node.call)
         emit(node, "answered", node.answer)
 
 
 class CallNode(Node[ToolResult], internal=True):
-    """The node of one call; it goes by the tool's name."""
+    """The node of one call; it has the tool's name."""
 
     def __init__(
         self, call: ToolCall, tool: AnyTool, effect: Effect | None = None, name: str = ""
@@ -98,44 +97,46 @@ class CallNode(Node[ToolResult], internal=True):
         super().__init__(name or tool.name)
         self._call = call
         self._tool = tool
-        # What it is in a durable run; it belongs to the arguments in `call`.
+        # The call's effect in a durable run; it belongs to the arguments in `call`.
         self._node_effect = effect
 
     @property
     def call(self) -> ToolCall:
-        """The call as the model made it, or as a person has changed it."""
+        """The call as the model made it, or as a person changed it."""
         return self._call
 
     @property
     def answer(self) -> ToolResult:
-        """What the call has given when the node is done, also if it was cancelled."""
+        """The result of the call once the node is done, also after a cancel."""
         return self.result or ToolResult.of_error(self._call, self.error)
 
 
 class _Run(CallNode, internal=True):
     _key = ""
-    forgotten = False  # outside a durable run there is one process
+    forgotten = False  # only a durable run has earlier processes
 
     @property
     def key(self) -> str:
-        """What `effect_key()` gives outside a durable run."""
+        """The `effect_key()` outside of a durable run."""
         self._key = self._key or uuid4().hex
         return self._key
 
     async def task(self) -> ToolResult:
         call, tool, effect = self._call, self._tool, self._node_effect
         try:
-            with contain_exit(KeyboardInterrupt):  # the user's own Ctrl-C
+            with contain_exit(KeyboardInterrupt):  # the user's own Ctrl-C ends the program
                 if effect is None:
-                    KEYED.set(self)
+                    CURRENT_CALL.set(self)
                     return ToolResult.of(call, await tool.run(call.arguments))
                 arguments, tool = await tool.prepare(call.arguments)
                 bare = tool.bare
-                bare.check(arguments)  # before anything is written
+                # Before the journal records that the call starts.
+                bare.check(arguments)
                 effect = effect.changed(arguments)
-                kept = await do_once(effect, bare, bare.run, arguments, write_text)
-                return ToolResult.of(call, await tool.finish(read_text(kept)))
-        except InvalidArguments as error:  # no failure: another attempt would not mend them
+                stored = await do_once(effect, bare, bare.run, arguments, write_text)
+                return ToolResult.of(call, await tool.finish(read_text(stored)))
+        # A result, not a failure: `retry` would only repeat it.
+        except InvalidArguments as error:
             return ToolResult.of_error(call, error)
 
 
@@ -147,12 +148,12 @@ async def do_once(
     write: Callable[[Any], Any],
     check: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Any:
-    """Run a tool as an effect, and return what is kept: what `write` makes of what `run` gives.
+    """Run a tool as an effect, and return the stored form of its result.
 
-    `check` gets what a person says that it gave, and returns what is kept of that, or raises
-    `ValueError`.
+    `write` turns the result of `run` into its stored form. `check` gets the result that a person
+    states for a call in doubt, and returns its stored form or raises `ValueError`.
     """
-    KEYED.set(effect)
+    CURRENT_CALL.set(effect)
 
     async def work() -> Any:
         with contain_exit(KeyboardInterrupt):
@@ -160,10 +161,10 @@ async def do_once(
 
     async def look_up(key: str) -> Any:
         with contain_exit(KeyboardInterrupt):
-            known = await tool.look_up(arguments, key)
-        if isinstance(known, Done):
-            return write(known.value)
-        return False if isinstance(known, NotDone) else None
+            outcome = await tool.run_reconcile(arguments, key)
+        if isinstance(outcome, Done):
+            return write(outcome.value)
+        return False if isinstance(outcome, NotDone) else None
 
     return await effect.do(
         work,
@@ -175,37 +176,37 @@ async def do_once(
     )
 
 
-def write_text(given: object) -> str | dict[str, Any]:
-    """Return the text of what a tool gave, with the parts and files of an `Illustrated` one."""
-    text = result_text(given)
+def write_text(result: object) -> str | dict[str, Any]:
+    """Return the stored form of a result: its text, with parts and files if `Illustrated`."""
+    text = result_text(result)
     if not isinstance(text, Illustrated):
         return text
     parts = [part.model_dump() for part in text.parts]
     return {"text": str(text), "parts": parts, "files": text.files}
 
 
-def read_text(kept: Any) -> str:
-    """Return what `write_text` has written; of what was kept as a value, its text."""
-    if isinstance(kept, str):
-        return kept
-    if "text" not in kept:
-        return result_text(*kept.values())
-    parts = [Part.model_validate(part) for part in kept["parts"]]
-    return Illustrated(kept["text"], parts, kept["files"])
+def read_text(stored: Any) -> str:
+    """Return the text of a stored result, written by `write_text` or as a plain value."""
+    if isinstance(stored, str):
+        return stored
+    if "text" not in stored:
+        return result_text(*stored.values())
+    parts = [Part.model_validate(part) for part in stored["parts"]]
+    return Illustrated(stored["text"], parts, stored["files"])
 
 
 class _AskFirst(CallNode, internal=True):
-    has_run = False  # below this node
+    has_run = False  # whether the call ran, as a child of this node
 
     def __init__(self, call: ToolCall, tool: AnyTool, ask: Ask, effect: Effect | None) -> None:
         super().__init__(call, tool, effect, f"ask_first:{tool.name}")
         self._ask = ask
 
     async def task(self) -> ToolResult:
-        """Ask, then run what was allowed; arguments that are wrong are not asked about.
+        """Ask, then run the approved call. Invalid arguments fail without a question.
 
-        What was asked about is what runs: an agent's hooks have seen it before, and nobody else
-        has hold of it, whoever has the message.
+        The call that the person saw is the call that runs: the hooks of an agent have already
+        changed it, and the copy here is not shared with the holders of the message.
         """
         with contain_exit(KeyboardInterrupt):
             arguments, tool = await self._tool.prepare(self._call.arguments)
@@ -228,21 +229,21 @@ class _AskFirst(CallNode, internal=True):
         self.has_run = True
         answer = await _put(self, _Run(call, tool, effect), tool)
         if decision.arguments is not None:
-            # Or the model would take the result for that of the call it made.
+            # Otherwise the model takes this for the result of the call it made.
             answer.content = f"(The user changed the arguments to {call.text})\n{answer.content}"
         return answer
 
     async def _ask_once(
         self, effect: Effect, call: ToolCall, tool: AnyTool
     ) -> tuple[ToolCall, Decision]:
-        """Ask in a durable run; a question that an earlier life has asked is as it was then."""
+        """Ask in a durable run; a question of an earlier execution keeps its arguments."""
 
-        def asked(arguments: Mapping[str, Any]) -> ToolCall:
+        def build_call(arguments: Mapping[str, Any]) -> ToolCall:
             return call.model_copy(update={"arguments": dict(arguments), "raw": None}, deep=True)
 
-        async def here(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-            answer = await self._ask(asked(arguments), tool)
-            if answer is NOBODY:
+        async def ask_person(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+            answer = await self._ask(build_call(arguments), tool)
+            if answer is NO_PERSON:
                 return None
             decision = Decision.of(answer)
             changed = None if decision.arguments is None else dict(decision.arguments)
@@ -252,5 +253,5 @@ class _AskFirst(CallNode, internal=True):
                 "reason": decision.reason,
             }
 
-        arguments, answer = await effect.ask(call.arguments, here)
-        return asked(arguments), Decision(**answer)
+        arguments, answer = await effect.ask(call.arguments, ask_person)
+        return build_call(arguments), Decision(**answer)

@@ -1,4 +1,4 @@
-"""Where the calls of a tool go: as text for the person who allows them, and as a digest."""
+"""The place where a tool's calls go: as text for the person who approves them, and as a digest."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerOrigin", "definition_of", "fingerprint", "mask_spec"]
 
-STARS = "***"
-ROUNDS = 100_000
-"""Some 50 ms: a password in what is digested cannot be found by trying a list of them."""
-LONGEST_NAME = 60
+MASK = "***"
+PBKDF2_ROUNDS = 100_000
+"""About 50 ms each, so that a list of passwords cannot be tried on a digest."""
+MAX_NAME_CHARS = 60
 
 _SECRET_NAME = re.compile(
     r"(?:^|[^A-Za-z])(?:key|api_?key|token|secret|pass\w*|pwd|auth\w*|credentials?|cookie)s?"
     r"(?:$|[^A-Za-z])",
     re.IGNORECASE,
 )
-# Words of random characters, in which a key has no other mark: mixed case and digits, or hex.
+# Words of random characters that may be keys: mixed case with digits, or hexadecimal.
 _RANDOM = re.compile(
     r"(?<![\w+-])"
     r"(?:(?=[\w+-]*\d)(?=[\w+-]*[a-z])(?=[\w+-]*[A-Z])[\w+-]{20,}|[0-9A-Fa-f-]{32,})"
@@ -40,88 +40,88 @@ _QUERY = re.compile(r"(?<=[?&])([^=&#]*)=([^&#]*)")
 
 
 def fingerprint(value: object) -> str:
-    """Return a digest of a JSON value in hex, equal for equal values in every process.
+    """Return a digest of a JSON value in hexadecimal, equal for equal values in every process.
 
-    Nothing of the value can be read from it. The first call for a value takes some 50 ms.
+    The value cannot be recovered from it. The first call for a value takes about 50 ms.
     """
-    return _stretch(json.dumps(value, sort_keys=True, default=str))
+    return _derive_digest(json.dumps(value, sort_keys=True, default=str))
 
 
 def definition_of(tool: AnyTool) -> str:
-    """Return a digest of the tool, as a model sees it, and of where its calls go."""
-    shown = [tool.name, tool.description, tool.parameters]
-    return fingerprint([shown, tool.bare.definition])
+    """Return a digest of the tool as a model sees it and of the place where its calls go."""
+    visible = [tool.name, tool.description, tool.parameters]
+    return fingerprint([visible, tool.bare.definition])
 
 
 @lru_cache(256)
-def _stretch(text: str) -> str:
-    return hashlib.pbkdf2_hmac("sha256", text.encode(), b"anabranch", ROUNDS).hex()
+def _derive_digest(text: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", text.encode(), b"anabranch", PBKDF2_ROUNDS).hex()
 
 
 @dataclass(frozen=True)
 class ServerOrigin:
-    """The server to which a tool's calls go; `name` is the one that it gives itself."""
+    """The server that a tool calls; `name` is the name that the server gives itself."""
 
     command: Sequence[str]
     url: str | None
     cwd: str | None
     program: str | None
-    """The file that the command names, as this process finds it."""
+    """The path of the command's program, as this process finds it."""
     env: Mapping[str, str]
     headers: Mapping[str, str]
     name: str
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that decides which server this is, keys too: for a digest alone."""
+        """All settings that identify the server, including keys: only make a digest of it."""
         return dict(vars(self))
 
     def __str__(self) -> str:
-        """Return the command or the address, then the server's own name, which is quoted.
+        """Return the command or the address, then the server's own name in quotes.
 
-        `***` stands for what may be a key, and for every value in `env` and `headers`. Then a
-        piece of a digest tells two servers apart that differ in these alone.
+        `***` replaces possible keys, and every value in `env` and `headers`. Part of a digest then
+        distinguishes servers that differ only in these values.
         """
-        shown = _mask_command(self.command) if self.url is None else _mask_address(self.url)
-        hides = shown != (shlex.join(self.command) if self.url is None else self.url)
+        text = _mask_command(self.command) if self.url is None else _mask_address(self.url)
+        hides = text != (shlex.join(self.command) if self.url is None else self.url)
         if self.cwd is not None:
-            shown += f" in {shlex.quote(self.cwd)}"
+            text += f" in {shlex.quote(self.cwd)}"
         if given := [*self.env, *self.headers]:
-            shown += " with " + " ".join(f"{shlex.quote(each)}={STARS}" for each in given)
+            text += " with " + " ".join(f"{shlex.quote(each)}={MASK}" for each in given)
         if hides or given:
-            shown += f" [digest {fingerprint(self.identity)[:8]}]"
-        return f"{shown}, which calls itself {self.name[:LONGEST_NAME]!r}"
+            text += f" [digest {fingerprint(self.identity)[:8]}]"
+        return f"{text}, which calls itself {self.name[:MAX_NAME_CHARS]!r}"
 
     def __repr__(self) -> str:
         return f"<ServerOrigin {self}>"
 
 
 def mask_spec(spec: str) -> str:
-    """Return the text that opened a toolkit, with `***` for what may be a key."""
+    """Return the text that opened a toolkit, with `***` for possible keys."""
     return _mask_word(spec)
 
 
 def _mask_command(words: Sequence[str]) -> str:
-    shown: list[str] = []
-    option = ""  # the word before, if the next may be its value
+    text: list[str] = []
+    option = ""  # the last word, if the next one may be its value
     for word in words:
         secret = _SECRET_NAME.search(option) and not word.startswith("-")
-        shown.append(STARS if secret else _mask_word(word))
+        text.append(MASK if secret else _mask_word(word))
         option = word if word.startswith("-") and "=" not in word else ""
-    return shlex.join(shown).replace(f"'{STARS}'", STARS)
+    return shlex.join(text).replace(f"'{MASK}'", MASK)
 
 
 def _mask_word(word: str) -> str:
     if (field := _FIELD.fullmatch(word)) and _SECRET_NAME.search(field["name"]):
-        return word[: field.start("value")] + STARS
+        return word[: field.start("value")] + MASK
     if "://" in word:
         return _mask_address(word)
-    return mask(word) if "/" in word else _RANDOM.sub(STARS, mask(word))
+    return mask(word) if "/" in word else _RANDOM.sub(MASK, mask(word))
 
 
 def _mask_address(url: str) -> str:
     with_fields = _QUERY.sub(
-        lambda field: f"{field[1]}={STARS}" if _SECRET_NAME.search(field[1]) else field[0],
-        _USER.sub(STARS, url),
+        lambda field: f"{field[1]}={MASK}" if _SECRET_NAME.search(field[1]) else field[0],
+        _USER.sub(MASK, url),
     )
-    return _RANDOM.sub(STARS, mask(with_fields))
+    return _RANDOM.sub(MASK, mask(with_fields))

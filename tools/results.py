@@ -1,7 +1,4 @@
-"""What a call of a tool gave, as the message that goes back to the model.
-
-The class methods of `ToolResult` make the answer to a call, whoever ran it.
-"""
+"""The result of a tool call, as the message for the model."""
 
 from __future__ import annotations
 
@@ -23,9 +20,14 @@ Status: TypeAlias = Literal["ok", "failed", "invalid"]
 
 
 class Illustrated(str):
-    """A tool's text with images beside it; a tool may return one.
+    """A tool's text with images; a tool may return one.
 
-    `files` are the paths of what it has saved, for the person; the text tells the model of them.
+        @tool
+        def plot(expression: str) -> Illustrated:
+            return Illustrated("The plot:", [Part.from_path(draw(expression))])
+
+    `parts` are the images, `files` the paths of saved files, for the person. The text should
+    mention them, because the model reads only the text and the images.
     """
 
     parts: tuple[Part, ...]
@@ -34,7 +36,7 @@ class Illustrated(str):
     def __new__(
         cls, text: str, parts: Iterable[Part] = (), files: Iterable[str] = ()
     ) -> Illustrated:
-        """Make a text that brings images, as `parts`, and the paths of `files` along."""
+        """Make a text with images and paths of files."""
         self = super().__new__(cls, text)
         self.parts = tuple(parts)
         self.files = tuple(files)
@@ -42,11 +44,11 @@ class Illustrated(str):
 
 
 class ToolResult(Message):
-    """The answer to one tool call; its `content` is what the model reads.
+    """The answer to one tool call; the model reads its `content` and `parts`.
 
-    `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
-    "invalid" (the call itself was wrong, and the model may mend it). `parts` are the images
-    that the tool made, `files` the paths of what it has saved.
+    `status` is "ok", "failed" (the tool raised, timed out, was cancelled or was not allowed) or
+    "invalid" (the call was wrong, and the model may correct it). `parts` are images of the tool,
+    `files` the paths of files that it saved.
     """
 
     role: Role = "tool"
@@ -55,7 +57,7 @@ class ToolResult(Message):
 
     @classmethod
     def of(cls, call: ToolCall | ToolCallError, text: str, status: Status = "ok") -> ToolResult:
-        """Make the answer to `call`; the parts of an `Illustrated` text come with it."""
+        """Make the answer to `call`, with the parts and files of an `Illustrated` text."""
         return cls(
             content=str(text),
             parts=list(text.parts) if isinstance(text, Illustrated) else [],
@@ -69,7 +71,7 @@ class ToolResult(Message):
     def of_error(
         cls, call: ToolCall, error: BaseException | None, timeout: float | None = None
     ) -> ToolResult:
-        """Tell the model why a call gave no result; `timeout` is the tool's own."""
+        """Make the answer to a call that failed; `timeout` is the tool's own limit in seconds."""
         match error:
             case InvalidArguments():
                 return cls.of(call, f"Error: {_text(error)}", "invalid")
@@ -86,14 +88,14 @@ class ToolResult(Message):
 
     @classmethod
     def of_unknown_tool(cls, call: ToolCall, known: Iterable[str]) -> ToolResult:
-        """Tell the model that there is no such tool, and which there are."""
+        """Make the answer to a call of an unknown tool, with the names of the known ones."""
         names = ", ".join(known) or "none"
         text = f"Error: there is no tool {call.name!r}; the tools are: {names}"
         return cls.of(call, text, "invalid")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text`, its middle left out if it is longer than `limit` characters."""
+    """Return `text`, shortened in the middle to `limit` characters."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 2], text[-(limit - limit // 2) :]
@@ -101,8 +103,8 @@ def shorten(text: str, limit: int) -> str:
 
 
 def describe_error(error: BaseException | None) -> str:
-    """Return the kind of an exception and its text, whatever its methods do."""
-    # The class's own attribute: that of a metaclass may be anything.
+    """Return the class name and the text of an exception, even if its methods raise."""
+    # Not `type(error).__name__`: a metaclass can replace it.
     return f"{type.__dict__['__name__'].__get__(type(error))}: {_text(error)}"
 
 
@@ -111,5 +113,5 @@ def _text(error: BaseException | None) -> str:
         return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException as second:  # noqa: BLE001 - whatever a `__str__` does
+    except BaseException as second:  # noqa: BLE001 - `__str__` may raise anything
         return f"<its text cannot be read: {type(second).__name__}>"

@@ -1,78 +1,92 @@
-"""Tools that belong together: the `@tool` methods of one object, and lists of tools.
+"""Toolkits: tools that share state, lists of tools, and the import of an optional package.
 
-Whatever takes several tools, in any room, puts them together with `flatten` or `by_name`.
+All packages combine several tools with `flatten` or `by_name`.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from copy import copy
+from importlib import import_module
+from importlib.util import resolve_name
+from types import ModuleType
 from typing import Any, Self, cast
 
-from ..commander.errors import ConfigurationError
+import anyio.to_thread
+
+from ..commander.errors import ConfigurationError, MissingExtra
 from ..commander.kinds import require
 from ._effect import EffectKind
 from ._tool import AnyTool, Tool
 from .sessions import PerSession, close_all
 
-__all__ = ["Toolkit", "by_name", "flatten"]
+__all__ = ["Toolkit", "by_name", "flatten", "import_extra"]
 
 
-class SameName(ConfigurationError, ValueError):
-    """Two tools have one name. It says where both come from."""
+class DuplicateToolName(ConfigurationError, ValueError):
+    """Two tools have the same name. The text gives the origin of both."""
 
 
 class Toolkit:
     """An object whose `@tool` methods a model may call; they share its state.
 
-    What it keeps in a `PerSession` each session has for itself, unless this is entered with
-    `async with`: then it is of the block, shared by all, and closed at its end. With `approve`
-    every call of its tools waits for a person's yes. `effect` says what a durable run does with a
-    call whose end is not known, for those of its tools that do not say it: see `Tool`.
+        class Library(Toolkit):
+            def __init__(self) -> None:
+                self.books = PerSession(list[str])
+
+            @tool
+            def add_book(self, title: str) -> str:
+                self.books.get().append(title)
+                return "added"
+
+    State in a `PerSession` exists once for each session. Inside `async with`, all sessions share
+    one state, which is closed at the end of the block. With `approve` every call waits for a
+    person's approval. `effect` is the default for tools that declare none: see `Tool`.
     """
 
     approve: bool = False
     effect: EffectKind | None = None
-    _blocks = 0  # that it is entered in
+    _blocks = 0  # how many `async with` blocks are open
 
     @property
     def name(self) -> str:
-        """The name of its class, unless a subclass gives another."""
+        """The name of the class, unless a subclass overrides it."""
         return type(self).__name__
 
     @property
     def tools(self) -> list[AnyTool]:
-        """The tools, bound to this object, in the order in which they are written."""
+        """The tools, bound to this object, in the order of their definition."""
         return flatten(self.methods.values())
 
     @property
     def methods(self) -> dict[str, AnyTool]:
-        """The tools by the names of their methods, which may differ from what a model reads."""
+        """The tools by the names of their methods; a tool's own name may differ."""
         names = dict.fromkeys(name for cls in reversed(type(self).__mro__) for name in vars(cls))
-        made: dict[str, AnyTool] = {}
+        bound_tools: dict[str, AnyTool] = {}
         for name in names:
-            written: Any = inspect.getattr_static(self, name)
-            inner = getattr(written, "__func__", None)
-            if isinstance(written, Tool):
-                made[name] = getattr(self, name)
-            elif isinstance(written, staticmethod) and isinstance(inner, Tool):
-                made[name] = copy(cast("AnyTool", inner))
-            elif isinstance(written, classmethod) and isinstance(inner, Tool):
-                # `getattr` returns a method of the tool from Python 3.13 on.
-                made[name] = cast("AnyTool", inner).__get__(type(self))
-        for bound in made.values():
+            attribute: Any = inspect.getattr_static(self, name)
+            function = getattr(attribute, "__func__", None)
+            if isinstance(attribute, Tool):
+                bound_tools[name] = getattr(self, name)
+            elif isinstance(attribute, staticmethod) and isinstance(function, Tool):
+                bound_tools[name] = copy(cast("AnyTool", function))
+            elif isinstance(attribute, classmethod) and isinstance(function, Tool):
+                # From Python 3.13 on, `getattr` binds the tool a second time.
+                bound_tools[name] = cast("AnyTool", function).__get__(type(self))
+        for bound in bound_tools.values():
             bound.approve = bound.approve or self.approve
             if not bound.read_only and bound.reconcile is None:
                 bound.effect = bound.effect or self.effect
-        return made
+        return bound_tools
 
     async def aclose(self) -> None:
-        """Close what the tools hold open, in all sessions; twice is harmless.
+        """Close the state of the tools in all sessions. Twice is harmless.
 
-        A subclass that has more to close also calls this one.
+        A subclass that closes more must also call this.
         """
-        await close_all(pair for each in self._states() for pair in each.held())
+        await close_all(pair for each in self._states() for pair in each.open_states())
 
     async def __aenter__(self) -> Self:
         self._enter(1)
@@ -84,7 +98,8 @@ class Toolkit:
             await self.aclose()
 
     def _enter(self, blocks: int) -> None:
-        # A subclass may have an `__aenter__` that does not come here.
+        # A subclass may override `__aenter__` without calling this class, so `blocks` may be less
+        # than 0.
         self._blocks = max(0, self._blocks + blocks)
         for each in self._states():
             each.shared = self._blocks > 0
@@ -98,7 +113,7 @@ class Toolkit:
 
 
 def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
-    """Return all tools, those of the toolkits in their place; refuse two of one name."""
+    """Return all tools, with toolkits replaced by theirs; raise if two have the same name."""
     require(items, Iterable, "tools must be a list of tools and toolkits")
     tools = (
         tool for item in items for tool in (item.tools if isinstance(item, Toolkit) else [item])
@@ -109,21 +124,34 @@ def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
 def by_name(
     tools: Iterable[AnyTool], known: Mapping[str, AnyTool] | None = None
 ) -> dict[str, AnyTool]:
-    """Return `known` and `tools` by name; raise `ConfigurationError` if two have the same.
+    """Return `known` and `tools` by name; raise `ConfigurationError` if two have the same name.
 
-    A call is found by its tool's name alone: the second of two would take the place of the first,
-    which might have asked a person.
+    Calls find their tool by name alone: a second tool of that name would replace the first, which
+    might require approval.
     """
-    found = dict(known or {})
+    tools_by_name = dict(known or {})
     for tool in tools:
-        if not isinstance(getattr(tool, "name", None), str):  # a plain function, a class
-            raise TypeError(
-                f"{tool!r:.200} is no tool: make one of a function, by @tool or Tool(...)"
-            )
-        if (other := found.get(tool.name)) is not None:
-            raise SameName(
+        if not isinstance(getattr(tool, "name", None), str):  # such as a plain function or a class
+            raise TypeError(f"{tool!r:.200} is not a tool; use @tool or Tool(...)")
+        if (other := tools_by_name.get(tool.name)) is not None:
+            raise DuplicateToolName(
                 f"there are two tools called {tool.name!r}, from {other.source} and from"
-                f" {tool.source}: give one another name="
+                f" {tool.source}; give one another name="
             )
-        found[tool.name] = tool
-    return found
+        tools_by_name[tool.name] = tool
+    return tools_by_name
+
+
+async def import_extra(path: str, what: str, extra: str) -> ModuleType:
+    """Import a module in a thread; raise `MissingExtra` if the import fails.
+
+    `path` is absolute, or relative to this package (`._kernel`). `what` is the feature in the
+    error.
+    """
+    name = resolve_name(path, __package__)
+    if (module := sys.modules.get(name)) is not None:
+        return module
+    try:
+        return await anyio.to_thread.run_sync(import_module, name)
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error

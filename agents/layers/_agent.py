@@ -477,7 +477,7 @@ class Agent(Generic[F]):
         Memories stay, and the next call opens what it needs again. Twice is harmless.
         """
         agents = self.named_agents().values()
-        await close_all(pair for agent in agents for pair in agent.tool_sessions.held())
+        await close_all(pair for agent in agents for pair in agent.tool_sessions.open_states())
 
     async def __aenter__(self) -> Self:
         return self

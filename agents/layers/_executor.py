@@ -12,9 +12,9 @@ from ...commander import Node, NodeCancelled
 from ...commander.kinds import checked
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
-from ...tools.calls import NOBODY, CallNode, start_call
+from ...tools.calls import NO_PERSON, CallNode, start_call
 from ...tools.results import describe_error
-from ...tools.sessions import CURRENT, ToolSessions
+from ...tools.sessions import CURRENT_SESSION, ToolSessions
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
 from ._hooks import Hook, HookHandle, Hooks
@@ -120,7 +120,7 @@ class ToolExecutor:
         """Ask a person whether `call` may run."""
         approve = self.approvals or APPROVE.get()
         if approve is None:
-            return NOBODY
+            return NO_PERSON
         return await ask_approval(approve, call, tool)
 
 
@@ -137,7 +137,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
 
     async def task(self) -> AgentMessage:
         executor, sent = self._executor, self._message
-        session_id, current = self._session_id, CURRENT.get()
+        session_id, current = self._session_id, CURRENT_SESSION.get()
         if session_id is None and current is not None:
             session_id = cast("SessionId", current[1])
         else:

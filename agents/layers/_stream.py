@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from ...handlers import View
 from ...messages import Message, Request, ToolCall
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
-from ...tools.calls import NOBODY
+from ...tools.calls import NO_PERSON
 from ._message import AgentMessage, StreamState, copy_message
 
 __all__ = ["APPROVE", "MESSAGE_FEED", "AgentView", "Feed", "StreamedReply"]
@@ -209,5 +209,5 @@ class AgentView(View):
         if self._approve is not None:
             return await ask_approval(self._approve, call, tool)
         if self._view is None:
-            return NOBODY
+            return NO_PERSON
         return await self._view.ask(call, tool)

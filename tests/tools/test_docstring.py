@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch.tools._docstring import parse_docstring
+from anabranch.tools._schema import parse_docstring
 
 GOOGLE = """Find a place.
 

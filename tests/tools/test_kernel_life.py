@@ -166,7 +166,7 @@ async def test_a_kernel_that_is_not_used_is_dropped_and_the_model_is_told():
 
 async def test_of_too_many_kernels_the_one_least_lately_used_is_dropped():
     """And of those that are in use none: one more waits for the end of a call."""
-    before, kernel = processes(), PythonKernel(most=2)
+    before, kernel = processes(), PythonKernel(max_kernels=2)
     async with ToolExecutor([kernel]) as executor:
         await asyncio.gather(*(executor(doing("x = 1"), session_id=n) for n in range(2)))
         two = processes() - before
@@ -223,7 +223,7 @@ async def test_an_output_of_any_length_loses_no_variables():
             "    def __repr__(self): return 'a picture'\n"
             "Large()"
         )
-        assert shown == "a picture\n[what it shows is left out: too large]"
+        assert shown == "a picture\n[the rest of the result is left out: too large]"
         assert "left out" in await say("'y' * 80_000_000")
         assert await say("x") == "1"
 

@@ -16,7 +16,7 @@ from support.until import settled, until
 from anabranch import AgentMessage
 from anabranch.agents import ToolExecutor
 from anabranch.tools import PythonKernel, _kernel
-from anabranch.tools._interpreter import _drop
+from anabranch.tools._interpreter import _end_if_idle
 from anabranch.tools._kernel import KERNELS, Kernel
 from anabranch.tools._kernel_loop import kernel_loop, submit
 
@@ -51,7 +51,7 @@ class HeldKill:
 
         async def counted(*args: object, **options: object) -> Kernel:
             kernel = await start(*args, **options)  # type: ignore[arg-type]
-            self.most = max(self.most, sum(each.alive for each in KERNELS if each not in before))
+            self.most = max(self.most, sum(each.is_alive for each in KERNELS if each not in before))
             return kernel
 
         monkeypatch.setattr(_kernel, "_end", held)
@@ -80,7 +80,7 @@ async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its cancel waits for the end of that kernel, and is not lost."""
-    executor, ran = ToolExecutor([PythonKernel(most=1)]), tmp_path / "ran"
+    executor, ran = ToolExecutor([PythonKernel(max_kernels=1)]), tmp_path / "ran"
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
     running = asyncio.create_task(executor(doing(f"open({str(ran)!r}, 'w')"), session_id=2))
@@ -96,7 +96,7 @@ async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
 
 async def test_no_more_run_than_allowed_while_one_makes_room(monkeypatch: pytest.MonkeyPatch):
     """A session that is used again before its kernel has gone waits as any other does."""
-    executor = ToolExecutor([PythonKernel(most=1)])
+    executor = ToolExecutor([PythonKernel(max_kernels=1)])
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
     newcomer = asyncio.create_task(executor(doing("2"), session_id=2))
@@ -133,7 +133,7 @@ async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
         await interpreter.run("x = 1")
 
         async def call_now() -> str:
-            _drop(weakref.ref(interpreter))
+            _end_if_idle(weakref.ref(interpreter))
             return await interpreter._run("x")
 
         assert await asyncio.wrap_future(submit(call_now())) == "1"
@@ -141,7 +141,7 @@ async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
 
 async def test_the_kernel_of_a_block_takes_no_place_of_the_others(tmp_path: Path):
     """It neither waits for one nor ends one, however few may run."""
-    kernel, started, end = PythonKernel(most=1), tmp_path / "started", tmp_path / "end"
+    kernel, started, end = PythonKernel(max_kernels=1), tmp_path / "started", tmp_path / "end"
     code = f"import os\nopen({str(started)!r}, 'w')\nwhile not os.path.exists({str(end)!r}): pass"
     async with ToolExecutor([kernel]) as executor:
         running = asyncio.create_task(executor(doing(code)))

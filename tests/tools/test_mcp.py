@@ -27,7 +27,7 @@ from anabranch.commander import (
     current_node,
 )
 from anabranch.handlers import handler
-from anabranch.tools import InvalidArguments, McpServer, _mcp, open_tools
+from anabranch.tools import InvalidArguments, McpServer, _mcp_connection, open_tools
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
@@ -152,7 +152,9 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path):
 async def test_cancelled_again_in_every_turn_while_connecting_no_process_is_left(first: int):
     """The SDK's own clean-up can be interrupted by a second cancel, so it is sent one at most."""
     before = processes()
-    connection = _mcp._Connection(McpServer([sys.executable, "-c", "import sys; sys.stdin.read()"]))
+    connection = _mcp_connection.Connection(
+        McpServer([sys.executable, "-c", "import sys; sys.stdin.read()"])
+    )
     holding = asyncio.create_task(connection.task())
     await turns(first)
     while not holding.done():
@@ -179,7 +181,7 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
         ("sleep 1000", "did not answer within 0.2 s"),
         ([sys.executable, "-c", GARBAGE], "did not answer within 0.2 s"),
         ("http://127.0.0.1:9/mcp", "ConnectError"),
-        ("", "this one is empty"),
+        ("", "it is empty"),
         ("'unclosed", "No closing quotation"),
     ],
     ids=["missing", "dead", "refusing", "hanging", "garbage", "unreachable", "empty", "quotes"],
@@ -251,7 +253,7 @@ async def test_a_server_is_entered_once_at_a_time(url: str):
     """And may be entered again."""
     server = McpServer(url)
     async with server:
-        with pytest.raises(RuntimeError, match="entered already"):
+        with pytest.raises(RuntimeError, match="already connected"):
             await server.__aenter__()
         assert await use(server, "add", a=1) == "2"
     async with server:
@@ -278,9 +280,9 @@ async def test_tools_are_opened_by_name(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("no_such_module", "does not import"),
+        ("no_such_module", "cannot import the tools module"),
         ("python,python", "two tools called .python., from .*PythonKernel"),
-        ("mcp:", "this one is empty"),
+        ("mcp:", "it is empty"),
         ("web,mcp:/nowhere/x", "No such file"),
         ("mcp:'x", "No closing quotation"),
     ],
@@ -317,12 +319,12 @@ async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
 async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytest.MonkeyPatch):
     """The second would answer for the first; nothing stays open."""
     before = processes()
-    listed = _mcp._list_tools
+    listed = _mcp_connection._list_tools
 
     async def twice(client: Any) -> Any:
         return 2 * await listed(client)
 
-    monkeypatch.setattr(_mcp, "_list_tools", twice)
+    monkeypatch.setattr(_mcp_connection, "_list_tools", twice)
     with pytest.raises(ConfigurationError, match="has two tools called 'add'"):
         async with McpServer(STDIO):
             pass

@@ -25,7 +25,7 @@ from support.raw_server import RawServer
 
 from anabranch.commander import ConfigurationError, ToolError
 from anabranch.tools import InvalidArguments, McpServer, _mcp_wire, describe
-from anabranch.tools._remote_schema import STEPS, RemoteSchema
+from anabranch.tools._remote_schema import MAX_STEPS, RemoteSchema
 
 SCHEMAS: dict[str, Any] = json.loads((DATA / "hostile_schemas.json").read_text())
 HOSTILE = [sys.executable, str(PROGRAMS / "mcp_hostile.py")]
@@ -208,7 +208,7 @@ def test_schemas_that_refer_to_their_whole_end(inner: Any, arguments: dict[str, 
 )
 def test_a_schema_too_large_for_a_model_is_refused(schema: Any):
     """Why, in a sentence."""
-    with pytest.raises(ValueError, match="its schema"):
+    with pytest.raises(ValueError, match="the schema"):
         RemoteSchema(schema)
 
 
@@ -217,7 +217,7 @@ def test_few_steps_are_enough_for_what_people_write():
     edit = {"type": "object", "properties": {"line": {"type": "integer"}}, "required": ["line"]}
     schema = {"properties": {"edits": {"type": "array", "items": edit}}}
     edits = [{"line": 1}] * 999
-    assert 4 * len(edits) < STEPS
+    assert 4 * len(edits) < MAX_STEPS
 
     assert not refusal(schema, {"edits": edits})
     assert "edits[999]" in refusal(schema, {"edits": [*edits, {}]})
@@ -231,7 +231,7 @@ async def test_a_hostile_server_costs_the_loop_little(caplog: pytest.LogCaptureF
     async with asyncio.timeout(60), McpServer(HOSTILE, timeout=20) as server:
         assert len(server.tools) == len(SCHEMAS) - len(REFUSED) + 5
         assert "its tool schema" in caplog.text
-        assert "is left out: its schema is larger" in caplog.text
+        assert "is left out: the schema has more" in caplog.text
         assert server.methods["echo"].description == ""
         assert all(len(tool.name) <= 60 and len(tool.description) <= 4000 for tool in server.tools)
         for tool in server.tools[:-5]:
@@ -261,7 +261,7 @@ async def test_a_line_without_end_fills_no_memory():
 
 async def test_an_answer_too_long_fails_its_call_alone(monkeypatch: pytest.MonkeyPatch):
     """At once, with what was wrong."""
-    monkeypatch.setattr(_mcp_wire, "MESSAGE", 5_000_000)
+    monkeypatch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", 5_000_000)
     async with asyncio.timeout(60), McpServer(HOSTILE) as server:
         with pytest.raises(ToolError, match="has more than 5000000 bytes"):
             await server.methods["long"].run({})
@@ -277,11 +277,11 @@ ASKED = b'{"jsonrpc":"2.0","id":7,"result":1}'
 )
 def test_lines_come_whole_however_they_are_cut(pieces: list[bytes], most: int):
     """Each up to its end, or in its place that it was too long, if it was an answer."""
-    decoder = _mcp_wire._Lines("replace")
+    decoder = _mcp_wire._LineDecoder("replace")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_mcp_wire, "MESSAGE", most)
+        patch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", most)
         came = b"".join(decoder.decode(piece).encode() for piece in pieces)
-        assert sum(map(len, decoder._kept)) <= max(most, len(_mcp_wire.TOO_LONG) + 20)
+        assert sum(map(len, decoder._pieces)) <= max(most, len(_mcp_wire.TOO_LONG) + 20)
     *whole, rest = b"".join(pieces).split(b"\n")
     *lines, nothing = came.split(b"\n")
 
@@ -308,7 +308,7 @@ async def test_an_answer_without_end_is_no_server(
     head: str, forever: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Over HTTP, in whatever form."""
-    monkeypatch.setattr(_mcp_wire, "MESSAGE", 2**20)
+    monkeypatch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", 2**20)
     timeout = 0.5 if "within" in said else 20
     answers = {"mcp": (f"HTTP/1.1 200 OK\r\n{head}\r\n".encode(), forever)}
     with RawServer(answers) as server, pytest.raises(ConfigurationError) as raised:

@@ -193,7 +193,7 @@ async def test_tools_opened_by_name_are_refused_too(
 def test_what_is_no_tool_is_refused_where_it_is_given(what: Any):
     """A toolkit's class too: which session would its tools belong to?"""
     for take in lambda: Agent(tools=[what]), lambda: ToolExecutor([what]):
-        with pytest.raises(TypeError, match="is no tool: make one of a function"):
+        with pytest.raises(TypeError, match="is not a tool; use @tool"):
             take()
     with pytest.raises(TypeError, match="interpreter must be a Toolkit or None, not"):
         StepAgent(ScriptedBackend(), interpreter=what)

@@ -112,10 +112,10 @@ NAMES = [each.name for each in fields(Setup)]
 def quick() -> Iterator[None]:
     """Digest with one round: the number of rounds is no part of what is claimed here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(origins, "ROUNDS", 1)
-        origins._stretch.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(origins, "PBKDF2_ROUNDS", 1)
+        origins._derive_digest.cache_clear()  # pyright: ignore[reportPrivateUsage]
         yield
-        origins._stretch.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        origins._derive_digest.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 NUMBERS = count()

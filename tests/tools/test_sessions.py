@@ -108,7 +108,7 @@ def test_each_session_sees_what_it_kept_and_nothing_else(steps: list[tuple[str, 
 
 
 def all_notes(book: Book) -> list[Notes]:
-    return [states[book.notes] for owner in book.notes._owners for states in owner.kept.values()]
+    return [states[book.notes] for owner in book.notes._owners for states in owner.states.values()]
 
 
 async def test_sessions_at_once_do_not_meet():
@@ -249,7 +249,7 @@ def test_a_copy_of_an_agent_keeps_nothing_yet():
     agent = Writer(Book())
     asyncio.run(run_once(agent))
     copy = pickle.loads(pickle.dumps(agent.tool_sessions))
-    assert (len(agent.tool_sessions.kept), len(copy.kept)) == (1, 0)
+    assert (len(agent.tool_sessions.states), len(copy.states)) == (1, 0)
 
 
 async def run_once(agent: Writer) -> None:

@@ -58,8 +58,8 @@ async def test_an_installed_package_brings_tools(install):
     ("module", "spec", "said"),
     [
         ("1 / 0", "burrow", "package burrow cannot be loaded from 'burrow:make'"),
-        ("def make(text): return text", "burrow:x", "'burrow:x' made str, not a Toolkit"),
-        ("make = 5", "burrow:x", "'burrow:x' is int, and cannot be called"),
+        ("def make(text): return text", "burrow:x", "'burrow:x' must return a Toolkit, not str"),
+        ("make = 5", "burrow:x", "the entry point 'burrow:x' must be a function, not int"),
     ],
 )
 async def test_a_package_at_fault_is_a_clear_error(install, module: str, spec: str, said: str):

@@ -302,7 +302,7 @@ async def test_what_the_function_raises_comes_out():
 
 def test_a_function_that_cannot_be_called_by_name_is_refused():
     """The message says which parameter."""
-    with pytest.raises(TypeError, match=r"only.*'a: int' cannot be positional only"):
+    with pytest.raises(TypeError, match=r"only.*'a: int' must not be positional only"):
 
         @tool
         def only(a: int, /) -> None: ...
@@ -315,15 +315,15 @@ def test_a_function_that_cannot_be_called_by_name_is_refused():
 
 def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
     """Classes, generators, static methods above, types without a schema, and a wrong `retry`."""
-    with pytest.raises(TypeError, match="not of <class"):
+    with pytest.raises(TypeError, match="not <class"):
         tool(Place)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cannot yield"):
+    with pytest.raises(TypeError, match="not yield"):
 
         @tool
         def numbers():
             yield 1
 
-    with pytest.raises(TypeError, match="give a lambda a name"):
+    with pytest.raises(TypeError, match="a lambda must have name="):
         tool(lambda: 1)
     assert Tool(lambda: 1, name="one").name == "one"
     with pytest.raises(TypeError, match="below @classmethod"):
@@ -568,7 +568,7 @@ async def test_a_result_that_would_have_to_be_iterated_is_a_failure() -> None:
     def listed() -> Any:
         return numbers()
 
-    with pytest.raises(TypeError, match="it cannot give an async_generator"):
+    with pytest.raises(TypeError, match="not an async_generator"):
         await listed.run({})
 
 

@@ -16,8 +16,7 @@ from support.raw_server import RawServer
 
 from anabranch.commander import ToolError
 from anabranch.tools import WebBrowser
-from anabranch.tools._web_address import is_public
-from anabranch.tools._web_fetch import Fetcher
+from anabranch.tools._web_fetch import Fetcher, is_public
 
 Four = ipaddress.IPv4Address
 Six = ipaddress.IPv6Address

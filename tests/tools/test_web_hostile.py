@@ -23,10 +23,9 @@ from support.raw_server import Answer, RawServer
 from support.until import turns
 
 from anabranch.commander import MissingExtra, ToolError
-from anabranch.tools import WebBrowser, _web, _web_text
-from anabranch.tools._web_charset import CODECS, page_codec
-from anabranch.tools._web_fetch import Fetched, Fetcher, _Inflater
-from anabranch.tools._web_text import read_page
+from anabranch.tools import WebBrowser, _web, _web_fetch
+from anabranch.tools._web_charset import CODEC_BY_LABEL, page_codec
+from anabranch.tools._web_fetch import Fetched, Fetcher, _Inflater, read_page
 
 ANSWERS: dict[str, Any] = json.loads((DATA / "hostile_answers.json").read_text())
 PAGES: dict[str, Any] = json.loads((DATA / "hostile_pages.json").read_text())
@@ -188,7 +187,7 @@ async def test_a_page_whose_compressed_data_breaks_off_is_no_whole_page():
     answers = {"half": answered(coding, body=packed[:-9]), "more": (endless, b"x" * 9999)}
     with RawServer(answers) as server:
         fetcher = Fetcher(timeout=10, allow_private=["127.0.0.1"])
-        assert "broke off" in str(await outcome(fetcher, f"{server.url}/half"))
+        assert "is incomplete" in str(await outcome(fetcher, f"{server.url}/half"))
         page = await outcome(fetcher, f"{server.url}/more")
 
     assert isinstance(page, Fetched)
@@ -200,8 +199,8 @@ def test_a_page_is_decoded_by_the_codecs_of_the_web_alone():
     from encodings.aliases import aliases
 
     for label in {*aliases, *aliases.values(), "punycode", "idna", "unicode_escape", "undefined"}:
-        assert page_codec(b"abc", label) == CODECS.get(label, "utf-8")
-    for codec in {*CODECS.values()}:
+        assert page_codec(b"abc", label) == CODEC_BY_LABEL.get(label, "utf-8")
+    for codec in {*CODEC_BY_LABEL.values()}:
         assert b"abc".decode(codec, "replace")
 
 
@@ -226,7 +225,10 @@ def test_a_mark_decides_then_the_header_then_the_page(body: bytes, label: str | 
     assert page_codec(body, label) == codec
 
 
-@given(st.binary(max_size=2000), st.text(max_size=50) | st.sampled_from(sorted(CODECS)) | st.none())
+@given(
+    st.binary(max_size=2000),
+    st.text(max_size=50) | st.sampled_from(sorted(CODEC_BY_LABEL)) | st.none(),
+)
 def test_any_bytes_under_any_label_are_text(body: bytes, label: str | None):
     """What cannot be decoded is replaced."""
     page = Fetched("http://e.com/", "text/plain", label, body)
@@ -288,7 +290,7 @@ async def test_a_hostile_page_costs_the_loop_nothing_and_ends_in_time():
 
 async def test_only_so_many_pages_are_read_at_once(monkeypatch: pytest.MonkeyPatch):
     """A reply that asks for a hundred does not start a hundred processes."""
-    monkeypatch.setattr(_web_text, "AT_ONCE", 2)
+    monkeypatch.setattr(_web_fetch, "MAX_READERS", 2)
     before = processes()
     most = 0
     plain = asyncio.create_subprocess_exec
@@ -377,7 +379,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
         await tools.read.function(url=str(number))
 
     assert asked == [*map(str, range(20)), "0"]
-    assert sum(len(text) for _, text in tools._pages._held.values()) <= 20_000_000
+    assert sum(len(text) for _, text in tools._page_cache._entries.values()) <= 20_000_000
 
 
 async def test_an_address_too_long_is_refused():
