@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
 from platformdirs import user_data_dir
-from support.scale import LONG, SEED
+from support.seeds import LONG, SEED
 
 # On a core that others use too, the small model's threads wait for each other: one is then faster,
 # by five times where it was measured.
@@ -78,7 +78,7 @@ def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
     if not _is_here(host):
         raise OutsideConnection(
             f"{event} to {host!r}: the tests may reach only this machine;"
-            " use tests/support/server.py"
+            " use tests/support/scripted_server.py"
         )
 
 
@@ -209,9 +209,9 @@ def light_heap() -> None:
 @pytest.fixture(scope="session")
 def small_model() -> Generator[Any]:
     """The model in this process, loaded once for all tests that ask for it."""
-    from support.local import kept_open
+    from support.local_model import open_shared_engine
 
-    with kept_open() as engine:
+    with open_shared_engine() as engine:
         yield engine
 
 

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
-from support.server import Reply, ScriptedServer, Step, chunk, text
+from support.scripted_server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import (
     Agent,

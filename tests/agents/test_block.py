@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch import (
     Agent,
@@ -67,7 +67,7 @@ async def test_agents_that_are_asked_at_once_belong_to_the_block() -> None:
     agents = [Agent(Paid(gate), name=name) for name in ("ada", "bob")]
     async with asyncio.timeout(5), Commander() as commander:
         asking = asyncio.gather(*(agent("?") for agent in agents))
-        await settled()
+        await settle_loop()
         assert [child.path for child in commander.children] == [
             "Commander/ada#1",
             "Commander/bob#2",
@@ -126,13 +126,13 @@ async def test_a_cancelled_reply_is_in_the_usage_as_it_is_in_the_limits() -> Non
     backend = Paid(asyncio.Event())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=1000)) as commander:
         call = commander.call_handler(Agent(backend).call("?"))
-        await settled()
+        await settle_loop()
         call.cancel()
-        await settled()
+        await settle_loop()
         stream = backend.stream(ASK)
         await anext(stream)
         del stream
-        await settled()
+        await settle_loop()
         assert isinstance(commander.limits, Limits)
         assert commander.limits.spent == commander.usage()["m"].total_tokens == 20
 

@@ -7,7 +7,7 @@ import logging
 import random
 
 import pytest
-from support.scale import seeds
+from support.seeds import seeds
 
 from anabranch import Agent, AgentMessage, Commander, Message, ToolCall, tool
 from anabranch.agents.layers import TOOLS

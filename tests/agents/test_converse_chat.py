@@ -5,8 +5,15 @@ import logging
 from typing import Any
 
 import pytest
-from support.left import processes, threads
-from support.talkers import Alice, Bob, check_symmetry, program, said, talker
+from support.conversing_agents import (
+    Alice,
+    Bob,
+    chatty_agent,
+    check_symmetry,
+    contents_by_sender,
+    silent_user,
+)
+from support.leaks import child_processes, thread_ids
 
 from anabranch import AgentMessage, Commander, Node, run
 from anabranch.agents import (
@@ -25,13 +32,16 @@ async def test_the_other_s_answer_comes_back():
     """The result holds what the two have said; so do both histories, and `last_message`."""
     directory = Directory()
     alice, bob = Alice("alice", directory=directory), Bob("bob", directory=directory)
-    user = program(directory=directory)
+    user = silent_user(directory=directory)
 
     result = await user.initiate_chat("alice", "Who are you?")
 
     assert result.text == "I am Bob, Alice's friend."
-    assert said(result.messages) == [("user", "Who are you?"), ("alice", result.text)]
-    assert said(alice.chat_messages["bob"]) == [("alice", "Who are you?"), ("bob", result.text)]
+    assert contents_by_sender(result.messages) == [("user", "Who are you?"), ("alice", result.text)]
+    assert contents_by_sender(alice.chat_messages["bob"]) == [
+        ("alice", "Who are you?"),
+        ("bob", result.text),
+    ]
     assert bob.last_message() == bob.last_message("alice") == bob.last_message(alice)
     assert bob.last_message("nobody") is None
     with pytest.raises(ValueError, match=r"name one of \['user', 'bob'\]"):
@@ -40,7 +50,7 @@ async def test_the_other_s_answer_comes_back():
 
 async def test_send_begins_the_count_of_answers_again_and_keeps_the_history():
     """A long-lived agent goes on to answer however often it is asked."""
-    alice, bob = program(), talker("bob", max_consecutive_auto_reply=1)
+    alice, bob = silent_user(), chatty_agent("bob", max_consecutive_auto_reply=1)
     for _ in range(3):
         assert (await alice.send("?", bob)).text == "and so on"
     assert len(bob.chat_messages["user"]) == 6
@@ -51,10 +61,10 @@ async def test_send_begins_the_count_of_answers_again_and_keeps_the_history():
 
 async def test_a_message_may_be_delivered_without_an_answer():
     """It is in both histories; nobody is asked."""
-    alice, bob = talker("alice"), talker("bob")
+    alice, bob = chatty_agent("alice"), chatty_agent("bob")
     result = await alice.send("Just so that you know.", bob, request_reply=False)
 
-    assert (result.status, said(result.messages)) == (
+    assert (result.status, contents_by_sender(result.messages)) == (
         "delivered",
         [("alice", "Just so that you know.")],
     )
@@ -69,7 +79,7 @@ async def test_histories_with_different_partners_do_not_touch():
 
     assert [result.text for result in results] == [f"user{n}!" for n in range(20)]
     for user in asking:
-        assert said(bob.chat_messages[user.name]) == [
+        assert contents_by_sender(bob.chat_messages[user.name]) == [
             (user.name, user.name),
             ("bob", f"{user.name}!"),
         ]
@@ -92,7 +102,7 @@ async def test_every_message_and_every_answer_is_a_node():
 
     alice, bob = Alice("alice", directory=(d := Directory())), Noting("bob", directory=d)
     async with Commander() as commander:
-        await commander.run(Chat(program(), alice, "Who are you?"))
+        await commander.run(Chat(silent_user(), alice, "Who are you?"))
 
     assert bob.last_message() is not None
     names = [part.partition("#")[0] for part in paths[0].split("/")]
@@ -109,7 +119,7 @@ async def test_every_message_and_every_answer_is_a_node():
 
 def test_a_chat_runs_in_a_program_without_a_loop():
     """`run(Chat(...))`, with all that a node may have."""
-    assert run(Chat(program(), Bob("bob"), "Who?")).text == "I am Bob, Alice's friend."
+    assert run(Chat(silent_user(), Bob("bob"), "Who?")).text == "I am Bob, Alice's friend."
 
 
 async def test_a_cancel_of_the_tree_reaches_the_model():
@@ -123,16 +133,16 @@ async def test_a_cancel_of_the_tree_reaches_the_model():
     backend = ScriptedBackend(otherwise=wait)
     alice = Alice("alice", directory=(d := Directory()))
     ConversableAgent("bob", backend, directory=d)
-    tasks, left = asyncio.all_tasks(), (threads(), processes())
+    tasks, left = asyncio.all_tasks(), (thread_ids(), child_processes())
     async with Commander(slow_after=None) as commander:
-        chat = commander.call_handler(Chat(program(), alice, "Who are you?"))
+        chat = commander.call_handler(Chat(silent_user(), alice, "Who are you?"))
         async with asyncio.timeout(10):
             await begun.wait()
         chat.cancel("enough")
     assert chat.state == "cancelled"
     assert (backend.opened, backend.closed) == (1, 1)
     assert asyncio.all_tasks() == tasks
-    assert (threads(), processes()) == left
+    assert (thread_ids(), child_processes()) == left
 
 
 async def test_cancelling_the_call_cancels_the_conversation():
@@ -144,7 +154,7 @@ async def test_cancelling_the_call_cancels_the_conversation():
         async def task(self) -> str:
             try:
                 async with asyncio.timeout(0):
-                    await program().initiate_chat(bob, "?")
+                    await silent_user().initiate_chat(bob, "?")
             except TimeoutError:
                 return f"{len(self.children)} left"
             return "never"
@@ -176,7 +186,7 @@ async def test_a_handle_of_an_agent_elsewhere_changes_no_line_of_the_others():
             return Handle() if name == "bob" else await super().find(name)
 
     alice = Alice("alice", directory=Elsewhere())
-    result = await program().initiate_chat(alice, "Who are you?")
+    result = await silent_user().initiate_chat(alice, "Who are you?")
     assert result.text == "I am Bob, Alice's friend."
     assert len(calls) == 1
     check_symmetry([alice, bob])
@@ -186,7 +196,7 @@ async def test_the_log_has_prompts_and_responses_at_debug(caplog: pytest.LogCapt
     """Of every agent, and only there."""
     bob = ConversableAgent("bob", ScriptedBackend("I am fine."), "Be brief.")
     with caplog.at_level(logging.DEBUG, "anabranch.agents"):
-        await program().initiate_chat(bob, "How are you?")
+        await silent_user().initiate_chat(bob, "How are you?")
     text = "\n".join(each.getMessage() for each in caplog.records if each.levelno == logging.DEBUG)
     assert "bob is asked" in text
     assert "How are you?" in text

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.talkers import Bob, check_symmetry, program, said, talker
-from support.until import turns
+from support.conversing_agents import (
+    Bob,
+    chatty_agent,
+    check_symmetry,
+    contents_by_sender,
+    silent_user,
+)
+from support.waiting import run_turns
 
 from anabranch import AgentMessage
 from anabranch.agents import NOT_MINE, ConversableAgent, Directory, ReplyResult, reply
@@ -25,7 +31,7 @@ class Stranger(ConversableAgent):
 
     @reply
     async def anything(self, message: AgentMessage) -> ReplyResult:
-        await turns(self.chance.randint(0, 2))
+        await run_turns(self.chance.randint(0, 2))
         match self.chance.randint(0, 7):
             case 0:
                 return None
@@ -80,7 +86,7 @@ def test_a_cancelled_conversation_leaves_the_two_with_the_same_history(seed: int
     async def main() -> None:
         before = asyncio.all_tasks()
         task = asyncio.create_task(agents[0].initiate_chat("ben", "Begin.", max_messages=30))
-        await turns(after)
+        await run_turns(after)
         task.cancel()
         async with asyncio.timeout(20):
             await asyncio.gather(task, return_exceptions=True)
@@ -94,7 +100,7 @@ async def test_two_that_always_answer_are_stopped_by_the_limit_that_is_on(
     caplog: pytest.LogCaptureFixture,
 ):
     """Each answers ten times in a row; the result and the log say why it ended."""
-    result = await talker("a").initiate_chat(talker("b"), "Begin.")
+    result = await chatty_agent("a").initiate_chat(chatty_agent("b"), "Begin.")
 
     assert result.status == "auto_reply_limit"
     assert len(result.messages) == 1 + 10 + 10
@@ -105,7 +111,7 @@ async def test_a_conversation_without_that_limit_has_one_of_messages(
     caplog: pytest.LogCaptureFixture,
 ):
     """`max_messages`, 100 if nothing else is said."""
-    a, b = (talker(name, max_consecutive_auto_reply=None) for name in "ab")
+    a, b = (chatty_agent(name, max_consecutive_auto_reply=None) for name in "ab")
     result = await a.initiate_chat(b, "Begin.")
 
     assert (result.status, len(result.messages)) == ("message_limit", 100)
@@ -128,10 +134,10 @@ async def test_agents_that_ask_each_other_in_a_circle_are_stopped():
 
     a, _, _ = (Asking(name, directory=directory) for name in "abc")
     async with asyncio.timeout(20):
-        result = await program().initiate_chat(a, "Begin.", max_messages=25)
+        result = await silent_user().initiate_chat(a, "Begin.", max_messages=25)
 
     assert (result.status, Asking.depth) == ("message_limit", 25)
-    assert said(result.messages) == [("user", "Begin.")]
+    assert contents_by_sender(result.messages) == [("user", "Begin.")]
 
 
 async def test_inside_the_limit_is_an_error_that_ends_all():
@@ -149,7 +155,7 @@ async def test_inside_the_limit_is_an_error_that_ends_all():
             return "enough"
 
     bob = Bob("bob")
-    result = await program().initiate_chat(Stubborn("s"), "Begin.", max_messages=7, max_turns=1)
+    result = await silent_user().initiate_chat(Stubborn("s"), "Begin.", max_messages=7, max_turns=1)
 
     assert (result.text, result.status) == ("enough", "turn_limit")
     assert len(refused) == 6
@@ -168,7 +174,7 @@ async def test_inside_the_limit_is_an_error_that_ends_all():
 )
 async def test_a_message_may_end_the_conversation(answer: Any, status: str, count: int):
     """The word on the last line, the metadata, a predicate of the user's; no answer at all."""
-    alice = talker("alice", is_termination=lambda m: "secret" in m.content or default(m))
+    alice = chatty_agent("alice", is_termination=lambda m: "secret" in m.content or default(m))
     default = ConversableAgent("default").is_termination
     bob = ConversableAgent("bob", default_auto_reply=answer)
 
@@ -187,8 +193,8 @@ async def test_a_message_may_end_the_conversation(answer: Any, status: str, coun
 async def test_limits_that_make_no_sense_are_refused(options: Any, message: str):
     """As is talking to oneself."""
     with pytest.raises(ValueError, match=message):
-        await program().initiate_chat(Bob("bob"), "?", **options)
+        await silent_user().initiate_chat(Bob("bob"), "?", **options)
     with pytest.raises(ValueError, match="cannot talk to itself"):
-        await program().initiate_chat("user", "?")
+        await silent_user().initiate_chat("user", "?")
     with pytest.raises(ValueError, match="SOMETIMES"):
         ConversableAgent("a", human_input_mode="SOMETIMES")  # type: ignore[arg-type]

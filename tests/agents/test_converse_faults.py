@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.talkers import Alice, Bob, check_symmetry, program, said
+from support.conversing_agents import Alice, Bob, check_symmetry, contents_by_sender, silent_user
 
 from anabranch import AgentMessage, BackendUnavailable, WorkerLost
 from anabranch.agents import Answer, ConversableAgent, Directory, ReplyResult, reply
@@ -16,9 +16,9 @@ async def test_an_unknown_name_is_an_error_that_says_who_is_there():
     """With a directory, and without one."""
     alice = Alice("alice", directory=Directory())
     with pytest.raises(UnknownAgent, match="no agent called 'bob' in the directory: it has alice"):
-        await program().initiate_chat(alice, "Who are you?")
+        await silent_user().initiate_chat(alice, "Who are you?")
     with pytest.raises(LookupError, match="it has nobody"):
-        await program().initiate_chat("bob", "Who are you?")
+        await silent_user().initiate_chat("bob", "Who are you?")
 
 
 async def test_a_partner_that_fails_fails_the_chat_as_itself():
@@ -36,11 +36,11 @@ async def test_a_partner_that_fails_fails_the_chat_as_itself():
 
     alice = Alice("alice", directory=Directory(Dead()))
     with pytest.raises(WorkerLost) as raised:
-        await program().initiate_chat(alice, "Who are you?")
+        await silent_user().initiate_chat(alice, "Who are you?")
     assert raised.value is lost
     assert raised.value.__notes__[0].endswith("alice-to-bob#5/deliver#7")
     assert "bob was to answer alice" in raised.value.__notes__
-    assert said(alice.chat_messages["bob"]) == [("alice", "Who are you?")]
+    assert contents_by_sender(alice.chat_messages["bob"]) == [("alice", "Who are you?")]
 
 
 async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
@@ -55,7 +55,7 @@ async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
             finally:
                 cancelled.set()
 
-    alice, bob = program(), Hanging("bob")
+    alice, bob = silent_user(), Hanging("bob")
     async with asyncio.timeout(20):
         with pytest.raises(TimeoutError) as raised:
             await alice.initiate_chat(bob, "?", timeout=0.01)
@@ -73,7 +73,7 @@ async def test_a_partner_may_hang_before_the_first_message():
 
     async with asyncio.timeout(20):
         with pytest.raises(TimeoutError):
-            await program().initiate_chat(Unreachable("bob"), "?", timeout=0.01)
+            await silent_user().initiate_chat(Unreachable("bob"), "?", timeout=0.01)
 
 
 async def test_a_partner_that_gives_garbage_is_named():
@@ -84,7 +84,7 @@ async def test_a_partner_that_gives_garbage_is_named():
             return "I am Bob"
 
     with pytest.raises(TypeError, match="bob gave 'I am Bob' for an Answer"):
-        await program().initiate_chat(Garbage("bob"), "?")
+        await silent_user().initiate_chat(Garbage("bob"), "?")
     with pytest.raises(TypeError, match="bob receives AgentMessages, not 'hello'"):
         await Bob("bob").receive("hello")  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ async def test_a_partner_that_gives_garbage_is_named():
 async def test_a_model_that_fails_fails_the_chat_and_the_next_one_can_go_on():
     """What was asked is kept, so the model sees it when it is back."""
     backend = ScriptedBackend(BackendUnavailable("down"), "I am back.")
-    alice, bob = program(), ConversableAgent("bob", backend)
+    alice, bob = silent_user(), ConversableAgent("bob", backend)
     with pytest.raises(BackendUnavailable):
         await alice.initiate_chat(bob, "First?")
     check_symmetry([alice, bob])

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from support.left import processes, threads
-from support.scale import many
-from support.talkers import program, said
-from support.until import settled
+from support.conversing_agents import contents_by_sender, silent_user
+from support.leaks import child_processes, thread_ids
+from support.seeds import example_count
+from support.waiting import settle_loop
 
 from anabranch import AgentMessage, BackendUnavailable, Commander
 from anabranch.agents import (
@@ -34,10 +34,10 @@ from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend, explore, pause
 
 
-def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
+def speaker(name: str, *replies: str | None, **options: Any) -> ConversableAgent:
     """Says the given things one after the other, then nothing."""
     agent = ConversableAgent(name, **options)
-    answers = iter(said)
+    answers = iter(replies)
     agent.register_reply(lambda self, message: next(answers, None))
     return agent
 
@@ -51,20 +51,20 @@ async def test_members_speak_in_turn_and_all_hear_all():
     members = [endless(name) for name in "abc"]
     team = GroupChat("team", members, max_turns=4)
 
-    result = await program().initiate_chat(team, "Go.")
+    result = await silent_user().initiate_chat(team, "Go.")
 
     expected = [("user", "Go."), ("a", "a!"), ("b", "b!"), ("c", "c!"), ("a", "a!")]
-    assert said(team.talks["user"].messages) == expected
+    assert contents_by_sender(team.talks["user"].messages) == expected
     assert (team.talks["user"].status, result.text) == ("turn_limit", "a!")
     for member in members:
-        assert said(member.chat_messages["team"]) == expected
+        assert contents_by_sender(member.chat_messages["team"]) == expected
 
 
 async def test_a_member_s_model_is_told_who_said_what():
     """Names stand before what others said, not before its own."""
     backend = ScriptedBackend("I am b.", "And still b.")
     team = GroupChat("team", [endless("a"), ConversableAgent("b", backend)], max_turns=4)
-    await program().initiate_chat(team, "Go.")
+    await silent_user().initiate_chat(team, "Go.")
 
     assert [(m.role, m.content) for m in backend.requests[1].messages] == [
         ("user", "user: Go.\na: a!"),
@@ -86,7 +86,7 @@ async def test_a_talk_ends(members: Any, status: str, count: int):
     """By a word, when nobody has an answer any more, when a person leaves."""
     team = GroupChat("team", members)
     async with asyncio.timeout(10):
-        await program().initiate_chat(team, "Go.")
+        await silent_user().initiate_chat(team, "Go.")
     assert (team.talks["user"].status, len(team.talks["user"].messages)) == (status, count)
 
 
@@ -96,7 +96,7 @@ async def test_chance_names_anybody_but_the_last_speaker():
     for _ in range(2):
         members = [endless(name, max_consecutive_auto_reply=None) for name in "abcd"]
         team = GroupChat("team", members, speaker=random_speaker(7), max_turns=30)
-        await program().initiate_chat(team, "Go.")
+        await silent_user().initiate_chat(team, "Go.")
         talks.append([message.sender for message in team.talks["user"].messages])
 
     assert talks[0] == talks[1]
@@ -113,9 +113,9 @@ async def test_a_function_names_the_speaker_also_the_same_again():
 
     b = endless("b")
     team = GroupChat("team", [endless("a"), b], speaker=by_plan)
-    await program().initiate_chat(team, "Go.")
+    await silent_user().initiate_chat(team, "Go.")
     assert [message.sender for message in team.talks["user"].messages] == ["user", "b", "b", "a"]
-    assert ("team", "Please go on.") in said(b.chat_messages["team"])
+    assert ("team", "Please go on.") in contents_by_sender(b.chat_messages["team"])
 
 
 async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
@@ -128,7 +128,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
     team = GroupChat(
         "team", [bob, bobby, carl], speaker=choose_by_model(backend, temperature=0), max_turns=4
     )
-    await program().initiate_chat(team, "Go.")
+    await silent_user().initiate_chat(team, "Go.")
 
     assert [m.sender for m in team.talks["user"].messages] == [
         "user",
@@ -164,14 +164,14 @@ async def test_a_member_may_begin_the_talk():
     a, b = endless("a"), endless("b")
     team = GroupChat("team", [a, b], max_turns=2)
     result = await a.initiate_chat(team, "Go.")
-    assert (result.status, said(team.talks["a"].messages)) == (
+    assert (result.status, contents_by_sender(team.talks["a"].messages)) == (
         "turn_limit",
         [("a", "Go."), ("b", "b!"), ("a", "a!")],
     )
     assert (
-        said(a.chat_messages["team"])
-        == said(b.chat_messages["team"])
-        == said(team.talks["a"].messages)
+        contents_by_sender(a.chat_messages["team"])
+        == contents_by_sender(b.chat_messages["team"])
+        == contents_by_sender(team.talks["a"].messages)
     )
 
 
@@ -187,7 +187,7 @@ async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
     b = endless("b")
     team = GroupChat("team", [Eager("a"), b], max_turns=2)
     async with asyncio.timeout(10):
-        await program().initiate_chat(team, "Go.")
+        await silent_user().initiate_chat(team, "Go.")
     assert [m.content for m in team.talks["user"].messages] == [
         "Go.",
         "By the way",
@@ -206,7 +206,7 @@ async def test_a_group_keeps_what_was_said_unless_told_otherwise():
     """`send` goes on, `initiate_chat` begins anew, for the members too."""
     a = endless("a")
     team = GroupChat("team", [a], max_turns=1)
-    user = program()
+    user = silent_user()
     await user.initiate_chat(team, "One")
     await user.send("Two", team)
     assert len(team.talks["user"].messages) == len(a.chat_messages["team"]) == 4
@@ -220,7 +220,7 @@ async def test_the_limit_of_messages_holds_for_groups(kind: Any, caplog: pytest.
     members = [endless(name, max_consecutive_auto_reply=None) for name in "ab"]
     team = kind("team", members, max_messages=12, max_turns=999)
     async with asyncio.timeout(10):
-        result = await program().initiate_chat(team, "Go.", max_messages=9)
+        result = await silent_user().initiate_chat(team, "Go.", max_messages=9)
         assert (result.status, team.talks["user"].status) == ("message_limit", "message_limit")
         assert len(team.talks["user"].messages) == 9
         await team.begin_chat("user", clear_history=True)
@@ -265,7 +265,7 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
         return bool(text) and all(f"secret-{name}".startswith(word) for word in text.split())
 
     async def ask(team: Any, name: str) -> None:
-        user = program(name)
+        user = silent_user(name)
         for _ in range(2):
             await pause()
             result = await user.initiate_chat(
@@ -285,7 +285,7 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
                 history = member.memory.messages(f"team@{name}")
                 assert all(own(m.text, name) for m in history if m.sender != "team")
 
-    explore(main, range(many(20, 200)))
+    explore(main, range(example_count(20, 200)))
 
 
 async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():
@@ -299,11 +299,11 @@ async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():
 
     eager = Eager("eager")
     team = GroupChat("team", [eager, speaker("b")], max_turns=1)
-    await asyncio.gather(*(program(name).initiate_chat(team, name) for name in ("ann", "eve")))
+    await asyncio.gather(*(silent_user(name).initiate_chat(team, name) for name in ("ann", "eve")))
     for name in ("ann", "eve"):
         expected = [(name, name), ("eager", f"aside on {name}"), ("eager", "said")]
-        assert said(team.talks[name].messages) == expected
-        assert said(eager.memory.messages(f"team@{name}")) == expected
+        assert contents_by_sender(team.talks[name].messages) == expected
+        assert contents_by_sender(eager.memory.messages(f"team@{name}")) == expected
 
 
 async def test_a_group_in_a_group_has_a_talk_for_each_who_asked():
@@ -312,9 +312,9 @@ async def test_a_group_in_a_group_has_a_talk_for_each_who_asked():
     inner = GroupChat("inner", [a], max_turns=1)
     outer = GroupChat("outer", [inner], max_turns=1)
     for name in ("ann", "eve"):
-        assert (await program(name).initiate_chat(outer, f"of {name}")).text == "a!"
+        assert (await silent_user(name).initiate_chat(outer, f"of {name}")).text == "a!"
     assert [*inner.talks] == ["outer@ann", "outer@eve"]
-    assert said(a.memory.messages("inner@ann")) == [("ann", "of ann"), ("a", "a!")]
+    assert contents_by_sender(a.memory.messages("inner@ann")) == [("ann", "of ann"), ("a", "a!")]
 
 
 async def test_a_group_that_is_asked_through_itself_is_refused():
@@ -350,16 +350,18 @@ async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
     seen: list[Any] = []
 
     async def let_go() -> None:
-        await settled()
-        assert ("talk", "No, ann is speaking.") in said(ben.chat_messages["talk"])
+        await settle_loop()
+        assert ("talk", "No, ann is speaking.") in contents_by_sender(ben.chat_messages["talk"])
         seen.append(talk.talks["host"].speaking)
         go_on.set()
 
     async with asyncio.timeout(10):
-        result, _ = await asyncio.gather(program("host").initiate_chat(talk, "Hello."), let_go())
+        result, _ = await asyncio.gather(
+            silent_user("host").initiate_chat(talk, "Hello."), let_go()
+        )
 
     assert seen == ["ann"]
-    assert said(talk.talks["host"].messages) == [
+    assert contents_by_sender(talk.talks["host"].messages) == [
         ("host", "Hello."),
         ("ann", "I say this."),
         ("ben", "I say that."),
@@ -369,7 +371,7 @@ async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
         "I say that.",
         None,
     )
-    assert said(ben.chat_messages["talk"])[:7] == [
+    assert contents_by_sender(ben.chat_messages["talk"])[:7] == [
         ("host", "Hello."),
         ("ben", "Can I speak?"),
         ("talk", "No, ann is speaking."),
@@ -387,8 +389,8 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
     ann, ben = speaker("ann", "1", "3"), speaker("ben", "2")
     talk = GroupTalk("talk", [user, ann, ben], max_turns=4)
     async with asyncio.timeout(10), Commander() as commander:
-        chat = commander.call_handler(Chat(program("host"), talk, "Hello."))
-        await settled()
+        chat = commander.call_handler(Chat(silent_user("host"), talk, "Hello."))
+        await settle_loop()
         assert len(talk.talks["host"].messages) == 4
         assert chat.state != "completed"
         person.put("and I say this")
@@ -414,7 +416,7 @@ async def test_a_group_talk_ends(members: Any, status: str, speeches: int):
     """When nobody has anything to say, by a word, by the limit, when all have left."""
     talk = GroupTalk("talk", members, max_turns=5)
     async with asyncio.timeout(10):
-        await program().initiate_chat(talk, "Hello.")
+        await silent_user().initiate_chat(talk, "Hello.")
     assert (talk.talks["user"].status, len(talk.talks["user"].messages)) == (status, 1 + speeches)
 
 
@@ -432,13 +434,13 @@ async def test_the_end_of_a_group_talk_cancels_who_still_thinks():
 
     backend = ScriptedBackend(otherwise=never)
     members = [ConversableAgent("a", backend), ConversableAgent("b", ScriptedBackend(after))]
-    tasks, left = asyncio.all_tasks(), (threads(), processes())
+    tasks, left = asyncio.all_tasks(), (thread_ids(), child_processes())
     async with asyncio.timeout(10):
-        result = await program().initiate_chat(GroupTalk("talk", members), "Hello.")
+        result = await silent_user().initiate_chat(GroupTalk("talk", members), "Hello.")
     assert result.text == "Bye TERMINATE"
     assert backend.opened == backend.closed == 1
     assert asyncio.all_tasks() == tasks
-    assert (threads(), processes()) == left
+    assert (thread_ids(), child_processes()) == left
 
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
@@ -449,8 +451,8 @@ async def test_a_member_that_fails_fails_the_talk(kind: Any):
     team = kind("team", [ConversableAgent("a", backend), waiting])
     async with asyncio.timeout(10):
         with pytest.raises(BackendUnavailable):
-            await program().initiate_chat(team, "Hello.")
-        await program().initiate_chat(team, "Again.")
+            await silent_user().initiate_chat(team, "Hello.")
+        await silent_user().initiate_chat(team, "Again.")
     assert team.talks["user"].status == "terminated"
 
 
@@ -465,22 +467,22 @@ async def test_a_cancelled_talk_leaves_nothing(kind: Any):
 
     backend = ScriptedBackend(otherwise=wait)
     team = kind("team", [ConversableAgent(name, backend) for name in "abc"])
-    tasks, left = asyncio.all_tasks(), (threads(), processes())
+    tasks, left = asyncio.all_tasks(), (thread_ids(), child_processes())
     async with asyncio.timeout(10):
-        task = asyncio.create_task(program().initiate_chat(team, "Hello."))
+        task = asyncio.create_task(silent_user().initiate_chat(team, "Hello."))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert backend.opened == backend.closed
     assert asyncio.all_tasks() == tasks
-    assert (threads(), processes()) == left
+    assert (thread_ids(), child_processes()) == left
 
 
 async def test_only_speeches_are_in_the_transcript(capsys: pytest.CaptureFixture[str]):
     """Asking for the floor is not said to all."""
     ann = ConversableAgent("ann", ScriptedBackend("Can I speak?", "I do.", otherwise=" "))
-    await program("host").initiate_chat(GroupTalk("talk", [ann]), "Hello.", transcript=True)
+    await silent_user("host").initiate_chat(GroupTalk("talk", [ann]), "Hello.", transcript=True)
     shown = capsys.readouterr().out
     assert "ann (to talk):\n\nI do.\n" in shown
     assert "Can I speak?" not in shown
@@ -489,8 +491,8 @@ async def test_only_speeches_are_in_the_transcript(capsys: pytest.CaptureFixture
 async def test_the_limit_of_speeches_is_logged(caplog: pytest.LogCaptureFixture):
     """As are the rounds of a group chat."""
     caplog.set_level(logging.INFO, "anabranch.agents")
-    await program().initiate_chat(GroupTalk("talk", [endless("a"), endless("b")]), "Hello.")
-    await program().initiate_chat(GroupChat("team", [endless("c")], max_turns=2), "Hello.")
+    await silent_user().initiate_chat(GroupTalk("talk", [endless("a"), endless("b")]), "Hello.")
+    await silent_user().initiate_chat(GroupChat("team", [endless("c")], max_turns=2), "Hello.")
     assert "stopped after 10 speeches (max_turns)" in caplog.text
     assert "stopped after 2 messages (max_turns)" in caplog.text
 

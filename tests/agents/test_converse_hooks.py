@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import SEED
-from support.talkers import program, said
+from support.conversing_agents import contents_by_sender, silent_user
+from support.seeds import SEED
 
 from anabranch import AgentMessage
 from anabranch.agents import ConversableAgent, GroupChat, GroupTalk
@@ -63,7 +63,7 @@ def test_of_several_messages_that_arrive_at_once_each_passes_the_hooks_once(
     """Whether they are received or said in chats that run at once."""
     hook = Redacts(turns)
     agent, read = redacting("alice", hook)
-    user = program()
+    user = silent_user()
     texts = [f"secret {n}" for n in range(number)]
 
     async def main() -> None:
@@ -91,7 +91,9 @@ async def test_the_last_answer_of_a_conversation_passes_the_hooks_too(max_turns:
     assert hook.seen == ["my secret"] * max_turns * 2
     assert heard(agent) == ["my [hidden]"] * max_turns * 2
     assert not any("my secret" in text for text in read)
-    assert said(bob.chat_messages["alice"]).count(("bob", "my secret")) == max_turns * 2
+    assert (
+        contents_by_sender(bob.chat_messages["alice"]).count(("bob", "my secret")) == max_turns * 2
+    )
 
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
@@ -100,7 +102,7 @@ async def test_what_is_said_in_a_group_passes_the_hooks_once(kind: Any) -> None:
     hook = Redacts()
     agent, read = redacting("alice", hook)
     others = [ConversableAgent(name, default_auto_reply=f"{name}'s secret") for name in "bcd"]
-    await program().initiate_chat(kind("team", [*others, agent], max_turns=9), "A secret?")
+    await silent_user().initiate_chat(kind("team", [*others, agent], max_turns=9), "A secret?")
     assert heard(agent) == [hidden(text) for text in hook.seen]
     assert not any(re.search(r"'s secret|A secret", text) for text in read)
 
@@ -110,7 +112,7 @@ def test_a_message_that_was_cancelled_in_a_hook_passes_it_before_the_next() -> N
 
     async def main() -> None:
         agent, read = redacting("alice", Redacts(turns=3))
-        user = program()
+        user = silent_user()
         first = asyncio.create_task(user.send("secret 1", agent, max_turns=1))
         await pause(30)
         first.cancel()
@@ -136,7 +138,7 @@ async def test_a_hook_that_fails_keeps_the_message_for_the_next() -> None:
     backend = ScriptedBackend(otherwise="ok")
     agent = ConversableAgent("alice", backend)
     agent.before_agent(check)
-    user = program()
+    user = silent_user()
     with pytest.raises(LookupError, match="no rules"):
         await user.send("secret 1", agent)
     assert heard(agent) == []

@@ -6,8 +6,8 @@ import pty
 from typing import Any
 
 import pytest
-from support.left import threads
-from support.until import settled
+from support.leaks import thread_ids
+from support.waiting import settle_loop
 
 from anabranch import Commander, Node
 from anabranch.agents import (
@@ -173,14 +173,14 @@ async def test_the_terminal_is_waited_for_without_a_thread(capsys: pytest.Captur
     """A cancelled question leaves no thread and no task; what is typed later is the next one's."""
     leader, follower = pty.openpty()
     source = TerminalInput(follower)
-    tasks, running = asyncio.all_tasks(), threads()
+    tasks, running = asyncio.all_tasks(), thread_ids()
     try:
         async with asyncio.timeout(10), Commander() as commander:
             abandoned = commander.call_handler(Ask(source, "first> "))
             waiting = commander.call_handler(Ask(source, "second> "))
-            await settled()
+            await settle_loop()
             assert "first> " in capsys.readouterr().out
-            assert threads() == running
+            assert thread_ids() == running
             abandoned.cancel()
             os.write(leader, "Grüße\nand more\n".encode())
             assert await waiting == "Grüße"
@@ -190,7 +190,7 @@ async def test_the_terminal_is_waited_for_without_a_thread(capsys: pytest.Captur
         os.close(follower)
     assert capsys.readouterr().out == "second> > "
     assert asyncio.all_tasks() == tasks
-    assert threads() == running
+    assert thread_ids() == running
 
 
 async def test_the_terminal_s_end_is_that_the_person_has_left():

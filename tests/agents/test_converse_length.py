@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
-from support.talkers import program
+from support.conversing_agents import silent_user
+from support.seeds import example_count
 
 from anabranch import Agent, AgentMessage, Message
 from anabranch.agents import (
@@ -58,12 +58,12 @@ async def test_nor_in_a_group_for_each_member_again(made: list[Message]) -> None
     for length in (60, 120):
         made.clear()
         team = GroupChat("team", [modelled(name) for name in "abc"], max_turns=length)
-        await program().initiate_chat(team, "Hello.", max_messages=999)
+        await silent_user().initiate_chat(team, "Hello.", max_messages=999)
         counts.append(len(made))
     assert counts[1] <= 2 * counts[0] + 10
 
 
-@settings(max_examples=many(60, 1000))
+@settings(max_examples=example_count(60, 1000))
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "user", "tool"]), st.sampled_from(["", "x", "yz"]))),
     st.sampled_from([Aggregator(), ToolAggregator("<", ">"), ToolAggregator(role="tool")]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.talkers import program, said
+from support.conversing_agents import contents_by_sender, silent_user
 
 from anabranch import AgentMessage
 from anabranch.agents import (
@@ -69,7 +69,7 @@ def test_members_come_and_go_while_they_talk(
         options = {"speaker": random_speaker(seed)} if kind is GroupChat and seed else {}
         team = made["team"] = kind("team", members, max_turns=8, **options)
         team.known = known
-        user = program()
+        user = silent_user()
         async with asyncio.timeout(60):
             for number in range(2):
                 if not team.members:
@@ -80,8 +80,10 @@ def test_members_come_and_go_while_they_talk(
         for name, member in team.members.items():
             # The group's own words to one member are no part of the talk.
             heard = [each for each in member.chat_messages.get("team", []) if each.sender != "team"]
-            of_others = [each for each in said(heard) if each[0] != name]
-            assert of_others == [each for each in said(talk.messages) if each[0] != name]
+            of_others = [each for each in contents_by_sender(heard) if each[0] != name]
+            assert of_others == [
+                each for each in contents_by_sender(talk.messages) if each[0] != name
+            ]
 
     asyncio.run(main())
 
@@ -100,8 +102,8 @@ async def test_a_member_that_is_added_hears_what_was_said_and_answers(kind: Any)
 
     team: Any = kind("team", [Inviting("host")], max_turns=3)
     async with asyncio.timeout(60):
-        await program().initiate_chat(team, "Begin.", max_turns=1)
-    talk = said(team.talks["user"].messages)
+        await silent_user().initiate_chat(team, "Begin.", max_turns=1)
+    talk = contents_by_sender(team.talks["user"].messages)
     assert talk[:3] == [("user", "Begin."), ("host", "Come in."), ("late", "I am late.")]
 
 
@@ -116,8 +118,8 @@ async def test_a_member_that_is_removed_while_it_is_chosen_is_not_asked() -> Non
 
     team = GroupChat("team", [ConversableAgent(name, default_auto_reply=name) for name in "ab"])
     team.speaker = policy
-    await program().initiate_chat(team, "Go.", max_turns=1)
-    assert said(team.talks["user"].messages) == [("user", "Go."), ("a", "a")]
+    await silent_user().initiate_chat(team, "Go.", max_turns=1)
+    assert contents_by_sender(team.talks["user"].messages) == [("user", "Go."), ("a", "a")]
 
 
 @KINDS
@@ -126,7 +128,7 @@ async def test_a_group_without_members_has_nothing_to_say(kind: Any) -> None:
     team: Any = kind("team", [ConversableAgent("a")])
     team.members.clear()
     async with asyncio.timeout(60):
-        result = await program().initiate_chat(team, "Go.", max_turns=1)
+        result = await silent_user().initiate_chat(team, "Go.", max_turns=1)
     assert result.status == "no_answer"
 
 

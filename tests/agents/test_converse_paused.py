@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import SEED
-from support.talkers import program
+from support.conversing_agents import silent_user
+from support.seeds import SEED
 
 from anabranch import Agent, AgentMessage, StreamInterrupted
 from anabranch.agents import ConversableAgent, GroupChat, ReplyResult, reply
@@ -74,11 +74,11 @@ def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Excepti
     if kind == "group":
         bob = GroupChat("bob", [ConversableAgent("inner", backend)], max_turns=1)
     if kind != "layer":
-        return program().stream_chat(bob, "Go.")
+        return silent_user().stream_chat(bob, "Go.")
 
     class Layer(Agent):
         async def forward(self, *messages: Any, **options: Any) -> str:
-            return (await program().initiate_chat(bob, "Go.")).text
+            return (await silent_user().initiate_chat(bob, "Go.")).text
 
     return Layer(name="layer").stream("Go.")
 

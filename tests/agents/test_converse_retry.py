@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.talkers import check_symmetry, program, said
+from support.conversing_agents import check_symmetry, contents_by_sender, silent_user
 
 from anabranch import AgentMessage, Commander, Message, Retry, ToolCall, tool
 from anabranch.agents import Answer, Chat, ConversableAgent, GroupChat, ReplyResult, reply
@@ -53,7 +53,7 @@ class Talker(ConversableAgent):
 
 def check_once(agent: Talker, partner: str) -> None:
     """No message was told twice, no call was made twice, and the model read each once."""
-    history = said(agent.chat_messages[partner])
+    history = contents_by_sender(agent.chat_messages[partner])
     assert len({*history}) == len(history)
     assert len({*agent.ran}) == len(agent.ran)
     for asked in agent.asked:
@@ -79,7 +79,7 @@ def test_a_retried_chat_tells_nobody_anything_twice(
             result = await commander.call_handler(chat, retry=TRIES)
         assert result.status == "turn_limit"
         assert len(result.messages) == 2 * turns
-        assert said(result.messages) == said(bob.chat_messages["alice"])
+        assert contents_by_sender(result.messages) == contents_by_sender(bob.chat_messages["alice"])
         check_symmetry([alice, bob])
         check_once(bob, "alice")
         if turns > 1:
@@ -100,15 +100,15 @@ def test_a_group_goes_on_when_the_chat_with_it_is_tried_again(
         team = GroupChat("team", members, max_turns=2)
         async with Commander() as commander:
             result = await commander.call_handler(
-                Chat(program(), team, "Go.", max_turns=1), retry=TRIES
+                Chat(silent_user(), team, "Go.", max_turns=1), retry=TRIES
             )
-        talk = said(team.talks["user"].messages)
+        talk = contents_by_sender(team.talks["user"].messages)
         assert talk[0] == ("user", "Go.")
         assert len({*talk}) == len(talk)
-        assert said(result.messages) == [("user", "Go."), ("team", talk[-1][1])]
+        assert contents_by_sender(result.messages) == [("user", "Go."), ("team", talk[-1][1])]
         for member in members:
             assert len({*member.ran}) == len(member.ran)
-            history = said(member.chat_messages["team"])
+            history = contents_by_sender(member.chat_messages["team"])
             assert history.count(("user", "Go.")) == 1
             assert [each for each in history if each[0] != "team"] == talk
 
@@ -148,10 +148,10 @@ def test_a_hook_that_fails_sees_the_message_again_and_nobody_else_does(
             result = await commander.call_handler(
                 Chat(alice, bob, "Hello.", max_turns=turns), retry=TRIES
             )
-        messages = said(result.messages)
+        messages = contents_by_sender(result.messages)
         for agent, partner in ((alice, bob), (bob, alice)):
             expected = [(who, text if who == agent.name else f"({text})") for who, text in messages]
-            assert said(agent.chat_messages[partner.name]) == expected
+            assert contents_by_sender(agent.chat_messages[partner.name]) == expected
 
     asyncio.run(main())
 
@@ -169,7 +169,7 @@ async def test_a_message_without_a_reply_is_delivered_once() -> None:
     chat = Chat(ConversableAgent("alice"), bob, "Hello.", request_reply=False)
     async with Commander() as commander:
         assert (await commander.call_handler(chat, retry=TRIES)).status == "delivered"
-    assert said(bob.chat_messages["alice"]) == [("alice", "Hello.")]
+    assert contents_by_sender(bob.chat_messages["alice"]) == [("alice", "Hello.")]
 
 
 async def test_a_partner_that_took_too_long_is_asked_again() -> None:
@@ -188,7 +188,7 @@ async def test_a_partner_that_took_too_long_is_asked_again() -> None:
     async with Commander() as commander:
         result = await commander.call_handler(chat, retry=Retry(attempts=50, on=TimeoutError))
     assert result.text == "here"
-    assert said(bob.chat_messages["alice"]) == [("alice", "Hello."), ("bob", "here")]
+    assert contents_by_sender(bob.chat_messages["alice"]) == [("alice", "Hello."), ("bob", "here")]
 
 
 async def test_a_partner_of_another_kind_is_given_the_message_again() -> None:
@@ -212,4 +212,7 @@ async def test_a_partner_of_another_kind_is_given_the_message_again() -> None:
         chat = Chat(alice, other, "Hello.", max_turns=1)
         await commander.call_handler(chat, retry=TRIES)
     assert other.heard == 2
-    assert said(alice.chat_messages["other"]) == [("alice", "Hello."), ("other", "yes")]
+    assert contents_by_sender(alice.chat_messages["other"]) == [
+        ("alice", "Hello."),
+        ("other", "yes"),
+    ]

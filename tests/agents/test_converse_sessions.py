@@ -9,7 +9,7 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.scale import seeds
+from support.seeds import seeds
 
 from anabranch import AgentMessage, Commander
 from anabranch.agents import (

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.talkers import program
+from support.conversing_agents import silent_user
 
 from anabranch import AgentMessage, Commander, StreamInterrupted
 from anabranch.agents import Agent, Chat, ConversableAgent, ReplyResult, reply
@@ -43,7 +43,7 @@ async def test_a_streamed_answer_is_heard_while_it_is_given():
     bob = Streaming("bob", "I am Bob")
     parts: list[Any] = []
     async with asyncio.timeout(10):
-        async for part in program().stream_chat(bob, "Who?"):
+        async for part in silent_user().stream_chat(bob, "Who?"):
             parts.append((part.stream_state, part.sender, part.content, part.extra.get("delta")))
             if len(parts) <= 3:
                 bob.gates[len(parts) - 1].set()
@@ -72,7 +72,7 @@ async def test_a_model_s_answer_streams_by_itself():
         "bob", ScriptedBackend("I am Bob.", size=5), max_consecutive_auto_reply=1
     )
     async with asyncio.timeout(10):
-        parts = [part async for part in program().stream_chat(Alice("alice"), "Who?")]
+        parts = [part async for part in silent_user().stream_chat(Alice("alice"), "Who?")]
 
     assert [(p.sender, p.receiver, p.stream_state) for p in parts][:5] == [
         ("user", "alice", "end"),
@@ -88,7 +88,7 @@ async def test_what_streams_is_heard_by_who_listens_to_an_agent_above():
 
     class Layer(Agent):
         async def forward(self, *messages: Any, **options: Any) -> str:
-            return (await program().initiate_chat(bob, messages[0].content)).text
+            return (await silent_user().initiate_chat(bob, messages[0].content)).text
 
     bob = ConversableAgent("bob", ScriptedBackend("I am Bob.", size=5))
     async with asyncio.timeout(10):
@@ -108,7 +108,7 @@ async def test_leaving_the_stream_early_cancels_the_conversation():
     bob.gates[0].set()
     tasks = asyncio.all_tasks()
     async with asyncio.timeout(10):
-        async with aclosing(program().stream_chat(bob, "Who?")) as parts:
+        async with aclosing(silent_user().stream_chat(bob, "Who?")) as parts:
             async for part in parts:
                 if part.stream_state == "begin":
                     break
@@ -124,7 +124,7 @@ async def test_an_answer_that_breaks_off_is_told_and_fails_the_conversation():
     out = io.StringIO()
     with pytest.raises(StreamInterrupted):
         async with asyncio.timeout(10):
-            await program().send("Who?", bob, listener=parts.append)
+            await silent_user().send("Who?", bob, listener=parts.append)
     Transcript(out)(parts[-1])
 
     assert (parts[-1].stream_state, parts[-1].content) == ("failed", "I am ")
@@ -138,7 +138,7 @@ async def test_streaming_is_an_event_of_the_tree():
         gate.set()
     async with asyncio.timeout(10), Commander() as commander:
         events = commander.events({"text"})
-        await commander.run(Chat(program(), bob, "Who?"))
+        await commander.run(Chat(silent_user(), bob, "Who?"))
     assert [(event.name, event.data) async for event in events] == [
         ("bob.reply", "I "),
         ("bob.reply", "am "),
@@ -154,7 +154,7 @@ async def test_stream_reply_takes_plain_texts_and_only_answers():
         async def all_of_them(self, message: AgentMessage) -> ReplyResult:
             return await self.stream_reply(["a", "b"])
 
-    assert (await program().initiate_chat(Plain("p"), "?")).text == "ab"
+    assert (await silent_user().initiate_chat(Plain("p"), "?")).text == "ab"
     with pytest.raises(LookupError):
         await Plain("p").stream_reply(["a"])
 
@@ -171,7 +171,7 @@ async def test_the_transcript_is_as_people_know_it(capsys: pytest.CaptureFixture
             return (await self.send(message, bob, max_turns=1)).last
 
     bob = ConversableAgent("bob", ScriptedBackend(otherwise="I am Bob."))
-    await program().initiate_chat(
+    await silent_user().initiate_chat(
         Alice("alice", max_consecutive_auto_reply=1), "Who?", transcript=True
     )
     shown = capsys.readouterr().out
@@ -180,7 +180,7 @@ async def test_the_transcript_is_as_people_know_it(capsys: pytest.CaptureFixture
         f"alice (to bob):\n\nWho?\n\n{RULE}\n"
         f"bob (to alice):\n\nI am Bob.\n\n{RULE}\n"
     )
-    await program().initiate_chat(bob, "Who?")
+    await silent_user().initiate_chat(bob, "Who?")
     assert capsys.readouterr().out == ""
 
 

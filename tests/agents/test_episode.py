@@ -4,16 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.left import processes, threads
+from support.leaks import child_processes, thread_ids
 from support.orchestrators import (
-    Counting,
+    CountingEngineer,
     CountState,
-    Echo,
-    counter,
-    counting,
-    hanging,
+    EchoEnvironment,
+    counter_agent,
+    counting_orchestrator,
+    hanging_backend,
 )
-from support.server import ScriptedServer, text
+from support.scripted_server import ScriptedServer, text
 
 from anabranch import (
     Commander,
@@ -29,7 +29,7 @@ from anabranch.testing import ScriptedBackend
 
 async def test_it_plays_with_an_environment_to_the_end() -> None:
     """Each step is an action and what came of it."""
-    orchestrator, environment = counting("1", "2", "3"), Echo()
+    orchestrator, environment = counting_orchestrator("1", "2", "3"), EchoEnvironment()
     steps = [step async for step in orchestrator.over(environment)]
     assert [step.action.content for step in steps] == ["1", "2", "3"]
     assert steps[0].observation == Observation("saw 1")
@@ -38,16 +38,18 @@ async def test_it_plays_with_an_environment_to_the_end() -> None:
 
 async def test_an_episode_ends_with_a_status() -> None:
     """The environment's end, the transition's, or a limit."""
-    assert (await counting("1", "2", "3").play(Echo())).status == "over"
-    limited = await counting("1", "2", max_steps=2).play(Echo())
+    assert (await counting_orchestrator("1", "2", "3").play(EchoEnvironment())).status == "over"
+    limited = await counting_orchestrator("1", "2", max_steps=2).play(EchoEnvironment())
     assert (limited.status, len(limited.steps)) == ("max_steps", 2)
-    assert (await counting("a", max_errors=0).play(Echo())).status == "max_errors"
+    assert (
+        await counting_orchestrator("a", max_errors=0).play(EchoEnvironment())
+    ).status == "max_errors"
 
     def transition(obs: str | None, state: CountState) -> str | None:
         return None if state.counter.number else "counter"
 
-    agent = counter(ScriptedBackend("5"))
-    done = await Orchestrator([agent], transition, CountState()).play(Echo())
+    agent = counter_agent(ScriptedBackend("5"))
+    done = await Orchestrator([agent], transition, CountState()).play(EchoEnvironment())
     assert (done.status, done.steps[-1].action.content) == ("done", "5")
     assert done.steps[-1].observation is None
 
@@ -55,16 +57,16 @@ async def test_an_episode_ends_with_a_status() -> None:
 async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:
     """With the environment's own exception, or one that says what it gave."""
 
-    class Garbage(Echo):
+    class Garbage(EchoEnvironment):
         async def step(self, action: str) -> Any:
             if action == "1":
                 raise OSError("the disk is gone")
             return 7
 
     with pytest.raises(OSError, match="the disk is gone"):
-        await counting("1").play(Garbage())
+        await counting_orchestrator("1").play(Garbage())
     with pytest.raises(TypeError, match="a text or an Observation: 7"):
-        await counting("2").play(Garbage())
+        await counting_orchestrator("2").play(Garbage())
 
 
 # --- in the tree
@@ -72,8 +74,10 @@ async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:
 
 async def test_two_calls_at_once_are_refused() -> None:
     """The state is for one at a time; the first goes on."""
-    backend, asked = hanging()
-    orchestrator = Orchestrator([counter(backend)], lambda obs, state: "counter", CountState())
+    backend, asked = hanging_backend()
+    orchestrator = Orchestrator(
+        [counter_agent(backend)], lambda obs, state: "counter", CountState()
+    )
     async with asyncio.timeout(10):
         first = asyncio.create_task(orchestrator.forward())
         await asked.wait()
@@ -88,9 +92,9 @@ async def test_two_calls_at_once_are_refused() -> None:
 
 async def test_a_model_that_hangs_is_left_after_the_timeout() -> None:
     """Its request is closed."""
-    backend, _ = hanging()
+    backend, _ = hanging_backend()
     orchestrator = Orchestrator(
-        [counter(backend)], lambda obs, state: "counter", CountState(), timeout=0.01
+        [counter_agent(backend)], lambda obs, state: "counter", CountState(), timeout=0.01
     )
     async with asyncio.timeout(10):
         with pytest.raises(TimeoutError):
@@ -100,17 +104,17 @@ async def test_a_model_that_hangs_is_left_after_the_timeout() -> None:
 
 async def test_a_cancelled_run_leaves_nothing_behind() -> None:
     """While a model answers, and while the environment acts: no task, thread or process."""
-    backend, asked = hanging()
+    backend, asked = hanging_backend()
 
-    class Slow(Echo):
+    class Slow(EchoEnvironment):
         async def step(self, action: str) -> str:
             asked.set()
             await asyncio.Event().wait()
             return ""
 
-    slow = counting("1")
-    asks = Orchestrator([counter(backend)], lambda obs, state: "counter", CountState())
-    before = asyncio.all_tasks(), threads(), processes()
+    slow = counting_orchestrator("1")
+    asks = Orchestrator([counter_agent(backend)], lambda obs, state: "counter", CountState())
+    before = asyncio.all_tasks(), thread_ids(), child_processes()
     for orchestrator in (asks, slow):
         asked.clear()
         async with asyncio.timeout(10):
@@ -119,7 +123,7 @@ async def test_a_cancelled_run_leaves_nothing_behind() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-    assert (asyncio.all_tasks(), threads(), processes()) == before
+    assert (asyncio.all_tasks(), thread_ids(), child_processes()) == before
     assert backend.opened == backend.closed == 1
     assert asks.state.histories == {}
     assert not asks._busy
@@ -129,7 +133,9 @@ async def test_each_answer_is_a_node_and_a_limit_of_time_holds_for_all() -> None
     """Under the names of the orchestrator, its agents and its environment."""
     async with Commander() as commander:
         events = commander.events({"started"}, capacity=100)
-        result = await commander.run(Episode(counting("1", "2", "3"), Echo()), timeout=30)
+        result = await commander.run(
+            Episode(counting_orchestrator("1", "2", "3"), EchoEnvironment()), timeout=30
+        )
     assert result.status == "over"
     names = {event.name async for event in events}
     assert {"orchestrator-episode", "orchestrator", "counter", "act"} <= {
@@ -146,7 +152,7 @@ async def test_tokens_are_counted_for_each_agent_and_model() -> None:
         connect(server.url, model="small") as small,
         Commander() as commander,
     ):
-        agent = PromptedAgent("counter", Counting(), big, modules=[RunningSummary(small)])
+        agent = PromptedAgent("counter", CountingEngineer(), big, modules=[RunningSummary(small)])
         orchestrator = Orchestrator([agent], lambda obs, state: "counter", CountState())
         await commander.run(orchestrator.call("go"))
         await commander.run(orchestrator.call("on"))

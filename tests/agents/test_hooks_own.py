@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from support.talkers import program, said
+from support.conversing_agents import contents_by_sender, silent_user
 
 from anabranch import Agent, AgentMessage, BackendUnavailable, Commander, Message, Retry, ToolCall
 from anabranch.agents import ConversableAgent, GroupChat, ToolExecutor
@@ -62,14 +62,18 @@ async def test_what_a_partner_s_hook_changes_is_said_to_nobody_else() -> None:
     """Neither to the sender nor to the other members of a group."""
     a, b = (ConversableAgent(name, default_auto_reply="ok TERMINATE") for name in "ab")
     a.before_agent(be_brief)
-    user = program()
+    user = silent_user()
     result = await user.initiate_chat(a, "Hello.")
-    assert said(result.messages)[0] == said(user.chat_messages["a"])[0] == ("user", "Hello.")
-    assert said(a.chat_messages["user"])[0] == ("user", "Hello. (be brief)")
+    assert (
+        contents_by_sender(result.messages)[0]
+        == contents_by_sender(user.chat_messages["a"])[0]
+        == ("user", "Hello.")
+    )
+    assert contents_by_sender(a.chat_messages["user"])[0] == ("user", "Hello. (be brief)")
 
     await user.initiate_chat(GroupChat("team", [a, b]), "Hello.")
-    assert said(a.chat_messages["team"])[0] == ("user", "Hello. (be brief)")
-    assert said(b.chat_messages["team"])[0] == ("user", "Hello.")
+    assert contents_by_sender(a.chat_messages["team"])[0] == ("user", "Hello. (be brief)")
+    assert contents_by_sender(b.chat_messages["team"])[0] == ("user", "Hello.")
 
 
 async def test_what_cannot_be_copied_is_passed_on_as_it_is() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.scale import SEED
+from support.seeds import SEED
 
 from anabranch import AgentMessage, BadResponse, ConfigurationError, Memory, Message, ToolCall
 from anabranch.agents import Agent, SummaryMemory

@@ -7,8 +7,8 @@ import pytest
 from support.orchestrators import (
     CountState,
     backend_of,
-    counter,
-    counting,
+    counter_agent,
+    counting_orchestrator,
 )
 
 from anabranch import (
@@ -46,7 +46,7 @@ async def test_a_prompt_that_is_too_long_loses_its_oldest_messages() -> None:
         *(Message(role="user", content=f"{number}" * 100) for number in range(9)),
     ]
     backend = Fits(400)
-    orchestrator = Orchestrator([counter(backend)], lambda obs, state: "counter", state)
+    orchestrator = Orchestrator([counter_agent(backend)], lambda obs, state: "counter", state)
     assert (await orchestrator.forward("last")).content == "1"
     contents = [message.content for message in backend.requests[-1].messages]
     assert contents == ["Be brief.", "7" * 100, "8" * 100, "last"]
@@ -56,7 +56,9 @@ async def test_a_prompt_that_is_too_long_loses_its_oldest_messages() -> None:
 async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
     """Its beginning and its end are kept."""
     backend = Fits(2500)
-    orchestrator = Orchestrator([counter(backend)], lambda obs, state: "counter", CountState())
+    orchestrator = Orchestrator(
+        [counter_agent(backend)], lambda obs, state: "counter", CountState()
+    )
     await orchestrator.forward("begin" + "x" * 8000 + "end")
     (message,) = backend.requests[-1].messages
     assert message.content is not None
@@ -68,7 +70,9 @@ async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
 async def test_a_prompt_that_cannot_be_shortened_is_an_error() -> None:
     """After a few attempts, not for ever."""
     backend = Fits(10)
-    orchestrator = Orchestrator([counter(backend)], lambda obs, state: "counter", CountState())
+    orchestrator = Orchestrator(
+        [counter_agent(backend)], lambda obs, state: "counter", CountState()
+    )
     async with asyncio.timeout(10):
         with pytest.raises(ContextTooLong):
             await orchestrator.forward("x" * 100_000)
@@ -81,7 +85,9 @@ async def test_a_prompt_that_cannot_be_shortened_is_an_error() -> None:
 
 async def test_a_list_memory_notes_the_last_steps() -> None:
     """What was done and what came of it, long outputs cut."""
-    orchestrator = counting("1", "2", "3", "4", modules=[ListMemory(last=2, max_output=8)])
+    orchestrator = counting_orchestrator(
+        "1", "2", "3", "4", modules=[ListMemory(last=2, max_output=8)]
+    )
     for obs in ("go", "seen one", "", "x" * 9):
         await orchestrator.forward(obs)
     assert orchestrator.state.notes["memory"] == "> 2\n(no output)\n> 3\nxxxxxxxx [...]"
@@ -96,7 +102,7 @@ async def test_a_summary_and_a_retrieval_note_what_they_find() -> None:
         return [f"{question} {number}" for number in range(9)]
 
     summarist = ScriptedBackend("It saw b.", "It saw b and c.")
-    orchestrator = counting(
+    orchestrator = counting_orchestrator(
         "1", "2", "3", modules=[RunningSummary(summarist), Retrieval(search, limit=2)]
     )
     for obs in "abc":
@@ -117,7 +123,7 @@ async def test_retrieval_from_an_index_keeps_to_its_limit_and_its_question() -> 
     async with Index(":memory:") as notes:
         await notes.add("otters.md", "\n\n".join(f"# H{n}\n\nAn otter, {n}." for n in range(5)))
         module = Retrieval(notes, limit=2, query=query)
-        orchestrator = counting("1", "2", modules=[module])
+        orchestrator = counting_orchestrator("1", "2", modules=[module])
         await orchestrator.forward("a")
         assert orchestrator.state.notes == {}
         await orchestrator.forward("b")
@@ -129,7 +135,7 @@ async def test_retrieval_from_an_index_keeps_to_its_limit_and_its_question() -> 
 async def test_what_modules_note_of_a_step_they_note_once() -> None:
     """Also when the answer after it fails and is asked for again, here by the node's own retry."""
     summarist = ScriptedBackend("It saw b.")
-    orchestrator = counting(
+    orchestrator = counting_orchestrator(
         "1",
         BackendUnavailable("gone"),
         "2",
@@ -149,7 +155,7 @@ async def test_a_module_that_fails_fails_the_answer() -> None:
     async def search(question: str) -> list[str]:
         raise ConnectionError("no index")
 
-    orchestrator = counting("1", modules=[Retrieval(search)])
+    orchestrator = counting_orchestrator("1", modules=[Retrieval(search)])
     with pytest.raises(ConnectionError, match="no index"):
         await orchestrator.forward("a")
     assert backend_of(orchestrator).requests == []

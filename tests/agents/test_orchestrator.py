@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from support.orchestrators import (
     Counter,
     CountState,
-    Talking,
+    TalkingEngineer,
     backend_of,
-    counter,
-    counting,
-    said,
+    counter_agent,
+    counting_orchestrator,
+    role_contents,
 )
 
 from anabranch import (
@@ -37,8 +37,8 @@ async def test_the_transition_names_the_next_until_the_environment_is_to_act() -
         asked.append((obs, state.agent))
         return "counter" if state.agent == "talker" else "talker"
 
-    talker = PromptedAgent("talker", Talking(), ScriptedBackend("blah", "blah"))
-    agents: list[Agent[Any]] = [talker, counter(ScriptedBackend("1", "2"))]
+    talker = PromptedAgent("talker", TalkingEngineer(), ScriptedBackend("blah", "blah"))
+    agents: list[Agent[Any]] = [talker, counter_agent(ScriptedBackend("1", "2"))]
     orchestrator = Orchestrator(agents, transition, CountState())
 
     assert await orchestrator.forward("go") == Action("1", "counter")
@@ -54,7 +54,7 @@ async def test_a_transition_that_names_nobody_ends_it() -> None:
     def transition(obs: str | None, state: State) -> str | None:
         return "talker" if state.agent is None else None
 
-    talker = PromptedAgent("talker", Talking(), ScriptedBackend("blah"))
+    talker = PromptedAgent("talker", TalkingEngineer(), ScriptedBackend("blah"))
     orchestrator = Orchestrator([talker], transition, State())
     assert await orchestrator.forward() == Action("blah", "talker", done=True)
 
@@ -72,16 +72,16 @@ async def test_any_agent_may_be_orchestrated() -> None:
     orchestrator = Orchestrator(agents, transition, State())
 
     assert await orchestrator.forward("Write.") == Action("good", "critic", done=True)
-    assert said(writer.requests[0]) == [("user", "Write.")]
-    assert said(critic.requests[0]) == [("system", "Judge."), ("user", "a text")]
-    assert said(critic.requests[1])[-1] == ("user", "Say good or bad.")
+    assert role_contents(writer.requests[0]) == [("user", "Write.")]
+    assert role_contents(critic.requests[0]) == [("system", "Judge."), ("user", "a text")]
+    assert role_contents(critic.requests[1])[-1] == ("user", "Say good or bad.")
 
 
 async def test_an_unknown_name_is_an_error_that_says_who_is_there() -> None:
     """Also what is no name at all; and the same call may be made again."""
     names: list[Any] = ["nobody", 7, "counter"]
     orchestrator = Orchestrator(
-        [counter(ScriptedBackend("1"))], lambda obs, state: names.pop(0), CountState()
+        [counter_agent(ScriptedBackend("1"))], lambda obs, state: names.pop(0), CountState()
     )
     with pytest.raises(UnknownAgent, match="'nobody' in orchestrator: it has counter"):
         await orchestrator.forward()
@@ -94,7 +94,9 @@ def test_agents_need_names_of_their_own() -> None:
     """And there has to be one."""
     backend = ScriptedBackend()
     with pytest.raises(ValueError, match="two agents called 'counter'"):
-        Orchestrator([counter(backend), counter(backend)], lambda obs, state: None, CountState())
+        Orchestrator(
+            [counter_agent(backend), counter_agent(backend)], lambda obs, state: None, CountState()
+        )
     with pytest.raises(ValueError, match="at least one agent"):
         Orchestrator([], lambda obs, state: None, State())
 
@@ -118,14 +120,14 @@ def test_the_state_is_typed_and_has_a_namespace_for_each_agent() -> None:
 
 async def test_a_run_goes_on_from_its_saved_state() -> None:
     """All is in it, what the models have read too."""
-    first = counting("1")
+    first = counting_orchestrator("1")
     await first.forward("go")
     saved = first.state.model_dump_json()
 
-    second = counting("2")
+    second = counting_orchestrator("2")
     second.state = CountState.model_validate_json(saved)
     assert (await second.forward("on")).content == "2"
-    assert said(backend_of(second).requests[0]) == [
+    assert role_contents(backend_of(second).requests[0]) == [
         ("user", "go"),
         ("assistant", "1"),
         ("user", "on"),
@@ -134,7 +136,7 @@ async def test_a_run_goes_on_from_its_saved_state() -> None:
 
 async def test_reset_begins_anew() -> None:
     """The state is as it was at first, and all is forgotten but what was spent."""
-    orchestrator = counting("1", "2", "3", modules=[ListMemory()])
+    orchestrator = counting_orchestrator("1", "2", "3", modules=[ListMemory()])
     await orchestrator.forward("go")
     await orchestrator.forward("on")
     orchestrator.reset()
@@ -149,7 +151,9 @@ async def test_reset_begins_anew() -> None:
 
 async def test_orchestrators_may_share_their_agents() -> None:
     """At once, each with a state of its own."""
-    shared = counter(ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content)))
+    shared = counter_agent(
+        ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content))
+    )
     orchestrators = [
         Orchestrator([shared], lambda obs, state: "counter", CountState(), session_id=number)
         for number in range(5)
@@ -167,9 +171,9 @@ async def test_orchestrators_may_share_their_agents() -> None:
 async def test_a_signalled_error_asks_the_same_agent_again(caplog: Any) -> None:
     """It reads its own answer and the improvement; the transition is not asked."""
     caplog.set_level(logging.INFO, "anabranch.agents")
-    orchestrator = counting("lots", "7")
+    orchestrator = counting_orchestrator("lots", "7")
     assert (await orchestrator.forward()).content == "7"
-    assert said(backend_of(orchestrator).requests[1]) == [
+    assert role_contents(backend_of(orchestrator).requests[1]) == [
         ("user", "Count."),
         ("assistant", "lots"),
         ("user", "Say a number."),
@@ -180,7 +184,7 @@ async def test_a_signalled_error_asks_the_same_agent_again(caplog: Any) -> None:
 
 async def test_too_many_errors_in_a_row_end_it() -> None:
     """`max_errors` may be mended; the next ends it, also when it is called again."""
-    orchestrator = counting("a", "b", "c", max_errors=2)
+    orchestrator = counting_orchestrator("a", "b", "c", max_errors=2)
     with pytest.raises(LimitReached, match=r"counter gave no answer .* no number") as caught:
         await orchestrator.forward()
     assert (caught.value.limit, caught.value.value, caught.value.agent) == (
@@ -195,7 +199,7 @@ async def test_too_many_errors_in_a_row_end_it() -> None:
 
 async def test_the_environment_is_asked_max_steps_times() -> None:
     """Then nothing more is asked of a model."""
-    orchestrator = counting("1", "2", "3", max_steps=2)
+    orchestrator = counting_orchestrator("1", "2", "3", max_steps=2)
     await orchestrator.forward()
     await orchestrator.forward()
     with pytest.raises(LimitReached, match="max_steps=2"):
@@ -205,7 +209,7 @@ async def test_the_environment_is_asked_max_steps_times() -> None:
 
 async def test_agents_who_only_talk_come_to_an_end() -> None:
     """After `max_transitions` answers without an environment step."""
-    talker = PromptedAgent("talker", Talking(), ScriptedBackend(otherwise="blah"))
+    talker = PromptedAgent("talker", TalkingEngineer(), ScriptedBackend(otherwise="blah"))
     orchestrator = Orchestrator([talker], lambda obs, state: "talker", State(max_transitions=4))
     with pytest.raises(LimitReached, match="max_transitions=4"):
         await orchestrator.forward()
@@ -219,18 +223,20 @@ async def test_an_error_before_anybody_answered_is_refused() -> None:
         state.signal_error("too early", "?")
         return "counter"
 
-    orchestrator = Orchestrator([counter(ScriptedBackend())], transition, CountState())
+    orchestrator = Orchestrator([counter_agent(ScriptedBackend())], transition, CountState())
     with pytest.raises(RuntimeError, match="before anybody answered"):
         await orchestrator.forward()
 
 
 async def test_a_failed_answer_can_be_asked_for_again() -> None:
     """The state is that of the last answer, the mistake that is to be mended included."""
-    orchestrator = counting("lots", BackendUnavailable("gone"), "7")
+    orchestrator = counting_orchestrator("lots", BackendUnavailable("gone"), "7")
     with pytest.raises(BackendUnavailable):
         await orchestrator.forward()
     assert (await orchestrator.forward()).content == "7"
-    assert said(backend_of(orchestrator).requests[1]) == said(backend_of(orchestrator).requests[2])
+    assert role_contents(backend_of(orchestrator).requests[1]) == role_contents(
+        backend_of(orchestrator).requests[2]
+    )
     assert orchestrator.state.errors == 0
 
 
@@ -238,11 +244,11 @@ async def test_a_failed_answer_can_be_asked_for_again() -> None:
 async def test_an_engineer_that_gives_no_text_is_named(given: Any) -> None:
     """As one that renders nothing is."""
 
-    class Bad(Talking):
+    class Bad(TalkingEngineer):
         def process_response(self, *_: Any) -> str:
             return given
 
-    class Empty(Talking):
+    class Empty(TalkingEngineer):
         def render_prompt(self, *_: Any) -> None: ...
 
     for engineer, fault in (
@@ -258,4 +264,4 @@ async def test_an_engineer_that_gives_no_text_is_named(given: Any) -> None:
 async def test_a_prompted_agent_alone_says_what_it_needs() -> None:
     """Its prompt is made of a state that only an orchestrator has."""
     with pytest.raises(ConfigurationError, match="counter takes its prompt from an Orchestrator"):
-        await counter(ScriptedBackend())("go")
+        await counter_agent(ScriptedBackend())("go")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.orchestrators import Talking
+from support.orchestrators import TalkingEngineer
 
 from anabranch import Agent, BackendUnavailable, Message
 from anabranch.agents import (
@@ -187,7 +187,9 @@ async def test_another_observation_is_heard_by_an_agent_that_has_a_mistake_to_me
     """Together with what is to be mended; the same one is not told twice."""
     backend = ScriptedBackend("blah", BackendUnavailable(""), BackendUnavailable(""), "1")
     name = "talker"
-    agent = PromptedAgent(name, Talking(), backend) if prompted else Agent(backend, name=name)
+    agent = (
+        PromptedAgent(name, TalkingEngineer(), backend) if prompted else Agent(backend, name=name)
+    )
 
     def transition(obs: str | None, state: State) -> str | None:
         if state.response == "blah":
@@ -243,7 +245,7 @@ async def test_a_state_is_json_whatever_was_seen_and_said() -> None:
         seen: dict[str, list[str]] = {}  # noqa: RUF012 - pydantic copies it
 
     backend = ScriptedBackend("\udfff")
-    agent = PromptedAgent("talker", Talking(), backend)
+    agent = PromptedAgent("talker", TalkingEngineer(), backend)
     orchestrator = Orchestrator([agent], lambda obs, state: state.agent or "talker", Shown())
     orchestrator.state.max_transitions = 1
     with pytest.raises(LimitReached):

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import SEED
+from support.seeds import SEED
 
 from anabranch import Agent, BackendUnavailable, ContextTooLong, Message, ToolCall, tool
 from anabranch.agents import (

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.orchestrators import CountState, counter
+from support.orchestrators import CountState, counter_agent
 
 from anabranch import Agent, Commander, Conversation, Job, Node
 from anabranch.agents import AgentMessage, ConversableAgent, Memory, Orchestrator
@@ -69,7 +69,7 @@ class Reads(ChatJob):
 
 
 def play(world: Any, *modules: Module) -> Awaitable[Any]:
-    agent = counter(ScriptedBackend(otherwise="1"))
+    agent = counter_agent(ScriptedBackend(otherwise="1"))
     agent.modules = list(modules)
     return Orchestrator([agent], lambda obs, state: "counter", CountState()).play(world)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 
 from anabranch import (
     Agent,
@@ -85,7 +85,7 @@ def test_callers_who_share_an_agent_never_read_each_other(kind: str) -> None:
         assert all(len(secrets(request)) == 1 for request in backend.requests)
         assert not any(each.memory.sessions for each in agent.named_agents().values())
 
-    explore(main, seeds(many(30, 600)))
+    explore(main, seeds(example_count(30, 600)))
 
 
 async def test_a_session_that_is_named_is_remembered() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.lives import Disk, journal_of, wall_of
-from support.replays import every_life
-from support.scale import SEED, many
+from support.killed_executions import resume_after_every_row
+from support.memory_journal import Disk, journal_of, use_disk_clock
+from support.seeds import SEED, example_count
 
 from anabranch import Agent, Commander, tool
 from anabranch.agents import AgentMessage, JsonParser, Sequential, StepAgent, SummaryMemory
@@ -363,7 +363,7 @@ def play_lives(chosen: random.Random) -> None:
                     calls[0].steer(f"told at {point}")
 
             talk = Talk(rounds, tell)
-            with wall_of(disk):
+            with use_disk_clock(disk):
                 async with journal_of(disk) as journal:
                     agent = talk.agent(journal=journal)
                     calls.append(agent.call("go", session_id="s"))
@@ -399,7 +399,7 @@ def play_lives(chosen: random.Random) -> None:
     assert len(requests) == rounds + 1
 
 
-@pytest.mark.parametrize("number", range(many(6, 200)))
+@pytest.mark.parametrize("number", range(example_count(6, 200)))
 def test_a_session_that_is_killed_hears_again_what_it_was_told(number: int) -> None:
     """S20: what was on disk is heard, once, and where it was heard before."""
     play_lives(random.Random(SEED + number))
@@ -409,7 +409,7 @@ def test_a_session_that_nobody_steers_writes_no_row_more() -> None:
     """A plain call costs what it did."""
 
     async def main() -> list[str]:
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 await Talk(2, silent).agent(journal=journal)("go", session_id="s")
         return [row.kind for row in disk.rows[RUN]]
@@ -440,7 +440,7 @@ class Steers(Durable[list[str]]):
 
 async def test_a_durable_job_that_steers_does_so_once_in_each_life() -> None:
     """What its code tells again is what an earlier life was told."""
-    await every_life(
+    await resume_after_every_row(
         lambda: Steers(ScriptedBackend(otherwise=Talk(2, silent))),
         lambda first, again, rows: None,
     )

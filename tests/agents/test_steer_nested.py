@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.lives import Disk, journal_of, wall_of
-from support.scale import SEED, many
+from support.memory_journal import Disk, journal_of, use_disk_clock
+from support.seeds import SEED, example_count
 
 from anabranch import Agent, Commander, tool
 from anabranch.agents import AgentMessage
@@ -65,7 +65,7 @@ class Play:
         points = chosen.sample(["forward", "tool 0", "tool 1", "tool 2"], 2)
         self.at = {point: chosen.choice(["inner", "outer", "both"]) for point in points}
 
-    async def life(self, disk: Disk, *, steers: bool) -> tuple[list[str], list[str], int]:
+    async def execution(self, disk: Disk, *, steers: bool) -> tuple[list[str], list[str], int]:
         """Return what the worker remembers of that, what nobody heard, and how often it asked."""
 
         async def tell(point: str, boss: Boss) -> None:
@@ -75,7 +75,7 @@ class Play:
             if whom in ("outer", "both"):
                 call.steer(f"told outer at {point}")
 
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 boss = Boss(tell, self.rounds, journal=journal)
                 call = boss.call("go", session_id="s")
@@ -94,7 +94,7 @@ class Play:
         async def tell(point: str, boss: Boss) -> None:
             """Tell nothing."""
 
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 boss = Boss(tell, self.rounds, journal=journal)
                 assert await boss.end_interrupted("s")
@@ -105,7 +105,7 @@ def told(messages: list[AgentMessage]) -> list[str]:
     return [each.text for each in messages if each.text.startswith("told")]
 
 
-@pytest.mark.parametrize("number", range(many(4, 100)))
+@pytest.mark.parametrize("number", range(example_count(4, 100)))
 def test_calls_in_calls_that_are_killed_hear_once_what_they_were_told(number: int) -> None:
     """S20, S21: each stored message is delivered once or undelivered; no reply is repeated."""
     play, first = Play(random.Random(SEED + number)), Disk()

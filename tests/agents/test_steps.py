@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import left
-from support.until import turns
+from support import leaks
+from support.waiting import run_turns
 
 from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
 from anabranch.agents import Orchestrator, State, StepAgent
@@ -182,12 +182,12 @@ def test_whenever_it_is_cancelled_the_model_reads_what_its_action_came_to(
         @tool
         async def make() -> str:
             """Make something."""
-            await turns(3)
+            await run_turns(3)
             made.append("")
             return "secret" if hooked else "made"
 
         async def hide(agent: StepAgent, message: AgentMessage, session_id: object) -> AgentMessage:
-            await turns(3)
+            await run_turns(3)
             return message.model_copy(update={"content": "made"})
 
         def play(request: Request) -> str:
@@ -204,7 +204,7 @@ def test_whenever_it_is_cancelled_the_model_reads_what_its_action_came_to(
             return orchestrator.forward("Go.") if orchestrated else agent("Go.", session_id=1)
 
         asked = asyncio.ensure_future(ask())
-        await turns(after)
+        await run_turns(after)
         if asked.done():
             return False
         asked.cancel()
@@ -254,11 +254,11 @@ async def cancelled_while_code_runs() -> None:
 def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel_when_it_is_closed() -> None:
     """No process and no thread either."""
     asyncio.run(cancelled_while_code_runs())  # loads what stays loaded, such as ZeroMQ's own
-    before, still = left.processes(), left.threads()
+    before, still = leaks.child_processes(), leaks.thread_ids()
     asyncio.run(cancelled_while_code_runs())
 
-    assert not left.left(left.processes, before)
-    assert not left.left(left.threads, still)
+    assert not leaks.find_leaks(leaks.child_processes, before)
+    assert not leaks.find_leaks(leaks.thread_ids, still)
 
 
 class Angles(Format):

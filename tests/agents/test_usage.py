@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch import Agent, BudgetExceeded, Commander, Retry, tool
 from anabranch.agents import AgentMessage, ConversableAgent, GroupChat
@@ -72,9 +72,9 @@ async def test_a_call_tells_what_it_has_taken_so_far() -> None:
     assert call.usage == Usage()
     async with asyncio.timeout(5), Commander(limits=Limits()) as commander:
         commander.call_handler(call)
-        await settled()
+        await settle_loop()
         call.cancel()
-        await settled()
+        await settle_loop()
         assert call.usage == commander.usage()["m"] == Usage(input_tokens=10)
         assert commander.limits.spent == 10  # type: ignore[union-attr] - counted without a budget
     assert agent.usage(3) == agent.usage() == {"m": call.usage}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.line import ASK
-from support.raw import RawServer, response
-from support.server import ScriptedServer, text
+from support.byte_server import ByteServer, http_response
+from support.scripted_server import ScriptedServer, text
+from support.wire_backends import ASK
 
 from anabranch.backends import Retries, connect
 from anabranch.backends._address import hide_secrets, secrets_of, server_address
@@ -139,7 +139,7 @@ async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_g
 ) -> None:
     """By `http` for no address of this machine, by `openai:` for none: the key would go there."""
     heard: list[bytes] = []
-    proxy = RawServer(lambda request: [heard.append(request) or response()])
+    proxy = ByteServer(lambda request: [heard.append(request) or http_response()])
     async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server, proxy:
         for name in "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ALL_PROXY":
             monkeypatch.setenv(name, proxy.url)

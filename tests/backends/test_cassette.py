@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
-from support.server import Reply, ScriptedServer, Step, calls, chunk, text, vectors
+from support.clock import sleep_virtual, virtual_time
+from support.scripted_server import Reply, ScriptedServer, Step, calls, chunk, text, vectors
 
 from anabranch.backends import Backend, ModelBackend, connect
 from anabranch.backends._tape import delta_from_json, delta_to_json
@@ -46,9 +46,9 @@ class Slow(ModelBackend):
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.count += 1
         for said in "a", "b":
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             yield Delta(f"{said}{self.count}")
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         yield Delta(usage=Usage(input_tokens=1), finish_reason="stop")
 
 
@@ -56,7 +56,7 @@ async def _all(backend: Backend, request: Request) -> list[Delta]:
     return [delta async for delta in backend.stream(request)]
 
 
-@jumping
+@virtual_time
 async def test_playing_gives_the_same_deltas_in_the_order_recorded(tmp_path: Path) -> None:
     """At once, or at the recorded pace; the last reply is repeated."""
     file = tmp_path / "a.jsonl"
@@ -74,7 +74,7 @@ async def test_playing_gives_the_same_deltas_in_the_order_recorded(tmp_path: Pat
     assert time() - start == pytest.approx(3, abs=0.01)
 
 
-@jumping
+@virtual_time
 async def test_an_unknown_request_fails_with_the_nearest_and_the_difference(tmp_path: Path) -> None:
     """As a diff."""
     file = tmp_path / "a.jsonl"
@@ -90,7 +90,7 @@ async def test_an_unknown_request_fails_with_the_nearest_and_the_difference(tmp_
     assert '+   "content": "Where is the lake?",' in lines
 
 
-@jumping
+@virtual_time
 async def test_a_reply_that_was_left_is_played_as_interrupted(tmp_path: Path) -> None:
     """After what its reader had."""
     file = tmp_path / "a.jsonl"
@@ -182,7 +182,7 @@ async def test_a_recording_is_played_whatever_the_key(key: str, tmp_path: Path) 
     assert (key in file.read_text()) == (key in [*_WORDS, "tool_calls"])
 
 
-@jumping
+@virtual_time
 async def test_requests_that_are_alike_are_played_in_the_order_they_were_asked(
     tmp_path: Path,
 ) -> None:
@@ -193,7 +193,7 @@ async def test_requests_that_are_alike_are_played_in_the_order_they_were_asked(
         async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
             self.count += 1
             yield Delta(f"{self.count}")
-            await virtual_seconds(10 - self.count)
+            await sleep_virtual(10 - self.count)
             yield Delta(finish_reason="stop")
 
     recording, player = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
-from support.until import turns
+from support.clock import sleep_virtual, virtual_time
+from support.waiting import run_turns
 
 from anabranch import Commander, Node, handler, tool
 from anabranch.backends import Backend, Breaker, Limits, ModelBackend, Price, Retries
@@ -44,7 +44,7 @@ class Plays(ModelBackend):
         self.times.append(asyncio.get_running_loop().time())
         self.came.append([])
         for step in self.steps:
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             if isinstance(step, BaseException):
                 raise step
             self.came[-1].append(step)
@@ -69,7 +69,7 @@ async def _all(commander: Commander, backend: Backend, count: int) -> list[Any]:
     [{"concurrency": 1}, {"requests_per_minute": 1}, {"tokens_per_minute": PROMPT}],
     ids=["concurrency", "requests", "tokens"],
 )
-@jumping
+@virtual_time
 async def test_a_trees_budget_holds_however_the_backend_is_limited(own: dict[str, int]) -> None:
     """It is looked at when a request starts, not when it comes."""
     backend = Plays(limits=Limits(**own))
@@ -81,7 +81,7 @@ async def test_a_trees_budget_holds_however_the_backend_is_limited(own: dict[str
     assert sum(isinstance(end, BudgetExceeded) for end in ends) == 48
 
 
-@jumping
+@virtual_time
 async def test_a_trees_rate_holds_however_the_backend_is_limited() -> None:
     """What waits for its backend has not started."""
     backend = Plays(limits=Limits(requests_per_minute=1))
@@ -95,7 +95,7 @@ async def test_a_trees_rate_holds_however_the_backend_is_limited() -> None:
 
 
 @pytest.mark.parametrize("tree", [{"concurrency": 2}, {"requests_per_minute": 3}])
-@jumping
+@virtual_time
 async def test_a_backend_that_is_held_back_does_not_hold_back_another(
     tree: dict[str, int],
 ) -> None:
@@ -104,11 +104,11 @@ async def test_a_backend_that_is_held_back_does_not_hold_back_another(
     async with Commander() as commander:
         commander.limits = Limits(**tree)
         refused = asyncio.create_task(_all(commander, busy, 5))
-        await turns(5)
+        await run_turns(5)
         await _all(commander, idle, 1)
         assert idle.times == [0]
         busy.limits.slow_down(1000)
-        await virtual_seconds(100)
+        await sleep_virtual(100)
         await _all(commander, idle, 1)
         assert idle.times[1] == 102
         refused.cancel()
@@ -118,7 +118,7 @@ async def test_a_backend_that_is_held_back_does_not_hold_back_another(
 # --- what is charged
 
 
-@jumping
+@virtual_time
 async def test_what_never_ran_costs_nothing() -> None:
     """A 429, a server that is not there, an open breaker, and what was cancelled in the queue."""
     breaker = Breaker(failures=2, clock=asyncio.get_running_loop().time)
@@ -132,7 +132,7 @@ async def test_what_never_ran_costs_nothing() -> None:
         for backend in busy, gone, gone:
             assert all(isinstance(end, BackendError) for end in await _all(commander, backend, 2))
         first, *others = [commander.call_handler(asks(hangs), claim=True) for _ in range(10)]
-        await virtual_seconds(0.5)
+        await sleep_virtual(0.5)
         for node in others:
             node.cancel()
         first.cancel()
@@ -154,7 +154,7 @@ async def test_what_never_ran_costs_nothing() -> None:
     ],
     ids=["text", "reasoning", "call", "nothing told", "broken", "told too early"],
 )
-@jumping
+@virtual_time
 async def test_what_ran_without_telling_its_usage_is_estimated(steps: Any) -> None:
     """From the prompt and what came; the limits and the tree are charged the same."""
     backend = Plays(*steps, retries=ONCE)
@@ -167,7 +167,7 @@ async def test_what_ran_without_telling_its_usage_is_estimated(steps: Any) -> No
         assert isinstance((await _all(commander, backend, 1))[0], BudgetExceeded)
 
 
-@jumping
+@virtual_time
 async def test_the_prompt_counts_with_its_tools_and_calls() -> None:
     """They are most of what many prompts are."""
 
@@ -216,8 +216,8 @@ def test_limits_and_tree_are_charged_alike(
         async def ask(backend: Plays, cancel: int | None, after: int) -> None:
             node = commander.call_handler(asks(backend), claim=True)
             if cancel is not None:
-                await virtual_seconds(cancel)
-                await turns(after)
+                await sleep_virtual(cancel)
+                await run_turns(after)
                 node.cancel()
             await asyncio.gather(node, return_exceptions=True)
 
@@ -252,7 +252,7 @@ def _cost(came: list[Delta]) -> int:
         (Usage(input_tokens=100, output_tokens=1, cached_input_tokens=-(10**6)), 101),
     ],
 )
-@jumping
+@virtual_time
 async def test_a_usage_that_cannot_be_true_is_set_right(told: Usage, tokens: int) -> None:
     """It neither gives anything back nor breaks the count."""
     limits = Limits(budget=1e15, prices={"m": Price(input=1e6, output=1e6, cached_input=1e5)})

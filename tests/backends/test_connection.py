@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from support.line import ASK
+from support.byte_server import ByteServer, http_response
 from support.paths import DATA
-from support.raw import RawServer, response
-from support.server import Reply, ScriptedServer, text
+from support.scripted_server import Reply, ScriptedServer, text
+from support.wire_backends import ASK
 
 from anabranch.backends import Backend, Retries, connect
 from anabranch.backends._address import environment_proxy
@@ -64,8 +64,8 @@ async def test_headers_go_with_each_request_and_their_secrets_stay_hidden() -> N
         sent = {name.lower(): value for name, value in server.requests[0].headers.items()}
         assert (sent["x-team"], sent["x-api-key"]) == ("search", SECRET)
         assert sent["accept"] == "text/event-stream"
-    refusal = response(echo, status="401 Unauthorized")
-    async with asyncio.timeout(100), RawServer(lambda _: [refusal]) as server:
+    refusal = http_response(echo, status="401 Unauthorized")
+    async with asyncio.timeout(100), ByteServer(lambda _: [refusal]) as server:
         backend = connect(server.url, model="m", headers=headers)
         with pytest.raises(AuthenticationError, match=r"no such key \*\*\*") as refused:
             await answer(backend)
@@ -107,8 +107,8 @@ async def test_a_proxy_is_asked_for_the_address(
 ) -> None:
     """By its user and password, which are shown nowhere."""
     heard: list[bytes] = []
-    hello = response(CHUNK, kind="text/event-stream")
-    proxy = RawServer(lambda request: [heard.append(request) or hello])
+    hello = http_response(CHUNK, kind="text/event-stream")
+    proxy = ByteServer(lambda request: [heard.append(request) or hello])
     async with asyncio.timeout(100), proxy:
         place = proxy.url.removeprefix("http://").removesuffix("/v1")
         address = f"http://ann:{SECRET}@{place}"
@@ -135,8 +135,8 @@ async def test_a_proxy_that_refuses_to_connect_is_told_by_its_status(
     status: int, kind: type[BackendError]
 ) -> None:
     """Before there is any TLS; what another attempt may change is tried again."""
-    refusal = response(b"", status=f"{status} No {SECRET}")
-    async with asyncio.timeout(100), RawServer(lambda _: [refusal]) as proxy:
+    refusal = http_response(b"", status=f"{status} No {SECRET}")
+    async with asyncio.timeout(100), ByteServer(lambda _: [refusal]) as proxy:
         address = proxy.url.replace("http://", f"http://ann:{SECRET}@").removesuffix("/v1")
         away = AWAY.replace("http:", "https:")
         with pytest.raises(BackendError, match=f"the proxy refused: No .*{status}") as refused:

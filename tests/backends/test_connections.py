@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 import pytest
-from support.server import ScriptedServer, text
+from support.scripted_server import ScriptedServer, text
 
 from anabranch.agents import Agent
 from anabranch.backends import Backend, connect

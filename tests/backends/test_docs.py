@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.conformance import CASES, EXCUSED
 from support.paths import ROOT
-from support.server import ScriptedServer, text
+from support.scripted_server import ScriptedServer, text
 
 from anabranch.backends import Timeouts
 

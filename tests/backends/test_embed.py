@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.clock import let_pass
+from support.clock import advance_clock
 from support.conformance import EXCUSED
-from support.line import KEY, Line, line
-from support.replays import Life, every_life
-from support.server import Reply, Step, text, vectors
+from support.killed_executions import Execution, resume_after_every_row
+from support.scripted_server import Reply, Step, text, vectors
+from support.wire_backends import KEY, WireBackends, wire
 
 from anabranch import Commander
 from anabranch.backends import (
@@ -46,7 +46,7 @@ from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.contract("B1")
 
-__all__ = ["line"]  # the fixture
+__all__ = ["wire"]  # the fixture
 
 TEXTS = ["a", "two", "three"]
 VECTORS = [[1.0, 1.0], [3.0, 1.0], [5.0, 1.0]]
@@ -68,61 +68,61 @@ async def failure_of(backend: Backend) -> BackendError:
 # --- what is asked, and what is read
 
 
-async def test_texts_go_in_one_request_and_vectors_come_in_their_order(line: Line) -> None:
+async def test_texts_go_in_one_request_and_vectors_come_in_their_order(wire: WireBackends) -> None:
     """Whatever the order in which the server gives them; none of a conversation's options goes."""
-    line.server.script(vectors(*TEXTS))
+    wire.server.script(vectors(*TEXTS))
 
-    got = await line.connect(temperature=0, max_tokens=9).embed(tuple(TEXTS))
+    got = await wire.connect(temperature=0, max_tokens=9).embed(tuple(TEXTS))
 
     assert got == VECTORS
-    (request,) = line.server.requests
+    (request,) = wire.server.requests
     assert request.path == "/v1/embeddings"
     assert request.body == {"model": "tiny", "input": TEXTS, "encoding_format": "float"}
     assert request.headers["Authorization"] == f"Bearer {KEY}"
     assert request.headers["Accept"] == "application/json"
 
 
-async def test_what_only_the_server_knows_goes_along(line: Line) -> None:
+async def test_what_only_the_server_knows_goes_along(wire: WireBackends) -> None:
     """Such as how many dimensions a vector is to have, and what it is to be written in."""
-    line.server.script(vectors("a"))
+    wire.server.script(vectors("a"))
 
-    await line.connect(extra={"dimensions": 2, "encoding_format": "base64"}).embed(["a"])
+    await wire.connect(extra={"dimensions": 2, "encoding_format": "base64"}).embed(["a"])
 
-    sent = line.server.requests[0].body
+    sent = wire.server.requests[0].body
     assert sent == {"model": "tiny", "input": ["a"], "dimensions": 2, "encoding_format": "base64"}
 
 
 @pytest.mark.parametrize("path", ["/embeddings", "/embeddings/", "/chat/completions"])
-async def test_an_address_may_end_in_an_endpoint(line: Line, path: str) -> None:
+async def test_an_address_may_end_in_an_endpoint(wire: WireBackends, path: str) -> None:
     """It is taken away."""
-    line.server.script(vectors("a"))
+    wire.server.script(vectors("a"))
 
-    await line.connect(path).embed(["a"])
+    await wire.connect(path).embed(["a"])
 
-    assert line.server.requests[0].path == "/v1/embeddings"
+    assert wire.server.requests[0].path == "/v1/embeddings"
 
 
-async def test_vectors_are_read_in_base64_too(line: Line) -> None:
+async def test_vectors_are_read_in_base64_too(wire: WireBackends) -> None:
     """32-bit numbers, as some servers send them unasked."""
     packed = base64.b64encode(array("f", [0.5, -2.0]).tobytes()).decode()
-    line.server.script(answer({"index": 0, "embedding": packed}))
+    wire.server.script(answer({"index": 0, "embedding": packed}))
 
-    assert await line.connect().embed(["a"]) == [[0.5, -2.0]]
+    assert await wire.connect().embed(["a"]) == [[0.5, -2.0]]
 
 
-async def test_where_no_vector_has_an_index_their_order_counts(line: Line) -> None:
+async def test_where_no_vector_has_an_index_their_order_counts(wire: WireBackends) -> None:
     """Some servers leave it out."""
-    line.server.script(answer({"embedding": [1]}, {"embedding": [2], "index": None}))
+    wire.server.script(answer({"embedding": [1]}, {"embedding": [2], "index": None}))
 
-    assert await line.connect().embed(["a", "b"]) == [[1.0], [2.0]]
+    assert await wire.connect().embed(["a", "b"]) == [[1.0], [2.0]]
 
 
-async def test_nothing_is_asked_about_no_texts(line: Line) -> None:
+async def test_nothing_is_asked_about_no_texts(wire: WireBackends) -> None:
     """Nor counted in limits."""
     limits = Limits(budget=0)
 
-    assert await line.connect(limits=limits).embed([]) == []
-    assert line.server.requests == []
+    assert await wire.connect(limits=limits).embed([]) == []
+    assert wire.server.requests == []
 
 
 @pytest.mark.parametrize("texts", ["one", b"one", [b"x"], ["a", 1], [None], 7, [["a"]]])
@@ -138,25 +138,25 @@ async def test_what_is_no_list_of_texts_is_refused(kind: str, texts: Any) -> Non
         await backends[kind]().embed(texts)
 
 
-async def test_a_half_surrogate_is_sent_as_a_question_mark(line: Line) -> None:
+async def test_a_half_surrogate_is_sent_as_a_question_mark(wire: WireBackends) -> None:
     """The one of Unicode, as in a message: no server takes the half."""
-    line.server.script(vectors("a"))
+    wire.server.script(vectors("a"))
 
-    await line.connect().embed(["a\ud800b"])
+    await wire.connect().embed(["a\ud800b"])
 
-    assert line.server.requests[0].body["input"] == ["a\ufffdb"]
+    assert wire.server.requests[0].body["input"] == ["a\ufffdb"]
 
 
-async def test_a_connection_is_used_for_replies_and_embeddings_alike(line: Line) -> None:
+async def test_a_connection_is_used_for_replies_and_embeddings_alike(wire: WireBackends) -> None:
     """An answer read to its end gives it back."""
-    line.server.script(vectors("a"), text("Hi"), vectors("a"))
-    backend = line.connect()
+    wire.server.script(vectors("a"), text("Hi"), vectors("a"))
+    backend = wire.connect()
 
     await backend.embed(["a"])
     await backend.complete(Request([]))
     await backend.embed(["a"])
 
-    assert len({request.headers["Peer"] for request in line.server.requests}) == 1
+    assert len({request.headers["Peer"] for request in wire.server.requests}) == 1
 
 
 # --- what goes wrong
@@ -173,15 +173,15 @@ async def test_a_connection_is_used_for_replies_and_embeddings_alike(line: Line)
     ],
     ids=["503", "429", "drop", "cut", "error"],
 )
-async def test_a_failure_is_tried_again(line: Line, first: Reply) -> None:
+async def test_a_failure_is_tried_again(wire: WireBackends, first: Reply) -> None:
     """Nobody has seen anything of the answer before it is whole."""
-    line.server.script(first, first, vectors(*TEXTS))
-    assert await line.connect().embed(TEXTS) == VECTORS
+    wire.server.script(first, first, vectors(*TEXTS))
+    assert await wire.connect().embed(TEXTS) == VECTORS
 
-    line.server.script(first)
-    line.server.requests.clear()
-    await failure_of(line.connect())
-    assert len(line.server.requests) == 3
+    wire.server.script(first)
+    wire.server.requests.clear()
+    await failure_of(wire.connect())
+    assert len(wire.server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -194,86 +194,86 @@ async def test_a_failure_is_tried_again(line: Line, first: Reply) -> None:
     ],
 )
 async def test_a_refusal_is_the_error_that_it_stands_for(
-    line: Line, status: int, error: str, kind: type[BackendError]
+    wire: WireBackends, status: int, error: str, kind: type[BackendError]
 ) -> None:
     """Asked once, and told without the key."""
-    line.server.script(Reply.error(status, error))
+    wire.server.script(Reply.error(status, error))
 
-    assert type(await failure_of(line.connect())) is kind
-    assert len(line.server.requests) == 1
+    assert type(await failure_of(wire.connect())) is kind
+    assert len(wire.server.requests) == 1
 
 
-async def test_a_429_holds_back_all_who_share_the_limits(line: Line) -> None:
+async def test_a_429_holds_back_all_who_share_the_limits(wire: WireBackends) -> None:
     """For as long as the server says, whether they ask for embeddings or replies."""
-    line.server.script(Reply.error(429, "slowly", Retry_After="50"), vectors(*TEXTS))
+    wire.server.script(Reply.error(429, "slowly", Retry_After="50"), vectors(*TEXTS))
     limits = Limits()
     now = asyncio.get_running_loop().time
 
-    failure = await failure_of(line.connect(retries=ONCE, limits=limits))
+    failure = await failure_of(wire.connect(retries=ONCE, limits=limits))
 
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == 50
     assert limits.is_held(now() + 40)
-    let_pass(60)
-    assert await line.connect(limits=limits).embed(TEXTS) == VECTORS
+    advance_clock(60)
+    assert await wire.connect(limits=limits).embed(TEXTS) == VECTORS
 
 
 @pytest.mark.parametrize("setting", ["first_token", "whole"])
 @pytest.mark.parametrize("begun", [[], [b'{"data": [']], ids=["silent", "begun"])
 async def test_an_answer_that_is_late_is_unavailable(
-    line: Line, setting: str, begun: list[bytes]
+    wire: WireBackends, setting: str, begun: list[bytes]
 ) -> None:
     """It is there when it is whole, for either timeout; each attempt has its own."""
-    hangs = Reply([*begun, partial(let_pass, 30), Step.HANG], content_type="application/json")
-    line.server.script(hangs)
+    hangs = Reply([*begun, partial(advance_clock, 30), Step.HANG], content_type="application/json")
+    wire.server.script(hangs)
     timeouts = Timeouts(**{"first_token": None, "whole": None, setting: 30})
 
-    failure = await failure_of(line.connect(timeouts=timeouts, retries=Retries(2, backoff=0)))
+    failure = await failure_of(wire.connect(timeouts=timeouts, retries=Retries(2, backoff=0)))
 
     assert isinstance(failure, BackendUnavailable)
     assert "within 30 s" in str(failure)
-    assert len(line.server.requests) == 2
-    await line.server.gone.wait()
+    assert len(wire.server.requests) == 2
+    await wire.server.gone.wait()
 
 
 @pytest.mark.parametrize("begun", [[], [b'{"data": [']], ids=["silent", "begun"])
-async def test_a_cancel_closes_the_connection(line: Line, begun: list[bytes]) -> None:
+async def test_a_cancel_closes_the_connection(wire: WireBackends, begun: list[bytes]) -> None:
     """Whether or not something came, before it returns; and gives the turn back."""
     limits = Limits(concurrency=1)
-    line.server.script(Reply([*begun, Step.HANG], content_type="application/json"), vectors("a"))
-    backend = line.connect(limits=limits)
+    wire.server.script(Reply([*begun, Step.HANG], content_type="application/json"), vectors("a"))
+    backend = wire.connect(limits=limits)
     asking = asyncio.create_task(backend.embed(["a"]))
-    await line.server.asked.wait()
+    await wire.server.asked.wait()
 
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
 
-    await line.server.gone.wait()
+    await wire.server.gone.wait()
     assert await backend.embed(["a"]) == [[1.0, 1.0]]
 
 
-async def test_a_breaker_is_shared_with_replies(line: Line) -> None:
+async def test_a_breaker_is_shared_with_replies(wire: WireBackends) -> None:
     """A server that is down is down for both."""
-    line.server.script(Reply.error(503, "down"))
-    backend = line.connect(retries=ONCE, breaker=Breaker(failures=2))
+    wire.server.script(Reply.error(503, "down"))
+    backend = wire.connect(retries=ONCE, breaker=Breaker(failures=2))
 
     for _ in range(3):
         await failure_of(backend)
     with pytest.raises(BackendUnavailable, match="not asked"):
         await backend.complete(Request([]))
 
-    assert len(line.server.requests) == 2
+    assert len(wire.server.requests) == 2
 
 
 # --- what it costs
 
 
-async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(line: Line) -> None:
+async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(wire: WireBackends) -> None:
     """Under the model's name, in tokens or money; a spent budget refuses the next."""
-    line.server.script(vectors(*TEXTS, usage=40))
+    wire.server.script(vectors(*TEXTS, usage=40))
     own = Limits(budget=1.0, prices={"tiny": Price(input=1e6, output=1e9)})
-    backend = line.connect(limits=own)
+    backend = wire.connect(limits=own)
     async with Commander() as commander:
         commander.limits = tree = Limits(budget=1000)
         with pytest.raises(BudgetExceeded):
@@ -283,11 +283,11 @@ async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(line: Line) ->
     assert (own.spent, tree.spent) == (40, 40)
 
 
-async def test_what_the_server_does_not_tell_is_estimated(line: Line) -> None:
+async def test_what_the_server_does_not_tell_is_estimated(wire: WireBackends) -> None:
     """By the classes of characters in all texts; a failure costs nothing."""
     found = answer({"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1]})
-    line.server.script(Reply.error(503, "down"), found)
-    backend = line.connect(limits=Limits())
+    wire.server.script(Reply.error(503, "down"), found)
+    backend = wire.connect(limits=Limits())
     async with Commander() as commander:
         await backend.embed(TEXTS[:2])
         assert commander.usage() == {"tiny": Usage(input_tokens=_estimate(TEXTS[:2]))}
@@ -298,13 +298,13 @@ def _estimate(texts: list[str]) -> int:
     return Estimator().estimate(Request([prompt]), {}).tokens
 
 
-async def test_an_estimate_holds_until_the_usage_is_known(line: Line) -> None:
+async def test_an_estimate_holds_until_the_usage_is_known(wire: WireBackends) -> None:
     """So that a rate of tokens and a reserved budget are kept; options of replies do not count."""
-    line.server.script(vectors("a", usage=5))
+    wire.server.script(vectors("a", usage=5))
     text = "word " * 100
     tokens = _estimate([text])
     limits = Limits(tokens_per_minute=tokens + 10, budget=tokens + 20, reserve=True)
-    backend = line.connect(limits=limits, max_tokens=100_000)
+    backend = wire.connect(limits=limits, max_tokens=100_000)
 
     for _ in range(2):
         await backend.embed([text])
@@ -387,11 +387,11 @@ async def test_a_later_life_asks_again_for_what_no_step_has_kept() -> None:
         backends.append(ScriptedBackend("Hello", size=None))
         return Embeds(backends[-1])
 
-    def check(first: Life, again: Life, rows: int) -> None:
+    def check(first: Execution, again: Execution, rows: int) -> None:
         asked = {text for texts in backends[-1].embedded for text in texts}
         results = sum(row.kind == "result" for row in first.rows[:rows])
         assert asked == [{*outside, "in a step"}, outside, set()][results]
 
     outside = {"by itself", "while a reply comes"}
-    first = await every_life(make, check)
+    first = await resume_after_every_row(make, check)
     assert {row.kind for row in first.rows} == {"reply", "usage", "result", "over"}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.raw import CORPUS, MAX_BUFFERED_BYTES, RawServer, hostile, response
-from support.scale import many, seeds
+from support.byte_server import CORPUS, MAX_BUFFERED_BYTES, ByteServer, hostile_reply, http_response
+from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend, Retries, connect
 from anabranch.backends._embedding import read_embeddings
@@ -47,7 +47,7 @@ def open_backend(kind: str, url: str) -> Backend:
 
 async def outcome_of(kind: str, *answer: bytes) -> list[list[float]] | BackendError:
     """Return what a request to a server that answers so gives; anything else is raised."""
-    async with asyncio.timeout(200), RawServer(lambda _: answer) as server:
+    async with asyncio.timeout(200), ByteServer(lambda _: answer) as server:
         return await _asked(open_backend(kind, server.url))
 
 
@@ -74,7 +74,7 @@ def whole(*embeddings: Any, **more: Any) -> dict[str, Any]:
 
 def body(value: Any) -> bytes:
     raw = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return response(raw, 200, "application/json")
+    return http_response(raw, 200, "application/json")
 
 
 def packed(*numbers: float) -> str:
@@ -118,9 +118,11 @@ WRONG: dict[str, Any] = {
     "half of it": body(json.dumps(whole([1.0], [2.0], [3.0])).encode()[:-9]),
     "lists nested deep": body(b"[" * 100_000),
     "binary": body(b"\x00\xff" * 400),
-    "events": response(b"data: " + json.dumps(whole([1.0], [2.0], [3.0])).encode() + b"\n\n"),
-    "a web page": response("<html>hello</html>", 200, "text/html"),
-    "another status": response(json.dumps(whole([1.0], [2.0], [3.0])), 206, "application/json"),
+    "events": http_response(b"data: " + json.dumps(whole([1.0], [2.0], [3.0])).encode() + b"\n\n"),
+    "a web page": http_response("<html>hello</html>", 200, "text/html"),
+    "another status": http_response(
+        json.dumps(whole([1.0], [2.0], [3.0])), 206, "application/json"
+    ),
 }
 
 
@@ -175,9 +177,9 @@ async def test_a_cut_connection_is_unavailable(kind: str) -> None:
 @pytest.mark.parametrize(
     ("begin", "expected"),
     [
-        (response(kind="application/json"), BadResponse),
-        (response(), BadResponse),
-        (response(status=401), AuthenticationError),
+        (http_response(kind="application/json"), BadResponse),
+        (http_response(), BadResponse),
+        (http_response(status=401), AuthenticationError),
     ],
     ids=["a body", "events", "a refusal"],
 )
@@ -186,7 +188,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(
 ) -> None:
     """No more is taken than so many vectors may need."""
     more = b"[1.0, 2.0]," * 6_000
-    async with asyncio.timeout(200), RawServer(lambda _: chain([begin], repeat(more))) as server:
+    async with asyncio.timeout(200), ByteServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
         sent = server.sent
 
@@ -200,7 +202,7 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
     bomb = gzip.compress(b" " * 2**28, 1) * 4
 
     got = await outcome_of(
-        kind, response(bomb, 200, "application/json", ("Content-Encoding", "gzip"))
+        kind, http_response(bomb, 200, "application/json", ("Content-Encoding", "gzip"))
     )
 
     assert isinstance(got, BadResponse | BackendUnavailable)
@@ -214,12 +216,12 @@ async def test_a_hostile_reply_is_none_for_embeddings_either(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", seeds(many(3, 30)))
+@pytest.mark.parametrize("seed", seeds(example_count(3, 30)))
 async def test_any_answer_is_vectors_or_a_backend_error(kind: str, seed: int) -> None:
     """Drawn from valid ones with anything in the place of anything, and from any replies."""
     random = Random(seed)
     for _ in range(25):
-        raw = hostile(random) if random.random() < 0.3 else body(_odd(random))
+        raw = hostile_reply(random) if random.random() < 0.3 else body(_odd(random))
         cut = random.randrange(len(raw))
 
         await outcome_of(kind, raw[:cut], raw[cut:])

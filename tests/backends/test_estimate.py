@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 from support.paths import DATA
 
 from anabranch import BudgetExceeded, ConfigurationError, tool
@@ -123,7 +123,7 @@ class Provider(ModelBackend):
         self.reports = True
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         prompt = self.counts(request.messages[0].content or "")
         reply = self.default_options["max_tokens"]
         usage = Usage(input_tokens=prompt, output_tokens=reply)
@@ -158,7 +158,7 @@ def test_an_estimate_becomes_what_the_provider_reports(
         assert abs(after - max(counted, 1)) <= 1
 
 
-@jumping
+@virtual_time
 async def test_a_short_prompt_tells_of_a_hidden_one_and_a_long_one_of_the_tokenizer() -> None:
     """What a server puts before each prompt does not make long prompts look longer."""
     hidden = Provider(

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.clock import let_pass
-from support.line import ASK, Line, ask, failure_of, line, read_all
-from support.server import DONE, Reply, Step, calls, chunk, event, text
+from support.clock import advance_clock
+from support.scripted_server import DONE, Reply, Step, calls, chunk, event, text
+from support.wire_backends import ASK, WireBackends, backend_error, make_request, read_all, wire
 
 from anabranch.backends import Fallback, Limits, Retries, Timeouts
 from anabranch.commander import (
@@ -25,35 +25,37 @@ from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.contract("B1")
 
-__all__ = ["line"]  # the fixture
+__all__ = ["wire"]  # the fixture
 
 
-async def test_nobody_there_is_unavailable(line: Line) -> None:
+async def test_nobody_there_is_unavailable(wire: WireBackends) -> None:
     """And says so after the attempts it has."""
-    await line.server.__aexit__()
+    await wire.server.__aexit__()
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, BackendUnavailable)
     assert "127.0.0.1" in str(failure)
 
 
-async def test_leaving_early_closes_the_connection(line: Line) -> None:
+async def test_leaving_early_closes_the_connection(wire: WireBackends) -> None:
     """The server sees it go."""
-    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+    wire.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
 
-    async with aclosing(line.connect().stream(ASK)) as deltas:
+    async with aclosing(wire.connect().stream(ASK)) as deltas:
         assert (await anext(deltas)).text == "a"
 
-    await line.server.gone.wait()
+    await wire.server.gone.wait()
 
 
 @pytest.mark.parametrize("before", [[], [chunk({"content": "a"})]], ids=["first", "next"])
-async def test_cancelling_the_reader_closes_the_connection(line: Line, before: list[bytes]) -> None:
+async def test_cancelling_the_reader_closes_the_connection(
+    wire: WireBackends, before: list[bytes]
+) -> None:
     """Before the first delta and after it."""
     got = asyncio.Event()
-    line.server.script(Reply([*before, Step.HANG]))
-    backend = line.connect()
+    wire.server.script(Reply([*before, Step.HANG]))
+    backend = wire.connect()
 
     async def read() -> None:
         async with aclosing(backend.stream(ASK)) as deltas:
@@ -61,40 +63,40 @@ async def test_cancelling_the_reader_closes_the_connection(line: Line, before: l
                 got.set()
 
     reader = asyncio.create_task(read())
-    await (got if before else line.server.asked).wait()
+    await (got if before else wire.server.asked).wait()
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
 
-    await line.server.gone.wait()
+    await wire.server.gone.wait()
 
 
-async def test_connections_are_used_again(line: Line) -> None:
+async def test_connections_are_used_again(wire: WireBackends) -> None:
     """A reply read to its end gives its connection back."""
-    backend = line.connect()
+    backend = wire.connect()
 
     for _ in range(5):
         await read_all(backend)
 
-    assert len({r.headers["Peer"] for r in line.server.requests}) == 1
+    assert len({r.headers["Peer"] for r in wire.server.requests}) == 1
 
 
-async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(line: Line) -> None:
+async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(wire: WireBackends) -> None:
     """Text and usage kept; nothing is tried again."""
-    line.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
+    wire.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, StreamInterrupted)
     assert failure.partial.content == "Hello"
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
-async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
+async def test_an_end_without_an_end_mark_is_interrupted(wire: WireBackends) -> None:
     """The connection ended well, the reply did not."""
-    line.server.script(Reply([chunk({"content": "Hel"})]))
+    wire.server.script(Reply([chunk({"content": "Hel"})]))
 
-    assert isinstance(await failure_of(line.connect()), StreamInterrupted)
+    assert isinstance(await backend_error(wire.connect()), StreamInterrupted)
 
 
 @pytest.mark.parametrize(
@@ -107,32 +109,34 @@ async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
     ],
     ids=["error", "text", "object", "finish_reason"],
 )
-async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line, told: Any) -> None:
+async def test_an_error_in_mid_stream_is_interrupted_with_its_words(
+    wire: WireBackends, told: Any
+) -> None:
     """In any of the forms in which servers send one."""
-    line.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
+    wire.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, StreamInterrupted)
     assert "oom" in str(failure)
 
 
-async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(line: Line) -> None:
+async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(wire: WireBackends) -> None:
     """By its finish reason alone."""
-    line.server.script(Reply([chunk({"content": "Hel"}), chunk(finish="error"), DONE]))
+    wire.server.script(Reply([chunk({"content": "Hel"}), chunk(finish="error"), DONE]))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, StreamInterrupted)
     assert failure.partial.content == "Hel"
 
 
 @pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])
-async def test_what_happens_after_the_end_does_not_matter(line: Line, last: bytes) -> None:
+async def test_what_happens_after_the_end_does_not_matter(wire: WireBackends, last: bytes) -> None:
     """A drop behind it loses nothing."""
-    line.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
+    wire.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
 
-    assert (await line.connect().complete(ASK)).content == "Hi"
+    assert (await wire.connect().complete(ASK)).content == "Hi"
 
 
 @pytest.mark.parametrize(
@@ -146,32 +150,36 @@ async def test_what_happens_after_the_end_does_not_matter(line: Line, last: byte
     ],
     ids=["503", "429", "drop", "error", "empty"],
 )
-async def test_a_failure_before_the_first_delta_is_tried_again(line: Line, first: Reply) -> None:
+async def test_a_failure_before_the_first_delta_is_tried_again(
+    wire: WireBackends, first: Reply
+) -> None:
     """Three attempts by default; then the last failure is raised."""
-    line.server.script(first, first, text("Hi"))
-    assert (await line.connect().complete(ASK)).content == "Hi"
+    wire.server.script(first, first, text("Hi"))
+    assert (await wire.connect().complete(ASK)).content == "Hi"
 
-    line.server.script(first)
-    line.server.requests.clear()
-    await failure_of(line.connect())
-    assert len(line.server.requests) == 3
+    wire.server.script(first)
+    wire.server.requests.clear()
+    await backend_error(wire.connect())
+    assert len(wire.server.requests) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-async def test_a_refusal_that_will_not_change_is_not_tried_again(line: Line, status: int) -> None:
+async def test_a_refusal_that_will_not_change_is_not_tried_again(
+    wire: WireBackends, status: int
+) -> None:
     """One attempt."""
-    line.server.script(Reply.error(status, "no"))
+    wire.server.script(Reply.error(status, "no"))
 
-    await failure_of(line.connect())
+    await backend_error(wire.connect())
 
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Line) -> None:
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(wire: WireBackends) -> None:
     """The error says how long."""
-    line.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
+    wire.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == 86400
@@ -190,57 +198,61 @@ async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Li
     ids=["seconds", "fraction", "milliseconds", "words", "negative", "none"],
 )
 async def test_retry_after_is_read_however_it_is_written(
-    line: Line, headers: dict[str, str], seconds: float | None
+    wire: WireBackends, headers: dict[str, str], seconds: float | None
 ) -> None:
     """In seconds, or None where it makes no sense."""
-    line.server.script(Reply.error(429, "slowly", **headers))
+    wire.server.script(Reply.error(429, "slowly", **headers))
 
-    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    failure = await backend_error(wire.connect(retries=Retries(attempts=1)))
 
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == seconds
 
 
-async def test_retry_after_may_be_a_date(line: Line) -> None:
+async def test_retry_after_may_be_a_date(wire: WireBackends) -> None:
     """The wait is until then."""
     date = format_datetime(datetime.now(UTC) + timedelta(hours=9))
-    line.server.script(Reply.error(429, "slowly", Retry_After=date))
+    wire.server.script(Reply.error(429, "slowly", Retry_After=date))
 
-    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    failure = await backend_error(wire.connect(retries=Retries(attempts=1)))
 
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == pytest.approx(9 * 3600, abs=60)
 
 
 @pytest.mark.parametrize("ahead", [-9.0, 0.0, 9.0])
-async def test_a_date_of_retry_after_is_that_of_the_servers_clock(line: Line, ahead: float) -> None:
+async def test_a_date_of_retry_after_is_that_of_the_servers_clock(
+    wire: WireBackends, ahead: float
+) -> None:
     """However many hours that is from the one here; without its time, ours has to do."""
     hour, moment = timedelta(hours=1), datetime.now(UTC) + timedelta(hours=ahead)
     dates = {"Date": format_datetime(moment), "Retry_After": format_datetime(moment + hour)}
-    line.server.script(Reply.error(429, "slowly", **dates))
-    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    wire.server.script(Reply.error(429, "slowly", **dates))
+    failure = await backend_error(wire.connect(retries=Retries(attempts=1)))
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == 3600
 
     later = format_datetime(datetime.now(UTC) + hour)
-    line.server.script(Reply.error(429, "slowly", Date="soon", Retry_After=later))
-    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    wire.server.script(Reply.error(429, "slowly", Date="soon", Retry_After=later))
+    failure = await backend_error(wire.connect(retries=Retries(attempts=1)))
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == pytest.approx(3600, abs=60)
 
 
 @pytest.mark.parametrize("named", [{"code": "insufficient_quota"}, {"type": "insufficient_quota"}])
-async def test_a_used_up_quota_is_not_asked_again(line: Line, named: dict[str, str]) -> None:
+async def test_a_used_up_quota_is_not_asked_again(
+    wire: WireBackends, named: dict[str, str]
+) -> None:
     """It is no limit of the rate that passes, and a `Fallback` goes on."""
     error = {"message": "You exceeded your current quota", **named}
-    line.server.script(Reply.error(429, error, Retry_After="1"))
-    backend = line.connect()
+    wire.server.script(Reply.error(429, error, Retry_After="1"))
+    backend = wire.connect()
 
-    failure = await failure_of(backend)
+    failure = await backend_error(backend)
 
     assert (type(failure), failure.status) == (BackendError, 429)
     assert "current quota" in str(failure)
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
     other = ScriptedBackend("Hi")
     assert (await Fallback([backend, other]).complete(ASK)).content == "Hi"
 
@@ -253,85 +265,85 @@ class Passing(Limits):
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)
         self.held = seconds
-        asyncio.get_running_loop().call_soon(let_pass, seconds)
+        asyncio.get_running_loop().call_soon(advance_clock, seconds)
 
 
-async def test_retry_after_is_waited_for(line: Line) -> None:
+async def test_retry_after_is_waited_for(wire: WireBackends) -> None:
     """Instead of the usual pause."""
-    line.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
+    wire.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
     limits = Passing()
 
-    backend = line.connect(retries=Retries(backoff=0), limits=limits)
+    backend = wire.connect(retries=Retries(backoff=0), limits=limits)
 
     assert (await backend.complete(ASK)).content == "Hi"
     assert 30 <= limits.held <= 33
 
 
-async def test_going_on_asks_for_the_rest_of_the_message(line: Line) -> None:
+async def test_going_on_asks_for_the_rest_of_the_message(wire: WireBackends) -> None:
     """As vLLM and SGLang want it; the options of the request stay."""
-    line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
+    wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
 
-    message = await line.connect(resume="continue").complete(ask(seed=3))
+    message = await wire.connect(resume="continue").complete(make_request(seed=3))
 
     assert message.content == "Once upon"
-    first, second = (got.body for got in line.server.requests)
+    first, second = (got.body for got in wire.server.requests)
     said = {"role": "assistant", "content": "Once "}
     go_on = {"continue_final_message": True, "add_generation_prompt": False}
     assert second == first | go_on | {"messages": [*first["messages"], said]}
 
 
-async def test_a_reply_with_calls_does_not_go_on(line: Line) -> None:
+async def test_a_reply_with_calls_does_not_go_on(wire: WireBackends) -> None:
     """Nobody can say where it was."""
     begun = calls(("add", '{"a": 1}')).steps[0]
-    line.server.script(Reply([chunk({"content": "So: "}), begun, Step.DROP]), text("no"))
+    wire.server.script(Reply([chunk({"content": "So: "}), begun, Step.DROP]), text("no"))
 
-    assert isinstance(await failure_of(line.connect(resume="continue")), StreamInterrupted)
-    assert len(line.server.requests) == 1
+    assert isinstance(await backend_error(wire.connect(resume="continue")), StreamInterrupted)
+    assert len(wire.server.requests) == 1
 
 
-async def test_a_silent_server_is_unavailable(line: Line) -> None:
+async def test_a_silent_server_is_unavailable(wire: WireBackends) -> None:
     """The first token has its own timeout, and each attempt has it anew."""
-    line.server.script(Reply([partial(let_pass, 30), Step.HANG]))
+    wire.server.script(Reply([partial(advance_clock, 30), Step.HANG]))
 
-    failure = await failure_of(line.connect(timeouts=Timeouts(first_token=30)))
+    failure = await backend_error(wire.connect(timeouts=Timeouts(first_token=30)))
 
     assert isinstance(failure, BackendUnavailable)
     assert "first token within 30 s" in str(failure)
-    assert len(line.server.requests) == 3
-    await line.server.gone.wait()
+    assert len(wire.server.requests) == 3
+    await wire.server.gone.wait()
 
 
-async def test_a_server_that_stops_is_interrupted(line: Line) -> None:
+async def test_a_server_that_stops_is_interrupted(wire: WireBackends) -> None:
     """So has the wait between tokens; comments do not count as tokens."""
-    line.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
+    wire.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
 
-    failure = await failure_of(line.connect(timeouts=Timeouts(between_tokens=0.05)))
+    failure = await backend_error(wire.connect(timeouts=Timeouts(between_tokens=0.05)))
 
     assert isinstance(failure, StreamInterrupted)
     assert failure.partial.content == "a"
-    await line.server.gone.wait()
+    await wire.server.gone.wait()
 
 
-async def test_an_endless_reply_is_interrupted(line: Line) -> None:
+async def test_an_endless_reply_is_interrupted(wire: WireBackends) -> None:
     """The whole has a timeout, however often a token comes."""
-    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
-    backend = line.connect(timeouts=Timeouts(whole=30))
+    wire.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+    backend = wire.connect(timeouts=Timeouts(whole=30))
 
     async with aclosing(backend.stream(ASK)) as deltas:
         await anext(deltas)
-        let_pass(30)
+        advance_clock(30)
         with pytest.raises(StreamInterrupted, match="whole within 30 s"):
             await anext(deltas)
 
 
-async def test_a_slow_reader_is_no_late_token(line: Line) -> None:
+async def test_a_slow_reader_is_no_late_token(wire: WireBackends) -> None:
     """Only waiting for the server counts."""
     gate = asyncio.Event()
-    line.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
-    backend = line.connect(timeouts=Timeouts(between_tokens=30))
+    wire.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
+    backend = wire.connect(timeouts=Timeouts(between_tokens=30))
 
     async with aclosing(backend.stream(ASK)) as deltas:
         await anext(deltas)
-        let_pass(60)  # the reader's own time
+        advance_clock(60)  # the reader's own time
         gate.set()
         assert [delta async for delta in deltas][-1].done

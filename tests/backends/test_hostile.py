@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.raw import CORPUS, MAX_BUFFERED_BYTES, RawServer, hostile, response
-from support.scale import many, seeds
-from support.server import Reply, ScriptedServer, Step
+from support.byte_server import CORPUS, MAX_BUFFERED_BYTES, ByteServer, hostile_reply, http_response
+from support.scripted_server import Reply, ScriptedServer, Step
+from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend, Fallback, Retries, _failure, connect
 from anabranch.backends._failure import LONGEST
@@ -43,7 +43,7 @@ def open_backend(kind: str, url: str, **settings: Any) -> Backend:
 
 async def outcome_of(kind: str, *answer: bytes) -> Message | BackendError:
     """Return what a request to a server that answers so gives; anything else is raised."""
-    async with asyncio.timeout(200), RawServer(lambda _: answer) as server:
+    async with asyncio.timeout(200), ByteServer(lambda _: answer) as server:
         return await _asked(open_backend(kind, server.url))
 
 
@@ -66,12 +66,12 @@ async def test_a_hostile_reply_is_a_backend_error_or_a_reply(kind: str, name: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", seeds(many(8, 80)))
+@pytest.mark.parametrize("seed", seeds(example_count(8, 80)))
 async def test_any_reply_is_a_backend_error_or_a_reply(kind: str, seed: int) -> None:
     """Drawn from status, headers and body; sent in pieces."""
     random = Random(seed)
     for _ in range(25):
-        raw = hostile(random)
+        raw = hostile_reply(random)
         cut = random.randrange(len(raw))
 
         assert isinstance(await outcome_of(kind, raw[:cut], raw[cut:]), Message | BackendError)
@@ -79,18 +79,18 @@ async def test_any_reply_is_a_backend_error_or_a_reply(kind: str, seed: int) -> 
 
 _MANY = b"x" * 65_536
 ENDLESS: dict[str, tuple[bytes, bytes, type[BackendError]]] = {
-    "a line": (response(b"data: "), _MANY, BadResponse),
-    "an event": (response(), b"data: x\n" * 8_000, BadResponse),
-    "comments": (response(), b": ping\n\n" * 8_000, BadResponse),
-    "nothing said": (response(), b'data: {"choices": []}\n\n' * 2_000, BadResponse),
-    "a body": (response(kind="application/json"), _MANY, BadResponse),
-    "a web page": (response(kind="text/html"), _MANY, BadResponse),
-    "another status": (response(status=206), _MANY, BadResponse),
-    "a refusal": (response(status=401), _MANY, AuthenticationError),
-    "a redirect": (response(status=302), _MANY, BackendError),
+    "a line": (http_response(b"data: "), _MANY, BadResponse),
+    "an event": (http_response(), b"data: x\n" * 8_000, BadResponse),
+    "comments": (http_response(), b": ping\n\n" * 8_000, BadResponse),
+    "nothing said": (http_response(), b'data: {"choices": []}\n\n' * 2_000, BadResponse),
+    "a body": (http_response(kind="application/json"), _MANY, BadResponse),
+    "a web page": (http_response(kind="text/html"), _MANY, BadResponse),
+    "another status": (http_response(status=206), _MANY, BadResponse),
+    "a refusal": (http_response(status=401), _MANY, AuthenticationError),
+    "a redirect": (http_response(status=302), _MANY, BackendError),
     "a header": (b"HTTP/1.1 200 OK\r\nX: ", _MANY, BadResponse),
     "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 10_000, BadResponse),
-    "after the end": (response(b"data: [DONE]\n\n"), b": ping\n\n" * 8_000, Message),
+    "after the end": (http_response(b"data: [DONE]\n\n"), b": ping\n\n" * 8_000, Message),
 }
 
 
@@ -99,7 +99,7 @@ ENDLESS: dict[str, tuple[bytes, bytes, type[BackendError]]] = {
 async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> None:
     """Lines, events, bodies, headers: no more than a bound is taken, and kept."""
     begin, more, expected = ENDLESS[name]
-    async with asyncio.timeout(200), RawServer(lambda _: chain([begin], repeat(more))) as server:
+    async with asyncio.timeout(200), ByteServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
         sent = server.sent
 
@@ -114,9 +114,9 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
     zipped = ("Content-Encoding", "gzip")
 
     for body in packed, packed * 4:
-        got = await outcome_of(kind, response(body, 200, "application/json", zipped))
+        got = await outcome_of(kind, http_response(body, 200, "application/json", zipped))
         assert isinstance(got, BadResponse | BackendUnavailable)
-        got = await outcome_of(kind, response(body, 200, "text/event-stream", zipped))
+        got = await outcome_of(kind, http_response(body, 200, "text/event-stream", zipped))
         assert isinstance(got, BadResponse | BackendUnavailable)
 
 
@@ -172,7 +172,7 @@ async def test_a_refusal_that_hangs_is_told_by_its_status(
 async def test_the_next_backend_answers_where_a_hostile_one_limits_or_fails(kind: str) -> None:
     """Retry and fallback go by the kind of the error, and so must hold for all of these."""
     for name in "an error nested deep", "an error whose status is an object", "Retry-After of nan":
-        async with asyncio.timeout(200), RawServer(lambda _, name=name: [CORPUS[name]]) as server:
+        async with asyncio.timeout(200), ByteServer(lambda _, name=name: [CORPUS[name]]) as server:
             backends = open_backend(kind, server.url), ScriptedBackend("Hello")
             async with Fallback(backends) as both:
                 assert (await both.complete(ASK)).content == "Hello"

@@ -1,6 +1,6 @@
 """Data that a provider wants back: a server that refuses a request without them answers each turn.
 
-`tests/support/strict.py` plays the providers over HTTP; each conversation has two turns with tools.
+`tests/support/strict_server.py` plays the providers. Each conversation has two turns with tools.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from openai import APIError
-from support.replays import every_life
-from support.server import DONE, Reply, ScriptedServer, chunk, text
-from support.serving import client_of, on_uvicorn
-from support.serving import talk as talk_to
-from support.strict import KINDS, StrictServer
+from support.killed_executions import resume_after_every_row
+from support.openai_client import on_uvicorn, open_client
+from support.openai_client import serve_to_client as talk_to
+from support.scripted_server import DONE, Reply, ScriptedServer, chunk, text
+from support.strict_server import KINDS, StrictServer
 
 from anabranch import Agent, Conversation, connect, handler, tool
 from anabranch.backends import Backend, Fallback, Retries
@@ -205,7 +205,7 @@ async def test_a_run_that_was_killed_sends_the_same_bytes(kind: str, scheme: str
             replies = sum(row.kind == "reply" for row in first.rows[:rows])
             assert sent[began[-1] :] == sent[: began[1]][replies:]
 
-        await every_life(make, check)
+        await resume_after_every_row(make, check)
         assert began[1] == 4
         assert server.refusals == []
 
@@ -256,7 +256,7 @@ async def call_and_answer(url: str, wire: str, key: str, *, spoil: bool = False)
     client: Any
     own: Any
     reply: Any
-    async with client_of(url, "ann") as client, client_of(url, key) as own:
+    async with open_client(url, "ann") as client, open_client(url, key) as own:
         if wire == "chat":
             tools: Any = [{"type": "function", "function": TOOL}]
             more: Any = {"model": "model", "tools": tools}

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
-from support.until import settled
+from support.clock import sleep_virtual, virtual_time
+from support.waiting import settle_loop
 
 from anabranch.backends import Limits, Price
 from anabranch.commander import BudgetExceeded, ConfigurationError
@@ -28,7 +28,7 @@ async def _ask(
 ) -> None:
     async with limits.request("m", tokens):
         starts.append((number, _now()))
-        await virtual_seconds(takes)
+        await sleep_virtual(takes)
 
 
 @given(
@@ -45,7 +45,7 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
 ) -> None:
     """Whenever requests come and however long they take."""
 
-    @jumping
+    @virtual_time
     async def run() -> None:
         limits = Limits(
             requests_per_minute=per_minute, tokens_per_minute=tokens, concurrency=at_once
@@ -55,13 +55,13 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
         active: Counter[str] = Counter()
 
         async def ask(number: int, wait: float, takes: float, needs: int) -> None:
-            await virtual_seconds(wait)
+            await sleep_virtual(wait)
             came.append(number)
             async with limits.request("m", needs):
                 starts.append((number, _now()))
                 active["now"] += 1
                 assert active["now"] <= at_once
-                await virtual_seconds(takes)
+                await sleep_virtual(takes)
                 active["now"] -= 1
 
         async with asyncio.TaskGroup() as group:
@@ -79,7 +79,7 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
     run()
 
 
-@jumping
+@virtual_time
 async def test_tokens_are_estimated_then_corrected() -> None:
     """A reply that took less makes room; one that is too long by itself goes alone."""
     limits = Limits(tokens_per_minute=100)
@@ -96,7 +96,7 @@ async def test_tokens_are_estimated_then_corrected() -> None:
     assert starts == [(1, 0), (2, 60), (3, 120)]
 
 
-@jumping
+@virtual_time
 async def test_a_429_holds_back_all() -> None:
     """For as long as was said."""
     limits = Limits()
@@ -108,16 +108,16 @@ async def test_a_429_holds_back_all() -> None:
     assert starts == [(0, 7), (1, 7), (2, 7)]
 
 
-@jumping
+@virtual_time
 async def test_cancelling_a_wait_lets_the_others_go_on() -> None:
     """First in the queue, in its midst, and at the moment when its turn came."""
     limits = Limits(concurrency=1)
     starts: list[tuple[int, float]] = []
     tasks = [asyncio.create_task(_ask(limits, starts, n, takes=10)) for n in range(5)]
-    await virtual_seconds(1)
+    await sleep_virtual(1)
     tasks[1].cancel()
     tasks[3].cancel()
-    await virtual_seconds(8.5)
+    await sleep_virtual(8.5)
     asyncio.get_running_loop().call_later(
         0.5, lambda: asyncio.get_running_loop().call_soon(tasks[2].cancel)
     )
@@ -129,7 +129,7 @@ async def test_cancelling_a_wait_lets_the_others_go_on() -> None:
         pass
 
 
-@jumping
+@virtual_time
 async def test_a_spent_budget_refuses_all_that_wait() -> None:
     """And every later one; without usage the estimate counts."""
     limits = Limits(budget=100, concurrency=1)
@@ -138,7 +138,7 @@ async def test_a_spent_budget_refuses_all_that_wait() -> None:
     await waiting
     async with limits.request("m", 1) as turn:
         later = [asyncio.create_task(_ask(limits, [], n)) for n in range(2)]
-        await settled()
+        await settle_loop()
         turn.usage = Usage(input_tokens=40)
 
     for result in await asyncio.gather(*later, return_exceptions=True):
@@ -147,7 +147,7 @@ async def test_a_spent_budget_refuses_all_that_wait() -> None:
         await _ask(limits, [], 9)
 
 
-@jumping
+@virtual_time
 async def test_a_budget_of_money_needs_prices() -> None:
     """Cached input at its own price; a model without one is refused."""
     limits = Limits(budget=1.0, prices={"m": Price(input=1, output=10, cached_input=0.1)})

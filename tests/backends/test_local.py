@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local import Tool, ask, counting, idle, tell
+from support.local_model import Tool, count_chunks, make_request, story_request, wait_idle
 
 from anabranch.backends import Limits, connect
 from anabranch.backends._local import LocalBackend
@@ -60,7 +60,7 @@ async def complete(request: Request, **settings: Any) -> Message:
 async def test_a_question_is_answered_in_pieces() -> None:
     """Text as it is made, then the reason for the end with the usage."""
     async with LocalBackend() as backend:
-        deltas = await deltas_of(backend, ask(FRANCE))
+        deltas = await deltas_of(backend, make_request(FRANCE))
 
     assert "Paris" in "".join(delta.text for delta in deltas)
     assert sum(1 for delta in deltas if delta.text) > 3
@@ -74,7 +74,9 @@ async def test_a_question_is_answered_in_pieces() -> None:
 async def test_a_tool_is_called_in_pieces() -> None:
     """The head with id and name first, then the arguments as they are written."""
     async with LocalBackend() as backend:
-        deltas = await deltas_of(backend, ask("What is the weather in Paris?", WEATHER, TIME))
+        deltas = await deltas_of(
+            backend, make_request("What is the weather in Paris?", WEATHER, TIME)
+        )
 
     head, *pieces = [call for delta in deltas for call in delta.tool_calls]
     assert (head.index, head.name, head.arguments) == (0, WEATHER.name, "")
@@ -87,7 +89,7 @@ async def test_a_tool_is_called_in_pieces() -> None:
 
 async def test_a_question_that_needs_no_tool_is_answered_as_if_there_were_none() -> None:
     """The tools do not spoil the answer."""
-    assert await said(ask(FRANCE, WEATHER, TIME)) == await said(ask(FRANCE))
+    assert await said(make_request(FRANCE, WEATHER, TIME)) == await said(make_request(FRANCE))
 
 
 async def test_a_tools_result_is_answered_in_text() -> None:
@@ -115,7 +117,7 @@ async def test_a_tools_result_is_answered_in_text() -> None:
 async def test_tool_choice_is_obeyed(choice: Any, called: list[str]) -> None:
     """Whatever the question would rather have."""
     question = "What is the weather?" if isinstance(choice, dict) else "What time is it in Rome?"
-    request = ask(question, WEATHER, TIME, tool_choice=choice, max_tokens=30)
+    request = make_request(question, WEATHER, TIME, tool_choice=choice, max_tokens=30)
 
     message = await complete(request)
 
@@ -128,7 +130,7 @@ async def test_tool_choice_is_obeyed(choice: Any, called: list[str]) -> None:
 async def test_a_tool_choice_that_is_none_is_an_error(choice: Any) -> None:
     """Of the caller's, said before the model speaks."""
     with pytest.raises(ConfigurationError, match="tool_choice"):
-        await complete(ask(FRANCE, WEATHER, tool_choice=choice))
+        await complete(make_request(FRANCE, WEATHER, tool_choice=choice))
 
 
 async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
@@ -142,7 +144,7 @@ async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
         await backend.warm(Request([], tools))
         await backend.warm(Request([], tools))
         # A question of this test's own: a prompt that is repeated to its end is read anew.
-        message = await backend.complete(ask("What is the weather in Vienna?", *tools))
+        message = await backend.complete(make_request("What is the weather in Vienna?", *tools))
 
     assert [call.name for call in message.tool_calls] == [WEATHER.name]
     assert message.usage is not None
@@ -154,13 +156,13 @@ async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
 
 async def test_generation_stops_at_a_stop_string_and_leaves_it_out() -> None:
     """Also one that is made of several tokens."""
-    assert await said(ask(FRANCE), stop=[" is Par"]) == "The capital of France"
-    assert await said(ask(FRANCE, stop=" of")) == "The capital"
+    assert await said(make_request(FRANCE), stop=[" is Par"]) == "The capital of France"
+    assert await said(make_request(FRANCE, stop=" of")) == "The capital"
 
 
 async def test_max_tokens_cuts_a_reply_off() -> None:
     """With the finish reason that says so."""
-    message = await complete(tell(max_tokens=7))
+    message = await complete(story_request(max_tokens=7))
     assert message.finish_reason == "length"
     assert message.usage is not None
     assert message.usage.output_tokens == 7
@@ -188,7 +190,7 @@ async def test_estimates_learn_how_the_model_counts(text: str) -> None:
     """From one reply, for a longer prompt of its kind; no prompt takes more than the most."""
     async with LocalBackend(limits=Limits(budget=1e6), max_tokens=1) as backend:
         for count in 2, 4:
-            request = ask(text * count)
+            request = make_request(text * count)
             estimate = backend._estimator.estimate(request, backend.default_options)
             usage = (await backend.complete(request)).usage
             assert usage is not None
@@ -200,14 +202,16 @@ async def test_estimates_learn_how_the_model_counts(text: str) -> None:
 
 async def test_at_temperature_0_a_reply_repeats() -> None:
     """Whatever was asked in between."""
-    first = await said(tell(max_tokens=30))
-    await said(tell("a bear", max_tokens=3))
-    assert await said(tell(max_tokens=30)) == first
+    first = await said(story_request(max_tokens=30))
+    await said(story_request("a bear", max_tokens=3))
+    assert await said(story_request(max_tokens=30)) == first
 
 
 async def test_a_seed_repeats_a_reply_and_another_seed_gives_another() -> None:
     """At a temperature above 0."""
-    replies = [await said(tell(max_tokens=6), temperature=1.0, seed=seed) for seed in (1, 2, 1)]
+    replies = [
+        await said(story_request(max_tokens=6), temperature=1.0, seed=seed) for seed in (1, 2, 1)
+    ]
     assert replies[0] == replies[2] != replies[1]
 
 
@@ -215,7 +219,7 @@ async def test_a_response_format_is_obeyed() -> None:
     """A reply under a JSON schema is JSON of that schema."""
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
-    reply = json.loads(await said(ask(FRANCE, response_format=wanted, max_tokens=60)))
+    reply = json.loads(await said(make_request(FRANCE, response_format=wanted, max_tokens=60)))
     assert "Paris" in reply["city"]
 
 
@@ -229,14 +233,14 @@ def test_an_option_nobody_knows_is_refused_when_the_backend_is_made(options: Any
 async def test_an_option_of_a_wrong_type_is_refused() -> None:
     """As a setting that is unusable, not as a failure of the model."""
     with pytest.raises(ConfigurationError, match="options"):
-        await said(ask(FRANCE, top_k="many"))
+        await said(make_request(FRANCE, top_k="many"))
 
 
 async def test_a_conversation_that_does_not_fit_is_an_error_that_says_so() -> None:
     """And the model serves the next."""
     with pytest.raises(ContextTooLong):
-        await said(ask("word " * 12_000))
-    assert await said(ask(FRANCE, max_tokens=2)) == "The capital"
+        await said(make_request("word " * 12_000))
+    assert await said(make_request(FRANCE, max_tokens=2)) == "The capital"
 
 
 # --- stopping and turns
@@ -247,16 +251,16 @@ async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> Non
     async with (
         asyncio.timeout(PATIENCE),
         LocalBackend(max_tokens=4000) as backend,
-        counting(small_model) as drawn,
+        count_chunks(small_model) as drawn,
     ):
-        async with aclosing(backend.stream(tell())) as deltas:
+        async with aclosing(backend.stream(story_request())) as deltas:
             async for delta in deltas:
                 if delta.text:
                     break
         made = drawn.chunks
         assert drawn.under_way == 0
         assert 0 < made < 4000
-        await idle(small_model)
+        await wait_idle(small_model)
         assert drawn.chunks == made
 
 
@@ -265,12 +269,12 @@ async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> N
     async with (
         asyncio.timeout(PATIENCE),
         LocalBackend() as backend,
-        counting(small_model) as drawn,
+        count_chunks(small_model) as drawn,
     ):
         begun = asyncio.Event()
 
         async def read() -> None:
-            async with aclosing(backend.stream(tell(max_tokens=4000))) as deltas:
+            async with aclosing(backend.stream(story_request(max_tokens=4000))) as deltas:
                 async for _ in deltas:
                     begun.set()
 
@@ -282,9 +286,9 @@ async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> N
         made = drawn.chunks
         assert drawn.under_way == 0
         assert 0 < made < 4000
-        await idle(small_model)
+        await wait_idle(small_model)
         assert drawn.chunks == made
-        assert "Paris" in ((await backend.complete(ask(FRANCE))).content or "")
+        assert "Paris" in ((await backend.complete(make_request(FRANCE))).content or "")
 
 
 async def test_requests_made_together_are_served_in_order_and_do_not_mix(
@@ -295,11 +299,11 @@ async def test_requests_made_together_are_served_in_order_and_do_not_mix(
     questions = [FRANCE, "What is the capital of Japan?", FRANCE]
 
     async def read(backend: LocalBackend, number: int) -> str:
-        deltas = await deltas_of(backend, ask(questions[number], max_tokens=12))
+        deltas = await deltas_of(backend, make_request(questions[number], max_tokens=12))
         ended.append(number)
         return "".join(delta.text for delta in deltas)
 
-    async with LocalBackend() as backend, counting(small_model) as drawn:
+    async with LocalBackend() as backend, count_chunks(small_model) as drawn:
         replies = await asyncio.gather(*(read(backend, number) for number in range(3)))
 
     assert ended == [0, 1, 2]
@@ -321,7 +325,7 @@ async def test_the_loop_turns_while_the_model_speaks() -> None:
 
     async with LocalBackend() as backend:
         turner = asyncio.create_task(turn())
-        await deltas_of(backend, tell(max_tokens=20))
+        await deltas_of(backend, story_request(max_tokens=20))
         turner.cancel()
     assert turns > 1000
 
@@ -331,13 +335,13 @@ async def test_a_reply_breaks_off_when_the_last_user_closes_the_model() -> None:
     async with asyncio.timeout(PATIENCE):
         backend = LocalBackend(in_situ_quant="Q8_0")
         with pytest.raises(StreamInterrupted) as caught:
-            async with aclosing(backend.stream(tell())) as deltas:
+            async with aclosing(backend.stream(story_request())) as deltas:
                 async for delta in deltas:
                     if delta.text:
                         closing = asyncio.create_task(backend.aclose())
         await closing
         assert caught.value.partial.content
-        assert "Paris" in ((await backend.complete(ask(FRANCE))).content or "")
+        assert "Paris" in ((await backend.complete(make_request(FRANCE))).content or "")
         await backend.aclose()
 
 
@@ -346,15 +350,15 @@ async def test_a_silent_model_runs_into_the_timeout() -> None:
     from anabranch.backends import Timeouts
 
     async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=0.5)) as backend:
-        await warm.complete(tell(max_tokens=1))
+        await warm.complete(story_request(max_tokens=1))
         with pytest.raises((StreamInterrupted, BackendUnavailable)):
-            await deltas_of(backend, tell(max_tokens=4000))
+            await deltas_of(backend, story_request(max_tokens=4000))
 
 
 def test_it_can_be_read_without_a_loop() -> None:
     """The model is loop-independent."""
     backend = LocalBackend(max_tokens=12)
-    assert "Paris" in "".join(delta.text for delta in backend.stream_sync(ask(FRANCE)))
+    assert "Paris" in "".join(delta.text for delta in backend.stream_sync(make_request(FRANCE)))
     asyncio.run(backend.aclose())
 
 
@@ -386,7 +390,7 @@ async def test_a_file_that_is_no_model_is_a_one_line_error(tmp_path: Path) -> No
     file = tmp_path / "model.gguf"
     file.write_bytes(b"no model at all")
     with pytest.raises(ConfigurationError) as caught:
-        await said(ask(FRANCE), model=str(file))
+        await said(make_request(FRANCE), model=str(file))
     assert str(caught.value).startswith("cannot load model.gguf")
     assert "\n" not in str(caught.value)
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.local import Tool, ask
+from support.local_model import Tool, make_request
 from support.paths import DATA
 
 from anabranch.backends._local import LocalBackend
@@ -23,7 +23,7 @@ SLACK = 3
 
 
 async def picks_right(backend: LocalBackend, question: dict[str, Any], tools: list[Tool]) -> bool:
-    async with aclosing(backend.stream(ask(question["question"], *tools))) as deltas:
+    async with aclosing(backend.stream(make_request(question["question"], *tools))) as deltas:
         first = await anext(deltas)
     return question["tool"] == (first.tool_calls[0].name if first.tool_calls else None)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.backends._engine import Ticket, _Mailbox
 from anabranch.backends._local_engine import LocalEngine, Work
@@ -99,7 +99,7 @@ async def test_a_request_that_is_left_while_it_waits_never_starts(
         await begun.wait()
         second = asyncio.create_task(texts(engine, never))
         third = asyncio.create_task(texts(engine, saying("third")))
-        await settled()
+        await settle_loop()
         second.cancel()
         await asyncio.wait([second])
         go_on.set()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.asgi import ask, body_of
-from support.pictures import MP3, PDF, PIXEL, PNG, WAV
+from support.asgi_requests import encode_body, send_request
+from support.media_files import MP3, PDF, PIXEL, PNG, WAV
 
 from anabranch import (
     Agent,
@@ -261,8 +261,8 @@ async def test_served_models_and_agents_hear_parts(part: dict[str, Any], kind: s
     said = [{"role": "user", "content": [{"type": "input_text", "text": "see"}, part]}]
     async with server.running():
         for model in "model", "agent":
-            body = body_of({"model": model, "input": said})
-            answer = await ask(server, "POST", "/v1/responses", body)
+            body = encode_body({"model": model, "input": said})
+            answer = await send_request(server, "POST", "/v1/responses", body)
             assert answer.status == (400 if kind is None else 200)
     heard = [each.kind for asked in backend.requests for each in asked.messages[0].parts]
     assert heard == ([] if kind is None else [kind, kind])
@@ -279,8 +279,8 @@ async def test_a_served_model_hears_how_closely_to_look(detail: str | None) -> N
     said = [{"role": "user", "content": [part]} for part in (chat, item)]
     async with server.running():
         for path, name in (("chat/completions", "messages"), ("responses", "input")):
-            body = body_of({"model": "model", name: said})
-            assert (await ask(server, "POST", f"/v1/{path}", body)).status == 200
+            body = encode_body({"model": "model", name: said})
+            assert (await send_request(server, "POST", f"/v1/{path}", body)).status == 200
     own = {} if detail in ("auto", None) else {"detail": detail}
     for request in backend.requests:
         sent = [message["content"] for message in request_body("m", request)["messages"]]

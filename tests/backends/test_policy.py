@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 
 from anabranch.backends import Breaker, Fallback, Limits, ModelBackend, Retries, Timeouts
 from anabranch.commander import (
@@ -43,7 +43,7 @@ class Scripted(ModelBackend):
             if isinstance(step, BackendError):
                 raise step
             if isinstance(step, float):
-                await virtual_seconds(step)
+                await sleep_virtual(step)
             else:
                 yield step
 
@@ -54,7 +54,7 @@ class Scripted(ModelBackend):
 DOWN = BackendUnavailable("down")
 
 
-@jumping
+@virtual_time
 async def test_pauses_double_and_vary() -> None:
     """Within half of what they would be at most."""
     backend = Scripted([DOWN], retries=Retries(attempts=6, backoff=1, max_backoff=4))
@@ -67,7 +67,7 @@ async def test_pauses_double_and_vary() -> None:
 
 
 @pytest.mark.contract("B2")
-@jumping
+@virtual_time
 async def test_a_429_slows_all_who_share_the_backend() -> None:
     """The one that was refused waits as long as was asked, and so does one that comes later."""
     backend = Scripted([RateLimited("slowly", retry_after=20)], [END])
@@ -79,7 +79,7 @@ async def test_a_429_slows_all_who_share_the_backend() -> None:
 
 
 @pytest.mark.contract("B2")
-@jumping
+@virtual_time
 async def test_a_429_is_not_run_into_by_the_next_in_line() -> None:
     """The place of the one that was refused is not given on before all are told to wait."""
     backend = Scripted([RateLimited("slowly", retry_after=20)], [END], limits=Limits(concurrency=1))
@@ -91,12 +91,12 @@ async def test_a_429_is_not_run_into_by_the_next_in_line() -> None:
 
 
 async def _later(seconds: float, backend: Scripted) -> Message:
-    await virtual_seconds(seconds)
+    await sleep_virtual(seconds)
     return await backend.complete(ASK)
 
 
 @pytest.mark.contract("B2")
-@jumping
+@virtual_time
 async def test_shared_limits_slow_other_backends_too() -> None:
     """One object for both."""
     limits = Limits()
@@ -117,7 +117,7 @@ async def test_shared_limits_slow_other_backends_too() -> None:
     ],
     ids=["first", "between", "whole"],
 )
-@jumping
+@virtual_time
 async def test_each_timeout_is_kept_to_the_moment(
     steps: list[Any], kind: type[BackendError], after: float, said: str
 ) -> None:
@@ -131,7 +131,7 @@ async def test_each_timeout_is_kept_to_the_moment(
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
-@jumping
+@virtual_time
 async def test_a_cancel_is_never_taken_for_a_timeout() -> None:
     """Not even when both come at once."""
     backend = Scripted([9.0, END], timeouts=Timeouts(first_token=3))
@@ -142,7 +142,7 @@ async def test_a_cancel_is_never_taken_for_a_timeout() -> None:
         await task
 
 
-@jumping
+@virtual_time
 async def test_no_limit_is_no_limit() -> None:
     """A day is not too long."""
     backend = Scripted([86400.0, Delta("a"), 86400.0, END], timeouts=Timeouts(*[None] * 4))
@@ -150,7 +150,7 @@ async def test_no_limit_is_no_limit() -> None:
     assert (await backend.complete(ASK)).content == "a"
 
 
-@jumping
+@virtual_time
 async def test_a_server_that_stays_after_its_last_word_is_left() -> None:
     """The reply is whole."""
     backend = Scripted([Delta("a"), Delta(done=True), 30.0])
@@ -159,7 +159,7 @@ async def test_a_server_that_stays_after_its_last_word_is_left() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(1, abs=0.01)
 
 
-@jumping
+@virtual_time
 async def test_a_breaker_opens_and_half_opens() -> None:
     """After so many failures in a row nothing is asked; then one attempt decides."""
     time = asyncio.get_running_loop().time
@@ -174,26 +174,26 @@ async def test_a_breaker_opens_and_half_opens() -> None:
     assert (breaker.state, len(backend.times)) == ("open", 2)
     await fails()
     assert len(backend.times) == 2
-    await virtual_seconds(30)
+    await sleep_virtual(30)
     assert breaker.state == "half open"
     await fails()
     assert (breaker.state, len(backend.times)) == ("open", 3)
-    await virtual_seconds(30)
+    await sleep_virtual(30)
     await backend.complete(ASK)
     assert breaker.state == "closed"
 
 
-@jumping
+@virtual_time
 async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
     """Cancelled, it tells nothing and the next one may try."""
     breaker = Breaker(failures=1, reset_after=1, clock=asyncio.get_running_loop().time)
     backend = Scripted([DOWN], [5.0, END], [END], breaker=breaker, retries=Retries(attempts=1))
     with pytest.raises(BackendUnavailable):
         await backend.complete(ASK)
-    await virtual_seconds(1)
+    await sleep_virtual(1)
 
     trial = asyncio.create_task(backend.complete(ASK))
-    await virtual_seconds(1)
+    await sleep_virtual(1)
     with pytest.raises(BackendUnavailable, match="not asked"):
         await backend.complete(ASK)
     trial.cancel()
@@ -203,7 +203,7 @@ async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
     assert breaker.state == "closed"
 
 
-@jumping
+@virtual_time
 async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
     """One that began before the breaker opened ends, left by its reader, while the trial runs."""
     breaker = Breaker(failures=1, reset_after=1, clock=asyncio.get_running_loop().time)
@@ -211,12 +211,12 @@ async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
     early = Scripted([9.0, END], breaker=breaker, retries=once)
     backend = Scripted([DOWN], [9.0, END], [END], breaker=breaker, retries=once)
     before = asyncio.create_task(early.complete(ASK))
-    await virtual_seconds(1)
+    await sleep_virtual(1)
     with pytest.raises(BackendUnavailable):
         await backend.complete(ASK)
-    await virtual_seconds(1)
+    await sleep_virtual(1)
     trial = asyncio.create_task(backend.complete(ASK))
-    await virtual_seconds(1)
+    await sleep_virtual(1)
     before.cancel()
     await asyncio.wait([before])
 
@@ -227,7 +227,7 @@ async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
     assert breaker.state == "closed"
 
 
-@jumping
+@virtual_time
 async def test_a_reply_that_broke_off_goes_on() -> None:
     """The model is asked to go on after what came; the reader sees one reply."""
     backend = Scripted([Delta("Once "), DOWN], [DOWN], [Delta("upon"), END], resume="continue")
@@ -236,7 +236,7 @@ async def test_a_reply_that_broke_off_goes_on() -> None:
     assert [m.content for m in backend.requests[-1].messages] == ["Hello?", "Once "]
 
 
-@jumping
+@virtual_time
 async def test_going_on_fails_with_all_that_came() -> None:
     """After the attempts it has."""
     backend = Scripted([Delta("Once "), DOWN], [Delta("upon "), DOWN], [DOWN], resume="continue")
@@ -247,7 +247,7 @@ async def test_going_on_fails_with_all_that_came() -> None:
     assert caught.value.partial.content == "Once upon "
 
 
-@jumping
+@virtual_time
 async def test_the_next_backend_answers_when_one_is_down() -> None:
     """And the first is not asked for a while."""
     once = Retries(attempts=1)
@@ -261,7 +261,7 @@ async def test_the_next_backend_answers_when_one_is_down() -> None:
     assert len(first.times) == 2
 
 
-@jumping
+@virtual_time
 async def test_if_all_are_down_each_says_why() -> None:
     """In notes."""
     once = Retries(attempts=1)
@@ -278,7 +278,7 @@ async def test_if_all_are_down_each_says_why() -> None:
 @pytest.mark.parametrize(
     "steps", [[AuthenticationError("no")], [Delta("a"), DOWN]], ids=["refused", "begun"]
 )
-@jumping
+@virtual_time
 async def test_what_another_backend_would_hide_is_raised(steps: list[Any]) -> None:
     """A wrong key, and a reply that has begun."""
     second = Scripted([END])
@@ -290,7 +290,7 @@ async def test_what_another_backend_would_hide_is_raised(steps: list[Any]) -> No
 
 
 @pytest.mark.contract("B2")
-@jumping
+@virtual_time
 async def test_usage_reaches_the_limits() -> None:
     """Also of a reply that its reader left."""
     limits = Limits(budget=1000)

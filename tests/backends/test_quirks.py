@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from support.byte_server import QUIRKS, ByteServer, reply_of
 from support.paths import ROOT
-from support.raw import QUIRKS, RawServer, reply_of
 
 from anabranch.backends import Retries, connect
 from anabranch.commander import BackendError
@@ -44,7 +44,7 @@ async def given_by(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
         requests += 1
         return [reply_of(entry)]
 
-    async with asyncio.timeout(200), RawServer(answer) as server:
+    async with asyncio.timeout(200), ByteServer(answer) as server:
         settings: dict[str, Any] = {"api_key": "sk-1234567"}
         settings["retries"] = Retries(attempts=2, backoff=0)
         if kind == "http":

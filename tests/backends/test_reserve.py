@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 
 from anabranch import BudgetExceeded, Commander, ConfigurationError, Node, handler
 from anabranch.backends import Limits, ModelBackend, Price, cost
@@ -27,7 +27,7 @@ class Paid(ModelBackend):
     """Takes a second and all that it is allowed, else 100 tokens."""
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         most = self.default_options.get("max_tokens", 100)
         usage = Usage(input_tokens=PROMPT, output_tokens=most)
         yield Delta("x", usage=None)
@@ -48,7 +48,7 @@ async def _ask_all(limits: Limits, backend: ModelBackend, count: int) -> list[st
         return await asyncio.gather(*(commander.run(ask(backend)) for _ in range(count)))
 
 
-@jumping
+@virtual_time
 async def test_five_that_leave_at_once_do_not_overspend() -> None:
     """Those for which there is no room wait for what the others leave; the rest is refused."""
     takes = PROMPT + 50
@@ -64,7 +64,7 @@ async def test_five_that_leave_at_once_do_not_overspend() -> None:
     assert 1 < asyncio.get_running_loop().time() < 9
 
 
-@jumping
+@virtual_time
 async def test_without_reserve_those_under_way_go_over_the_budget() -> None:
     """It is asked for: a budget is otherwise kept by what has been spent."""
     limits = Limits(budget=110)
@@ -72,7 +72,7 @@ async def test_without_reserve_those_under_way_go_over_the_budget() -> None:
     assert limits.spent == 5 * (PROMPT + 50)
 
 
-@jumping
+@virtual_time
 async def test_a_request_that_may_cost_anything_goes_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -89,7 +89,7 @@ async def test_a_request_that_may_cost_anything_goes_alone(
     assert "Set max_tokens" in warning
 
 
-@jumping
+@virtual_time
 async def test_one_that_goes_alone_anyway_is_not_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -101,7 +101,7 @@ async def test_one_that_goes_alone_anyway_is_not_warned_about(
     assert caplog.messages == []
 
 
-@jumping
+@virtual_time
 async def test_a_prompt_that_alone_exceeds_the_budget_is_refused() -> None:
     """With `max_tokens` or without, of tokens or of money; without `reserve` it is sent."""
     long = Request([Message(role="user", content="word " * 100)])
@@ -119,7 +119,7 @@ async def test_a_prompt_that_alone_exceeds_the_budget_is_refused() -> None:
     assert limits.spent == PROMPT + 100
 
 
-@jumping
+@virtual_time
 async def test_money_is_set_aside_by_the_prices() -> None:
     """Of the prompt and of all that the reply may have."""
     prices = {"m": Price(input=1e6, output=2e6)}
@@ -186,7 +186,7 @@ def test_no_budget_is_overspent_whatever_comes_and_goes(
     running: list[list[Ask]] = [[], []]
 
     async def play(ask: Ask) -> None:
-        await virtual_seconds(ask.at)
+        await sleep_virtual(ask.at)
         most = None if ask.most is None else Usage(output_tokens=ask.most)
         used = 40 if ask.most is None else int(ask.most * ask.part)
         try:
@@ -197,7 +197,7 @@ def test_no_budget_is_overspent_whatever_comes_and_goes(
                     alone = any(each.most is None for each in running[n])
                     assert not alone or len(running[n]) == 1
                 try:
-                    await virtual_seconds(ask.takes)
+                    await sleep_virtual(ask.takes)
                     turn.usage = Usage(output_tokens=used)
                 finally:
                     for n in ask.needs:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.line import ASK, Line, ask, failure_of, line
-from support.raw import RawServer, response
-from support.server import DONE, Reply, Step, chunk, event, text
+from support.byte_server import ByteServer, http_response
+from support.scripted_server import DONE, Reply, Step, chunk, event, text
+from support.wire_backends import ASK, WireBackends, backend_error, make_request, wire
 
 from anabranch.backends import ModelBackend, Retries, connect
 from anabranch.commander import (
@@ -24,7 +24,7 @@ from anabranch.messages import Delta, Message, Request, Usage
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 
-__all__ = ["line"]  # the fixture
+__all__ = ["wire"]  # the fixture
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "City", "schema": {"type": "object"}}}
 ONCE = Reply([chunk({"content": '{"a": '}), Step.DROP])
@@ -40,18 +40,18 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("by_default", [True, False])
 @pytest.mark.parametrize("name", GRAMMARS)
 async def test_a_reply_that_follows_a_grammar_does_not_go_on(
-    line: Line, name: str, *, by_default: bool
+    wire: WireBackends, name: str, *, by_default: bool
 ) -> None:
     """The server would begin the grammar again in the middle of the JSON."""
     options = GRAMMARS[name]
-    line.server.script(ONCE, text("1}"))
-    backend = line.connect(resume="continue", **(options if by_default else {}))
+    wire.server.script(ONCE, text("1}"))
+    backend = wire.connect(resume="continue", **(options if by_default else {}))
 
     with pytest.raises(StreamInterrupted) as caught:
-        await backend.complete(ASK if by_default else ask(**options))
+        await backend.complete(ASK if by_default else make_request(**options))
 
     assert caught.value.partial.content == '{"a": '
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
 @tool
@@ -60,68 +60,68 @@ def look(place: str) -> str:
     return place
 
 
-async def test_a_reply_that_must_call_a_tool_does_not_go_on(line: Line) -> None:
+async def test_a_reply_that_must_call_a_tool_does_not_go_on(wire: WireBackends) -> None:
     """A forced call follows a grammar, too; a call that the model may make does not."""
     for choice, requests in ("required", 1), ("auto", 2):
-        line.server.requests.clear()
-        line.server.script(ONCE, text("1}"))
+        wire.server.requests.clear()
+        wire.server.script(ONCE, text("1}"))
         request = Request(ASK.messages, [look], {"tool_choice": choice})
         try:
-            await line.connect(resume="continue").complete(request)
+            await wire.connect(resume="continue").complete(request)
         except StreamInterrupted:
             assert requests == 1
-        assert len(line.server.requests) == requests
+        assert len(wire.server.requests) == requests
 
 
-async def test_a_refusal_does_not_go_on(line: Line) -> None:
+async def test_a_refusal_does_not_go_on(wire: WireBackends) -> None:
     """Its rest would come as text, behind a refusal that is none any more."""
-    line.server.script(Reply([chunk({"refusal": "I can"}), Step.DROP]), text("not"))
+    wire.server.script(Reply([chunk({"refusal": "I can"}), Step.DROP]), text("not"))
 
     with pytest.raises(StreamInterrupted):
-        await line.connect(resume="continue").complete(ASK)
+        await wire.connect(resume="continue").complete(ASK)
 
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
-async def test_plain_text_as_a_format_is_no_grammar(line: Line) -> None:
+async def test_plain_text_as_a_format_is_no_grammar(wire: WireBackends) -> None:
     """Nor is an option that was taken back."""
-    line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
-    backend = line.connect(resume="continue", response_format=SCHEMA)
+    wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
+    backend = wire.connect(resume="continue", response_format=SCHEMA)
 
     for taken_back in None, {"type": "text"}:
-        message = await backend.complete(ask(response_format=taken_back))
+        message = await backend.complete(make_request(response_format=taken_back))
         assert message.content == "Once upon"
-        line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
+        wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
 
 
-async def test_the_rest_may_be_as_long_as_what_is_left(line: Line) -> None:
+async def test_the_rest_may_be_as_long_as_what_is_left(wire: WireBackends) -> None:
     """Wherever the bound was given; by the usage that came, or by the deltas."""
     spent = {"prompt_tokens": 5, "completion_tokens": 12}
     told = [chunk({"content": "Once "}, usage=spent), Step.DROP]
     counted = [*[chunk({"content": "a"})] * 12, Step.DROP]
     for steps in told, counted:
-        line.server.requests.clear()
-        line.server.script(Reply(steps), text("upon"))
-        backend = line.connect(
+        wire.server.requests.clear()
+        wire.server.script(Reply(steps), text("upon"))
+        backend = wire.connect(
             resume="continue", max_tokens=20, extra={"max_completion_tokens": 30, "n_keep": 4}
         )
-        await backend.complete(ask(min_tokens=9, extra={"top_a": 1}))
+        await backend.complete(make_request(min_tokens=9, extra={"top_a": 1}))
 
-        first, second = (got.body for got in line.server.requests)
+        first, second = (got.body for got in wire.server.requests)
         bounds = {"max_tokens": 20, "max_completion_tokens": 30, "min_tokens": 9}
         rest = {"max_tokens": 8, "max_completion_tokens": 18, "min_tokens": 0}
         assert first.items() >= (bounds | {"n_keep": 4, "top_a": 1}).items()
         assert second.items() >= (rest | {"n_keep": 4, "top_a": 1}).items()
 
 
-async def test_usage_is_that_of_all_attempts(line: Line) -> None:
+async def test_usage_is_that_of_all_attempts(wire: WireBackends) -> None:
     """Those that broke off were paid for, too."""
     spent = {"prompt_tokens": 5, "completion_tokens": 1}
-    line.server.script(
+    wire.server.script(
         Reply([chunk({"content": "Once "}, usage=spent), Step.DROP]), text("upon", usage=(6, 2))
     )
 
-    message = await line.connect(resume="continue").complete(ASK)
+    message = await wire.connect(resume="continue").complete(ASK)
 
     assert message.usage == Usage(input_tokens=11, output_tokens=3)
 
@@ -129,28 +129,28 @@ async def test_usage_is_that_of_all_attempts(line: Line) -> None:
 THOUGHTS = [chunk({"reasoning_content": "Hm, "}), chunk({"reasoning": "well"})]
 
 
-async def test_what_came_of_the_reasoning_is_kept(line: Line) -> None:
+async def test_what_came_of_the_reasoning_is_kept(wire: WireBackends) -> None:
     """In a message without content."""
-    line.server.script(Reply([*THOUGHTS, Step.DROP]))
+    wire.server.script(Reply([*THOUGHTS, Step.DROP]))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, StreamInterrupted)
     assert failure.partial == Message(role="assistant", reasoning="Hm, well")
 
 
-async def test_a_reply_that_only_reasoned_begins_again(line: Line) -> None:
+async def test_a_reply_that_only_reasoned_begins_again(wire: WireBackends) -> None:
     """The same request, also under a grammar: nothing of the answer has come."""
-    line.server.script(
+    wire.server.script(
         Reply([*THOUGHTS, Step.DROP]),
         Reply([chunk({"reasoning": "Ah."}), chunk({"content": "{}"}), chunk(finish="stop"), DONE]),
     )
-    backend = line.connect(resume="continue", max_tokens=50, response_format=SCHEMA)
+    backend = wire.connect(resume="continue", max_tokens=50, response_format=SCHEMA)
 
     message = await backend.complete(ASK)
 
     assert (message.reasoning, message.content) == ("Hm, wellAh.", "{}")
-    first, second = (got.body for got in line.server.requests)
+    first, second = (got.body for got in wire.server.requests)
     assert first == second
 
 
@@ -166,49 +166,51 @@ async def test_a_reply_that_only_reasoned_begins_again(line: Line) -> None:
         ),
     ],
 )
-async def test_a_text_that_goes_on_as_reasoning_is_not_lost(line: Line, rest: Reply) -> None:
+async def test_a_text_that_goes_on_as_reasoning_is_not_lost(
+    wire: WireBackends, rest: Reply
+) -> None:
     """Servers with a parser of reasoning take the rest of a text for it: the reply fails."""
-    line.server.script(Reply([*THOUGHTS, chunk({"content": "Once "}), Step.DROP]), rest)
+    wire.server.script(Reply([*THOUGHTS, chunk({"content": "Once "}), Step.DROP]), rest)
 
-    failure = await failure_of(line.connect(resume="continue"))
+    failure = await backend_error(wire.connect(resume="continue"))
 
     assert isinstance(failure, StreamInterrupted)
     assert (failure.partial.reasoning, failure.partial.content) == ("Hm, well", "Once ")
-    assert len(line.server.requests) == 2
+    assert len(wire.server.requests) == 2
 
 
-async def test_a_text_that_goes_on_may_be_followed_by_reasoning(line: Line) -> None:
+async def test_a_text_that_goes_on_may_be_followed_by_reasoning(wire: WireBackends) -> None:
     """Once some of the rest has come as text."""
     rest = [chunk({"content": "upon"}), chunk({"reasoning": "Ah."}), chunk(finish="stop"), DONE]
-    line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), Reply(rest))
+    wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), Reply(rest))
 
-    message = await line.connect(resume="continue").complete(ASK)
+    message = await wire.connect(resume="continue").complete(ASK)
 
     assert (message.reasoning, message.content) == ("Ah.", "Once upon")
 
 
-async def test_what_came_before_nonsense_is_kept(line: Line) -> None:
+async def test_what_came_before_nonsense_is_kept(wire: WireBackends) -> None:
     """Also where the reply is not the protocol."""
-    line.server.script(Reply([*THOUGHTS, chunk({"content": "Hel"}), b"data: {broken\n\n"]))
+    wire.server.script(Reply([*THOUGHTS, chunk({"content": "Hel"}), b"data: {broken\n\n"]))
 
-    failure = await failure_of(line.connect(resume="continue"))
+    failure = await backend_error(wire.connect(resume="continue"))
 
     assert isinstance(failure, BadResponse)
     assert failure.partial == Message(role="assistant", content="Hel", reasoning="Hm, well")
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
-async def test_what_came_before_a_failure_that_will_not_change_is_kept(line: Line) -> None:
+async def test_what_came_before_a_failure_that_will_not_change_is_kept(wire: WireBackends) -> None:
     """It is not tried again either."""
     error = {"message": "maximum context length is 9 tokens", "code": 400}
-    line.server.script(Reply([chunk({"content": "Hel"}), event({"error": error})]))
+    wire.server.script(Reply([chunk({"content": "Hel"}), event({"error": error})]))
 
-    failure = await failure_of(line.connect(resume="continue"))
+    failure = await backend_error(wire.connect(resume="continue"))
 
     assert isinstance(failure, StreamInterrupted)
     assert isinstance(failure.__cause__, ContextTooLong)
     assert failure.partial.content == "Hel"
-    assert len(line.server.requests) == 1
+    assert len(wire.server.requests) == 1
 
 
 async def test_an_answer_of_reasoning_alone_does_not_enter_a_conversation() -> None:
@@ -243,7 +245,7 @@ CUTS = {
         HEAD + b"Content-Length: 999\r\n\r\n" + HI,
         "in the middle of the reply",
     ),
-    "before the end mark": (response(HI), "before the reply was complete"),
+    "before the end mark": (http_response(HI), "before the reply was complete"),
 }
 
 
@@ -252,7 +254,7 @@ CUTS = {
 async def test_a_cut_connection_is_told_in_words(kind: str, where: str) -> None:
     """And what had come is there."""
     raw, words = CUTS[where]
-    async with asyncio.timeout(200), RawServer(lambda _: [raw]) as server:
+    async with asyncio.timeout(200), ByteServer(lambda _: [raw]) as server:
         spec = server.url if kind == "http" else "openai:m"
         address = {} if kind == "http" else {"base_url": server.url}
         model = "m" if kind == "http" else None

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
-from support.raw import RawServer, response
-from support.scale import many, seeds
+from support.byte_server import ByteServer, http_response
+from support.seeds import example_count, seeds
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback, Retries, connect
@@ -94,26 +94,28 @@ def echo(request: bytes, random: Random, key: str) -> bytes:
     data = b"".join(b"data: " + part.encode() + b"\n" for part in told.split("\n"))
     page = f"<html>{told}</html>"
     places: list[bytes] = [
-        response(
+        http_response(
             json.dumps(error), random.choice([400, 401, 403, 404, 429, 500]), "application/json"
         ),
-        response(told, 500, "text/plain"),
-        response(" " * 280 + told, 404, "text/plain"),
-        response(f"<html>{told}</html>", 502, "text/html"),
-        response("", 307, "text/html", ("Location", f"http://127.0.0.1:1/?k={line}")),
-        response("", 307, "text/html", ("Location", f"http://u:{line}@127.0.0.1:1/{line}")),
-        response("", 401, "text/html", ("X-Request-Id", line), ("Set-Cookie", f"a b{line}={line}")),
-        response("", 500, "text/html", reason=line),
-        response("", 200, f"text/{line}"),
-        response(b"data: " + json.dumps(error).encode() + b"\n\n"),
-        response(begun + b"data: " + json.dumps(error).encode() + b"\n\n"),
-        response(begun + data + b"\n\n"),
-        response(data + b"\n"),
-        response(
+        http_response(told, 500, "text/plain"),
+        http_response(" " * 280 + told, 404, "text/plain"),
+        http_response(f"<html>{told}</html>", 502, "text/html"),
+        http_response("", 307, "text/html", ("Location", f"http://127.0.0.1:1/?k={line}")),
+        http_response("", 307, "text/html", ("Location", f"http://u:{line}@127.0.0.1:1/{line}")),
+        http_response(
+            "", 401, "text/html", ("X-Request-Id", line), ("Set-Cookie", f"a b{line}={line}")
+        ),
+        http_response("", 500, "text/html", reason=line),
+        http_response("", 200, f"text/{line}"),
+        http_response(b"data: " + json.dumps(error).encode() + b"\n\n"),
+        http_response(begun + b"data: " + json.dumps(error).encode() + b"\n\n"),
+        http_response(begun + data + b"\n\n"),
+        http_response(data + b"\n"),
+        http_response(
             begun + b'data: {"choices": [{"finish_reason": 7}], "x": "' + line.encode() + b'"}\n\n'
         ),
-        response(f'{{"choices": "{line}"}}', 200, "application/json"),
-        response(page, 200, "application/json"),
+        http_response(f'{{"choices": "{line}"}}', 200, "application/json"),
+        http_response(page, 200, "application/json"),
         f"HTTP/1.1 {line}\r\n\r\n".encode(),
         f"HTTP/1.1 200 OK\r\n{line}\r\n\r\n".encode(),
         f"{line}\r\n\r\n".encode(),
@@ -139,7 +141,7 @@ def _backends(url: str, key: str) -> list[Backend]:
 
 
 # The last two have found a key once.
-@pytest.mark.parametrize("seed", [*seeds(many(6, 60)), 132, 136])
+@pytest.mark.parametrize("seed", [*seeds(example_count(6, 60)), 132, 136])
 async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +152,7 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     key = drawn(random)
     tape = tmp_path / "tape.jsonl"
     written: list[str] = []
-    async with asyncio.timeout(200), RawServer(lambda got: [echo(got, random, key)]) as server:
+    async with asyncio.timeout(200), ByteServer(lambda got: [echo(got, random, key)]) as server:
         for backend in _backends(server.url, key):
             recording = connect(f"cassette:{tape}", record=backend)
             for used in recording, Fallback([backend, backend]), backend:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
-from support.server import Reply, ScriptedServer, Step, chunk, event, text
+from support.scripted_server import Reply, ScriptedServer, Step, chunk, event, text
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback, Retries, connect

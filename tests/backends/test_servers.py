@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.server import DONE, Reply, ScriptedServer, event
+from support.scripted_server import DONE, Reply, ScriptedServer, event
 
 from anabranch.backends import connect
 from anabranch.messages import Message, Request

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
-from support.until import settled, turns
+from support.clock import sleep_virtual, virtual_time
+from support.waiting import run_turns, settle_loop
 
 from anabranch.backends import Limits
 from anabranch.backends.limits import Turn, Turns, turn_in
@@ -72,10 +72,10 @@ class Distant(Turns):
     async def request(
         self, model: str, tokens: int = 0, most: Usage | None = None
     ) -> AsyncGenerator[Turn, None]:
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         async with self.limits.request(model, tokens, most) as turn:
             turn.usage = Usage()
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             turn.usage = None
             yield turn
 
@@ -100,7 +100,7 @@ class World:
         # What is elsewhere for one is not here for another who has something elsewhere.
         needs = dict.fromkeys((0, *ask.needs) if ask.distant else ask.needs)
         mine = [self.limits[n] for n in needs]
-        await virtual_seconds(ask.at)
+        await sleep_virtual(ask.at)
         self.came.append(number)
         try:
             needed = [Distant(mine[0]), *mine[1:]] if ask.distant else mine
@@ -109,7 +109,7 @@ class World:
                 known = self.start(mine, ask)
                 used = ask.estimate
                 try:
-                    await virtual_seconds(ask.takes)
+                    await sleep_virtual(ask.takes)
                     if ask.end == "429":
                         mine[-1].slow_down(ask.takes)
                     if ask.end in {"told", "failed"}:
@@ -192,8 +192,8 @@ def test_all_limits_hold_whatever_comes_and_goes(
         tasks = [asyncio.create_task(world.play(n, ask)) for n, ask in enumerate(asks)]
 
         async def cancel(task: asyncio.Task[None], at: int, after: int) -> None:
-            await virtual_seconds(at)
-            await turns(after)
+            await sleep_virtual(at)
+            await run_turns(after)
             task.cancel()
 
         cancels = [
@@ -227,16 +227,16 @@ class Place:
     async def end(self) -> None:
         self.let_go.set()
         await self.task
-        await settled()
+        await settle_loop()
 
 
 async def test_who_waits_for_one_limit_has_no_turn_in_another() -> None:
     """So others have it; where two compete for the same, the first is served first."""
     tree, own, other = Limits(concurrency=2), Limits(concurrency=1), Limits()
     runs, waits = Place(tree, own), Place(tree, own)
-    await settled()
+    await settle_loop()
     passes, later = Place(tree, other), Place(tree, other)
-    await settled()
+    await settle_loop()
     assert (runs.began, waits.began, passes.began, later.began) == (True, False, True, False)
 
     await runs.end()
@@ -253,7 +253,7 @@ async def test_one_that_is_passed_on_both_sides_is_served_in_the_end() -> None:
     first, second = Place(one), Place(other)
     both = Place(one, other)
     queues = [[Place(limits) for _ in range(20)] for limits in (one, other)]
-    await settled()
+    await settle_loop()
 
     for round_ in range(20):
         if both.began:
@@ -273,31 +273,31 @@ async def test_one_that_is_passed_on_both_sides_is_served_in_the_end() -> None:
         await each.end()
 
 
-@jumping
+@virtual_time
 async def test_one_that_needs_little_does_not_pass_one_that_needs_much() -> None:
     """Neither when it comes nor when its other limit lets it go on."""
     tree, own = Limits(tokens_per_minute=40), Limits(concurrency=1)
     own_runs = Place(own)
     await Place(tree, tokens=20).end()
     much, little = Place(tree, tokens=30), Place(tree, own, tokens=1)
-    await settled()
+    await settle_loop()
     assert (own_runs.began, much.began, little.began) == (True, False, False)
 
     await own_runs.end()
     assert (much.began, little.began) == (False, False)
-    await virtual_seconds(60)
+    await sleep_virtual(60)
     assert (much.began, little.began) == (True, True)
     for each in much, little:
         await each.end()
 
 
-@jumping
+@virtual_time
 async def test_nothing_is_kept_for_one_that_a_429_holds_back() -> None:
     """Even if it has been passed on both sides."""
     one, other = Limits(concurrency=1), Limits(concurrency=1)
     first, second = Place(one), Place(other)
     both, *passing = Place(one, other), Place(one), Place(other)
-    await settled()
+    await settle_loop()
     await first.end()
     await second.end()
     await passing[0].end()
@@ -307,18 +307,18 @@ async def test_nothing_is_kept_for_one_that_a_429_holds_back() -> None:
     await Place(one).end()
     assert not both.began
     await passing[1].end()
-    await virtual_seconds(100)
+    await sleep_virtual(100)
     assert both.began
     await both.end()
 
 
-@jumping
+@virtual_time
 async def test_a_start_that_was_cancelled_at_once_does_not_count_for_the_rate() -> None:
     """Nothing was sent."""
     limits = Limits(requests_per_minute=2, tokens_per_minute=100, concurrency=1)
     async with limits.request("m"):
         cancelled = Place(limits, tokens=100)
-        await settled()
+        await settle_loop()
     assert len(limits._running) == 1  # it has started, but has not gone on yet
     cancelled.task.cancel()
     await Place(limits, tokens=100).end()
@@ -327,33 +327,33 @@ async def test_a_start_that_was_cancelled_at_once_does_not_count_for_the_rate() 
     assert (cancelled.began, limits.spent) == (False, 100)
 
 
-@jumping
+@virtual_time
 async def test_a_timer_that_is_early_is_set_again() -> None:
     """Loops run what is due within the resolution of their clock."""
     asyncio.get_running_loop()._clock_resolution = 0.01  # type: ignore[attr-defined]
     limits = Limits()
     limits.slow_down(7)
     place = Place(limits)
-    await virtual_seconds(6.995)
+    await sleep_virtual(6.995)
     assert not place.began
-    await virtual_seconds(0.02)
+    await sleep_virtual(0.02)
     assert place.began
     await place.end()
 
 
 @pytest.mark.parametrize("hops", range(4))
-@jumping
+@virtual_time
 async def test_a_refusal_and_a_cancel_in_one_turn_leave_nothing(hops: int) -> None:
     """The place was never had, so it is not given back."""
     limits = Limits(concurrency=2, budget=100)
     holding = [Place(limits) for _ in range(2)]
-    await settled()
+    await settle_loop()
     waiting = [asyncio.create_task(_ask(limits)) for _ in range(20)]
-    await settled()
+    await settle_loop()
     limits.budget = 0  # the next end refuses all of them
 
     holding[0].let_go.set()
-    await turns(hops)
+    await run_turns(hops)
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
@@ -401,7 +401,7 @@ async def _started(limits: Limits, loop: asyncio.AbstractEventLoop) -> asyncio.T
             await asyncio.Event().wait()
 
     task = loop.create_task(stand())
-    await settled()
+    await settle_loop()
     return task
 
 
@@ -415,7 +415,7 @@ def test_loops_of_several_threads_share_limits() -> None:
         async with turn_in([limits, own], "m"):
             running.append(1)
             most.append(len(running))
-            await turns(3)
+            await run_turns(3)
             running.pop()
 
     async def many() -> None:

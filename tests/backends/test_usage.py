@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.clock import jumping, virtual_seconds
-from support.server import Reply, ScriptedServer, Step, chunk, text
+from support.clock import sleep_virtual, virtual_time
+from support.scripted_server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import BudgetExceeded, Commander, Job, Node, RateLimited, StreamInterrupted, handler
 from anabranch.backends import Backend, Fallback, Limits, ModelBackend, Retries, connect
@@ -28,7 +28,7 @@ class Paid(ModelBackend):
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
         try:
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             yield Delta("a", usage=Usage(input_tokens=10))  # some servers count as they go
             yield Delta(usage=Usage(input_tokens=10, output_tokens=5), finish_reason="stop")
         finally:
@@ -45,7 +45,7 @@ def _spent(replies: int) -> Usage:
     return Usage(input_tokens=10 * replies, output_tokens=5 * replies)
 
 
-@jumping
+@virtual_time
 async def test_usage_is_summed_up_the_tree_for_each_model() -> None:
     """Once a reply, whatever it told on its way."""
     small, large = Paid("small"), Paid("large")
@@ -83,13 +83,13 @@ async def test_what_a_broken_reply_told_is_charged_too() -> None:
         assert commander.usage() == {"tiny": Usage(input_tokens=8, output_tokens=8)}
 
 
-@jumping
+@virtual_time
 async def test_outside_a_tree_nothing_is_charged() -> None:
     """And nothing fails."""
     assert (await Paid("small").complete(ASK)).usage == _spent(1)
 
 
-@jumping
+@virtual_time
 async def test_a_commanders_limits_hold_for_all_its_backends() -> None:
     """And for no other commander; the same object may be on a backend as well."""
     limits = Limits(concurrency=1)
@@ -103,7 +103,7 @@ async def test_a_commanders_limits_hold_for_all_its_backends() -> None:
     assert time() == pytest.approx(3)
 
 
-@jumping
+@virtual_time
 async def test_a_spent_budget_stops_the_tree_cleanly() -> None:
     """Replies under way are cancelled, those that wait are refused, nothing is left behind."""
     backend = Paid("m", limits=Limits(concurrency=2))
@@ -130,7 +130,7 @@ async def test_a_spent_budget_stops_the_tree_cleanly() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-@jumping
+@virtual_time
 async def test_a_reply_that_is_left_gives_its_place_back() -> None:
     """In the tree's limits and in the backend's own."""
     backend = Paid("m", limits=Limits(concurrency=1))
@@ -147,7 +147,7 @@ async def test_a_reply_that_is_left_gives_its_place_back() -> None:
         assert commander.usage() == {"m": Usage(input_tokens=30)}
 
 
-@jumping
+@virtual_time
 async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
     """Another server has not complained."""
 
@@ -160,7 +160,7 @@ async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
     async with Commander() as commander:
         commander.limits = Limits(requests_per_minute=100)
         refused = commander.call_handler(asks(Refused("m")), claim=True)
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         await commander.run(asks(Paid("other")))
         assert time() == pytest.approx(2)
         with pytest.raises(RateLimited):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vllm import Ordered, ordered
+from support.vllm import ControlledBackend, control
 
 from anabranch.backends import connect
 from anabranch.backends._vllm_reply import check_options
@@ -152,8 +152,8 @@ async def test_a_test_on_ray_gives_its_orders_in_a_request(monkeypatch: pytest.M
     processor = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
     engine = SimpleNamespace(output_processor=processor)
     monkeypatch.setattr("support.vllm.running", lambda _: engine)
-    monkeypatch.setattr(Ordered, "prepare", Ordered.aclose)
-    monkeypatch.setattr(Ordered, "_running", lambda _: None)
-    request = Request([Message(role="user", content="Hello")], options=ordered("count"))
+    monkeypatch.setattr(ControlledBackend, "prepare", ControlledBackend.aclose)
+    monkeypatch.setattr(ControlledBackend, "_running", lambda _: None)
+    request = Request([Message(role="user", content="Hello")], options=control("count"))
 
-    assert (await Ordered("m").complete(request)).content == "3"
+    assert (await ControlledBackend("m").complete(request)).content == "3"

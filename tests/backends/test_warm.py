@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback
@@ -62,7 +62,7 @@ async def test_a_request_takes_over_from_a_warming(monkeypatch: pytest.MonkeyPat
             group.create_task(warm())
             await asyncio.to_thread(reached.wait, 30)
             asked = group.create_task(texts(engine, saying("yes")))
-            await settled()
+            await settle_loop()
             go_on.set()
             assert await asked == ["yes"]
     assert pieces == 2
@@ -120,9 +120,9 @@ async def test_who_waits_is_told_how_many_are_served_first(monkeypatch: pytest.M
             group.create_task(texts(engine, slow))
             await asyncio.to_thread(reached.wait, 30)
             group.create_task(ask(Work(saying(), lambda _: None, gives_way=True)))
-            await settled()
+            await settle_loop()
             group.create_task(ask(Work(saying("b"), lambda _: None, heard.append)))
-            await settled()
+            await settle_loop()
             go_on.set()
     assert heard == [Working("queued", 0, 1), Working("reading")]
 
@@ -150,7 +150,7 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
             group.create_task(ask(first))
             await asyncio.to_thread(loading.wait, 30)
             group.create_task(ask(second))
-            await settled()
+            await settle_loop()
             go_on.set()
     assert first == second == [Working("loading"), Working("reading")]
 
@@ -162,7 +162,7 @@ async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
         async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
             tell = progress_listener()
             await asyncio.to_thread(tell, Working("reading", 5, 10))
-            await settled()
+            await settle_loop()
             yield Delta(text="Hi.", finish_reason="stop", done=True)
 
     @handler
@@ -327,7 +327,7 @@ async def test_leaving_a_request_that_loads_leaves_the_loading_to_the_next(
         leaver = asyncio.create_task(texts(engine, saying("never")))
         await asyncio.to_thread(fetching.wait, 30)
         stayer = asyncio.create_task(texts(engine, saying("said")))
-        await settled()
+        await settle_loop()
         leaver.cancel()
         await asyncio.gather(leaver, return_exceptions=True)
         go_on.set()

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.line import ASK, KEY, Line, ask, failure_of, line, read_all
-from support.server import DONE, Reply, ScriptedServer, calls, chunk, event, text
+from support.scripted_server import DONE, Reply, ScriptedServer, calls, chunk, event, text
+from support.wire_backends import (
+    ASK,
+    KEY,
+    WireBackends,
+    backend_error,
+    make_request,
+    read_all,
+    wire,
+)
 
 from anabranch.backends._sse import EventReader
 from anabranch.backends._wire import _Halves, _read  # pyright: ignore[reportPrivateUsage]
@@ -32,14 +40,14 @@ from anabranch.messages.text import encodable
 
 pytestmark = pytest.mark.contract("B1")
 
-__all__ = ["line"]  # the fixture
+__all__ = ["wire"]  # the fixture
 
 
-async def test_text_comes_in_pieces_with_usage_and_an_end(line: Line) -> None:
+async def test_text_comes_in_pieces_with_usage_and_an_end(wire: WireBackends) -> None:
     """As the server cut it."""
-    line.server.script(text("Hel", "lo ", "☃"))
+    wire.server.script(text("Hel", "lo ", "☃"))
 
-    deltas = await read_all(line.connect())
+    deltas = await read_all(wire.connect())
 
     assert [d.text for d in deltas if d.text] == ["Hel", "lo ", "☃"]
     assert [d.finish_reason for d in deltas if d.finish_reason] == ["stop"]
@@ -48,11 +56,11 @@ async def test_text_comes_in_pieces_with_usage_and_an_end(line: Line) -> None:
     assert [(u.input_tokens, u.output_tokens) for u in usage] == [(5, 7)]
 
 
-async def test_tool_calls_come_in_pieces(line: Line) -> None:
+async def test_tool_calls_come_in_pieces(wire: WireBackends) -> None:
     """And `complete` puts them together."""
-    line.server.script(calls(("add", '{"a": 1, "b": 22}'), ("now", "{}")))
+    wire.server.script(calls(("add", '{"a": 1, "b": 22}'), ("now", "{}")))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert [(c.id, c.name, c.arguments) for c in message.tool_calls] == [
         ("call_0", "add", {"a": 1, "b": 22}),
@@ -61,13 +69,13 @@ async def test_tool_calls_come_in_pieces(line: Line) -> None:
     assert message.finish_reason == "tool_calls"
 
 
-async def test_the_request_is_the_wires_own(line: Line) -> None:
+async def test_the_request_is_the_wires_own(wire: WireBackends) -> None:
     """Defaults, a request's own options over them, the key as a bearer token."""
-    backend = line.connect(temperature=0.5, top_k=3, stop=["x"])
+    backend = wire.connect(temperature=0.5, top_k=3, stop=["x"])
 
-    await read_all(backend, ask(temperature=0, seed=1))
+    await read_all(backend, make_request(temperature=0, seed=1))
 
-    (got,) = line.server.requests
+    (got,) = wire.server.requests
     assert got.path == "/v1/chat/completions"
     assert got.headers["Authorization"] == f"Bearer {KEY}"
     assert got.body == {
@@ -82,7 +90,7 @@ async def test_the_request_is_the_wires_own(line: Line) -> None:
     }
 
 
-async def test_every_option_is_passed_on(line: Line) -> None:
+async def test_every_option_is_passed_on(wire: WireBackends) -> None:
     """As a default or for one request; None takes a default back."""
     options: dict[str, Any] = {
         "temperature": 0.2,
@@ -92,24 +100,26 @@ async def test_every_option_is_passed_on(line: Line) -> None:
         "max_tokens": 9,
         "seed": 7,
     }
-    await read_all(line.connect(**options))
-    await read_all(line.connect(temperature=1, min_p=0.1), ask(**options, min_p=None))
+    await read_all(wire.connect(**options))
+    await read_all(wire.connect(temperature=1, min_p=0.1), make_request(**options, min_p=None))
 
-    for got in line.server.requests:
+    for got in wire.server.requests:
         assert got.body.keys() == {"model", "messages", "stream", "stream_options", *options}
         assert got.body.items() >= options.items()
 
 
-async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
+async def test_extra_fields_go_into_the_body_as_they_are(wire: WireBackends) -> None:
     """Over all others; a request's over the backend's, field by field."""
-    backend = line.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
+    backend = wire.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
 
     await read_all(
         backend,
-        ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}, "stream": False}),
+        make_request(
+            seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}, "stream": False}
+        ),
     )
 
-    (got,) = line.server.requests
+    (got,) = wire.server.requests
     del got.body["messages"], got.body["stream_options"]
     assert got.body == {
         "stream": False,
@@ -128,18 +138,18 @@ async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
 )
 @pytest.mark.parametrize("in_extra", [False, True])
 async def test_what_no_message_can_hold_is_refused_before_it_is_sent(
-    line: Line, options: dict[str, Any], *, in_extra: bool
+    wire: WireBackends, options: dict[str, Any], *, in_extra: bool
 ) -> None:
     """Several replies and log probabilities, as a default or for one request."""
     given: dict[str, Any] = {"extra": options} if in_extra else options
 
     with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
-        line.connect(**given)
+        wire.connect(**given)
     with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
-        await read_all(line.connect(), ask(**given))
+        await read_all(wire.connect(), make_request(**given))
 
-    assert line.server.requests == []
-    await read_all(line.connect(n=1, logprobs=False, top_logprobs=0))
+    assert wire.server.requests == []
+    await read_all(wire.connect(n=1, logprobs=False, top_logprobs=0))
 
 
 @pytest.mark.parametrize(
@@ -152,21 +162,21 @@ async def test_what_no_message_can_hold_is_refused_before_it_is_sent(
     ids=["added", "taken back", "left out"],
 )
 async def test_stream_options_are_added_to_those_that_ask_for_the_usage(
-    line: Line, given: Any, sent: Any
+    wire: WireBackends, given: Any, sent: Any
 ) -> None:
     """As a default or for one request."""
-    await read_all(line.connect(stream_options=given))
-    await read_all(line.connect(), ask(stream_options=given))
+    await read_all(wire.connect(stream_options=given))
+    await read_all(wire.connect(), make_request(stream_options=given))
 
-    assert [got.body.get("stream_options") for got in line.server.requests] == [sent, sent]
+    assert [got.body.get("stream_options") for got in wire.server.requests] == [sent, sent]
 
 
 @pytest.mark.parametrize("path", ["/", "/chat/completions", "/chat/completions/"])
-async def test_an_address_may_end_in_the_endpoint(line: Line, path: str) -> None:
+async def test_an_address_may_end_in_the_endpoint(wire: WireBackends, path: str) -> None:
     """Or in a slash."""
-    await read_all(line.connect(path))
+    await read_all(wire.connect(path))
 
-    assert line.server.requests[0].path == "/v1/chat/completions"
+    assert wire.server.requests[0].path == "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -188,12 +198,12 @@ async def test_an_address_may_end_in_the_endpoint(line: Line, path: str) -> None
     ],
 )
 async def test_a_refusal_is_the_error_of_its_status(
-    line: Line, status: int, error: Any, kind: type[BackendError]
+    wire: WireBackends, status: int, error: Any, kind: type[BackendError]
 ) -> None:
     """With the server's words and the status; nothing else hides in the traceback."""
-    line.server.script(Reply.error(status, error))
+    wire.server.script(Reply.error(status, error))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert type(failure) is kind
     assert failure.status == status
@@ -204,11 +214,11 @@ async def test_a_refusal_is_the_error_of_its_status(
 @pytest.mark.parametrize(
     "body", [b"", b"<html>no</html>", b"plain words", b"[]", b'{"detail":"d"}']
 )
-async def test_a_refusal_without_an_error_object_is_told(line: Line, body: bytes) -> None:
+async def test_a_refusal_without_an_error_object_is_told(wire: WireBackends, body: bytes) -> None:
     """Web pages are not quoted."""
-    line.server.script(Reply([body], 502, content_type="text/html"))
+    wire.server.script(Reply([body], 502, content_type="text/html"))
 
-    failure = await failure_of(line.connect())
+    failure = await backend_error(wire.connect())
 
     assert isinstance(failure, BackendUnavailable)
     assert "502" in str(failure)
@@ -220,55 +230,57 @@ NOT_THERE = [b'{"detail": "Not Found"}', b"404 page not found", b"<html>no</html
 
 @pytest.mark.parametrize("body", NOT_THERE)
 @pytest.mark.parametrize("status", [404, 405])
-async def test_an_address_that_is_not_there_is_named(line: Line, body: bytes, status: int) -> None:
+async def test_an_address_that_is_not_there_is_named(
+    wire: WireBackends, body: bytes, status: int
+) -> None:
     """With the one that may be meant, if it has no version."""
-    line.server.script(Reply([body], status, content_type="application/json"))
-    root = line.server.url.removesuffix("/v1")
+    wire.server.script(Reply([body], status, content_type="application/json"))
+    root = wire.server.url.removesuffix("/v1")
 
-    told = str(await failure_of(line.connect()))
-    assert line.server.url in told
+    told = str(await backend_error(wire.connect()))
+    assert wire.server.url in told
     assert "should" not in told
 
-    line.server.url = root
-    assert f"should the address be {root}/v1?" in str(await failure_of(line.connect()))
-    line.server.url = f"{root}/openai/deployments/gpt"
-    assert "should" not in str(await failure_of(line.connect()))
+    wire.server.url = root
+    assert f"should the address be {root}/v1?" in str(await backend_error(wire.connect()))
+    wire.server.url = f"{root}/openai/deployments/gpt"
+    assert "should" not in str(await backend_error(wire.connect()))
 
 
-async def test_an_unknown_model_is_not_taken_for_an_unknown_address(line: Line) -> None:
+async def test_an_unknown_model_is_not_taken_for_an_unknown_address(wire: WireBackends) -> None:
     """The server knows what it says."""
-    line.server.script(Reply.error(404, {"message": "The model `tiny` does not exist."}))
+    wire.server.script(Reply.error(404, {"message": "The model `tiny` does not exist."}))
 
-    assert str(await failure_of(line.connect())) == "The model `tiny` does not exist. (404)"
+    assert str(await backend_error(wire.connect())) == "The model `tiny` does not exist. (404)"
 
 
-async def test_a_redirect_is_not_followed(line: Line) -> None:
+async def test_a_redirect_is_not_followed(wire: WireBackends) -> None:
     """The key would go to another place, and a POST become a GET."""
-    line.server.script(Reply(status=301, headers={"Location": "http://127.0.0.1:9/x"}))
+    wire.server.script(Reply(status=301, headers={"Location": "http://127.0.0.1:9/x"}))
 
-    assert "http://127.0.0.1:9/x" in str(await failure_of(line.connect()))
-    assert len(line.server.requests) == 1
+    assert "http://127.0.0.1:9/x" in str(await backend_error(wire.connect()))
+    assert len(wire.server.requests) == 1
 
 
-async def test_a_redirect_to_nowhere_is_a_refusal(line: Line) -> None:
+async def test_a_redirect_to_nowhere_is_a_refusal(wire: WireBackends) -> None:
     """There is no address that could be given instead."""
-    line.server.script(Reply(status=304))
+    wire.server.script(Reply(status=304))
 
-    assert str(await failure_of(line.connect())).endswith("answered with status 304 (304)")
+    assert str(await backend_error(wire.connect())).endswith("answered with status 304 (304)")
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
-async def test_a_reply_may_have_another_status_of_success(line: Line, kind: str) -> None:
+async def test_a_reply_may_have_another_status_of_success(wire: WireBackends, kind: str) -> None:
     """Web frameworks answer a POST by 201; no reply stands behind one that has no content."""
-    line.server.script(Reply([_HI, _END, DONE], status=201, content_type=kind))
+    wire.server.script(Reply([_HI, _END, DONE], status=201, content_type=kind))
 
-    assert (await line.connect().complete(ASK)).content == "Hi"
+    assert (await wire.connect().complete(ASK)).content == "Hi"
 
-    line.server.script(Reply(status=204))
-    assert (await failure_of(line.connect())).status == 204
+    wire.server.script(Reply(status=204))
+    assert (await backend_error(wire.connect())).status == 204
 
 
-async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
+async def test_what_is_not_the_protocol_is_a_bad_response(wire: WireBackends) -> None:
     """Broken JSON, another type, a web page, several choices."""
     both = {"choices": [{"delta": {"content": "a"}}, {"delta": {"content": "b"}, "index": 1}]}
     for reply in (
@@ -277,9 +289,9 @@ async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
         Reply([b"<html>"], content_type="text/html"),
         Reply([event(both)]),
     ):
-        line.server.script(reply)
-        assert type(await failure_of(line.connect())) is BadResponse
-    assert len(line.server.requests) == 4
+        wire.server.script(reply)
+        assert type(await backend_error(wire.connect())) is BadResponse
+    assert len(wire.server.requests) == 4
 
 
 _HI = chunk({"content": "Hi"})
@@ -310,11 +322,13 @@ QUIRKS: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("quirk", QUIRKS)
-async def test_a_server_that_differs_from_the_wire_is_understood(line: Line, quirk: str) -> None:
+async def test_a_server_that_differs_from_the_wire_is_understood(
+    wire: WireBackends, quirk: str
+) -> None:
     """Its reply is what it would be without the quirk."""
-    line.server.script(Reply(QUIRKS[quirk]))
+    wire.server.script(Reply(QUIRKS[quirk]))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert (message.content, message.tool_calls) == ("Hi", [])
 
@@ -331,25 +345,25 @@ async def test_a_server_that_differs_from_the_wire_is_understood(line: Line, qui
     ],
     ids=["before all", "with text", "growing", "with the end", "after the end", "no choices"],
 )
-async def test_usage_is_taken_wherever_it_comes(line: Line, steps: list[Any]) -> None:
+async def test_usage_is_taken_wherever_it_comes(wire: WireBackends, steps: list[Any]) -> None:
     """The last one counts."""
     written = [event({"usage": step}) if isinstance(step, dict) else step for step in steps]
-    line.server.script(Reply(written))
+    wire.server.script(Reply(written))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert message.content == "Hi"
     assert message.usage is not None
     assert (message.usage.input_tokens, message.usage.output_tokens) == (2, 3)
 
 
-async def test_a_character_cut_in_two_is_whole_again(line: Line) -> None:
+async def test_a_character_cut_in_two_is_whole_again(wire: WireBackends) -> None:
     """Lone surrogates, which a strict reader refuses."""
     halves = [b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n']
     halves.append(halves[0].replace(b"d83d", b"de00"))
-    line.server.script(Reply([*halves, DONE]))
+    wire.server.script(Reply([*halves, DONE]))
 
-    deltas = await read_all(line.connect())
+    deltas = await read_all(wire.connect())
 
     assert [delta.text for delta in deltas if delta.text] == ["\U0001f600"]
 
@@ -419,56 +433,56 @@ def test_no_piece_of_arguments_has_half_a_character(
 
 @pytest.mark.parametrize("indices", [(0, 0), (0, 1), (None, None)])
 async def test_half_a_character_at_the_end_of_a_call_stays_in_it(
-    line: Line, indices: tuple[int | None, int | None]
+    wire: WireBackends, indices: tuple[int | None, int | None]
 ) -> None:
     """The next call, also one of the same index, begins with its own arguments."""
     first, second = indices
     cut = [_call(first, '{"x": "\ud83d"}', "f"), _call(first, "\ud83d")]
-    line.server.script(Reply([*cut, _call(second, "", "g"), _call(second, '{"y": 1}'), DONE]))
-    deltas = await read_all(line.connect())
+    wire.server.script(Reply([*cut, _call(second, "", "g"), _call(second, '{"y": 1}'), DONE]))
+    deltas = await read_all(wire.connect())
     for delta in deltas:
         for call in delta.tool_calls:
             call.arguments.encode()
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
     assert [(call.name, call.arguments) for call in message.tool_calls] == [
         ("f", {"x": "\ufffd"}),
         ("g", {"y": 1}),
     ]
 
 
-async def test_arguments_as_an_object_are_taken_as_they_are(line: Line) -> None:
+async def test_arguments_as_an_object_are_taken_as_they_are(wire: WireBackends) -> None:
     """Whole calls, as some servers send them."""
     call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
-    line.server.script(Reply([chunk({"tool_calls": [call]}, "tool_calls"), DONE]))
+    wire.server.script(Reply([chunk({"tool_calls": [call]}, "tool_calls"), DONE]))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert [(c.name, c.arguments) for c in message.tool_calls] == [("add", {"a": 1, "b": None})]
 
 
-async def test_missing_ids_are_made(line: Line) -> None:
+async def test_missing_ids_are_made(wire: WireBackends) -> None:
     """Each its own; a missing index is no fault either."""
     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
     empty = {"id": "", "index": None, "function": {"name": "now", "arguments": "{}"}}
-    line.server.script(Reply([chunk({"tool_calls": [call, empty]}, "tool_calls"), DONE]))
+    wire.server.script(Reply([chunk({"tool_calls": [call, empty]}, "tool_calls"), DONE]))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert [call.name for call in message.tool_calls] == ["add", "now"]
     assert all(call.id for call in message.tool_calls)
     assert len({call.id for call in message.tool_calls}) == 2
 
 
-async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
+async def test_a_server_that_does_not_stream_is_understood(wire: WireBackends) -> None:
     """Its whole message is one delta."""
     body = {
         "choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2},
     }
     pretty = json.dumps(body, indent=2).encode()
-    line.server.script(Reply([pretty], content_type="application/json"))
+    wire.server.script(Reply([pretty], content_type="application/json"))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert (message.content, message.finish_reason) == ("Hi", "stop")
 
@@ -477,12 +491,14 @@ async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
     "kind", ["", "text/plain", "application/octet-stream", "application/json", "text/html"]
 )
 @pytest.mark.parametrize("before", [b"", b": hi\n\n", b"\xef\xbb\xbf\r\n", b"event: message\n"])
-async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before: bytes) -> None:
+async def test_a_stream_is_known_by_how_it_begins(
+    wire: WireBackends, kind: str, before: bytes
+) -> None:
     """Whatever its type, and in whatever pieces it comes."""
     raw = before + b"".join([_HI, _END, DONE])
     for steps in [raw], [bytes([byte]) for byte in raw]:
-        line.server.script(Reply(steps, content_type=kind or "x/unknown"))
-        assert (await line.connect().complete(ASK)).content == "Hi"
+        wire.server.script(Reply(steps, content_type=kind or "x/unknown"))
+        assert (await wire.connect().complete(ASK)).content == "Hi"
 
 
 @pytest.mark.parametrize(
@@ -505,16 +521,16 @@ async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before:
     ],
 )
 async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
-    line: Line, told: dict[str, Any], kind: type[BackendError]
+    wire: WireBackends, told: dict[str, Any], kind: type[BackendError]
 ) -> None:
     """One that will not change is not tried again. It may be the only one of a list."""
     lines = json.dumps(told).encode() + b"\n"
     listed = json.dumps([told], indent=1).replace("[\n {", "[{").encode()  # as Gemini writes it
     for step in event(told), event([told]), lines, listed, json.dumps([told], indent=1).encode():
-        line.server.requests.clear()
-        line.server.script(Reply([step + b"\n\n"]))
-        assert type(await failure_of(line.connect())) is kind
-        assert len(line.server.requests) == (3 if kind in (BackendUnavailable, RateLimited) else 1)
+        wire.server.requests.clear()
+        wire.server.script(Reply([step + b"\n\n"]))
+        assert type(await backend_error(wire.connect())) is kind
+        assert len(wire.server.requests) == (3 if kind in (BackendUnavailable, RateLimited) else 1)
 
 
 def _as_texts(value: Any, chance: Random) -> Any:
@@ -558,7 +574,7 @@ def test_stream_sync_needs_no_loop() -> None:
     thread.start()
     try:
         for kind in "http", "openai":
-            backend = Line(server, kind, []).connect()
+            backend = WireBackends(server, kind, []).connect()
             assert "".join(d.text for d in backend.stream_sync(ASK)) == "Hello"
             early = backend.stream_sync(ASK)
             assert next(early).text == "Hel"
@@ -571,7 +587,7 @@ def test_stream_sync_needs_no_loop() -> None:
         loop.close()
 
 
-async def test_stream_sync_is_refused_inside_a_loop(line: Line) -> None:
+async def test_stream_sync_is_refused_inside_a_loop(wire: WireBackends) -> None:
     """It would block it."""
     with pytest.raises(RuntimeError, match="use stream"):
-        next(line.connect().stream_sync(ASK))
+        next(wire.connect().stream_sync(ASK))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pexpect
 import pytest
-from support.chat import PATIENCE, environment
+from support.chat_command import TIMEOUT_SECONDS, environment
 from support.paths import PROGRAMS
-from support.server import Reply, ScriptedServer, calls, chunk, text
+from support.scripted_server import Reply, ScriptedServer, calls, chunk, text
 from support.terminal import CTRL_C, ESC, Terminal, open_chat
 
 TOOLS = '''
@@ -343,7 +343,7 @@ async def test_a_chat_whose_output_is_kept_writes_text_alone(tmp_path: Path) -> 
             cwd=str(tmp_path),
             env={**environment(PYTHONPATH=str(tmp_path)), "TERM": "xterm"},  # type: ignore[arg-type]
             encoding="utf-8",
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         child.expect_exact("> ")
         child.sendline("send it")

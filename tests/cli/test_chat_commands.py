@@ -13,11 +13,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.chat import environment
+from support.chat_command import ChatFolder, environment
+from support.forked_python import run_forked
 from support.paths import ROOT
-from support.place import Place
-from support.server import Reply, ScriptedServer, text
-from support.warm import run_warm
+from support.scripted_server import Reply, ScriptedServer, text
 
 from anabranch.cli.chat._commands import AT_ONCE, COMMANDS
 from anabranch.cli.chat._settings import Settings
@@ -25,18 +24,18 @@ from anabranch.store import Journal
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncGenerator[Place]:
+async def place(tmp_path: Path) -> AsyncGenerator[ChatFolder]:
     async with ScriptedServer(text("Yes.")) as server:
-        yield Place(tmp_path, server)
+        yield ChatFolder(tmp_path, server)
 
 
-async def say(place: Place, *lines: str) -> tuple[int, list[str], list[str]]:
+async def say(place: ChatFolder, *lines: str) -> tuple[int, list[str], list[str]]:
     """Say these lines; return the status, and the lines of the output and of the errors."""
     status, out, err = await place.ask(said="\n".join(lines) + "\n")
     return status, out.splitlines(), err.splitlines()
 
 
-async def test_nothing_fails_where_nothing_was_said(place: Place) -> None:
+async def test_nothing_fails_where_nothing_was_said(place: ChatFolder) -> None:
     """Each says so in one line, asks nobody, and leaves no session behind."""
     lines = ["/retry", "/undo", "/edit", "/copy", "/fork", "/fork 0", "/rename", "/image", "/cost"]
     status, out, err = await say(place, *lines)
@@ -47,17 +46,19 @@ async def test_nothing_fails_where_nothing_was_said(place: Place) -> None:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (0,)
 
 
-async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(place: Place) -> None:
+async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(
+    place: ChatFolder,
+) -> None:
     """`/undo 5` would take back one turn, `/exit now` stays: what is meant is not guessed."""
     wrong = ["/undo 5", "/retry x", "/new y", "/edit z", "/exit now", "/approve all", "/tools x"]
     more = ["/fork -1", "/fork x", "/fork 1.5", "/approve forget", "/approve forget 0", "/foo"]
     status, out, err = await say(place, "One?", *wrong, *more, "Two?")
     assert (status, out) == (0, ["Yes.", "Yes."])
     assert len(err) == len(wrong) + len(more)
-    assert [said for role, said in place.heard() if role == "user"] == ["One?", "Two?"]
+    assert [said for role, said in place.sent_messages() if role == "user"] == ["One?", "Two?"]
 
 
-async def test_turns_are_taken_back_forked_and_tried_again(place: Place) -> None:
+async def test_turns_are_taken_back_forked_and_tried_again(place: ChatFolder) -> None:
     """The model hears what is left, and each session keeps its own turns."""
     replies = [text(each) for each in ("a", "b", "c", "d", "e")]
     place.server.script(*replies[:2], Reply.error(400, {"message": "too hot"}), *replies[2:])
@@ -67,12 +68,12 @@ async def test_turns_are_taken_back_forked_and_tried_again(place: Place) -> None
     assert out == ["a", "b", "c", "d"]
     assert "anabranch: there is nothing to take back yet" in err
     assert any("too hot" in line for line in err)
-    assert [said for _, said in place.heard(3)] == ["2", "b", "3"]
-    assert [said for _, said in place.heard(4)] == ["2", "b", "4"]
+    assert [said for _, said in place.sent_messages(3)] == ["2", "b", "3"]
+    assert [said for _, said in place.sent_messages(4)] == ["2", "b", "4"]
     assert "2 sessions begin with '1'" in err[-2]
 
 
-async def test_a_title_is_one_line_that_steers_nothing(place: Place) -> None:
+async def test_a_title_is_one_line_that_steers_nothing(place: ChatFolder) -> None:
     """What is shown is what is kept."""
     _, _, err = await say(place, "One?", "/rename  🦊  \x1b[31mred " + "x" * 100, "/sessions")
     assert "\x1b" not in "".join(err)
@@ -82,7 +83,7 @@ async def test_a_title_is_one_line_that_steers_nothing(place: Place) -> None:
     assert err[1].endswith(title)
 
 
-async def test_tools_and_instructions_are_switched(place: Place) -> None:
+async def test_tools_and_instructions_are_switched(place: ChatFolder) -> None:
     """The next request has them, or has them not; `/new` keeps them, `/resume` brings its own."""
     lines = [
         "/system Be brief.",
@@ -95,14 +96,14 @@ async def test_tools_and_instructions_are_switched(place: Place) -> None:
     ]
     await say(place, *lines, "/resume 1", "3")
     first, second, third = (each.body for each in place.server.requests)
-    assert place.heard(0)[0] == ("system", "Be brief.")
+    assert place.sent_messages(0)[0] == ("system", "Be brief.")
     assert "tools" not in first
-    assert place.heard(1)[0] == ("user", "2")
+    assert place.sent_messages(1)[0] == ("user", "2")
     assert [each["function"]["name"] for each in second["tools"]] == ["calculate"]
     assert third["messages"][0]["role"] == "user"  # its instructions were taken away
 
 
-async def test_nothing_is_exported_over_what_is_no_file(place: Place) -> None:
+async def test_nothing_is_exported_over_what_is_no_file(place: ChatFolder) -> None:
     """A folder, another ending and a place that is not there are refused in one line each."""
     os.mkfifo(place.folder / "pipe.md")
     (place.folder / "folder.md").mkdir()
@@ -113,7 +114,7 @@ async def test_nothing_is_exported_over_what_is_no_file(place: Place) -> None:
     assert (place.folder / "a.html").stat().st_mode & 0o777 == 0o600
 
 
-async def test_what_is_no_picture_is_not_sent(place: Place) -> None:
+async def test_what_is_no_picture_is_not_sent(place: ChatFolder) -> None:
     """A pipe, a folder, nothing and too much: one line each, and nobody is asked."""
     os.mkfifo(place.folder / "pipe.png")
     (place.folder / "broken.png").write_bytes(b"\x00\x01\x02 no picture")
@@ -131,7 +132,7 @@ async def test_what_is_no_picture_is_not_sent(place: Place) -> None:
     assert not place.server.requests
 
 
-async def test_a_model_that_cannot_be_opened_leaves_the_one_before(place: Place) -> None:
+async def test_a_model_that_cannot_be_opened_leaves_the_one_before(place: ChatFolder) -> None:
     """No key, no such name, no such file: the chat goes on with the model that it has."""
     wrong = ["/model openai:m", "/model nope", "/model local:/no/file.gguf"]
     status, out, err = await say(place, *wrong, "One?")
@@ -155,7 +156,7 @@ def test_the_page_names_each_command_and_no_other() -> None:
     assert Settings.model_validate_json(settings).priced["gpt-5-mini"].input == 0.25
 
 
-async def test_a_session_is_removed_as_the_page_says(place: Place) -> None:
+async def test_a_session_is_removed_as_the_page_says(place: ChatFolder) -> None:
     """Cancelled and purged by name, it is in no list, and what was said in it in no file."""
     await say(place, "A secret that is to be forgotten")
     await say(place, "Two?")
@@ -167,8 +168,8 @@ async def test_a_session_is_removed_as_the_page_says(place: Place) -> None:
         ["purge", *journal_option, "--before", "0s", "--yes"],
     ):
         arguments = ["-m", "anabranch", "runs", *command]
-        env = environment(**place.kept)
-        status, _, err = await run_warm(arguments, place.folder, "", env)
+        env = environment(**place.settings)
+        status, _, err = await run_forked(arguments, place.folder, "", env)
         assert status == 0, err
     _, _, err = await say(place, "/sessions")
     assert len(err) == 1

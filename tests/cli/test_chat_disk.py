@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.server import Reply, calls, chunk, text
+from support.scripted_server import Reply, calls, chunk, text
 from support.terminal import Terminal, open_chat
 
 from anabranch.cli.chat._sessions import open_sessions

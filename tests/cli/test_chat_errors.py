@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.chat import CHAT, PATIENCE, chat, environment
-from support.server import Reply, ScriptedServer, calls, text
+from support.chat_command import CHAT, TIMEOUT_SECONDS, environment, run_chat
+from support.scripted_server import Reply, ScriptedServer, calls, text
 
 
 def closed_port() -> int:
@@ -41,7 +41,7 @@ def closed_port() -> int:
 )
 async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected: str) -> None:
     """It says what to do, without a traceback."""
-    status, out, err = await chat(*options)
+    status, out, err = await run_chat(*options)
     assert status == 2
     assert out == ""
     assert expected in err
@@ -52,7 +52,7 @@ async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected
 async def test_a_server_that_is_down_is_one_line_and_status_1() -> None:
     """The line says where nobody answered."""
     port = closed_port()
-    status, out, err = await chat(
+    status, out, err = await run_chat(
         "--model", f"http://127.0.0.1:{port}/v1", "--name", "m", said="hi\n"
     )
     assert (status, out) == (1, "")
@@ -63,7 +63,7 @@ async def test_a_server_that_is_down_is_one_line_and_status_1() -> None:
 
 async def test_debug_shows_the_traceback() -> None:
     """Only when asked."""
-    _, _, err = await chat("--model", "gpt9000", "--debug")
+    _, _, err = await run_chat("--model", "gpt9000", "--debug")
     assert "Traceback" in err
     assert "ConfigurationError" in err
 
@@ -72,7 +72,7 @@ async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -
     """The line names the folder and the setting that chooses another."""
     blocked = tmp_path / "file"
     blocked.write_text("")
-    status, _, err = await chat(said="hi\n", ANABRANCH_CACHE=str(blocked / "cache"))
+    status, _, err = await run_chat(said="hi\n", ANABRANCH_CACHE=str(blocked / "cache"))
     assert status == 2
     assert "ANABRANCH_CACHE" in err
     assert "Traceback" not in err
@@ -91,7 +91,7 @@ def kept(cache: Path) -> list[str]:
 
 async def refused(cache: Path, **env: str) -> str:
     """Return the one line with which a chat ends that cannot fetch its model."""
-    status, out, err = await chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
+    status, out, err = await run_chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
     assert (status, out) == (2, "")
     assert "Traceback" not in err
     *progress, line = err.splitlines()
@@ -144,7 +144,7 @@ async def test_a_key_is_never_printed(debug: list[str]) -> None:
     refused = Reply.error(401, {"message": f"Incorrect API key provided: {key}."})
     async with ScriptedServer(refused) as server:
         options = ("--model", "openai:gpt-5-mini", "--base-url", server.url, *debug)
-        status, out, err = await chat(*options, said="hi\n/model\n", OPENAI_API_KEY=key)
+        status, out, err = await run_chat(*options, said="hi\n/model\n", OPENAI_API_KEY=key)
     assert status == 1
     assert "Incorrect API key" in err
     assert "very-secret" not in out + err
@@ -153,7 +153,7 @@ async def test_a_key_is_never_printed(debug: list[str]) -> None:
 async def test_a_password_in_an_address_is_never_printed() -> None:
     """The line about a server that is down names it without."""
     address = f"http://me:hunter2@127.0.0.1:{closed_port()}/v1"
-    status, out, err = await chat("--model", address, "--name", "m", said="hi\n")
+    status, out, err = await run_chat("--model", address, "--name", "m", said="hi\n")
     assert status == 1
     assert "hunter2" not in out + err
 
@@ -161,7 +161,9 @@ async def test_a_password_in_an_address_is_never_printed() -> None:
 async def test_nothing_but_text_goes_to_what_is_no_terminal() -> None:
     """Neither colours nor any other control sequence."""
     async with ScriptedServer(calls(("calculate", '{"expression": "6*7"}')), text("42")) as server:
-        _, out, err = await chat("--model", server.url, "--name", "m", said="hi\n/help\n/oops\n")
+        _, out, err = await run_chat(
+            "--model", server.url, "--name", "m", said="hi\n/help\n/oops\n"
+        )
     assert "calculate" in err
     assert "\x1b" not in out + err
 
@@ -171,7 +173,7 @@ async def test_a_turn_that_cannot_work_can_be_taken_back() -> None:
     long = Reply.error(400, {"message": "too long", "code": "context_length_exceeded"})
     async with ScriptedServer(text("one"), long, text("two")) as server:
         options = ("--model", server.url, "--name", "m")
-        status, out, err = await chat(*options, said="a\nfar too long\n/undo\nb\n")
+        status, out, err = await run_chat(*options, said="a\nfar too long\n/undo\nb\n")
     assert (status, out) == (1, "one\ntwo\n")
     assert "forgotten: far too long" in err
     assert [m["content"] for m in server.requests[2].body["messages"]] == ["a", "one", "b"]
@@ -189,7 +191,7 @@ async def test_an_interrupted_fetch_leaves_nothing(tmp_path: Path) -> None:
             env=environment(ANABRANCH_CACHE=str(cache), PIP_INDEX_URL=index, UV_INDEX_URL=index),
         )
         assert process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             assert b"fetching" in await process.stderr.readline()
             connection, _ = await asyncio.to_thread(silent.accept)  # the installer is at work
             with connection:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch import Message, ToolCall
 from anabranch.cli.chat._export import DATA_IMAGE, export, html_of, markdown_of
@@ -161,7 +161,7 @@ def test_no_message_takes_the_role_of_another(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*HOSTILE[:22], "- a", "  ", "# x", "***", "a"]), max_size=6))
-@settings(max_examples=many(40, 3000), deadline=None)
+@settings(max_examples=example_count(40, 3000), deadline=None)
 def test_no_mixture_takes_the_role_of_another(lines: list[str]) -> None:
     """Nor does any mixture of such lines."""
     text = "\n".join(lines)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress as Bar
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import AnabranchError, Commander, Message, handler
 from anabranch.cli._keyboard import Mode
@@ -156,7 +156,7 @@ async def test_a_burst_of_letters_is_one_key() -> None:
         processor = on.prompt._session.app.key_processor  # type: ignore[attr-defined]
         processor.before_key_press += keys.append
         on.keys.send_text("word " * 4000 + "\r")
-        await until(lambda: on.heard.said_)
+        await wait_until(lambda: on.heard.said_)
         assert on.heard.said_ == [("said", "word " * 4000)]
         assert len(keys) < 2000
 
@@ -166,7 +166,7 @@ async def test_what_is_printed_in_any_way_keeps_its_order() -> None:
     async with stage() as on:
         on.prompt.print_threadsafe("an error")
         on.prompt.print("nothing is lost")
-        await until(lambda: "nothing is lost" in on.seen.text)
+        await wait_until(lambda: "nothing is lost" in on.seen.text)
         assert on.seen.text.index("an error") < on.seen.text.index("nothing is lost")
 
 
@@ -175,10 +175,10 @@ async def test_it_is_told_that_a_question_waits_for_the_line() -> None:
     async with stage() as on:
         await on.type("half", "half")
         asked = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await until(lambda: on.prompt.asking.is_holding_back)
+        await wait_until(lambda: on.prompt.asking.is_holding_back)
         await on.type(" a message", "half a message")
         assert on.prompt.asking.is_holding_back
-        await until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_holding_back)
+        await wait_until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_holding_back)
         on.keys.send_text("y\r")
         assert await asked == "y"
         assert on.line == "half a message"
@@ -251,9 +251,9 @@ async def test_the_chat_goes_on_where_showing_fails(capsys: pytest.CaptureFixtur
         chat.queued("one")
         chat.queued("two")
         talking = asyncio.create_task(chat._talk())  # type: ignore[attr-defined]
-        await until(lambda: len(partner.asked) == 2)
+        await wait_until(lambda: len(partner.asked) == 2)
         await commander.call_handler(chat._steer("three"))  # type: ignore[attr-defined]
-        await until(lambda: len(partner.asked) == 3)
+        await wait_until(lambda: len(partner.asked) == 3)
         chat.leave()
         assert await talking == 0
     assert partner.asked == ["one", "two", "three"]

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pexpect
 import pytest
-from support.chat import environment, terminal
-from support.server import ScriptedServer, calls, text
+from support.chat_command import environment, spawn_chat
+from support.scripted_server import ScriptedServer, calls, text
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it has no such terminals")
 
@@ -50,7 +50,7 @@ async def test_tools_take_neither_the_keys_nor_the_terminal(tmp_path: Path) -> N
     replies = [calls(("name", "{}")), text("nobody"), calls(("sane", "{}")), text("well")]
     async with ScriptedServer(*replies) as server:
         options = ("-m", server.url, "--name", "tiny", "-t", "takers", "--no-history")
-        await asyncio.to_thread(_take, terminal(*options, folder=tmp_path))
+        await asyncio.to_thread(_take, spawn_chat(*options, folder=tmp_path))
         said = [message["content"] for message in server.requests[-1].body["messages"]]
     assert said[0] == "who is there?"
     assert "EOF" in said[2]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch.cli.chat import _markdown
 from anabranch.cli.chat._export import _prose
@@ -84,7 +84,7 @@ def trees(found: list[Block]) -> list[tuple[Any, ...]]:
 
 
 @given(texts())
-@settings(max_examples=many(25, 600), deadline=None)
+@settings(max_examples=example_count(25, 600), deadline=None)
 @example("- x\n- a | b\n--- | ---\n")
 @example("   - x\n  - a\n\n\n- c\n")
 @example("# a | b\n--- | ---\n| 1 | 2 |\n")
@@ -110,7 +110,7 @@ def test_no_later_text_changes_a_finished_block(text: str) -> None:
 
 
 @given(texts(), st.integers(1, 5))
-@settings(max_examples=many(80, 4000), deadline=None)
+@settings(max_examples=example_count(80, 4000), deadline=None)
 def test_small_deltas_give_the_same_document(text: str, size: int) -> None:
     """Fed a few characters at a time, the text comes out as the same document."""
     found = blocks(cut(text, *range(size, len(text), size)))
@@ -139,7 +139,7 @@ def test_a_long_fence_is_given_out_while_it_grows(monkeypatch: pytest.MonkeyPatc
 
 
 @given(texts(), st.integers(1, 3))
-@settings(max_examples=many(30, 1000), deadline=None)
+@settings(max_examples=example_count(30, 1000), deadline=None)
 def test_pieces_of_any_fence_are_its_lines(text: str, size: int) -> None:
     """However small the pieces, and whatever stands in the fence, the code is the same."""
     with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +174,7 @@ WAYS = [("$", "$"), ("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]")]
 
 
 @given(MATH, st.sampled_from(WAYS), st.sampled_from(["{}", "so {}, *yes*", "- {}", "> {}", "# {}"]))
-@settings(max_examples=many(100, 2000), deadline=None)
+@settings(max_examples=example_count(100, 2000), deadline=None)
 def test_math_in_a_line_stays_as_it_is_written(math: str, way: tuple[str, str], line: str) -> None:
     """In each place where text may stand; also in a page that is exported."""
     written = f"{way[0]}{math}{way[1]}"
@@ -184,7 +184,7 @@ def test_math_in_a_line_stays_as_it_is_written(math: str, way: tuple[str, str], 
 
 
 @given(st.lists(MATH | st.sampled_from(["- a", "# b", "> c", "1. d", "| e |", "---", "    f"])))
-@settings(max_examples=many(50, 1000), deadline=None)
+@settings(max_examples=example_count(50, 1000), deadline=None)
 def test_math_of_several_lines_stays_as_it_is_written(lines: list[str]) -> None:
     """Whatever its lines look like."""
     written = "\n".join(["$$", *lines, "$$"])
@@ -223,7 +223,7 @@ SEQUENCES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^;\x1b]*;[^\x1b\x07]*\x1b\\")
 
 
 @given(texts(), st.integers(1, 5), st.sampled_from(LOOKS))
-@settings(max_examples=many(25, 1000), deadline=None)
+@settings(max_examples=example_count(25, 1000), deadline=None)
 def test_a_stream_is_drawn_as_the_whole_would_be(text: str, size: int, look: Look) -> None:
     """The finished blocks, one below the other, are what the document at once is drawn as."""
     assert drawn(blocks(cut(text, *range(size, len(text), size))), look) == drawn(
@@ -232,7 +232,7 @@ def test_a_stream_is_drawn_as_the_whole_would_be(text: str, size: int, look: Loo
 
 
 @given(texts() | st.text(max_size=200), st.sampled_from(LOOKS), st.integers(0, 9))
-@settings(max_examples=many(30, 1000), deadline=None)
+@settings(max_examples=example_count(30, 1000), deadline=None)
 def test_nothing_steers_the_terminal(text: str, look: Look, lines: int) -> None:
     """Of control characters only those of colours and links come out, and no line is too wide."""
     stream = MarkdownStream()

@@ -11,12 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.chat import environment
-from support.place import Place
-from support.server import DONE, Reply, ScriptedServer, calls, chunk, text
-from support.serving import on_uvicorn
-from support.until import until
-from support.warm import run_warm
+from support.chat_command import ChatFolder, environment
+from support.forked_python import run_forked
+from support.openai_client import on_uvicorn
+from support.scripted_server import DONE, Reply, ScriptedServer, calls, chunk, text
+from support.waiting import wait_until
 
 from anabranch import Agent, connect
 from anabranch.serve import serve
@@ -47,27 +46,27 @@ bob = Agent(connect("{url}", model="m"), "I am Bob.", name="bob", tools=[wipe])
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncGenerator[Place]:
+async def place(tmp_path: Path) -> AsyncGenerator[ChatFolder]:
     async with ScriptedServer(text("Yes.")) as server:
-        yield Place(tmp_path, server)
+        yield ChatFolder(tmp_path, server)
 
 
-async def test_a_question_is_answered_and_the_session_goes_on(place: Place) -> None:
+async def test_a_question_is_answered_and_the_session_goes_on(place: ChatFolder) -> None:
     """S20: `-c` has what was asked before, with the model of that session, and the next one too."""
     assert await place.ask("One?") == (0, "Yes.\n", "")
     assert (await place.chat("-c", "Two?", "--system", "Be brief."))[:2] == (0, "Yes.\n")
     assert (await place.chat("-r", "One", "Three?"))[:2] == (0, "Yes.\n")
-    assert place.heard() == [
+    assert place.sent_messages() == [
         ("system", "Be brief."),
         *[("user", "One?"), ("assistant", "Yes.")],
         *[("user", "Two?"), ("assistant", "Yes.")],
         ("user", "Three?"),
     ]
     assert (await place.ask("--no-history", "Four?"))[0] == 0
-    assert len(place.heard()) == 1
+    assert len(place.sent_messages()) == 1
 
 
-async def test_json_is_one_message_and_errors_stand_beside_it(place: Place) -> None:
+async def test_json_is_one_message_and_errors_stand_beside_it(place: ChatFolder) -> None:
     """One object on the output; where a turn fails there is nothing, and the status is 1."""
     status, out, _ = await place.ask("--json", "One?")
     assert (status, out.count("\n")) == (0, 1)
@@ -84,7 +83,7 @@ def thought(*pieces: dict[str, str]) -> Reply:
     return Reply([*map(chunk, said), chunk(finish="stop"), DONE])
 
 
-async def test_json_has_the_reasoning(place: Place) -> None:
+async def test_json_has_the_reasoning(place: ChatFolder) -> None:
     """And none of the data that the provider wants back."""
     place.server.script(thought({"content": "Yes."}))
     status, out, err = await place.ask("--json", "One?")
@@ -94,7 +93,7 @@ async def test_json_has_the_reasoning(place: Place) -> None:
     assert (await place.ask("Two?"))[:2] == (0, "Yes.\n")
 
 
-async def test_a_reply_that_is_all_reasoning_is_no_answer(place: Place) -> None:
+async def test_a_reply_that_is_all_reasoning_is_no_answer(place: ChatFolder) -> None:
     """It says so on the standard error, and the status is 1."""
     place.server.script(thought())
     status, out, err = await place.ask("One?")
@@ -106,7 +105,7 @@ async def test_a_reply_that_is_all_reasoning_is_no_answer(place: Place) -> None:
 
 
 @pytest.mark.parametrize("answer", ["Yes.", ""])
-async def test_json_of_what_is_served_has_the_reasoning(place: Place, answer: str) -> None:
+async def test_json_of_what_is_served_has_the_reasoning(place: ChatFolder, answer: str) -> None:
     """An agent in a file, and one behind a server of ours."""
     place.server.script(thought({"content": answer}))
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
@@ -131,7 +130,9 @@ async def test_json_of_what_is_served_has_the_reasoning(place: Place, answer: st
         (["-r", "nothing", "x"], "no session 'nothing'"),
     ],
 )
-async def test_wrong_usage_says_what_is_wrong(place: Place, options: list[str], word: str) -> None:
+async def test_wrong_usage_says_what_is_wrong(
+    place: ChatFolder, options: list[str], word: str
+) -> None:
     """Status 2, one line on the standard error, and nobody was asked."""
     status, out, err = await place.ask(*options)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -156,7 +157,7 @@ async def test_wrong_usage_says_what_is_wrong(place: Place, options: list[str], 
     ],
 )
 async def test_what_is_not_there_is_told_before_a_model_is_fetched(
-    place: Place, options: list[str], word: str
+    place: ChatFolder, options: list[str], word: str
 ) -> None:
     """The small model would be, as there is none in the cache; the installer has no index."""
     (place.folder / "bad.png").write_text("no picture")
@@ -167,7 +168,7 @@ async def test_what_is_not_there_is_told_before_a_model_is_fetched(
     assert not cache.exists()
 
 
-async def test_the_one_model_of_a_server_needs_no_name(place: Place) -> None:
+async def test_the_one_model_of_a_server_needs_no_name(place: ChatFolder) -> None:
     """It is asked which it has; the session keeps the name, so that `-c` asks no more."""
     place.server.models = ["only one"]
     for address in (place.server.url, f"{place.server.url}/chat/completions/"):
@@ -191,7 +192,7 @@ async def test_the_one_model_of_a_server_needs_no_name(place: Place) -> None:
     ],
 )
 async def test_which_model_is_asked_in_words_of_the_command_line(
-    place: Place, models: list[str] | None, path: str, words: list[str]
+    place: ChatFolder, models: list[str] | None, path: str, words: list[str]
 ) -> None:
     """One line that says what there is and what to do, and shows no key; no call of Python."""
     place.server.models = ["a", "b"] if "hunter2" in path else models
@@ -204,7 +205,7 @@ async def test_which_model_is_asked_in_words_of_the_command_line(
     assert not place.server.requests
 
 
-async def test_an_address_is_given_once(place: Place) -> None:
+async def test_an_address_is_given_once(place: ChatFolder) -> None:
     """As the model or as `--base-url`."""
     where = place.server.url
     status, _, err = await place.chat("--model", where, "--base-url", where, "--name", "m", "x")
@@ -212,24 +213,24 @@ async def test_an_address_is_given_once(place: Place) -> None:
     assert "--model or --base-url" in err
 
 
-async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: Place) -> None:
+async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: ChatFolder) -> None:
     """With the server that `--base-url` named; a password in an address is never on disk."""
     address = place.server.url.replace("//", "//ann:hunter2@")
     keys = {"OPENAI_API_KEY": "sk-none-of-your-business-1234567"}
     named = ["--model", "openai:m", "--base-url", place.server.url]
     assert (await place.chat(*named, "One?", **keys))[:2] == (0, "Yes.\n")
     assert (await place.chat("-c", "Two?", **keys))[:2] == (0, "Yes.\n")
-    assert place.heard()[-1] == ("user", "Two?")
+    assert place.sent_messages()[-1] == ("user", "Two?")
     assert (await place.chat("--model", f"{address} m", "Three?"))[0] == 0
     assert (await place.chat("-c", "Four?"))[0] == 0
-    assert place.heard()[-1] == ("user", "Four?")
+    assert place.sent_messages()[-1] == ("user", "Four?")
     for path in place.data.parent.glob("chats.db*"):
         stored = path.read_bytes() if path.is_file() else b""
         assert b"hunter2" not in stored
         assert b"sk-none" not in stored
 
 
-async def test_an_agent_of_ones_own_answers_in_its_sessions(place: Place) -> None:
+async def test_an_agent_of_ones_own_answers_in_its_sessions(place: ChatFolder) -> None:
     """A call that wants a yes is refused where nobody sits; who goes on without the agent is told.
 
     Such a call waited for ever, as an agent in a journal may ask somebody elsewhere.
@@ -240,24 +241,24 @@ async def test_an_agent_of_ones_own_answers_in_its_sessions(place: Place) -> Non
     assert (status, out) == (0, "I may not.\n")
     assert "nobody is there to ask" in err
     assert not (place.folder / "wiped").exists()
-    assert place.heard()[0] == ("system", "I am Bob.")
+    assert place.sent_messages()[0] == ("system", "I am Bob.")
     _, _, err = await place.chat("--agent", "mine:bob", "-c", "And now?")
     assert "--agent" not in err
     _, _, err = await place.ask("-c", "And who are you?")
     assert "this session was with --agent mine:bob" in err
 
 
-async def test_an_agent_of_ones_own_keeps_what_it_has_in_another_session(place: Place) -> None:
+async def test_an_agent_of_ones_own_keeps_what_it_has_in_another_session(place: ChatFolder) -> None:
     """`/resume` brings what was said there, and neither the model nor the instructions."""
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     assert (await place.ask("--system", "Be brief.", "One?"))[0] == 0
     status, _, err = await place.chat("--agent", "mine:bob", said="/resume One\nTwo?\n")
     assert status == 0
     assert "this session was with no --agent before" in err
-    assert [said for _, said in place.heard()] == ["I am Bob.", "One?", "Yes.", "Two?"]
+    assert [said for _, said in place.sent_messages()] == ["I am Bob.", "One?", "Yes.", "Two?"]
 
 
-async def test_a_job_answers_and_says_what_it_does_not_take(place: Place) -> None:
+async def test_a_job_answers_and_says_what_it_does_not_take(place: ChatFolder) -> None:
     """No session, no image, no option of a model: none of them is left out in silence."""
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     (place.folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(30))
@@ -269,7 +270,7 @@ async def test_a_job_answers_and_says_what_it_does_not_take(place: Place) -> Non
         assert (status, out, err.count("\n")) == (failed, "", 1)
 
 
-async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: Place) -> None:
+async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: ChatFolder) -> None:
     """`-c` fails and says what to do; without it one chats on, and the file stays as it is."""
     assert (await place.ask("One?"))[0] == 0
     for each in place.data.parent.glob("chats.db-*"):
@@ -286,7 +287,7 @@ async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: Place)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> None:
+async def test_a_closed_stream_is_an_empty_one(place: ChatFolder, closed: str) -> None:
     """It answers as ever, and no file gets the number of a stream."""
     program = (
         "import os, sys\n"
@@ -304,9 +305,9 @@ async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> Non
         "main()\n"
     )
     kept = {f"XDG_{name}_HOME": str(place.folder) for name in ("DATA", "STATE", "CONFIG")}
-    status, out, err = await run_warm(["-c", program], place.folder, "", environment(**kept))
+    status, out, err = await run_forked(["-c", program], place.folder, "", environment(**kept))
     assert (status, out, err) == (0, "" if closed == ">&-" else "Yes.\n", "")
-    assert place.heard() == [("user", "One?")]
+    assert place.sent_messages() == [("user", "One?")]
     with closing(sqlite3.connect(place.folder / "anabranch" / "chats.db")) as database:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (1,)
 
@@ -329,7 +330,7 @@ async def launch(name: str) -> str:
 
 
 @pytest.fixture
-async def cut(place: Place) -> Place:
+async def cut(place: ChatFolder) -> ChatFolder:
     """Return a place in which a chat was killed in its first turn, while a tool ran."""
     (place.folder / "slow.py").write_text(SLOW)
     place.server.script(calls(("launch", '{"name": "r"}')), text("I cannot tell."))
@@ -337,18 +338,18 @@ async def cut(place: Place) -> Place:
         *[sys.executable, "-m", "anabranch", "chat", "--model", f"{place.server.url} m"],
         *["--tools", "slow:launch", "Launch!"],
         cwd=place.folder,
-        env=environment(**place.kept),
+        env=environment(**place.settings),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    await until((place.folder / "launched").exists)
+    await wait_until((place.folder / "launched").exists)
     process.kill()
     await process.wait()
     return place
 
 
-async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: Place) -> None:
+async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: ChatFolder) -> None:
     """S20: after a kill, `/retry` from a pipe goes on; the call in doubt is answered, not made."""
     status, out, err = await cut.ask("-c", "--tools", "slow:launch", said="/retry\n")
     assert (status, out) == (0, "I cannot tell.\n"), err
@@ -357,7 +358,7 @@ async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: Place) -
     assert (cut.folder / "launched").read_text() == "r"
 
 
-async def test_what_was_cut_can_be_written_anew(cut: Place) -> None:
+async def test_what_was_cut_can_be_written_anew(cut: ChatFolder) -> None:
     """`/edit` is about the question that was cut, and the call below it is forgotten."""
     options = ["-c", "--tools", "slow:launch"]
     status, _, err = await cut.ask(*options, said="/edit\nDo not launch!\n")
@@ -366,7 +367,7 @@ async def test_what_was_cut_can_be_written_anew(cut: Place) -> None:
     assert (cut.folder / "launched").read_text() == "r"
 
 
-async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: Place) -> None:
+async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: ChatFolder) -> None:
     """`anabranch runs cancel` ends one; `-c` takes the newest of the others, and not that one."""
     assert (await place.ask("One?"))[0] == 0
     assert (await place.ask("Two?"))[0] == 0
@@ -374,12 +375,12 @@ async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: Plac
         newest, *_ = await journal.runs()
         await journal.cancel(newest.run_id, "no longer wanted")
     assert (await place.ask("-c", "Three?"))[0] == 0
-    assert [said for role, said in place.heard() if role == "user"] == ["One?", "Three?"]
+    assert [said for role, said in place.sent_messages() if role == "user"] == ["One?", "Three?"]
     _, _, err = await place.ask(said="/sessions\n")
     assert "Two?" not in err
 
 
-async def test_a_disk_that_fills_up_is_one_line_and_takes_no_turn_before(place: Place) -> None:
+async def test_a_disk_that_fills_up_is_one_line_and_takes_no_turn_before(place: ChatFolder) -> None:
     """S20: what had ended by then is there once there is room; the rest is answered in memory."""
     program = (
         "import resource, signal, sys\n"
@@ -390,11 +391,11 @@ async def test_a_disk_that_fills_up_is_one_line_and_takes_no_turn_before(place: 
         "main()\n"
     )
     said = "\n".join(["One?", "x" * 200_000, "Three?"]) + "\n"
-    env = environment(**place.kept)
-    status, out, err = await run_warm(["-c", program], place.folder, said, env)
+    env = environment(**place.settings)
+    status, out, err = await run_forked(["-c", program], place.folder, said, env)
     assert (status, out.splitlines()) == (0, ["Yes."] * 3)
     assert "Traceback" not in err
     assert err.count("anabranch: ") == err.count("The chat continues in memory") == 1
     assert (await place.ask("-c", "Four?"))[0] == 0
-    said_then = [text for role, text in place.heard() if role == "user"]
+    said_then = [text for role, text in place.sent_messages() if role == "user"]
     assert (said_then[0], said_then[-1]) == ("One?", "Four?")

@@ -13,7 +13,7 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch.cli import _keyboard
 from anabranch.cli.chat._prompt import LivePrompt
@@ -84,7 +84,7 @@ class Stage:
     async def type(self, keys: str, line: str) -> None:
         """Press keys, and wait until the line has become what it should."""
         self.keys.send_text(keys)
-        await until(lambda: self.line == line, 5)
+        await wait_until(lambda: self.line == line, 5)
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def stage(*, words: list[str] | None = None) -> AsyncGenerator[Stage]:
     with create_pipe_input() as keys:
         prompt = LivePrompt(heard, completer, input=keys, output=output)
         running = asyncio.create_task(prompt.run())
-        await until(lambda: ">" in seen.text, 5)
+        await wait_until(lambda: ">" in seen.text, 5)
         try:
             yield Stage(keys, seen, heard, prompt)
         finally:
@@ -108,7 +108,7 @@ async def test_enter_says_and_tab_queues() -> None:
     """Enter says what stands in the line, Tab queues it; an empty line is neither."""
     async with stage() as on:
         on.keys.send_text("one\rtwo\t\r\t  \r")
-        await until(lambda: len(on.heard.said_) == 2, 5)
+        await wait_until(lambda: len(on.heard.said_) == 2, 5)
         assert on.heard.said_ == [("said", "one"), ("queued", "two")]
 
 
@@ -116,7 +116,7 @@ async def test_escape_takes_the_newest_back_above_what_is_being_written() -> Non
     """What waited comes back into the line, to be changed; nothing that was typed is lost."""
     async with stage() as on:
         on.keys.send_text("first\tsecond\t")
-        await until(lambda: len(on.heard.waiting) == 2, 5)
+        await wait_until(lambda: len(on.heard.waiting) == 2, 5)
         await on.type("third", "third")
         await on.type("\x1b", "second\nthird")
         assert on.heard.waiting == ["first"]
@@ -126,7 +126,7 @@ async def test_alt_enter_and_a_backslash_begin_another_line() -> None:
     """A message may have several lines."""
     async with stage() as on:
         on.keys.send_text("a\x1b\rb\\\rc\r")
-        await until(lambda: on.heard.said_, 5)
+        await wait_until(lambda: on.heard.said_, 5)
         assert on.heard.said_ == [("said", "a\nb\nc")]
 
 
@@ -136,7 +136,7 @@ async def test_ctrl_c_empties_the_line_first() -> None:
         await on.type("half", "half")
         await on.type("\x03", "")
         on.keys.send_text("\x03\x04")
-        await until(lambda: len(on.heard.said_) == 2, 5)
+        await wait_until(lambda: len(on.heard.said_) == 2, 5)
         assert on.heard.said_ == [("interrupt", ""), ("leave", "")]
 
 
@@ -147,7 +147,7 @@ async def test_tab_completes_a_command() -> None:
         await on.type("\t", "/help")
         assert on.heard.said_ == []
         on.keys.send_text("\r")
-        await until(lambda: on.heard.said_ == [("said", "/help")], 5)
+        await wait_until(lambda: on.heard.said_ == [("said", "/help")], 5)
 
 
 async def test_what_is_printed_stands_above_and_the_line_stays() -> None:
@@ -160,7 +160,7 @@ async def test_what_is_printed_stands_above_and_the_line_stays() -> None:
                 threading.Thread(target=on.prompt.print_threadsafe, args=(text,)).start()
             else:
                 on.prompt.print(text)
-        await until(lambda: all(text in on.seen.text for text in printed), 5)
+        await wait_until(lambda: all(text in on.seen.text for text in printed), 5)
         assert on.line == "half a mess"
         await on.type("age", "half a message")
 
@@ -173,9 +173,9 @@ async def test_what_is_printed_before_it_stands_there_is_not_lost() -> None:
         prompt = LivePrompt(Heard(), input=keys, output=output)
         prompt.print("early")
         running = asyncio.create_task(prompt.run())
-        await until(lambda: ">" in seen.text, 5)
+        await wait_until(lambda: ">" in seen.text, 5)
         prompt.print("late")
-        await until(lambda: "late" in seen.text, 5)
+        await wait_until(lambda: "late" in seen.text, 5)
         assert seen.text.index("early") < seen.text.index("late")
         prompt.close()
         await running
@@ -190,7 +190,7 @@ async def test_a_write_to_the_standard_output_stands_above(
     async with stage() as on:
         print("it ", end="")
         print("has begun")
-        await until(lambda: "it has begun" in on.seen.text, 5)
+        await wait_until(lambda: "it has begun" in on.seen.text, 5)
         assert out.text == ""
     assert sys.stdout is out
 
@@ -202,8 +202,8 @@ async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.Monke
         await on.type("yes, but", "yes, but")
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         on.keys.send_text(" f")
-        await until(lambda: on.line == "yes, but f", 5)
-        await until(lambda: "run it?" in on.seen.text and on.line == "", 5)
+        await wait_until(lambda: on.line == "yes, but f", 5)
+        await wait_until(lambda: "run it?" in on.seen.text and on.line == "", 5)
         on.keys.send_text("y\r")
         assert await asking == "y"
         assert on.line == "yes, but f"
@@ -214,13 +214,13 @@ async def test_a_burst_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes together with more is none; a paste is not even taken."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await until(lambda: "run it?" in on.seen.text, 5)
+        await wait_until(lambda: "run it?" in on.seen.text, 5)
         on.keys.send_text("y\rand more\ry\r")
-        await until(lambda: on.seen.text.count("typed by itself") == 3, 5)
+        await wait_until(lambda: on.seen.text.count("typed by itself") == 3, 5)
         on.keys.send_text("y\x1b[200~y\n\x1b[201~")
-        await until(lambda: on.line == "y", 5)
+        await wait_until(lambda: on.line == "y", 5)
         loop, last = asyncio.get_running_loop(), on.prompt.asking._last_key  # type: ignore[attr-defined]
-        await until(lambda: loop.time() - last > _keyboard.QUIET_SECONDS, 5)
+        await wait_until(lambda: loop.time() - last > _keyboard.QUIET_SECONDS, 5)
         assert not asking.done()
         on.keys.send_text("n\r")  # what was left of the burst goes
         assert await asking == "n"
@@ -231,7 +231,7 @@ async def test_a_question_may_be_left_unanswered(key: str) -> None:
     """Ctrl-C, Ctrl-D and Esc give no answer; the chat goes on."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await until(lambda: "run it?" in on.seen.text, 5)
+        await wait_until(lambda: "run it?" in on.seen.text, 5)
         on.keys.send_text(key)
         assert await asking is None
         assert on.heard.said_ == []
@@ -242,7 +242,7 @@ async def test_questions_come_one_after_the_other() -> None:
     async with stage() as on:
         asking = [asyncio.create_task(on.prompt.asking.ask(f"number {n}? ")) for n in range(3)]
         for number, each in enumerate(asking):
-            await until(lambda number=number: f"number {number}?" in on.seen.text, 5)  # type: ignore[misc]
+            await wait_until(lambda number=number: f"number {number}?" in on.seen.text, 5)  # type: ignore[misc]
             on.keys.send_text(f"{number}\r")
             assert await each == str(number)
 
@@ -252,18 +252,18 @@ async def test_a_question_that_is_cancelled_gives_the_line_back() -> None:
     async with stage() as on:
         await on.type("draft", "draft")
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await until(lambda: "run it?" in on.seen.text and on.line == "", 5)
+        await wait_until(lambda: "run it?" in on.seen.text and on.line == "", 5)
         asking.cancel()
-        await until(lambda: on.line == "draft", 5)
+        await wait_until(lambda: on.line == "draft", 5)
         on.keys.send_text("\r")
-        await until(lambda: on.heard.said_ == [("said", "draft")], 5)
+        await wait_until(lambda: on.heard.said_ == [("said", "draft")], 5)
 
 
 async def test_a_question_at_the_end_has_no_answer() -> None:
     """Whoever closes the prompt ends its question too."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await until(lambda: "run it?" in on.seen.text, 5)
+        await wait_until(lambda: "run it?" in on.seen.text, 5)
         on.prompt.close()
         assert await asking is None
 
@@ -274,11 +274,11 @@ async def test_a_key_does_not_wait_for_what_stands_above() -> None:
         looks = on.heard.looks
         await on.type("a", "a")
         await on.type("b", "ab")
-        await until(lambda: "b" in on.seen.text, 5)
+        await wait_until(lambda: "b" in on.seen.text, 5)
         assert on.heard.looks == looks
         on.heard.lines = ["changed"]
         on.prompt.touch()
-        await until(lambda: "changed" in on.seen.text, 5)
+        await wait_until(lambda: "changed" in on.seen.text, 5)
         assert on.heard.looks == looks + 1
 
 
@@ -288,7 +288,7 @@ async def test_nothing_is_drawn_where_nothing_has_changed() -> None:
         seen, looks = on.seen.text, on.heard.looks
         on.prompt.touch(now=True)
         on.prompt.touch()
-        await until(lambda: on.heard.looks == looks + 2, 5)
+        await wait_until(lambda: on.heard.looks == looks + 2, 5)
         on.prompt.print("a line")
-        await until(lambda: "a line" in on.seen.text, 5)
+        await wait_until(lambda: "a line" in on.seen.text, 5)
         assert on.seen.text[len(seen) :].startswith("\x1b[?2026h")

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.chat import CHAT, environment
-from support.scale import SEED, many
-from support.server import DONE, Played, Reply, ScriptedServer, chunk
-from support.until import until
+from support.chat_command import CHAT, environment
+from support.scripted_server import DONE, Played, Reply, ScriptedServer, chunk
+from support.seeds import SEED, example_count
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -62,7 +62,7 @@ class Tmux:
     async def wait(self, condition: Callable[[str], object]) -> str:
         """Wait until what is shown is so; return it."""
         try:
-            await until(lambda: condition(self.text))
+            await wait_until(lambda: condition(self.text))
         except TimeoutError:
             raise AssertionError(f"it did not come to be; there stands:\n{self.text}") from None
         return self.text
@@ -122,7 +122,7 @@ async def test_the_scrollback_has_each_line_once(columns: int, tmp_path: Path) -
 async def test_a_long_session_of_anything_leaves_each_line_once(tmp_path: Path) -> None:
     """S22: keys, queues, stops of nothing and resizes at random, while replies stream."""
     draw = random.Random(SEED)
-    turns, size = many(5, 60), 20
+    turns, size = example_count(5, 60), 20
     played = [streamed(paragraphs(turn * size, (turn + 1) * size)) for turn in range(turns)]
     async with tmux(tmp_path, 100, *(reply for reply, _ in played)) as on:
         for turn, (_, events) in enumerate(played):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
-from support.until import first_turn, turns
+from support.waiting import run_turns, turn_until
 
 from anabranch import Agent, Commander, Job, Node, NodeCancelled, handler, tool
 from anabranch.agents.conversation import ConversableAgent, GroupChat
@@ -336,7 +336,7 @@ async def test_a_cancel_at_any_turn_keeps_what_was_said() -> None:
         partner, view = partner_for(backend), Seen()
         async with Commander(policy="isolate") as tree:
             node = tree.call_handler(partner.answer(user("q"), view))
-            await turns(at)
+            await run_turns(at)
             node.cancel("stop")
             with suppress(NodeCancelled):
                 await node
@@ -355,7 +355,7 @@ async def test_a_cancel_ends_a_question_to_the_person() -> None:
     view = Seen(asyncio.Event())
     async with Commander(policy="isolate") as tree:
         node = tree.call_handler(local_partner(serve_thing(agent)).answer(user("q"), view))
-        await first_turn(lambda: view.asked)
+        await turn_until(lambda: view.asked)
         node.cancel("stop")
         with pytest.raises(NodeCancelled):
             await node

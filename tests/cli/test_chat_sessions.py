@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.paths import TESTS
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch import Agent, Commander, tool
 from anabranch.backends import Backend
@@ -350,7 +350,7 @@ def test_after_a_kill_at_any_moment_every_finished_turn_is_there(tmp_path: Path)
     path, chosen = tmp_path / "chats.db", random.Random(SEED)
     code = CHILD.format(paths=PATHS)
     finished = -1
-    for _ in range(many(2, 40)):
+    for _ in range(example_count(2, 40)):
         child = subprocess.Popen(
             [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
         )
@@ -511,6 +511,9 @@ async def test_what_was_half_said_stays_when_the_turn_is_ended(tmp_path: Path) -
 async def test_a_thousand_sessions_are_listed() -> None:
     """All of them, the newest first, also while they are many."""
     async with memory() as sessions:
-        infos = [await sessions.begin(sessions.new(), f"title {n}") for n in range(many(50, 1000))]
+        infos = [
+            await sessions.begin(sessions.new(), f"title {n}")
+            for n in range(example_count(50, 1000))
+        ]
         listed = await sessions.list()
         assert [each.id for each in listed] == [each.id for each in reversed(infos)]

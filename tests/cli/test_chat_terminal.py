@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.chat import messages
-from support.server import DONE, Played, Reply, ScriptedServer, Step, calls, chunk, text
+from support.chat_command import saved_messages
+from support.scripted_server import DONE, Played, Reply, ScriptedServer, Step, calls, chunk, text
 from support.terminal import CTRL_C, CTRL_D, ESC, TAB, open_chat, open_terminal
-from support.until import until
+from support.waiting import wait_until
 
 NOBODY = ("--model", "http://127.0.0.1:9/v1", "--name", "m")  # no turn is asked
 TOOLS = '''
@@ -316,7 +316,7 @@ async def test_whatever_is_pasted_reaches_the_model_as_it_is(line: str, tmp_path
     """Other scripts and emoji, a very long line, several lines at once."""
     async with open_chat(tmp_path, text("I see 🎉.")) as (on, server):
         await on.press(f"\x1b[200~{line}\x1b[201~\r")
-        await until(lambda: server.requests)
+        await wait_until(lambda: server.requests)
         await on.shows("I see")
         assert said(server) == [line]
 
@@ -418,7 +418,7 @@ async def test_a_chat_that_is_ended_from_outside_loses_nothing(number: int, tmp_
             await again.say("/save talk.json")
             await again.shows("saved 2 messages")
             await again.leave()
-    assert [each["content"] for each in messages(tmp_path / "talk.json")] == ["hi", "Hello!"]
+    assert [each["content"] for each in saved_messages(tmp_path / "talk.json")] == ["hi", "Hello!"]
 
 
 async def test_a_chat_that_keeps_no_history_is_saved_when_it_is_ended(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ async def test_a_chat_that_keeps_no_history_is_saved_when_it_is_ended(tmp_path: 
         await on.kill(signal.SIGTERM)
         assert await on.ended() == 128 + signal.SIGTERM
     [path] = sorted(tmp_path.rglob("chat-*.json"))  # noqa: ASYNC240 - it is over
-    assert [each["content"] for each in messages(path)] == ["hi", "Hello!"]
+    assert [each["content"] for each in saved_messages(path)] == ["hi", "Hello!"]
 
 
 async def test_what_cannot_be_said_comes_back_into_the_line(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.chat import environment
-from support.scale import many
-from support.served import served
-from support.serving import on_uvicorn
-from support.until import until
+from support.aiohttp_server import serve_app
+from support.chat_command import environment
+from support.openai_client import on_uvicorn
+from support.seeds import example_count
+from support.waiting import wait_until
 
 from anabranch import Agent, Commander, Job, NodeCancelled
 from anabranch.cli._http import BadServer, address_of
@@ -177,7 +177,7 @@ async def test_a_connection_may_break_at_every_byte() -> None:
     agent = writer(calling("double", number=4), *[TEXT] * 3000, tools=[double])
     notes: list[str] = []
     async with on_uvicorn(serve(agent)) as url:
-        for at in range(0, 1300, many(131, 3)):
+        for at in range(0, 1300, example_count(131, 3)):
             async with cutting(url, lambda n, at=at: at if n < 3 else None) as cut:
                 partner = await find_server(cut, note=notes.append, pauses=[0.0] * 5)
                 view = Seen()
@@ -208,7 +208,7 @@ async def test_a_server_that_is_lost_is_given_up_and_the_part_is_kept() -> None:
 async def test_a_cancel_stops_the_run_there() -> None:
     """Ctrl-C at any moment leaves no run behind, and keeps what was said."""
     draw = random.Random(1)
-    for _ in range(many(8, 60)):
+    for _ in range(example_count(8, 60)):
         app = serve(writer([*deltas(TEXT), asyncio.Event()]))
         async with on_uvicorn(app) as url:
             partner, view = await find_server(url), Seen()
@@ -221,7 +221,7 @@ async def test_a_cancel_stops_the_run_there() -> None:
                 with suppress(NodeCancelled):
                     await node
             assert roles(partner)[0] == ("user", "q")
-            await until(lambda app=app: not app.runs.running)
+            await wait_until(lambda app=app: not app.runs.running)
             assert "".join(view.said) == (roles(partner)[1][1] if len(roles(partner)) > 1 else "")
 
 
@@ -320,7 +320,7 @@ async def talk_to(*chunks: bytes, **answers: Any) -> tuple[RunPartner, Seen, Bas
             **answers,
         }
     )
-    async with served(app) as url:
+    async with serve_app(app) as url:
         partner, view = await find_server(url, pauses=[0.0]), Seen()
         with pytest.raises(BadServer) as error:
             await ask(partner, "hi", view)
@@ -400,7 +400,7 @@ async def test_a_question_that_is_settled_elsewhere_is_asked_no_more() -> None:
             "POST /runs": {"id": "r"},
             "GET /runs/r/events": events(ASKED, *rest),
         }
-        async with served(await raw(answers)) as url:
+        async with serve_app(await raw(answers)) as url:
             view = Seen(asyncio.Event())
             await ask(await find_server(url), "hi", view)
 
@@ -444,7 +444,7 @@ async def test_an_answer_to_what_is_settled_already_is_told_and_harmless() -> No
         "GET /runs/r/events": later,
         "POST /runs/r/answers/7": settled,
     }
-    async with served(await raw(answers)) as url:
+    async with serve_app(await raw(answers)) as url:
         assert (await ask(await find_server(url), "hi", Seen())).content == "part"
 
 
@@ -460,10 +460,10 @@ async def test_a_server_that_only_speaks_openais_wire_is_told_apart() -> None:
     async def nothing(request: web.Request) -> web.Response:
         return web.Response(status=404)
 
-    async with served(await raw({"GET /runs": nothing, "GET /v1/models": MODELS})) as url:
+    async with serve_app(await raw({"GET /runs": nothing, "GET /v1/models": MODELS})) as url:
         with pytest.raises(ConfigurationError, match=f"--model {url}/v1"):
             await find_server(f"{url}/v1/")
-    async with served(await raw({"GET /runs": nothing, "GET /v1/models": nothing})) as url:
+    async with serve_app(await raw({"GET /runs": nothing, "GET /v1/models": nothing})) as url:
         with pytest.raises(BadServer, match="is it a server of anabranch's"):
             await find_server(url)
     with pytest.raises(BadServer, match="cannot be reached"):
@@ -527,7 +527,7 @@ async def test_a_server_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> 
         partner = await find_server(f"http://127.0.0.1:{port}", pauses=[0.5] * 60)
         async with Commander(policy="isolate") as tree:
             node = tree.call_handler(partner.answer(user("q"), view))
-            await until(lambda: "three" in view.texts[-1])
+            await wait_until(lambda: "three" in view.texts[-1])
             process.kill()
             await process.wait()
             async with a_process(tmp_path, port):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pexpect
 import pytest
-from support.chat import WarmTerminal, chat, ended, environment
-from support.server import ScriptedServer, text, vectors
+from support.chat_command import ForkedTerminal, environment, run_chat, run_program
+from support.scripted_server import ScriptedServer, text, vectors
 from support.terminal import open_chat
 
 from anabranch.knowledge import Index, KnowledgeError
@@ -34,12 +34,12 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
     """Run the program in a folder; return its status, output and errors."""
-    return asyncio.run(ended([*PROGRAM, *arguments], folder, **env))
+    return asyncio.run(run_program([*PROGRAM, *arguments], folder, **env))
 
 
 def in_terminal(folder: Path, *arguments: str) -> Any:
     env = {**environment(), "TERM": "xterm"}
-    child = WarmTerminal([*PROGRAM[1:], *arguments], folder, env, (40, 100))
+    child = ForkedTerminal([*PROGRAM[1:], *arguments], folder, env, (40, 100))
     child.logfile_read = io.StringIO()
     return child
 
@@ -133,8 +133,8 @@ def test_wrong_usage_is_one_line_and_a_status(
     if "words.db" in arguments:
         asyncio.run(fill(folder / "words.db", "a.md", "text"))
     before = set(folder.iterdir())
-    ended, out, err = run(folder, *arguments)
-    assert (ended, out) == (status, "")
+    status_found, out, err = run(folder, *arguments)
+    assert (status_found, out) == (status, "")
     assert why in err
     assert set(folder.iterdir()) == before
 
@@ -267,7 +267,7 @@ async def test_a_chat_needs_an_index_that_is_there(folder: Path):
     (folder / "page.md").write_text("This is no index, but a page of text about something else.")
     for name, why in (("none.db", "there is no index"), ("page.md", "is no SQLite file")):
         options = ("--model", "http://127.0.0.1:9/v1", "--name", "m", "-k", str(folder / name))
-        status, out, err = await chat(*options, said="hi\n")
+        status, out, err = await run_chat(*options, said="hi\n")
         assert (status, out) == (2, "")
         assert why in err
 

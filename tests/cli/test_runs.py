@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from support.chat import environment
-from support.runs import RUNS, begin, python, runs, runs_json
-from support.until import until
+from support.chat_command import environment
+from support.runs_command import RUNS, begin, python, run_runs, runs_json
+from support.waiting import wait_until
 
 from anabranch.cli import _runs_view
 from anabranch.store import Durable, Journal
@@ -37,7 +37,7 @@ def outside(folder: Path) -> list[str]:
 
 async def resumed(folder: Path, run_id: str, *options: str) -> str:
     """Take a run up, which completes; return what it prints."""
-    status, out, err = await runs(folder, "resume", run_id, *options)
+    status, out, err = await run_runs(folder, "resume", run_id, *options)
     assert status == 0, err
     return out
 
@@ -81,9 +81,9 @@ async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> 
     assert await names("--prefix", "a-") == ["a-2", "a-1"]
     assert await names("--limit", "1") == ["a-2"]
     assert await names("--state", "failed") == []
-    _, out, _ = await runs(tmp_path, "list", "--limit", "1")
+    _, out, _ = await run_runs(tmp_path, "list", "--limit", "1")
     assert "there are more" in out
-    _, out, _ = await runs(tmp_path, "list", "--state", "failed")
+    _, out, _ = await run_runs(tmp_path, "list", "--state", "failed")
     assert "no run is like that" in out
 
 
@@ -109,7 +109,7 @@ async def test_very_many_runs_are_lines_that_say_what_a_table_says(
 async def test_a_journal_without_runs_says_how_one_is_started(tmp_path: Path) -> None:
     """As JSON it is an empty list."""
     await begin(tmp_path)
-    status, out, _ = await runs(tmp_path, "list")
+    status, out, _ = await run_runs(tmp_path, "list")
     assert status == 0
     assert "has no runs yet" in out
     assert "run_id=" in out
@@ -119,7 +119,7 @@ async def test_a_journal_without_runs_says_how_one_is_started(tmp_path: Path) ->
 async def test_a_run_is_shown_with_all_its_rows(tmp_path: Path) -> None:
     """The last ones, or each; as JSON whole."""
     await begin(tmp_path, "order=Order('A-17', note='two words')")
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
     found = await runs_json(tmp_path, "show", "order")
     assert found["state"] == "completed"
@@ -128,7 +128,7 @@ async def test_a_run_is_shown_with_all_its_rows(tmp_path: Path) -> None:
     assert found["result"] == "A-17: 6 for 2, fine"
     assert [each["number"] for each in found["history"]] == list(range(1, found["rows"] + 1))
     assert [each["value"] for each in found["letters"]] == ["fine"]
-    _, out, _ = await runs(tmp_path, "show", "order", "--rows")
+    _, out, _ = await run_runs(tmp_path, "show", "order", "--rows")
     shown = [line.split()[0] for line in out.splitlines() if line.split()]
     assert set(map(str, range(1, found["rows"] + 1))) <= set(shown)
     assert "two words" in out
@@ -146,9 +146,9 @@ async def test_a_long_history_is_cut_and_says_so(tmp_path: Path) -> None:
     )
     (tmp_path / "many.py").write_text(program)
     await python(tmp_path, "many.py")
-    _, out, _ = await runs(tmp_path, "show", "many")
+    _, out, _ = await run_runs(tmp_path, "show", "many")
     assert "earlier rows: --rows shows all" in out
-    _, whole, _ = await runs(tmp_path, "show", "many", "--rows")
+    _, whole, _ = await run_runs(tmp_path, "show", "many", "--rows")
     assert "earlier rows" not in whole
     assert len(whole.splitlines()) > len(out.splitlines())
 
@@ -158,7 +158,7 @@ async def test_what_looks_like_a_key_is_not_shown(tmp_path: Path) -> None:
     key, own = "sk-proj-abcdefgh1234567890abcdefgh", "a secret of my own"
     await begin(tmp_path, f"order=Order({key!r}, note='it is {own}')")
     for options in (["list"], ["list", "--json"], ["show", "order"], ["show", "order", "--json"]):
-        status, out, _ = await runs(tmp_path, *options, SHOP_API_KEY=own)
+        status, out, _ = await run_runs(tmp_path, *options, SHOP_API_KEY=own)
         assert status == 0
         assert key not in out
         assert own not in out
@@ -174,14 +174,16 @@ async def test_a_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         child = taking_up(tmp_path, "order", *SHOP)
         assert (await waits(tmp_path, "order"))["name"] == "feedback"
-        await until(lambda: outside(tmp_path)[-1] == "open" or "weigh ink" in outside(tmp_path))
+        await wait_until(
+            lambda: outside(tmp_path)[-1] == "open" or "weigh ink" in outside(tmp_path)
+        )
         child.send_signal(number)
         out, err = await asyncio.to_thread(child.communicate)
         assert (child.returncode, out) == (status, "")
         assert "order is suspended" in err
         assert "anabranch runs resume order goes on" in err
         assert "Traceback" not in err
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
     did = outside(tmp_path)
     assert sorted(each for each in did if each.startswith("weigh")) == ["weigh ink", "weigh pen"]
@@ -199,9 +201,9 @@ async def test_a_run_whose_process_was_killed_is_marked_and_taken_up(tmp_path: P
     await asyncio.to_thread(child.communicate)
     (run,) = await runs_json(tmp_path, "list")
     assert (run["state"], run["abandoned"]) == ("running", True)
-    _, out, _ = await runs(tmp_path, "show", "order")
+    _, out, _ = await run_runs(tmp_path, "show", "order")
     assert "its process is gone" in out
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
 
 
@@ -209,18 +211,18 @@ async def test_of_a_failed_run_only_what_failed_runs_again(tmp_path: Path) -> No
     """It ends with status 1 and one line first."""
     await begin(tmp_path, "order=Order('A-17')")
     (tmp_path / "closed").touch()
-    status, out, err = await runs(tmp_path, "resume", "order", *SHOP)
+    status, out, err = await run_runs(tmp_path, "resume", "order", *SHOP)
     assert (status, out) == (1, "")
     assert "the run 'order' is failed: ValueError: the shop is closed for A-17" in err
     assert len(err.splitlines()) == 1
     (run,) = await runs_json(tmp_path, "list")
     assert (run["state"], run["error"]) == ("failed", "ValueError: the shop is closed for A-17")
     (tmp_path / "closed").unlink()
-    await runs(tmp_path, "fork", "order", "other", "--at", "1")
-    await runs(tmp_path, "cancel", "other")
+    await run_runs(tmp_path, "fork", "order", "other", "--at", "1")
+    await run_runs(tmp_path, "cancel", "other")
     child = taking_up(tmp_path, "order", *SHOP)
     await waits(tmp_path, "order")
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     out, _ = await asyncio.to_thread(child.communicate)
     assert out == "A-17: 6 for 2, fine\n"
     assert sorted(each for each in outside(tmp_path) if each.startswith("weigh")) == [
@@ -237,7 +239,7 @@ async def test_a_live_field_is_an_object_or_is_made(
 ) -> None:
     """A function, also an asynchronous one, a class, an object; a context is entered and left."""
     await begin(tmp_path, "order=Order('A-17')")
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     out = await resumed(tmp_path, "order", "--live", f"shop=orders:{place}", "--json")
     assert json.loads(out) == {
         "run_id": "order",
@@ -265,7 +267,7 @@ async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Pa
     children = [taking_up(tmp_path, name, *SHOP) for name in ("order", "other")]
     await waits(tmp_path, "order")
     await waits(tmp_path, "other")
-    assert (await runs(tmp_path, "signal", "order", "feedback", "12", "--text"))[0] == 0
+    assert (await run_runs(tmp_path, "signal", "order", "feedback", "12", "--text"))[0] == 0
     assert await runs_json(tmp_path, "cancel", "other", "--reason", "no more pens")
     outs = [await asyncio.to_thread(child.communicate) for child in children]
     assert [child.returncode for child in children] == [0, 1]
@@ -274,7 +276,7 @@ async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Pa
     (run,) = await runs_json(tmp_path, "list", "--prefix", "other")
     assert run["state"] == "cancelled"
     assert "no more pens" in run["error"]
-    status, _, err = await runs(tmp_path, "resume", "other", *SHOP)
+    status, _, err = await run_runs(tmp_path, "resume", "other", *SHOP)
     assert status == 1
     assert "stays so" in err
 
@@ -292,13 +294,13 @@ async def test_a_signal_with_a_key_is_sent_once(tmp_path: Path) -> None:
     """A repeated key is no error, also when the run is gone; an unknown run still is one."""
     await begin(tmp_path, "nap=Nap(1)")
     for value in ("1", "2"):
-        assert (await runs(tmp_path, "signal", "nap", "s", value, "--key", "k"))[0] == 0
+        assert (await run_runs(tmp_path, "signal", "nap", "s", value, "--key", "k"))[0] == 0
     found = await runs_json(tmp_path, "show", "nap")
     assert [each["value"] for each in found["letters"]] == [1]
-    await runs(tmp_path, "cancel", "nap")
-    await runs(tmp_path, "purge", "--before", "0h", "--yes")
-    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "k"))[0] == 0
-    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "other"))[0] == 2
+    await run_runs(tmp_path, "cancel", "nap")
+    await run_runs(tmp_path, "purge", "--before", "0h", "--yes")
+    assert (await run_runs(tmp_path, "signal", "nap", "s", "3", "--key", "k"))[0] == 0
+    assert (await run_runs(tmp_path, "signal", "nap", "s", "3", "--key", "other"))[0] == 2
 
 
 async def test_a_busy_run_says_which_process_has_it(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ async def test_a_busy_run_says_which_process_has_it(tmp_path: Path) -> None:
     await begin(tmp_path, "nap=Nap(1)")
     child = taking_up(tmp_path, "nap")
     await waits(tmp_path, "nap")
-    status, out, err = await runs(tmp_path, "resume", "nap")
+    status, out, err = await run_runs(tmp_path, "resume", "nap")
     assert (status, out) == (1, "")
     assert f"process {child.pid}" in err
     assert len(err.splitlines()) == 1
@@ -352,7 +354,7 @@ async def test_a_call_is_approved_from_another_process(
     assert [each for each in outside(tmp_path) if "send" in each] == (
         [] if "--deny" in options else [f"send {gave.split()[-1]} {'' if options else 'hello'}"]
     )
-    status, _, err = await runs(tmp_path, "approve", "mail", number)
+    status, _, err = await run_runs(tmp_path, "approve", "mail", number)
     assert status == 2
     assert "it asks none now" in err
 
@@ -368,7 +370,7 @@ async def test_a_call_in_doubt_is_settled(
     await begin(tmp_path, "pay=Pay(5)")
     (tmp_path / "hang").touch()
     child = taking_up(tmp_path, "pay")
-    await until(lambda: outside(tmp_path) == ["pay 5"])
+    await wait_until(lambda: outside(tmp_path) == ["pay 5"])
     child.kill()
     await asyncio.to_thread(child.communicate)
     (tmp_path / "hang").unlink()
@@ -376,14 +378,14 @@ async def test_a_call_in_doubt_is_settled(
     wait = await waits(tmp_path, "pay")
     assert wait["kind"] == "doubt"
     number = str(wait["number"])
-    _, out, _ = await runs(tmp_path, "show", "pay")
+    _, out, _ = await run_runs(tmp_path, "show", "pay")
     assert "was it done?" in out
     assert f"anabranch runs approve pay {number} --not-done" in out
     for wrong in ([], ["--deny"], ["--done", "x", "--not-done"]):
-        status, _, err = await runs(tmp_path, "approve", "pay", number, *wrong)
+        status, _, err = await run_runs(tmp_path, "approve", "pay", number, *wrong)
         assert status == 2
         assert "--done VALUE" in err
-    status, out, _ = await runs(tmp_path, "approve", "pay", number, *options)
+    status, out, _ = await run_runs(tmp_path, "approve", "pay", number, *options)
     assert status == 0
     out, _ = await asyncio.to_thread(child.communicate)
     assert (out, outside(tmp_path)) == (gave, ["pay 5"] * paid)
@@ -403,7 +405,7 @@ async def test_an_answer_that_means_nothing_is_refused(tmp_path: Path) -> None:
         ([number, "--deny", "--arguments", "{}"], "takes no --arguments"),
         (["999"], f"it asks {number} (send)"),
     ):
-        status, out, err = await runs(tmp_path, "approve", "mail", *options)
+        status, out, err = await run_runs(tmp_path, "approve", "mail", *options)
         assert (status, out) == (2, "")
         assert expected in err
         assert len(err.splitlines()) == 1
@@ -418,13 +420,13 @@ async def test_an_answer_that_means_nothing_is_refused(tmp_path: Path) -> None:
 async def test_a_fork_goes_on_from_a_row(tmp_path: Path) -> None:
     """What stood before it is not done again, and what came after it is."""
     await begin(tmp_path, "order=Order('A-17')")
-    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     await resumed(tmp_path, "order", *SHOP)
     rows = (await runs_json(tmp_path, "show", "order"))["history"]
     at = next(row["number"] for row in rows if row["kind"] == "letter") - 1
     made = await runs_json(tmp_path, "fork", "order", "order-2", "--at", str(at))
     assert (made["state"], made["rows"]) == ("pending", at)
-    await runs(tmp_path, "signal", "order-2", "feedback", "bad")
+    await run_runs(tmp_path, "signal", "order-2", "feedback", "bad")
     assert await resumed(tmp_path, "order-2", *SHOP) == "A-17: 6 for 2, bad\n"
     assert len([each for each in outside(tmp_path) if each.startswith("weigh")]) == 2
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
@@ -435,12 +437,12 @@ async def test_only_runs_that_are_over_are_removed(tmp_path: Path) -> None:
     await begin(tmp_path, "done=Nap(0)", "new=Nap(0)", "naps=Nap(1)", "gone=Nap(1)")
     await resumed(tmp_path, "done")
     await resumed(tmp_path, "new")
-    await runs(tmp_path, "cancel", "gone")
+    await run_runs(tmp_path, "cancel", "gone")
     with sqlite3.connect(tmp_path / "runs.db") as file:
         file.execute("update anabranch_run set updated = 1 where run_id != 'new'")
         file.execute("update anabranch_row set time = 1 where run != 2")
     file.close()
-    status, _, err = await runs(tmp_path, "purge", "--before", "30d")
+    status, _, err = await run_runs(tmp_path, "purge", "--before", "30d")
     assert status == 2
     assert "2 runs would be removed: --yes" in err
     assert await runs_json(tmp_path, "purge", "--before", "30d", "--state", "failed", "--yes") == {
@@ -448,7 +450,7 @@ async def test_only_runs_that_are_over_are_removed(tmp_path: Path) -> None:
     }
     options = ("purge", "--before", "2020-01-31", "--state", "cancelled", "--yes")
     assert await runs_json(tmp_path, *options) == {"removed": 1}
-    status, out, _ = await runs(tmp_path, "purge", "--before", "30d", "--yes")
+    status, out, _ = await run_runs(tmp_path, "purge", "--before", "30d", "--yes")
     assert (status, out) == (0, "1 run removed\n")
     left = [each["run_id"] for each in await runs_json(tmp_path, "list")]
     assert left == ["naps", "new"]
@@ -484,7 +486,7 @@ async def test_wrong_usage_is_one_line_and_status_2(
     await begin(tmp_path, ONE_RUN)
     (tmp_path / "empty.db").touch()
     before = set(os.listdir(tmp_path))
-    status, out, err = await runs(tmp_path, *options)
+    status, out, err = await run_runs(tmp_path, *options)
     assert (status, out) == (2, "")
     assert expected in err
     assert len(err.splitlines()) == 1
@@ -496,7 +498,7 @@ async def test_a_run_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
     await begin(tmp_path, "nap=Nap(0)")
     gave = await resumed(tmp_path, "nap")
     for options in (["signal", "nap", "s"], ["cancel", "nap"]):
-        status, out, err = await runs(tmp_path, *options)
+        status, out, err = await run_runs(tmp_path, *options)
         assert (status, out) == (1, "")
         assert "which is over (completed): anabranch runs show nap shows how" in err
         assert len(err.splitlines()) == 1
@@ -521,7 +523,7 @@ async def test_what_cannot_be_read_is_one_line_and_status_1(tmp_path: Path) -> N
         ".": "is a folder",
     }
     for name, expected in said.items():
-        status, out, err = await runs(tmp_path, "list", ANABRANCH_JOURNAL=name)
+        status, out, err = await run_runs(tmp_path, "list", ANABRANCH_JOURNAL=name)
         assert (status, out) == (1, "")
         assert expected in err
         assert len(err.splitlines()) == 1
@@ -542,7 +544,7 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
         (text.replace("class Nap", "class Rest"), "the module orders has no Nap"),
     ):
         module.unlink() if changed is None else module.write_text(changed)
-        status, out, err = await runs(tmp_path, "resume", "order-17")
+        status, out, err = await run_runs(tmp_path, "resume", "order-17")
         assert (status, out) == (2, "")
         assert expected in err
         assert len(err.splitlines()) == 1
@@ -555,7 +557,7 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
         "    async with Journal('runs.db') as journal:\n"
         "        await journal.start(Own(1), run_id='own')\nasyncio.run(main())\n",
     )
-    status, _, err = await runs(tmp_path, "resume", "own")
+    status, _, err = await run_runs(tmp_path, "resume", "own")
     assert status == 2
     assert "run that script again" in err
 
@@ -581,7 +583,7 @@ async def test_a_failed_run_of_a_script_goes_on_when_that_is_run_again(tmp_path:
     (tmp_path / "door").write_text("open")
     with pytest.raises(AssertionError):
         await python(tmp_path, "opens.py")  # it stays as it has ended
-    status, _, err = await runs(tmp_path, "resume", "r")
+    status, _, err = await run_runs(tmp_path, "resume", "r")
     assert status == 2
     assert "run that script again" in err
     await python(tmp_path, "opens.py")
@@ -600,7 +602,7 @@ async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) 
             "class Nap(Durable[dict[str, float]], version=2)",
         )
     )
-    status, _, err = await runs(tmp_path, "resume", "nap")
+    status, _, err = await run_runs(tmp_path, "resume", "nap")
     assert status == 1
     assert "the run began with version 1" in err
     (run,) = await runs_json(tmp_path, "list")
@@ -613,7 +615,7 @@ async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) 
 async def test_a_live_field_that_is_not_brought_is_one_line(tmp_path: Path) -> None:
     """The line has the option."""
     await begin(tmp_path, "order=Order('A-17')")
-    status, _, err = await runs(tmp_path, "resume", "order")
+    status, _, err = await run_runs(tmp_path, "resume", "order")
     assert status == 1
     assert "--live shop=module:attribute" in err
     assert len(err.splitlines()) == 1

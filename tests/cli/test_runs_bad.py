@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.runs import begin, python, runs, runs_json
+from support.runs_command import begin, python, run_runs, runs_json
 
 pytest.importorskip("typer", reason="the command line is not installed: anabranch[cli]")
 
@@ -41,8 +41,8 @@ async def test_an_error_is_json_too(
 ) -> None:
     """On the standard output, beside the line on the standard error."""
     await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
-    await runs(tmp_path, "cancel", "gone")
-    found, out, err = await runs(tmp_path, *options, "--json")
+    await run_runs(tmp_path, "cancel", "gone")
+    found, out, err = await run_runs(tmp_path, *options, "--json")
     assert found == status
     assert said in json.loads(out)["error"]
     assert err.startswith("anabranch: ")
@@ -70,7 +70,7 @@ async def test_a_long_value_leaves_the_other_columns_their_place(tmp_path: Path)
         "run(Long(), journal='runs.db', run_id='long')\n",
     )
     for columns in ("80", "200"):
-        _, out, _ = await runs(tmp_path, "show", "long", COLUMNS=columns)
+        _, out, _ = await run_runs(tmp_path, "show", "long", COLUMNS=columns)
         assert any(line.split()[:1] == ["1"] and "result" in line for line in out.splitlines())
 
 
@@ -80,7 +80,7 @@ async def test_any_encoding_of_the_output(encoding: str, tmp_path: Path) -> None
     name = "\N{GRINNING FACE} grün \u202e"
     await begin(tmp_path, f"{name}=Nap(1)")
     for options in (["list"], ["show", name], ["list", "--json"]):
-        status, out, err = await runs(tmp_path, *options, PYTHONIOENCODING=encoding)
+        status, out, err = await run_runs(tmp_path, *options, PYTHONIOENCODING=encoding)
         assert (status, err) == (0, "")
     assert json.loads(out)[0]["run_id"] == name
 
@@ -96,11 +96,11 @@ async def test_a_journal_with_a_codec(tmp_path: Path) -> None:
         "print(run(Pack('pen'), journal=Journal('coded.db', codec=turned), run_id='a'))\n",
     )
     coded = ["show", "a", "--journal", "coded.db"]
-    status, out, _ = await runs(tmp_path, *coded, ANABRANCH_CODEC="codec:turned")
+    status, out, _ = await run_runs(tmp_path, *coded, ANABRANCH_CODEC="codec:turned")
     assert status == 0
     assert "item: pen" in out
     for name, said in [("", "open it with the codec"), ("codec:nix", "codec has no nix")]:
-        status, out, err = await runs(tmp_path, *coded, ANABRANCH_CODEC=name)
+        status, out, err = await run_runs(tmp_path, *coded, ANABRANCH_CODEC=name)
         assert said in err
         assert status
 
@@ -120,7 +120,7 @@ async def test_a_stream_that_is_closed_or_full(
 ) -> None:
     """Changes nothing else, and no traceback is shown."""
     await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
-    await runs(tmp_path, "cancel", "gone")
+    await run_runs(tmp_path, "cancel", "gone")
     program = f"{sys.executable} -m anabranch runs {command}"
     found = await asyncio.to_thread(
         subprocess.run, program, shell=True, cwd=tmp_path, capture_output=True, text=True

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.chat import environment
-from support.runs import RUNS, begin, runs, runs_json, screen, table
+from support.chat_command import environment
+from support.runs_command import RUNS, begin, run_runs, runs_json, screen, table
 
 from anabranch.cli._question import width as cells
 
@@ -29,8 +29,8 @@ async def several(folder: Path) -> None:
     await begin(
         folder, "done=Nap(0)", "gone=Nap(1)", "nap=Nap(30)", "mail=Mail('Ann')", f"{LONG}=Nap(2)"
     )
-    assert (await runs(folder, "resume", "done"))[0] == 0
-    assert (await runs(folder, "cancel", "gone"))[0] == 0
+    assert (await run_runs(folder, "resume", "done"))[0] == 0
+    assert (await run_runs(folder, "cancel", "gone"))[0] == 0
     for name in "nap", "mail":
         child = screen(folder, "resume", name)
         await asyncio.to_thread(child.expect, "waits for")
@@ -88,7 +88,7 @@ async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
     await begin(tmp_path, name + "=Mail('A\x1b[31mnn\x1b[2J')")
     child = screen(tmp_path, "resume", name)
     await asyncio.to_thread(child.expect, "waits for")
-    await runs(tmp_path, "signal", name, "s\u202e", "v\x1b[31m")
+    await run_runs(tmp_path, "signal", name, "s\u202e", "v\x1b[31m")
     for options in (["list"], ["show", name, "--rows"]):
         shown = await asyncio.to_thread(table, screen(tmp_path, *options))
         assert "\x1b[2J" not in shown
@@ -103,14 +103,14 @@ async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
 async def test_names_are_no_markup(tmp_path: Path) -> None:
     """What looks like a style of rich is shown as it is, and breaks no command."""
     await begin(tmp_path, "a[/b]=Nap(1)")
-    status, out, err = await runs(tmp_path, "signal", "a[/b]", "[bold]x[/c]", "1")
+    status, out, err = await run_runs(tmp_path, "signal", "a[/b]", "[bold]x[/c]", "1")
     assert (status, out, err) == (0, "[bold]x[/c] is sent to a[/b]\n", "")
     child = screen(tmp_path, "resume", "a[/b]")
     await asyncio.to_thread(child.expect_exact, "waits for")
     child.sendintr()
     await asyncio.to_thread(child.expect_exact, "a[/b] is suspended")
     await asyncio.to_thread(child.expect, pexpect.EOF)
-    status, out, err = await runs(tmp_path, "cancel", "a[/b]")
+    status, out, err = await run_runs(tmp_path, "cancel", "a[/b]")
     assert (status, out, err) == (0, "a[/b] is cancelled\n", "")
 
 
@@ -154,7 +154,7 @@ async def test_a_run_that_is_taken_up_shows_how_far_it_is(tmp_path: Path) -> Non
 async def test_a_purge_asks(key: str, left: list[str], tmp_path: Path) -> None:
     """How many runs, and how old; nothing goes without a yes."""
     await begin(tmp_path, "nap=Nap(1)", "done=Nap(0)")
-    await runs(tmp_path, "resume", "done")
+    await run_runs(tmp_path, "resume", "done")
     child = screen(tmp_path, "purge", "--before", "0s")
     await asyncio.to_thread(child.expect_exact, "remove 1 run, the oldest ")
     child.sendline(key)
@@ -169,7 +169,7 @@ async def test_a_purge_that_is_interrupted_removes_nothing(
 ) -> None:
     """Ctrl-C ends the program at once, and Ctrl-D is a no."""
     await begin(tmp_path, "done=Nap(0)")
-    await runs(tmp_path, "resume", "done")
+    await run_runs(tmp_path, "resume", "done")
     child = screen(tmp_path, "purge", "--before", "0s")
     await asyncio.to_thread(child.expect_exact, "[y/N]: ")
     child.sendcontrol(key)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.suite import skip_suite, tell_skipped
+from support.optional_suites import report_skipped, skip_suite
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    tell_skipped(terminalreporter, "clients", "of others' clients did not run: make test-clients")
+    report_skipped(terminalreporter, "clients", "of others' clients did not run: make test-clients")
     for report in terminalreporter.stats.get("passed", []):
         if "version " in report.capstdout:
             terminalreporter.line(f"{report.nodeid}: {report.capstdout.strip()}")

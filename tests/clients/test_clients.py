@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.serving import on_uvicorn
+from support.openai_client import on_uvicorn
 
 from anabranch import Agent, tool
 from anabranch.messages import Message, Request, ToolCall

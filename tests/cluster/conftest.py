@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.optional_suites import report_skipped, skip_suite, tests_in
 from support.paths import TESTS
-from support.suite import skip_suite, tell_skipped, tests_of
 
 _HERE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ if WANTED:  # also of the workers, and of programs that put jobs
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not (WANTED and HAVE_RAY):
         skip_suite(items, _HERE, "Ray")
-    for item in tests_of(items, _HERE):
+    for item in tests_in(items, _HERE):
         item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
         if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
             item.obj = _bounded(item.obj)
@@ -46,7 +46,7 @@ def _bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., An
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    tell_skipped(terminalreporter, "Ray", "on a Ray cluster did not run: make test-ray")
+    report_skipped(terminalreporter, "Ray", "on a Ray cluster did not run: make test-ray")
 
 
 class Nodes:
@@ -112,6 +112,6 @@ Noted = Callable[[str], Any]
 def noted(file: str) -> Noted:
     """Return a function that waits for a line that begins so, and returns it."""
 
-    from support.ray_jobs import line_in
+    from support.ray_jobs import wait_for_line
 
-    return partial(line_in, file)
+    return partial(wait_for_line, file)

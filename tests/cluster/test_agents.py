@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ray_people import (
+from support.ray_agents import (
     Alice,
     Blocked,
     Bob,
@@ -22,9 +22,9 @@ from support.ray_people import (
     Held,
     Leaver,
 )
-from support.server import Reply as ServerReply
-from support.server import ScriptedServer, Step, chunk, text
-from support.until import until
+from support.scripted_server import Reply as ServerReply
+from support.scripted_server import ScriptedServer, Step, chunk, text
+from support.waiting import wait_until
 
 from anabranch import Commander, Retry, connect
 from anabranch.agents import (
@@ -229,7 +229,7 @@ async def test_an_agent_that_blocks_its_process_keeps_nobody(
         monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.5)
     async with remote(Blocked, "blocked") as blocked:
         asked = asyncio.ensure_future(blocked.invoke("block", tmp_path / "begun"))
-        await until((tmp_path / "begun").exists)
+        await wait_until((tmp_path / "begun").exists)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ray_people import Alice, Bob, Held
-from support.server import Reply as ServerReply
-from support.server import ScriptedServer, Step, chunk
-from support.until import until
+from support.ray_agents import Alice, Bob, Held
+from support.scripted_server import Reply as ServerReply
+from support.scripted_server import ScriptedServer, Step, chunk
+from support.waiting import wait_until
 
 from anabranch import Commander, WorkerLost
 from anabranch.agents import Chat, Directory, UserProxyAgent
@@ -154,7 +154,7 @@ async def test_a_driver_that_is_killed_takes_its_agents_with_it(nodes: Any) -> N
 
 HEADLESS = """
 import asyncio, pathlib, sys
-from support.ray_people import Held
+from support.ray_agents import Held
 from anabranch import WorkerLost
 from anabranch.agents import ConversableAgent, UserProxyAgent
 from anabranch.cluster import Ray, remote
@@ -188,7 +188,7 @@ async def test_a_head_that_goes_away_is_the_loss_of_its_agents(tmp_path: Path) -
                 *("-c", HEADLESS, small.address, str(tmp_path)),
                 stdout=asyncio.subprocess.PIPE,
             )
-            await until((tmp_path / "pid").exists)
+            await wait_until((tmp_path / "pid").exists)
             small.head_node.all_processes["gcs_server"][0].process.kill()
             said, _ = await program.communicate()
         waited, asked, left = said.decode().splitlines()

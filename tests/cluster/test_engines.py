@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from support.conformance import HttpSubject, cases, pass_time_after_the_first_delta, show
-from support.ray_people import Held
-from support.server import Reply, ScriptedServer, Step, calls, text, vectors
+from support.ray_agents import Held
+from support.scripted_server import Reply, ScriptedServer, Step, calls, text, vectors
 
 from anabranch import Commander, Conversation, Message, WorkerLost, connect, tool
 from anabranch.agents import ConversableAgent, UserProxyAgent

@@ -9,8 +9,8 @@ import signal
 from typing import Any
 
 import pytest
-from support.left import gone
-from support.ray_jobs import Block, Double, Stand, read
+from support.leaks import has_exited
+from support.ray_jobs import Block, Double, Stand, read_notes
 
 from anabranch import Commander, NodeCancelled
 from anabranch.cluster import Ray
@@ -34,7 +34,7 @@ async def test_a_body_that_does_not_listen_ends_at_its_timeout(
             job.cancel("enough")
             with pytest.raises(NodeCancelled, match="enough"):
                 await job
-        assert await asyncio.to_thread(gone, pid)
+        assert await asyncio.to_thread(has_exited, pid)
         with pytest.raises(TimeoutError, match="was not done within"):
             await late
         assert await commander.run(Double(1), on=WHOLE) == 2
@@ -66,7 +66,7 @@ async def test_what_cleans_up_within_its_grace_is_left_to_do_so(file: str, noted
         job.cancel()
         with pytest.raises(NodeCancelled):
             await job
-        assert read(file).endswith("cleaned\n")
+        assert read_notes(file).endswith("cleaned\n")
 
 
 async def test_what_a_job_has_sent_on_does_not_outlive_it(file: str, noted: Any) -> None:
@@ -77,4 +77,4 @@ async def test_what_a_job_has_sent_on_does_not_outlive_it(file: str, noted: Any)
         job.cancel()
         with pytest.raises(NodeCancelled):
             await job
-        assert await asyncio.to_thread(gone, pid)
+        assert await asyncio.to_thread(has_exited, pid)

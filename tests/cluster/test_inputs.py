@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ray_agents import Bob
 from support.ray_jobs import Give, Measure, Resolve
-from support.ray_people import Bob
 
 from anabranch import Commander
 from anabranch.cluster import Ray, remote

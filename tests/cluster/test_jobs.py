@@ -28,10 +28,10 @@ from support.ray_jobs import (
     Talk,
     There,
     Tool,
-    read,
+    read_notes,
 )
-from support.server import Reply, ScriptedServer, Step, chunk
-from support.until import settled
+from support.scripted_server import Reply, ScriptedServer, Step, chunk
+from support.waiting import settle_loop
 
 from anabranch import Commander, Job, NodeCancelled, Retry, connect
 from anabranch.agents.conversation._scope import open_scope
@@ -150,7 +150,7 @@ async def test_a_failure_follows_the_policy_at_home(file: str, noted: Any) -> No
     async with Commander() as commander:
         with pytest.raises(Refusal):
             await commander.run(Parent())
-        assert read(file).endswith("cleaned\n")
+        assert read_notes(file).endswith("cleaned\n")
 
 
 async def test_a_failure_is_tried_again_only_if_the_job_says_so(file: str) -> None:
@@ -158,10 +158,10 @@ async def test_a_failure_is_tried_again_only_if_the_job_says_so(file: str) -> No
     async with Commander() as commander:
         with pytest.raises(Refusal):
             await commander.run(Fail(file=file), on=LEFT)
-        assert read(file) == "tried\n"
+        assert read_notes(file) == "tried\n"
         with pytest.raises(Refusal):
             await commander.run(Fail(file=file), on=LEFT, retry=Retry(attempts=3))
-    assert read(file) == "tried\n" * 4
+    assert read_notes(file) == "tried\n" * 4
 
 
 async def test_a_timeout_at_home_ends_the_subtree_there(file: str) -> None:
@@ -169,7 +169,7 @@ async def test_a_timeout_at_home_ends_the_subtree_there(file: str) -> None:
     async with Commander() as commander:
         with pytest.raises(TimeoutError, match="Stand#1 was not done within 3 s"):
             await commander.run(Stand(file), on=LEFT, timeout=3)
-        assert read(file).endswith("cleaned\n")
+        assert read_notes(file).endswith("cleaned\n")
 
 
 @pytest.mark.parametrize("kind", [Stand, Join, Tool])
@@ -178,7 +178,7 @@ async def test_a_cancel_reaches_the_leaf(kind: type[Any], file: str, noted: Any)
     ended: list[str] = []
     async with Commander() as commander:
         job = commander.put_job(kind(file), on=LEFT)
-        job.at_terminate(lambda _: ended.append(read(file)))
+        job.at_terminate(lambda _: ended.append(read_notes(file)))
         await noted("standing")
         job.cancel("enough")
         with pytest.raises(NodeCancelled, match="enough"):
@@ -206,13 +206,13 @@ async def test_a_job_that_waits_for_a_machine_is_cancelled_at_once(file: str, no
         first = commander.put_job(Stand(file), on=whole)
         await noted("standing")
         second = commander.put_job(Fail(file=file), on=whole)
-        await settled()
+        await settle_loop()
         assert "waits for a Ray worker (100 left)" in commander.explain(second)
         second.cancel()
         with pytest.raises(NodeCancelled):
             await second
         first.cancel()
-    assert "tried" not in read(file)
+    assert "tried" not in read_notes(file)
 
 
 async def test_cancelled_before_its_turn_it_is_never_sent(file: str) -> None:
@@ -222,7 +222,7 @@ async def test_cancelled_before_its_turn_it_is_never_sent(file: str) -> None:
         job.cancel()
         with pytest.raises(NodeCancelled):
             await job
-    assert read(file) == ""
+    assert read_notes(file) == ""
 
 
 async def test_what_happens_there_is_seen_at_home(file: str, noted: Any) -> None:
@@ -372,5 +372,5 @@ async def test_nothing_is_left_behind(nodes: Any) -> None:
     async with Commander() as commander:
         for job in [commander.put_job(Double(n), on=LEFT) for n in range(20)]:
             await job
-    await settled()
+    await settle_loop()
     assert asyncio.all_tasks() == before

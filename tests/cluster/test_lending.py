@@ -7,8 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.ray_jobs import note
-from support.ray_people import Bob, Sender
+from support.ray_agents import Bob, Sender
+from support.ray_jobs import add_note
 
 from anabranch import Commander, Job
 from anabranch.cluster import ActorNotFound, Ray, find, remote
@@ -54,7 +54,7 @@ class Seek(Job[str]):
     file: str
 
     async def task(self) -> str:
-        note(self.file, "seeking")
+        add_note(self.file, "seeking")
         while True:
             try:
                 return (await find("late")).name

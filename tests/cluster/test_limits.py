@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.ray_jobs import Ask, AskThere
-from support.server import DONE, Reply, ScriptedServer, Step, chunk
-from support.until import until
+from support.scripted_server import DONE, Reply, ScriptedServer, Step, chunk
+from support.waiting import wait_until
 
 from anabranch import BudgetExceeded, Commander, NodeCancelled, Retry, WorkerLost, connect
 from anabranch.agents import Chat, ConversableAgent, UserProxyAgent
@@ -148,4 +148,4 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> No
 
 async def waiting(limits: Any, count: int) -> None:
     """Wait until so many requests wait for their turn, here and elsewhere."""
-    await until(lambda: sum(map(len, limits.lines.values())) == count)
+    await wait_until(lambda: sum(map(len, limits.lines.values())) == count)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.left import gone
-from support.ray_jobs import Double, Join, Speak, Stand, Tool, line_in, read
-from support.until import settled, until
+from support.leaks import has_exited
+from support.ray_jobs import Double, Join, Speak, Stand, Tool, read_notes, wait_for_line
+from support.waiting import settle_loop, wait_until
 
 from anabranch import Commander, Job, Retry, WorkerLost
 from anabranch.cluster import Ray
@@ -47,7 +47,7 @@ async def test_a_machine_that_goes_away_fails_its_nodes(nodes: Any, tmp_path: Pa
         ]
         for job in jobs:
             job.at_done(lambda node: ended.append(type(node.error).__name__))
-        pids = [int((await line_in(file, "standing")).split()[1]) for file in files.values()]
+        pids = [int((await wait_for_line(file, "standing")).split()[1]) for file in files.values()]
         await sibling
         await asyncio.to_thread(nodes.remove, machine)
         for job in jobs:
@@ -56,8 +56,8 @@ async def test_a_machine_that_goes_away_fails_its_nodes(nodes: Any, tmp_path: Pa
             assert caught.value.path == job.path
         assert sibling.result == 8
     assert ended == ["WorkerLost"] * 3
-    assert all(read(file).count("standing") == 1 for file in files.values())
-    assert all(map(gone, pids))
+    assert all(read_notes(file).count("standing") == 1 for file in files.values())
+    assert all(map(has_exited, pids))
 
 
 async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
@@ -70,11 +70,11 @@ async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
         pid = int((await noted("standing")).split()[1])
         os.kill(pid, signal.SIGSTOP)  # so that it cannot end before its machine does
         job.cancel()
-        await settled()
+        await settle_loop()
         await asyncio.to_thread(nodes.remove, machine)
         await _ended(job)
         assert job.state == "cancelled"
-    assert read(file).count("standing") == 1
+    assert read_notes(file).count("standing") == 1
     with suppress(ProcessLookupError):  # stopped, it may not have seen that its machine is gone
         os.kill(pid, signal.SIGKILL)
 
@@ -94,7 +94,7 @@ async def test_a_worker_that_is_killed_fails_its_node(kind: str, file: str, note
         with pytest.raises(WorkerLost, match=f"{job.path}: the Ray worker that ran it went away"):
             await job
         assert await commander.run(Double(1), on=RIGHT) == 2
-    assert read(file).count("standing") == 1
+    assert read_notes(file).count("standing") == 1
 
 
 @pytest.mark.usefixtures("nodes")
@@ -105,11 +105,11 @@ async def test_a_lost_job_runs_again_if_it_says_so(file: str, noted: Any) -> Non
             Stand(file), on=RIGHT, claim=True, retry=Retry(attempts=3, on=WorkerLost)
         )
         for attempt in range(1, 4):
-            await until(lambda: len(read(file).splitlines()) == attempt)  # noqa: B023
-            os.kill(int(read(file).splitlines()[-1].split()[1]), signal.SIGKILL)
+            await wait_until(lambda: len(read_notes(file).splitlines()) == attempt)  # noqa: B023
+            os.kill(int(read_notes(file).splitlines()[-1].split()[1]), signal.SIGKILL)
         with pytest.raises(WorkerLost):
             await job
-    assert read(file).count("standing") == 3
+    assert read_notes(file).count("standing") == 3
 
 
 async def test_a_job_whose_only_machine_went_away_is_refused(
@@ -137,14 +137,14 @@ async def test_a_job_outlives_the_way_by_which_it_is_heard(nodes: Any, file: str
         events = commander.events(("text",))
         job = commander.put_job(Speak(300, pause=0.005), on=RIGHT)
         other = commander.put_job(Stand(file), on=RIGHT, claim=True)
-        await line_in(file, "standing")
+        await wait_for_line(file, "standing")
         said = [(await anext(aiter(events))).data]
         await nodes.lose_mailbox()
         assert await job == 300
         other.cancel()
         await _ended(other)
         assert other.state == "cancelled"
-        assert read(file).endswith("cleaned\n")
+        assert read_notes(file).endswith("cleaned\n")
         assert await commander.run(Double(1), on=RIGHT) == 2
     said += [event.data async for event in events]
     assert said == [str(number) for number in range(300)]
@@ -217,7 +217,7 @@ async def test_a_driver_that_goes_away_takes_its_subtrees_along(
     with driver(nodes.address, file) as program:
         pid = int((await noted("standing")).split()[1])
         program.kill()
-    assert await asyncio.to_thread(gone, pid)
+    assert await asyncio.to_thread(has_exited, pid)
 
 
 async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> None:
@@ -250,8 +250,8 @@ async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, 
             driver(small.address, fourth, source=STUCK) as stuck,
         ):
             pid = int((await noted("standing")).split()[1])
-            await line_in(third, "standing")
-            await line_in(fourth, "standing")
+            await wait_for_line(third, "standing")
+            await wait_for_line(fourth, "standing")
             processes = small.head_node.all_processes
             processes["gcs_server"][0].process.kill()
             assert await asyncio.to_thread(stuck.communicate, timeout=30) == ("2\n", "")
@@ -267,6 +267,6 @@ async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, 
         assert last.endswith(f"the head of the Ray cluster at {small.address} went away")
         assert careless.returncode == 1
         assert "SIGTERM" not in complaint  # Ray's own business, as it is joined in a thread
-        assert await asyncio.to_thread(gone, pid)
+        assert await asyncio.to_thread(has_exited, pid)
     finally:
         small.shutdown()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ray_jobs import Planned, read
+from support.ray_jobs import Planned, read_notes
 
 from anabranch import Commander
 
@@ -126,10 +126,10 @@ async def test_every_invariant_holds_in_random_trees_over_machines(
         try:
             async with asyncio.timeout(60):
                 outcome = await play(plan, file)
-                ended = check(plan, read(file))
+                ended = check(plan, read_notes(file))
                 if author.strict:
                     assert outcome == await play(at_home(plan), other)
-                    assert ended == check(plan, read(other))
+                    assert ended == check(plan, read_notes(other))
         except BaseException as error:
             error.add_note(f"seed {seed}: {plan}")
             raise

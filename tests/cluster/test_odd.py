@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
-from support.ray_odd import Frozen, Odd, Owing
-from support.scale import SEED
+from support.ray_broken_objects import Frozen, Odd, Owing
+from support.seeds import SEED
 
 from anabranch import Commander
 from anabranch.cluster import Ray, remote

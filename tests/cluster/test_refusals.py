@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from support.ray_agents import Bob
 from support.ray_jobs import Ask, Double
-from support.ray_people import Bob
 
 from anabranch import Commander, ConfigurationError, Job, MissingExtra, connect
 from anabranch.cluster import Ray, remote, serve

@@ -7,9 +7,9 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support.line import read_all
 from support.ray_jobs import Ask
-from support.server import ScriptedServer, text
+from support.scripted_server import ScriptedServer, text
+from support.wire_backends import read_all
 
 from anabranch import Commander, Conversation, connect
 from anabranch.backends import Retries

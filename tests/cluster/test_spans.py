@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.ray_jobs import Nest
-from support.spans import KeptSpans
+from support.spans import CollectedSpans
 
 from anabranch import Commander
 from anabranch.cluster import Ray
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("nodes")
 
 async def test_what_runs_on_other_machines_has_its_parent_here() -> None:
     """However deep it goes, one job putting others on Ray; each says on which machine it was."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         pids = await commander.run(Nest(2), on=Ray(num_cpus=1))
     assert spans.flush()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.clock import virtual_seconds
+from support.clock import sleep_virtual
 
 from anabranch import AgentMessage
 from anabranch.cluster._agent_service import MessageSender, TextCache
@@ -80,7 +80,7 @@ def test_a_producer_waits_for_its_reader() -> None:
         while not last:
             outcome, last = await call(actor)
             read += outcome.get()
-            await virtual_seconds(1)  # whatever can happen does
+            await sleep_virtual(1)  # whatever can happen does
             assert made <= len(read) + CAPACITY
         assert read == list(range(3 * CAPACITY))
 
@@ -109,10 +109,10 @@ def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
         actor, service = an_actor(for_ever)
         await call(actor, lease=30)
         for _ in range(5):
-            await virtual_seconds(20)
+            await sleep_virtual(20)
             await actor.keep("a", 30)
             assert not service.ended
-        await virtual_seconds(40)
+        await sleep_virtual(40)
         assert service.ended
         packed, last = await actor.next("a", 30)
         assert isinstance(Result.load(packed).failure, TimeoutError)
@@ -144,7 +144,7 @@ def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
         await call(actor)
         await call(actor, "b")
         waiting = asyncio.ensure_future(call(actor))
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         await actor.stop()
         packed, last = await actor.next("b", 30)
         for outcome in ((await waiting)[0], Result.load(packed)):
@@ -189,13 +189,13 @@ def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
     async def main() -> None:
         actor = MailboxActor()
         telling = asyncio.ensure_future(actor.deliver("inbox", "call", 1, b"report"))
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         packed, last = await actor.open("home", pack(Subscribe("inbox"), "an inbox"), 30)
         assert Result.load(packed).get() == [Delivery("inbox", "call", 1, b"report")]
         assert not last
         await telling
         telling = asyncio.ensure_future(actor.deliver("inbox", "call", 2, b"more"))
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         assert not telling.done()
         await actor.next("home", 30)
         await telling
@@ -227,7 +227,7 @@ def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> No
             if number == "kept":
                 usage = Usage(output_tokens=3)
                 await actor.answer(number, given.number, Result(usage).dump())
-        await virtual_seconds(60)
+        await sleep_virtual(60)
         assert [item for item in seen if isinstance(item, TurnReturned)] == [
             TurnReturned("call", "kept", Usage(output_tokens=3)),
             TurnReturned("call", "lost", None),
@@ -262,7 +262,7 @@ def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
             for n, each in enumerate(parts, 1):
                 teller(each)
                 if n % read_each == 0:
-                    await virtual_seconds(1)
+                    await sleep_virtual(1)
 
         actor, _ = an_actor(play)
         texts, heard, last = TextCache(), list[AgentMessage](), False

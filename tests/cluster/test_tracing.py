@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.ray_jobs import Ask, AskThere, Join, Odd, Speak, There, Use, read
-from support.server import ScriptedServer, calls, text
-from support.until import until
+from support.ray_jobs import Ask, AskThere, Join, Odd, Speak, There, Use, read_notes
+from support.scripted_server import ScriptedServer, calls, text
+from support.waiting import wait_until
 
 from anabranch import Commander, Conversation, Retry, WorkerLost, connect
 from anabranch.agents import Chat, ConversableAgent, UserProxyAgent
@@ -148,7 +148,7 @@ async def test_what_a_lost_worker_did_is_marked(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
             await job
-        await until(lambda: len(pids_in(file)) == 3)
+        await wait_until(lambda: len(pids_in(file)) == 3)
         await stand_here(commander, 1)
         during = recorder.trace()
         assert sorted(node.state for node in named(during, "stand")) == ["lost", "lost", "running"]
@@ -171,11 +171,11 @@ async def stand_here(commander: Commander, count: int) -> None:
         nodes = [node for node in commander.tree() if node.name == "stand"]
         return [node.state for node in nodes] == ["running"] * count
 
-    await until(found, patience=60)  # a worker may take long to start
+    await wait_until(found, patience=60)  # a worker may take long to start
 
 
 def pids_in(file: str) -> list[int]:
-    return [int(line.split()[1]) for line in read(file).splitlines()]
+    return [int(line.split()[1]) for line in read_notes(file).splitlines()]
 
 
 async def test_what_was_missed_there_is_a_gap(tmp_path: Path) -> None:

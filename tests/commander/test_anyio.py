@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from support.nodes import fail, hang
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, current_node
 from anabranch.handlers import handler
@@ -91,7 +91,7 @@ async def test_a_shielded_clean_up_is_finished():
         node = commander.call_handler(body())
         await running.wait()
         node.cancel()
-        await settled()
+        await settle_loop()
         assert node.state == "running"
         release.set()
     assert cleaned == [True]
@@ -160,7 +160,7 @@ async def test_a_timeout_around_run_cancels_the_job_and_waits_for_it(kind):
             try:
                 await asyncio.Event().wait()
             finally:
-                await settled()
+                await settle_loop()
                 cleaned.append(True)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -201,7 +201,7 @@ async def test_waiting_under_a_cancelled_scope_does_not_spin():
         try:
             await asyncio.Event().wait()
         finally:
-            await settled()
+            await settle_loop()
             idle.append(True)
 
     async with asyncio.timeout(5):

@@ -4,9 +4,9 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 from support.nodes import hang
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, Explanation, Retry
 from anabranch.handlers import handler
@@ -23,23 +23,23 @@ async def leaves(node):
     node.call_handler(hang())
 
 
-@jumping
+@virtual_time
 async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
     """From one second on, in the largest unit that fits."""
     async with Commander(max_concurrency=1, slow_after=None) as commander:
         runs, waits = commander.put_job(Waits()), commander.put_job(Waits())
         joins = commander.call_handler(leaves())
-        await virtual_seconds(0.5)
+        await sleep_virtual(0.5)
         assert "(for" not in commander.explain(runs) + commander.explain(joins)
-        await virtual_seconds(3)
+        await sleep_virtual(3)
         assert commander.explain(runs).startswith("Waits#1 is running (for 3 s), stands at ")
         assert commander.explain(waits).endswith(
             "is pending (for 3 s): it waits for one of 1 slots"
         )
-        await virtual_seconds(120)
+        await sleep_virtual(120)
         assert "is joining (for 2 min): its body" in commander.explain(joins)
         assert commander.explain().startswith("Commander is open (for 2 min), with 3 children")
-        await virtual_seconds(7200)
+        await sleep_virtual(7200)
         assert commander.explain(runs).startswith("Waits#1 is running (for 2 h), ")
         for node in commander.children:
             node.cancel()
@@ -53,18 +53,18 @@ async def test_explain_of_a_node_that_is_in_no_tree_says_so():
             assert commander.explain(job) == "Waits is pending: it is in no tree"
 
 
-@jumping
+@virtual_time
 async def test_explain_counts_the_pause_before_another_attempt_from_its_beginning():
     """A node that is tried again is pending anew."""
 
     @handler
     async def fails(node):
-        await virtual_seconds(30)
+        await sleep_virtual(30)
         raise ValueError
 
     async with Commander(slow_after=None) as commander:
         node = commander.call_handler(fails(), retry=Retry(backoff=60, jitter=0), claim=True)
-        await virtual_seconds(35)
+        await sleep_virtual(35)
         assert "is pending (for 5 s): attempt 2 begins after a pause" in commander.explain(node)
         node.cancel()
 
@@ -84,7 +84,7 @@ async def test_explain_shows_all_branches_of_a_gather():
 
     async with Commander(slow_after=None) as commander:
         node = commander.call_handler(gathers(), claim=True)
-        await settled()
+        await settle_loop()
         head, *lines = commander.explain(node).splitlines()
         assert "awaits hang#" in head
         assert sum("hang#" in line for line in lines) == 2
@@ -127,7 +127,7 @@ def test_text_and_data_of_explain_agree(shape):
     async def main():
         async with Commander(slow_after=None) as commander:
             commander.call_handler(awaits(shape), claim=True)
-            await settled()
+            await settle_loop()
             for node in (None, *commander.children):
                 found = commander.explain(node, data=True)
                 check_agreement(commander.explain(node), found)
@@ -152,7 +152,7 @@ async def test_text_and_data_of_explain_agree_where_lists_are_cut():
     async with Commander(slow_after=None) as commander:
         shared = commander.call_handler(hang(), claim=True)
         nodes = [commander.call_handler(waits(shared), claim=True) for _ in range(50)]
-        await settled()
+        await settle_loop()
         found = commander.explain(data=True)
         check_agreement(commander.explain(), found)
         assert found[0].waits_for == tuple(range(1, 21))

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from support.clock import virtual_seconds
+from support.clock import sleep_virtual
 
 from anabranch.commander import Commander, Node, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -123,14 +123,14 @@ def test_a_timeout_against_completion_under_retry() -> None:
         @handler
         async def sleeps(node: Node[Any]) -> None:
             began.append(1)
-            await virtual_seconds(len(began) / 2 if len(began) < 2 else 1)
+            await sleep_virtual(len(began) / 2 if len(began) < 2 else 1)
             await pause()
 
         async with Commander(slow_after=None) as commander:
             node = commander.call_handler(
                 sleeps(), timeout=1, retry=Retry(attempts=2, jitter=0), claim=True
             )
-            await virtual_seconds(0.5)
+            await sleep_virtual(0.5)
             await pause()
             node.cancel()
             try:

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from support.scale import seeds
+from support.seeds import seeds
 
 from anabranch import Agent, Commander, Job, Node
 from anabranch.agents import ConversableAgent, UserProxyAgent

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from support.nodes import Idle, give, hang
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, run
 from anabranch.commander._record import record_of
@@ -89,7 +89,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(work())
         draining = asyncio.create_task(commander.drain())
-        await settled()
+        await settle_loop()
         with pytest.raises(NodeClosed):
             commander.call_handler(give())
         release.set()
@@ -111,7 +111,7 @@ async def test_drain_cancels_what_is_left_after_its_timeout():
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(careful())
-        await settled()
+        await settle_loop()
         assert await commander.drain(0.01) is False
         assert cleaned == [True]
         with pytest.raises(NodeCancelled, match="drain"):

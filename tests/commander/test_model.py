@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 from support.tree_checks import check_program
 from support.tree_puppet import Operation
 from support.tree_world import COMMANDS, STEPS, World
@@ -19,7 +19,7 @@ from support.tree_world import COMMANDS, STEPS, World
 from anabranch.commander import quorum
 
 pytestmark = pytest.mark.usefixtures("light_heap")
-PROGRAMS = many(1_500, 30_000)
+PROGRAMS = example_count(1_500, 30_000)
 COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
 NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
 # What meets timeouts, and what takes and gives the slots of a limit.
@@ -85,7 +85,7 @@ def test_every_invariant_holds_where_the_world_misbehaves(part: int) -> None:
 
 
 @settings(
-    max_examples=many(300, 3_000),
+    max_examples=example_count(300, 3_000),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )
 @given(

@@ -8,8 +8,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
-from support.clock import virtual_seconds
-from support.until import settled
+from support.clock import sleep_virtual
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, Node, NodeCancelled, QuorumNotMet, Retry, quorum, run
 from anabranch.handlers import handler
@@ -87,7 +87,7 @@ def test_a_storm_of_puts_and_cancelled_futures_from_threads_loses_nothing() -> N
                         futures[-10].cancel()
 
             await asyncio.gather(*(asyncio.to_thread(storm) for _ in range(4)))
-            await settled()  # what the last thread handed in
+            await settle_loop()  # what the last thread handed in
         for future in futures:
             assert future.done()
             try:
@@ -194,7 +194,7 @@ def test_a_node_cancelled_between_two_attempts_ends_at_once() -> None:
         loop = asyncio.get_running_loop()
         async with Commander(slow_after=None) as commander:
             node = commander.call_handler(fails(), retry=Retry(backoff=1000, jitter=0))
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             node.cancel()
         return node.state, loop.time()
 
@@ -220,7 +220,7 @@ async def test_a_pending_node_ends_in_its_putter_s_context(place: str) -> None:
         who.set("putter")
         job = commander.put_job(Waits(), retry=retry).at_terminate(lambda _: seen.append(who.get()))
         who.set("canceller")
-        await settled()
+        await settle_loop()
         assert job.state == "pending"
         job.cancel()
         for child in commander.children:

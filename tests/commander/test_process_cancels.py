@@ -5,8 +5,8 @@ import sys
 
 import anyio
 import pytest
-from support.left import processes
-from support.until import turns, until
+from support.leaks import child_processes
+from support.waiting import run_turns, wait_until
 
 from anabranch.commander._blocking import ProcessCall
 from anabranch.commander.process import end_process, start_process
@@ -32,7 +32,7 @@ async def in_process():
 async def cancel_in_each_turn(work, first):
     """Cancel a task once after so many turns, and then again in every turn until it has ended."""
     task = asyncio.create_task(work())
-    await turns(first)
+    await run_turns(first)
     while not task.done():
         task.cancel()
         await asyncio.sleep(0)
@@ -43,21 +43,21 @@ async def cancel_in_each_turn(work, first):
 @pytest.mark.parametrize("first", [*range(12), 100])
 async def test_cancelled_again_in_every_turn_no_process_is_left(work, first):
     """The start of a process is outlived as its end is: a zombie would still be a child."""
-    before = processes()
+    before = child_processes()
     await cancel_in_each_turn(work, first)
-    assert processes() <= before
+    assert child_processes() <= before
 
 
 @pytest.mark.parametrize("first", range(12))
 async def test_a_scope_that_cancels_in_every_turn_leaves_no_process(first):
     """As a task group does with the others when one of its tasks has failed."""
-    before = processes()
+    before = child_processes()
     async with anyio.create_task_group() as group:
         group.start_soon(started_and_held)
         group.start_soon(started_and_held)
-        await turns(first)
+        await run_turns(first)
         group.cancel_scope.cancel()
-    assert processes() <= before
+    assert child_processes() <= before
 
 
 async def test_a_start_that_fails_raises_its_error_or_the_cancel():
@@ -76,7 +76,7 @@ async def test_a_process_that_fills_its_pipe_is_ended():
     process = await start_process(
         sys.executable, "-c", "while True: print('x' * 10_000)", **PIPES, limit=1000
     )
-    await until(lambda: process.stdout._paused)
+    await wait_until(lambda: process.stdout._paused)
     async with asyncio.timeout(30):
         await end_process(process)
     assert process.returncode == -9

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import TESTS
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch.commander import Commander, NodeCancelled, WorkerLost
 from anabranch.commander._blocking import ProcessCall, _read_answer
@@ -251,7 +251,7 @@ async def test_a_result_does_not_wait_for_what_the_function_left_behind(tmp_path
     path = tmp_path / "pid"
     async with asyncio.timeout(30), Commander() as commander:
         assert await commander.in_process(function, str(path), grace=0.2) == 7
-        await until(lambda: not is_there(int(path.read_text())))
+        await wait_until(lambda: not is_there(int(path.read_text())))
 
 
 @needs_fork
@@ -269,11 +269,11 @@ async def test_nothing_is_left_behind_however_the_call_ends(tmp_path, then, erro
     async with asyncio.timeout(30), Commander() as commander:
         call = commander.call_handler(calls(str(path), then))
         if error is NodeCancelled:
-            await until(lambda: path.exists() and path.read_text())
+            await wait_until(lambda: path.exists() and path.read_text())
             call.cancel()
         with pytest.raises(error):
             await call
-        await until(lambda: not is_there(int(path.read_text())))
+        await wait_until(lambda: not is_there(int(path.read_text())))
 
 
 @handler

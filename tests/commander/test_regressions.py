@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from support.until import first_turn, settled
+from support.waiting import settle_loop, turn_until
 
 from anabranch.commander import Commander, Node, Retry, current_node
 from anabranch.commander._record import record_of
@@ -56,7 +56,7 @@ async def test_a_cancel_before_an_async_callback_has_begun_does_not_lose_the_nod
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(leaf()).at_end(slow)
-        await first_turn(lambda: node.state == "joining")
+        await turn_until(lambda: node.state == "joining")
         node.cancel()
     assert steps == ["begun"]
     assert node.state == "cancelled"
@@ -124,7 +124,7 @@ async def test_a_failure_beside_one_that_leaves_the_block_is_logged(
     with pytest.raises(KeyError, match="block"):
         async with Commander(policy="collect") as commander:
             commander.call_handler(fails(ValueError("child")))
-            await settled()
+            await settle_loop()
             raise KeyError("block")
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -177,7 +177,7 @@ async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() 
         commander.put_job(Holds(gate))
         job = commander.put_job(Body())
         child = job.call_handler(fails(ValueError("early")))
-        await settled()
+        await settle_loop()
         assert child.state == "failed"
         gate.set()
     assert isinstance(job.error, ValueError)

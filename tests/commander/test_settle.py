@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from support.scale import seeds
+from support.seeds import seeds
 
 from anabranch import Commander, Job, Node, NodeCancelled, QuorumNotMet, handler, run, settle
 from anabranch.testing import explore, pause

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.nodes import Idle, Root, fail, give, hang, name_parent, wait_for
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, parent_here
 from anabranch.handlers import handler
@@ -47,7 +47,7 @@ async def test_the_block_sees_and_explains_what_it_awaits():
     async with asyncio.timeout(5), Commander() as commander:
         release = asyncio.Event()
         waiting = asyncio.create_task(_await(wait_for(release)))
-        await settled()
+        await settle_loop()
         assert [child.path for child in commander.children] == ["Commander/wait_for#1"]
         assert "wait_for#1 is running" in commander.explain()
         release.set()
@@ -143,7 +143,7 @@ async def test_a_block_in_a_job_may_put_the_next_round_of_a_tree_that_is_left():
         async def task(self):
             async with Commander():
                 left.set()
-                await settled()
+                await settle_loop()
                 next_round = self.put_job(Idle(), parent=self.commander)
                 with pytest.raises(NodeCancelled):
                     await next_round

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from support.nodes import Root, fail, give, hang, name_parent, wait_for
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, current_node, parent_here
 from anabranch.handlers import handler
@@ -44,7 +44,7 @@ async def test_a_block_may_be_left_by_any_task_in_any_context():
         commander = await stack.enter_async_context(Commander())
         node = commander.call_handler(wait_for(release := asyncio.Event()))
         leaving = asyncio.create_task(stack.aclose())
-        await settled()
+        await settle_loop()
         assert not leaving.done()
         assert current_node() is commander  # it takes children until it is done
         release.set()
@@ -59,7 +59,7 @@ async def test_a_failure_without_a_user_is_raised_on_leaving():
         commander = Commander(policy="fail_fast")
         await asyncio.create_task(commander.__aenter__())
         commander.call_handler(fail(ValueError("lost")))
-        await settled()
+        await settle_loop()
         with pytest.raises(ValueError, match="lost"):
             await asyncio.create_task(commander.__aexit__(None, None, None))
 
@@ -111,9 +111,9 @@ async def test_a_task_that_outlives_the_block_falls_back_to_what_is_outside():
             async with Commander() as inner:
                 task = asyncio.create_task(look(gate))
                 gate.release()
-                await settled()
+                await settle_loop()
             gate.release()
-            await settled()
+            await settle_loop()
         gate.release()
         await task
     assert seen == [inner, outer, None]

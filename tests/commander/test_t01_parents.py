@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from support.nodes import Idle, wait_for
-from support.until import settled, turns
+from support.waiting import run_turns, settle_loop
 
 from anabranch.commander import Commander, Node, NodeClosed
 from anabranch.handlers import handler
@@ -70,7 +70,7 @@ async def test_a_node_is_not_done_before_its_children():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
         await body_over.wait()
-        await settled()
+        await settle_loop()
         assert node.state == "joining"
         release.set()
         assert await node == "result"
@@ -133,7 +133,7 @@ async def test_a_joining_node_accepts_children_from_any_task_on_its_loop():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
         await body_over.wait()
-        await settled()
+        await settle_loop()
 
         async def stranger():
             return node.call_handler(nothing()), node.put_job(Idle())
@@ -245,7 +245,7 @@ async def test_starting_a_node_twice_is_an_error():
                 commander.call_handler(node)
             with pytest.raises(RuntimeError, match="started before"):
                 other.put_job(job)
-            await turns(1)
+            await run_turns(1)
         release.set()
         await node
         with pytest.raises(RuntimeError, match="started before"):

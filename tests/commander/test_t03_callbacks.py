@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 from support.nodes import Idle, fail, give
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeClosed, current_node
 from anabranch.handlers import handler
@@ -39,7 +39,7 @@ async def test_a_node_is_not_done_before_its_callbacks():
         await entered.wait()
         (child,) = node.children
         waiter = asyncio.create_task(wait_for(child))
-        await settled()
+        await settle_loop()
         assert (child.state, node.state) == ("joining", "joining")
         release.set()
         await waiter

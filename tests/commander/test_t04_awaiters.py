@@ -5,7 +5,7 @@ import concurrent.futures
 
 import pytest
 from support.nodes import drop, fail, give
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -26,7 +26,7 @@ async def test_awaiting_a_node_gives_its_result_now_or_after_its_end():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(later())
         waiters = [asyncio.ensure_future(node) for _ in range(3)]
-        await settled()
+        await settle_loop()
         release.set()
         assert await asyncio.gather(*waiters) == [5, 5, 5]
         assert (await node, await node) == (5, 5)
@@ -39,7 +39,7 @@ async def test_awaiting_a_node_raises_its_exception_now_or_after_its_end():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(fail(error, release))
         waiters = [asyncio.ensure_future(node) for _ in range(3)]
-        await settled()
+        await settle_loop()
         release.set()
         assert await asyncio.gather(*waiters, return_exceptions=True) == [error] * 3
         with pytest.raises(ValueError) as caught:
@@ -105,7 +105,7 @@ async def test_an_awaiter_whose_own_wait_was_cancelled_does_not_count():
     async def parent(node):
         bad = node.call_handler(fail(ValueError(), release))
         waiter = asyncio.ensure_future(drop_it(bad))
-        await settled()
+        await settle_loop()
         waiter.cancel()
         await asyncio.wait([waiter])
         release.set()
@@ -135,7 +135,7 @@ async def test_an_awaiter_cancelled_in_the_turn_of_the_failure_does_not_count():
         bad = node.call_handler(fail(ValueError(), release))
         waiter = asyncio.ensure_future(wait_for(bad))
         bad.at_done(lambda _: loop.call_soon(waiter.cancel))
-        await settled()
+        await settle_loop()
         release.set()
         await asyncio.wait([waiter])
         assert waiter.cancelled()
@@ -156,7 +156,7 @@ async def test_of_two_awaiters_one_cancelled_the_other_still_takes_the_failure(c
         bad = node.call_handler(fail(ValueError(), release))
         waiters = [asyncio.ensure_future(bad) for _ in range(2)]
         bad.at_done(lambda _: loop.call_soon(waiters[0].cancel))
-        await settled()
+        await settle_loop()
         release.set()
         await asyncio.wait(waiters)
         assert waiters[0].cancelled()
@@ -190,7 +190,7 @@ async def test_a_job_cancelled_while_it_waits_for_its_place_has_not_taken_the_fa
         await busy.wait()
         release.set()
         await failed.wait()
-        await settled()
+        await settle_loop()
         assert (bad.state, waiter.state) == ("failed", "running")
         waiter.cancel()
         with pytest.raises(NodeCancelled):
@@ -207,7 +207,7 @@ async def test_a_future_cancelled_in_the_turn_of_the_failure_has_not_taken_it(ca
         node = fail(ValueError())
         node.at_done(lambda _: future.cancel())
         future: concurrent.futures.Future[None] = commander.call_handler_threadsafe(node)
-        await settled()
+        await settle_loop()
     (record,) = caplog.records
     assert node.path in record.getMessage()
 

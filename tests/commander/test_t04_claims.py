@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from support.nodes import fail
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander
 from anabranch.commander._record import record_of
@@ -21,7 +21,7 @@ async def test_a_claimed_failure_waits_for_its_awaiter():
         failed = asyncio.Event()
         bad = node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
         await failed.wait()
-        await settled()
+        await settle_loop()
         assert bad.state == "failed"
         with pytest.raises(ValueError):
             await bad
@@ -43,7 +43,7 @@ async def test_a_claimed_failure_untaken_at_the_join_follows_the_policy(policy, 
         failed = asyncio.Event()
         node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
         await failed.wait()
-        await settled()
+        await settle_loop()
         through.append("body")
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -58,7 +58,7 @@ async def test_a_claimed_failure_untaken_at_the_join_is_logged_under_isolate(cap
         ended = asyncio.Event()
         commander.call_handler(fail(ValueError()).at_done(lambda _: ended.set()), claim=True)
         await ended.wait()
-        await settled()
+        await settle_loop()
         assert caplog.records == []
     assert len(caplog.records) == 1
 
@@ -71,7 +71,7 @@ async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
             node = fail(ValueError()).at_done(lambda _, ended=ended: ended.set())
             commander.call_handler(node, claim=True)
             await ended.wait()
-            await settled()
+            await settle_loop()
             with pytest.raises(ValueError):
                 await node
         assert not record_of(commander).failures  # white box: nothing public tells

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from support.nodes import NOTE, Careful, cancel_running, fail, notes
+from support.nodes import NOTE_PREFIX, SlowCleanup, cancel_running, fail, failure_notes
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -30,7 +30,7 @@ async def test_the_exception_carries_one_note_with_the_path_of_the_node_that_fai
             await commander.run(joining())
         with pytest.raises(ValueError):
             await commander.run(fail(error))
-    assert error.__notes__ == [NOTE + paths[0]]
+    assert error.__notes__ == [NOTE_PREFIX + paths[0]]
     assert paths[0].startswith("Commander/joining#1/awaiting#2/fail#")
 
 
@@ -45,8 +45,8 @@ async def test_a_group_carries_the_path_of_its_collector_and_its_members_carry_t
         node = parent()
         with pytest.raises(ExceptionGroup) as caught:
             await commander.run(node, policy="collect")
-    assert notes(caught.value) == [NOTE + node.path]
-    assert notes(caught.value.exceptions[0]) == [NOTE + node.path + "/fail#2"]
+    assert failure_notes(caught.value) == [NOTE_PREFIX + node.path]
+    assert failure_notes(caught.value.exceptions[0]) == [NOTE_PREFIX + node.path + "/fail#2"]
 
 
 async def test_a_failure_that_nobody_awaits_is_logged_with_its_path_and_traceback(caplog):
@@ -83,7 +83,7 @@ async def test_a_failure_during_cancellation_is_logged(caplog):
 @pytest.mark.parametrize("by_child", [False, True])
 async def test_a_failure_overtaken_by_a_cancel_is_logged(by_child, caplog):
     """The node has failed and waits for a slow child when it is cancelled: it ends cancelled."""
-    child = Careful()
+    child = SlowCleanup()
 
     @handler
     async def slow(node):

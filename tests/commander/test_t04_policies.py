@@ -4,8 +4,8 @@ import asyncio
 import logging
 
 import pytest
-from support.nodes import drop, fail, give, hang, notes
-from support.until import settled
+from support.nodes import drop, fail, failure_notes, give, hang
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, quorum
 from anabranch.handlers import handler
@@ -39,7 +39,7 @@ async def test_fail_fast_cancels_the_other_children_and_the_body():
     async with asyncio.timeout(5), Commander() as commander:
         node = parent()
         run = asyncio.create_task(commander.run(node))
-        await settled()
+        await settle_loop()
         assert (order, run.done()) == ([], False)
         release.set()
         with pytest.raises(ValueError) as caught:
@@ -82,7 +82,7 @@ async def test_what_is_put_below_a_failing_body_does_not_run(policy):
     @handler
     async def parent(node):
         node.call_handler(careful())
-        await settled()
+        await settle_loop()
         raise ValueError
 
     later = []
@@ -99,7 +99,7 @@ async def test_the_failure_of_a_body_counts_under_a_quorum_whether_it_is_met_or_
     @handler
     async def parent(node):
         children.extend(node.call_handler(each) for each in (give(), hang()))
-        await settled()
+        await settle_loop()
         raise ValueError
 
     children = []
@@ -123,8 +123,8 @@ async def test_fail_fast_goes_up_the_tree_with_the_same_exception(caplog):
     assert top.error is error
     assert below.state == "completed"
     assert len(caplog.records) == 1
-    assert len(notes(error)) == 1
-    assert notes(error)[0].count("parent#") == 6
+    assert len(failure_notes(error)) == 1
+    assert failure_notes(error)[0].count("parent#") == 6
 
 
 async def test_a_body_cancelled_by_fail_fast_cannot_complete():
@@ -260,7 +260,7 @@ async def test_isolate_is_the_default_of_the_commander(caplog):
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(fail(ValueError()))
         other = commander.call_handler(give(1))
-        await settled()
+        await settle_loop()
     assert other.state == "completed"
     assert len(caplog.records) == 1
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from support.nodes import Careful, fail, hang
-from support.until import first_turn, settled
+from support.nodes import SlowCleanup, fail, hang
+from support.waiting import settle_loop, turn_until
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -62,7 +62,7 @@ async def test_a_cancelled_block_cancels_waits_and_raises_cancelled_error():
 
 async def test_further_cancels_do_not_abandon_the_wait():
     """A block that is cancelled again and again still waits for its tree."""
-    careful = Careful()
+    careful = SlowCleanup()
 
     @handler
     async def hangs(node):
@@ -81,7 +81,7 @@ async def test_further_cancels_do_not_abandon_the_wait():
         await careful.cleaning.wait()
         for _ in range(3):
             task.cancel()
-            await settled()
+            await settle_loop()
             assert not task.done()
         careful.release.set()
         with pytest.raises(asyncio.CancelledError):
@@ -129,7 +129,7 @@ async def test_a_block_in_a_cancelled_tasks_clean_up_ends_as_any_other(ends, awa
 
     async def settled_or_cancelled():
         try:
-            await settled()
+            await settle_loop()
         except asyncio.CancelledError:
             if ends == "fail_fast":
                 raise
@@ -147,7 +147,7 @@ async def test_a_block_in_a_cancelled_tasks_clean_up_ends_as_any_other(ends, awa
 
     async with asyncio.timeout(5):
         task = asyncio.create_task(block())
-        await settled()
+        await settle_loop()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -172,11 +172,11 @@ async def test_a_cancel_that_comes_besides_the_trees_own_is_not_lost():
     release, nodes = asyncio.Event(), []
     async with asyncio.timeout(5):
         task = asyncio.create_task(block())
-        await settled()
+        await settle_loop()
         task.cancel()
-        await settled()
+        await settle_loop()
         release.set()
-        await first_turn(lambda: nodes[0].state == "failed")
+        await turn_until(lambda: nodes[0].state == "failed")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

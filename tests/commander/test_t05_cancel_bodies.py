@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from support.nodes import Careful, cancel_running, give, hang
-from support.until import settled
+from support.nodes import SlowCleanup, cancel_running, give, hang
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -101,7 +101,7 @@ async def test_the_node_ends_cancelled_whatever_its_body_then_does(then, caplog)
 
 async def test_a_clean_up_may_await_as_long_as_it_needs():
     """One cancel is one CancelledError; a second cancel does not disturb the clean-up."""
-    careful = Careful()
+    careful = SlowCleanup()
 
     @handler
     async def hangs(node):
@@ -113,7 +113,7 @@ async def test_a_clean_up_may_await_as_long_as_it_needs():
         node.cancel()
         await careful.cleaning.wait()
         node.cancel()
-        await settled()
+        await settle_loop()
         careful.release.set()
     assert careful.cleaned
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from support.nodes import Careful, cancel_running, give, hang
-from support.until import settled, turns
+from support.nodes import SlowCleanup, cancel_running, give, hang
+from support.waiting import run_turns, settle_loop
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.commander._cancel import NODES_PER_TURN
@@ -101,7 +101,7 @@ async def test_bodies_are_told_deepest_first():
 
 async def test_a_joining_parent_waits_for_its_childrens_clean_up():
     """A slow clean-up below keeps everything above it open."""
-    child = Careful()
+    child = SlowCleanup()
 
     @handler
     async def slow(node):
@@ -174,13 +174,13 @@ async def test_a_pending_node_runs_at_terminate_without_at_start():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         holder = commander.put_job(Hang())
-        await settled()
+        await settle_loop()
         queued = commander.put_job(Idle())
         called = commander.call_handler(give())
         for node in (queued, called):
             node.at_start(lambda _: seen.append("start"))
             node.at_terminate(lambda _: seen.append("terminate"))
-        await settled()
+        await settle_loop()
         queued.cancel()
         with pytest.raises(NodeCancelled):
             await queued
@@ -293,7 +293,7 @@ async def test_a_cancel_of_many_nodes_is_spread_over_the_turns_of_the_loop(make,
     async with asyncio.timeout(60), Commander(max_concurrency=3, slow_after=None) as commander:
         top = make()
         commander.call_handler(top, claim=True)
-        await (settled() if starts else turns(3))
+        await (settle_loop() if starts else run_turns(3))
         records = records_below(record_of(top))
         assert len(records) > 4_000 or not starts
         top.cancel("enough")
@@ -331,13 +331,13 @@ async def test_of_many_nodes_each_body_is_cancelled_once_and_sees_no_other_end(d
         except BaseException as error:
             seen.append(type(error))
             node.call_handler(give().at_start(lambda _: seen.append("started")))
-            await turns(20 if depth else 0)
+            await run_turns(20 if depth else 0)
             seen.append("cleaned up")
             raise
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         top = commander.call_handler(parent(depth))
-        await settled()
+        await settle_loop()
         count = len(records_below(record_of(top)))
         assert count > 2 * NODES_PER_TURN
         top.cancel()
@@ -357,11 +357,11 @@ async def test_the_rest_of_a_tree_goes_on_while_many_nodes_are_cancelled():
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         top = commander.call_handler(fan(5 * NODES_PER_TURN))
-        await settled()
+        await settle_loop()
         top.cancel()
         for number in range(10):
             commander.put_job(Note(number))
-            await turns(1)
+            await run_turns(1)
     assert order == [*range(10)]
 
 
@@ -370,9 +370,9 @@ async def test_a_commander_s_cancel_of_many_nodes_ends_its_block():
     with pytest.raises(NodeCancelled, match="enough"):
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             top = commander.call_handler(fan(5 * NODES_PER_TURN))
-            await settled()
+            await settle_loop()
             commander.cancel("enough")
-            await turns(2)
+            await run_turns(2)
             top.cancel("again")
             await top
     assert top.state == "cancelled"

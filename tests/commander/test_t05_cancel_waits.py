@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from support.nodes import Careful, give, hang
-from support.until import settled
+from support.nodes import SlowCleanup, give, hang
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -79,7 +79,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(work())
         waiter = asyncio.create_task(wait_for(node))
-        await settled()
+        await settle_loop()
         waiter.cancel()
         await asyncio.wait([waiter])
         with pytest.raises(TimeoutError):
@@ -88,7 +88,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
             async with asyncio.timeout(0):
                 await node
         group = asyncio.gather(node)
-        await settled()
+        await settle_loop()
         group.cancel()
         await asyncio.wait([group])
         assert node.state == "running"
@@ -101,7 +101,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
 
 async def test_cancelling_run_cancels_its_job_waits_for_it_and_raises_again():
     """Other nodes are left alone."""
-    careful = Careful()
+    careful = SlowCleanup()
 
     class Hangs(Job[None]):
         async def task(self):
@@ -113,10 +113,10 @@ async def test_cancelling_run_cancels_its_job_waits_for_it_and_raises_again():
         await careful.running.wait()
         run.cancel()
         await careful.cleaning.wait()
-        await settled()
+        await settle_loop()
         assert not run.done()
         run.cancel()
-        await settled()
+        await settle_loop()
         assert not run.done()
         careful.release.set()
         with pytest.raises(asyncio.CancelledError):

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 from support.nodes import fail, give, hang
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, Restart, Retry
 from anabranch.handlers import handler
@@ -60,7 +60,7 @@ async def test_a_timeout_counts_for_the_whole_subtree():
     assert ended == ["child", "parent"]
 
 
-@jumping
+@virtual_time
 @pytest.mark.parametrize("policy", ["collect", "isolate"])
 async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
     """The body's failure is its `__cause__`; the next attempt has all of its time."""
@@ -82,7 +82,7 @@ async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
     assert began == [0, 10, TimeoutError]
 
 
-@jumping
+@virtual_time
 async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children():
     """Under `fail_fast` the node already ends by it, however long the clean-up takes."""
 
@@ -91,12 +91,12 @@ async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children()
         try:
             await asyncio.Event().wait()
         finally:
-            await virtual_seconds(20)
+            await sleep_virtual(20)
 
     @handler
     async def parent(node):
         node.call_handler(careful())
-        await settled()
+        await settle_loop()
         raise ValueError
 
     async with asyncio.timeout(60), Commander() as commander:
@@ -104,14 +104,14 @@ async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children()
             await commander.run(parent(), timeout=10)
 
 
-@jumping
+@virtual_time
 async def test_a_timeout_does_not_cut_final_callbacks_short():
     """It is over with the last attempt; that of a node above cancels them, as it does a body."""
     seen = []
 
     async def slow(node):
         try:
-            await virtual_seconds(30)
+            await sleep_virtual(30)
             seen.append("whole")
         except asyncio.CancelledError:
             seen.append("cut")
@@ -130,7 +130,7 @@ async def test_a_timeout_does_not_cut_final_callbacks_short():
     assert seen == ["whole", "whole", "cut"]
 
 
-@jumping
+@virtual_time
 async def test_a_timeout_waits_for_the_clean_up():
     """The node is not done before its body is."""
     cleaned = []
@@ -140,7 +140,7 @@ async def test_a_timeout_waits_for_the_clean_up():
         try:
             await asyncio.Event().wait()
         finally:
-            await virtual_seconds(SHORT)
+            await sleep_virtual(SHORT)
             cleaned.append(node.state)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -164,7 +164,7 @@ async def test_a_body_that_swallows_its_timeout_fails_all_the_same():
             await commander.run(stubborn(), timeout=SHORT)
 
 
-@jumping
+@virtual_time
 async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
     """A job that waits in the queue longer than its timeout still has all of it."""
     release = asyncio.Event()
@@ -175,21 +175,21 @@ async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Holder())
-        await settled()
+        await settle_loop()
         late = commander.put_job(Flaky([]), timeout=SHORT)
-        await virtual_seconds(SHORT * 2)
+        await sleep_virtual(SHORT * 2)
         assert late.state == "pending"
         release.set()
         assert await late == "made it"
 
 
-@jumping
+@virtual_time
 async def test_a_node_that_is_done_in_time_knows_no_timeout():
     """The timer goes with it."""
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(give(1), timeout=SHORT)
         assert await node == 1
-        await virtual_seconds(SHORT * 2)
+        await sleep_virtual(SHORT * 2)
         assert node.state == "completed"
 
 
@@ -294,7 +294,7 @@ async def test_an_attempt_starts_with_no_children_of_the_earlier_one_alive():
     async def parent(node, tries, release):
         alive.append(len(node.children))
         tries.append(node.call_handler(slow(release)))
-        await settled()
+        await settle_loop()
         if len(tries) == 1:
             asyncio.get_running_loop().call_soon(release.set)
             raise ValueError
@@ -365,7 +365,7 @@ async def test_a_node_cancelled_between_two_attempts_is_not_tried_again():
     async with asyncio.timeout(5), Commander() as commander:
         job = commander.put_job(Bad(), retry=Retry(backoff=3600, max_backoff=3600, jitter=0))
         await failed.wait()
-        await settled()
+        await settle_loop()
         assert job.state == "pending"
         job.at_terminate(lambda _: seen.append("terminate"))
         job.cancel()
@@ -469,7 +469,7 @@ async def test_at_retry_runs_between_a_failed_attempt_and_the_next():
         job.at_retry(lambda node: seen.append(("one", node.error)))
 
         async def two(node):
-            await settled()
+            await settle_loop()
             seen.append(("two", node.error))
 
         job.at_retry(two)
@@ -491,7 +491,7 @@ async def test_no_at_retry_runs_after_the_last_attempt_nor_for_a_cancelled_node(
                 await commander.run(job, retry=retry)
         waiting = Flaky([ValueError()]).at_retry(seen.append)
         commander.put_job(waiting, claim=True, retry=Retry(backoff=60, jitter=0))
-        await settled()
+        await settle_loop()
         waiting.cancel()
         with pytest.raises(NodeCancelled):
             await waiting
@@ -522,7 +522,7 @@ async def test_a_callback_that_cancels_its_node_before_the_body_keeps_the_body_f
         async def give_up(node):
             node.cancel("enough")
             with suppress(asyncio.CancelledError):
-                await settled()
+                await settle_loop()
 
         for callback in (give_up, lambda node: node.cancel("enough")):
             job = Flaky([ValueError(), ValueError()]).at_retry(callback)

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 from support.nodes import fail, give, hang
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, Retry, run
 from anabranch.handlers import handler
@@ -64,7 +64,7 @@ async def test_no_task_is_left_however_the_block_is_left(how):
         async with Commander() as commander:
             for _ in range(5):
                 commander.call_handler(hang())
-            await settled()
+            await settle_loop()
             if how == "error":
                 raise ValueError
             if how == "cancel":
@@ -125,7 +125,7 @@ async def test_a_finished_node_goes_at_once_without_the_garbage_collector():
                 references.append(weakref.ref(node))
                 await commander.run(node)
             del node
-            await settled()
+            await settle_loop()
             assert [reference() for reference in references] == [None] * 3
     finally:
         gc.enable()
@@ -149,12 +149,12 @@ async def test_no_error_that_is_over_keeps_a_finished_node():
             references = [weakref.ref(node) for node in (again, cancelled)]
             await commander.call_handler(again, retry=Retry(backoff=0))
             commander.call_handler(cancelled)
-            await settled()
+            await settle_loop()
             cancelled.cancel()
             with pytest.raises(NodeCancelled):
                 await cancelled
             del again, cancelled
-            await settled()
+            await settle_loop()
             assert [reference() for reference in references] == [None] * 2
     finally:
         gc.enable()
@@ -210,7 +210,7 @@ async def test_failures_that_nobody_awaits_are_not_kept(monkeypatch):
             references.append(weakref.ref(error))
             node = commander.call_handler(fail(error))
             references.append(weakref.ref(node))
-            await settled()
+            await settle_loop()
             del node, error
         assert len(logged) == 3
         gc.collect()
@@ -224,7 +224,7 @@ def test_run_leaves_no_loop_and_no_task_behind():
     class Forgetful(Job[None]):
         async def task(self):
             forgotten.append(asyncio.create_task(asyncio.Event().wait()))
-            await settled()
+            await settle_loop()
 
     run(Forgetful())
     assert forgotten[0].cancelled()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from support.nodes import cancel_running, wait_for
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander
 from anabranch.handlers import handler
@@ -152,7 +152,7 @@ async def test_a_node_with_100_000_children_completes_in_whatever_order(order):
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         events = [asyncio.Event() for _ in range(LARGE)]
         node = commander.call_handler(parent(events))
-        await settled()
+        await settle_loop()
         assert len(node.children) == LARGE
         for number in ORDERS[order]:
             events[number].set()
@@ -173,7 +173,7 @@ async def test_drain_of_many_children_is_not_quadratic():
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         for index in range(len(release)):
             commander.call_handler(chained(index))
-        await settled()
+        await settle_loop()
         release[0].set()
         started = time.process_time()
         assert await commander.drain()
@@ -188,7 +188,7 @@ async def test_a_failing_child_among_many_brings_all_down():
     async def parent(node):
         for _ in range(20_000):
             node.call_handler(wait_for(release))
-        await settled()
+        await settle_loop()
         node.call_handler(failing(0))
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:

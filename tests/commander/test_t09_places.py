@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import anyio
 import pytest
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 from support.nodes import fail, wait_for
-from support.until import settled, turns
+from support.waiting import run_turns, settle_loop
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -44,7 +44,7 @@ class Busy(Job[None]):
     async def task(self):
         self.running[0] += 1
         self.running.append(self.running[0])
-        await turns(3)
+        await run_turns(3)
         self.running[0] -= 1
 
 
@@ -125,7 +125,7 @@ async def test_only_jobs_count_handlers_do_not():
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
         waiting = commander.put_job(Note("job", log))
-        await settled()
+        await settle_loop()
         for _ in range(3):
             await commander.run(note())
         assert log == ["handler"] * 3
@@ -208,7 +208,7 @@ async def test_the_limit_holds_while_jobs_come_back_from_their_waits():
     async def step():
         running[0] += 1
         most[0] = max(most[0], running[0])
-        await turns(2)
+        await run_turns(2)
         running[0] -= 1
 
     class Parent(Job[None]):
@@ -325,13 +325,13 @@ async def test_the_number_of_places_survives_cancelled_waits(moment):
             waiters = [Waiter(commander.call_handler(wait_for(event))) for _ in range(2)]
             for waiter in waiters:
                 commander.put_job(waiter)
-            await settled()
+            await settle_loop()
             holders = [commander.put_job(Hold(release)) for _ in range(2)]
-            await settled()
+            await settle_loop()
             assert {holder.state for holder in holders} == {"running"}
             if moment != "waiting":
                 event.set()
-                await settled()
+                await settle_loop()
             if moment == "both":
                 release.set()
             for waiter in waiters:
@@ -352,7 +352,7 @@ async def test_a_job_cancelled_in_the_queue_takes_no_place():
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
         queued = [commander.put_job(Note(number, log)) for number in range(4)]
-        await settled()
+        await settle_loop()
         queued[0].cancel()
         queued[2].cancel()
         release.set()
@@ -374,9 +374,9 @@ async def test_a_cancelled_job_cleans_up_without_waiting_for_a_place():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         careful = commander.put_job(Careful())
-        await settled()
+        await settle_loop()
         holder = commander.put_job(Hold(release))
-        await settled()
+        await settle_loop()
         assert holder.state == "running"
         careful.cancel()
         with pytest.raises(NodeCancelled):
@@ -401,7 +401,7 @@ async def test_a_job_that_is_tried_again_needs_a_place_again():
     assert log == ["try", "meanwhile", "try"]
 
 
-@jumping
+@virtual_time
 async def test_a_job_that_is_tried_again_keeps_its_place_in_the_queue():
     """Behind those of higher priority, and before those that were put after it."""
     log, release = [], asyncio.Event()
@@ -418,10 +418,10 @@ async def test_a_job_that_is_tried_again_keeps_its_place_in_the_queue():
         for name in ("a", "b"):
             commander.put_job(Flaky(name), retry=Retry(backoff=1, jitter=0), priority=1)
         commander.put_job(Hold(release), priority=1)
-        await settled()
+        await settle_loop()
         commander.put_job(Note("late", log), priority=1)
         commander.put_job(Note("high", log), priority=2)
-        await virtual_seconds(2)
+        await sleep_virtual(2)
         release.set()
     assert log == ["a", "b", "high", "a", "b", "late"]
 
@@ -433,7 +433,7 @@ async def test_a_job_in_the_queue_fails_at_once_with_a_child_of_its_own():
         commander.put_job(Hold(release))
         late = commander.put_job(Note("late", []), claim=True)
         commander.call_handler(fail(ValueError()), parent=late)
-        await settled()
+        await settle_loop()
         assert late.state == "failed"
         release.set()
         with pytest.raises(ValueError):

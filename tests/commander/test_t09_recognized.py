@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.scale import SEED
-from support.until import settled, turns
+from support.seeds import SEED
+from support.waiting import run_turns, settle_loop
 
 from anabranch.commander import Commander, _reach, settle
 from anabranch.commander.waiting import waits_for_tree
@@ -128,7 +128,7 @@ def blocks(job: Job[Any]) -> Callable[[], bool]:
     go_on = threading.Event()
 
     async def later() -> None:
-        await turns(job.commander.chance.randint(1, 9))  # type: ignore[attr-defined]
+        await run_turns(job.commander.chance.randint(1, 9))  # type: ignore[attr-defined]
         go_on.set()
 
     job.commander.aside.append(asyncio.create_task(later()))  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ async def in_a_thread_of_anyio(job: Job[Any]) -> None:
 
 
 async def in_a_thread_of_a_task(job: Job[Any]) -> None:
-    await asyncio.gather(anyio.to_thread.run_sync(blocks(job)), turns(2))
+    await asyncio.gather(anyio.to_thread.run_sync(blocks(job)), run_turns(2))
 
 
 async def in_a_thread_of_asyncio(job: Job[Any]) -> None:
@@ -157,7 +157,7 @@ async def in_a_thread_that_is_settled(job: Job[Any]) -> None:
 
 async def for_a_lock_of_anyio(job: Job[Any]) -> None:
     async with job.commander.lock:  # type: ignore[attr-defined]
-        await turns(3)
+        await run_turns(3)
 
 
 async def for_a_turn_of_anyio(job: Job[Any]) -> None:
@@ -251,7 +251,7 @@ def test_no_mixture_of_such_jobs_passes_the_limit(
 async def stand_at(coroutine: Any) -> bool:
     """Say whether a task that stands there is taken to wait for code of this process."""
     task = asyncio.ensure_future(coroutine)
-    await settled()
+    await settle_loop()
     ends = _reach.reach(task.get_coro(), _reach.awaited(task))[2]
     assert ends
     here = all(map(_reach.ends_here, ends))
@@ -308,7 +308,7 @@ async def test_explain_reports_no_deadlock_for_work_in_a_thread_of_a_job_that_ma
 
     async def look(job: Job[Any], commander: Commander) -> str:
         await begun.wait()
-        await settled()
+        await settle_loop()
         told = commander.explain(job)
         go_on.set()
         return told
@@ -331,7 +331,7 @@ async def test_explain_shows_the_line_that_awaits_a_thread_of_anyio() -> None:
         await anyio.to_thread.run_sync(go_on.wait, 30)
 
     async def look(job: Job[Any], commander: Commander) -> str:
-        await settled()
+        await settle_loop()
         told = commander.explain(job)
         go_on.set()
         return told
@@ -349,7 +349,7 @@ async def test_a_task_that_waits_for_a_thread_does_not_wait_for_the_tree() -> No
     go_on = threading.Event()
 
     async def look(task: asyncio.Task[Any]) -> bool:
-        await settled()
+        await settle_loop()
         waits = waits_for_tree(task)
         go_on.set()
         return waits

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.until import settled, turns
+from support.waiting import run_turns, settle_loop
 
 from anabranch.commander import Commander, Node, Retry
 from anabranch.dispatch import fork
@@ -263,7 +263,7 @@ def test_a_side_task_that_waits_lends_nothing(how: str) -> None:
             running[0] += 1
             running.append(running[0])
             if how == "runs":
-                await turns(10)
+                await run_turns(10)
             elif how == "sleeps":
                 await asyncio.sleep(10)
             else:
@@ -299,9 +299,9 @@ async def test_a_wait_that_an_earlier_attempt_left_behind_does_not_count() -> No
         job.commander.put_job(Child().at_done(lambda _: log.append("next")))
         await child
         log.append("gone on")
-        await turns(3)
+        await run_turns(3)
         release.set()
-        await turns(3)
+        await run_turns(3)
         log.append("done")
 
     left: list[asyncio.Task[Any]] = []
@@ -327,7 +327,7 @@ async def test_a_wait_that_times_out_goes_on_when_there_is_a_place() -> None:
                 await node
         running[0] += 1
         running.append(running[0])
-        await turns(3)
+        await run_turns(3)
         running[0] -= 1
 
     async with asyncio.timeout(5), Commander(max_concurrency=2) as commander:
@@ -362,16 +362,16 @@ async def test_explain_names_the_pump_and_the_job_for_which_it_waits() -> None:
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         reader = commander.put_job(Waits(by_message))
-        await settled()
+        await settle_loop()
         commander.put_job(Waits(holds))
-        await settled()
+        await settle_loop()
         assert reader.state == "completed"
         release.set()
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         release.clear()
         commander.put_job(Waits(holds))
         reads = commander.call_handler(reading(release))
-        await settled()
+        await settle_loop()
         told = commander.explain(reads)
         release.set()
     lines = [line.strip().split(" at ")[0] for line in told.splitlines()]
@@ -399,11 +399,11 @@ async def test_explain_says_that_a_body_waits_for_its_place() -> None:
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         node = commander.call_handler(waits())
         job = commander.put_job(Waits(lambda _: node))
-        await settled()
+        await settle_loop()
         commander.put_job(Waits(lambda _: release.wait()))
-        await settled()
+        await settle_loop()
         go_on.set()
-        await settled()
+        await settle_loop()
         told = commander.explain(job)
         release.set()
     assert told == "Waits#2 is running, waits to have one of 1 slots again"

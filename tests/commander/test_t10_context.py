@@ -5,7 +5,7 @@ import threading
 from contextvars import ContextVar
 
 import pytest
-from support.until import first_turn, settled
+from support.waiting import settle_loop, turn_until
 
 from anabranch.commander import Commander, NodeCancelled, Retry, current_node, run
 from anabranch.commander._record import record_of
@@ -131,7 +131,7 @@ async def test_current_node_works_anywhere_below():
             group.create_task(look_later())
         await asyncio.to_thread(look)
         asyncio.get_running_loop().call_soon(look)
-        await settled()
+        await settle_loop()
         await node.in_thread(lambda: seen.append(current_node().parent))
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -180,7 +180,7 @@ async def test_in_its_block_the_commander_is_the_current_node():
         await asyncio.gather(look_later(), look_later())
         await asyncio.to_thread(look)
         asyncio.get_running_loop().call_soon(look)
-        await settled()
+        await settle_loop()
         await commander.run(read())
         look()
     assert len(seen) == 9
@@ -226,7 +226,7 @@ async def test_a_retried_job_that_is_called_back_begins_in_a_fresh_context():
     async with asyncio.timeout(5), Commander() as commander:
         TRACE.set("putter")
         job = commander.put_job(Tries(), retry=Retry())
-        await first_turn(
+        await turn_until(
             lambda: seen and job.state == "pending" and record_of(job).task is not None
         )
         commander.put_job(Read())
@@ -249,8 +249,8 @@ async def test_a_retried_job_that_is_cancelled_before_its_turn_ends_in_a_fresh_c
         TRACE.set("putter")
         job = commander.put_job(Fails().at_terminate(lambda _: seen.append(TRACE.get())),
                                 retry=Retry())  # fmt: skip
-        await first_turn(lambda: record_of(job).attempts.starts and job.state == "pending")
-        await first_turn(lambda: record_of(job).attempts.timer is None)
+        await turn_until(lambda: record_of(job).attempts.starts and job.state == "pending")
+        await turn_until(lambda: record_of(job).attempts.timer is None)
         assert record_of(job).task is None  # it waits in the queue
         job.cancel()
         with pytest.raises(NodeCancelled):

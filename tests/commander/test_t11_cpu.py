@@ -7,7 +7,7 @@ from time import thread_time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch.commander import Commander, Retry
 from anabranch.handlers import handler
@@ -61,7 +61,7 @@ async def cpu_of(work, *others, cancel=False, **options):
             events = commander.events(ENDS)
             commander.put_job(work, **options)
             if cancel:
-                await settled()
+                await settle_loop()
                 work.cancel()
         ended = {event.node_id: event.cpu async for event in events}
     return [ended[each.node_id] for each in (work, *others)]
@@ -130,7 +130,7 @@ async def test_the_snapshot_the_drawing_and_explain_show_it():
     work = Work(0.003, end="cancelled")
     async with asyncio.timeout(30), Commander(cpu_time=True, slow_after=None) as commander:
         commander.put_job(work)
-        await settled()
+        await settle_loop()
         root, node = commander.tree()
         assert root.cpu is None
         assert node.cpu >= sum(work.seen)
@@ -148,7 +148,7 @@ async def test_without_the_option_nothing_is_measured():
         async with Commander() as commander:
             events = commander.events()
             commander.put_job(work)
-            await settled()
+            await settle_loop()
             assert [node.cpu for node in commander.tree()] == [None, None]
             assert "CPU" not in str(commander) + commander.explain()
             work.cancel()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.nodes import give, hang
-from support.until import settled, until
+from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import Commander, Event
 from anabranch.commander._record import record_of
@@ -31,10 +31,10 @@ async def test_a_listener_that_was_left_early_is_gone():
         stays = [asyncio.create_task(listen(commander)) for _ in range(50)]
         for _ in range(50):
             commander.events({"failed"})  # nothing that it would hear ever happens
-        await settled()
+        await settle_loop()
         await commander.run(give())
         await asyncio.gather(*left)
-        await settled()
+        await settle_loop()
         assert len(record_of(commander).tree.listeners) == 50
         for task in stays:
             task.cancel()
@@ -42,7 +42,7 @@ async def test_a_listener_that_was_left_early_is_gone():
         stays.clear()
         task = None
         gc.collect()  # their frames may be held by what was raised in them
-        await settled()
+        await settle_loop()
         assert record_of(commander).tree.listeners == []
 
 
@@ -56,11 +56,11 @@ async def test_a_listener_that_somebody_waits_for_stays():
 
     async with asyncio.timeout(5), Commander() as commander:
         task = weakref.ref(asyncio.create_task(listens()))
-        await settled()
+        await settle_loop()
         gc.collect()
         assert task() is not None
         await commander.run(give())
-        await until(lambda: heard)  # at once, or a millisecond after the last time
+        await wait_until(lambda: heard)  # at once, or a millisecond after the last time
         assert heard == ["give"]
 
 
@@ -75,7 +75,7 @@ async def test_a_listener_may_be_dropped_by_any_thread_and_after_the_end():
             for _ in range(200):
                 await commander.run(give())
             thread.join()
-            await settled()
+            await settle_loop()
             assert len(record_of(commander).tree.listeners) == 1
         assert sum([event.kind == "completed" async for event in kept]) == 201
     del kept
@@ -100,7 +100,7 @@ async def test_a_second_reader_of_one_listener_is_refused_and_takes_nothing():
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events(["completed"])
         first = asyncio.create_task(anext(events))
-        await settled()
+        await settle_loop()
         with pytest.raises(RuntimeError, match="another task"):
             await anext(events)
         await commander.run(give())
@@ -149,7 +149,7 @@ async def test_a_listener_hears_nothing_in_a_loop_that_is_not_the_trees():
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events()
         node = commander.call_handler(hang())
-        await settled()
+        await settle_loop()
         while (await anext(events)).kind != "started":
             pass
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.nodes import give, hang
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 
 from anabranch.commander import Commander, Event, _events, current_node, emit
 from anabranch.commander._record import record_of
@@ -33,7 +33,7 @@ async def talk(node, draw, depth=2):
 # --- in the block
 
 
-@pytest.mark.parametrize("seed", seeds(many(40, 1000)))
+@pytest.mark.parametrize("seed", seeds(example_count(40, 1000)))
 async def test_events_end_in_the_block_when_all_nodes_have_ended(seed):
     """Whatever kinds they are of, and whoever puts nodes; the block goes on, and may read again."""
     draw = Random(seed)

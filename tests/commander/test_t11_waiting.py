@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from support.clock import jumping, virtual_seconds
+from support.clock import sleep_virtual, virtual_time
 from support.nodes import hang
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch.commander import Commander
 from anabranch.commander import _waits as module
@@ -52,35 +52,35 @@ def waits_of(commander):
     return record_of(commander).tree.waits
 
 
-@jumping
+@virtual_time
 async def test_a_wait_is_told_once_and_again_where_it_has_changed():
     """For how long it lasts is no news; what is over soon is not told at all."""
     first, second = asyncio.Event(), asyncio.Event()
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING)
         node = commander.call_handler(stands(first, second), claim=True)
-        await virtual_seconds(0.2)
+        await sleep_virtual(0.2)
         assert read(events) == []
-        await virtual_seconds(60)
+        await sleep_virtual(60)
         [event] = read(events)
         assert (event.kind, event.node_id) == ("waiting", node.node_id)
         assert event.data.at.startswith("test_t11_waiting.py:")
         assert event.data.text.startswith("is running")
         first.set()
-        await virtual_seconds(60)
+        await sleep_virtual(60)
         [again] = read(events)
         assert again.data.at != event.data.at
         second.set()
 
 
-@jumping
+@virtual_time
 async def test_all_kinds_of_waits_are_told():
     """For nodes, for a slot, for children."""
     async with Commander(max_concurrency=1, slow_after=None) as commander:
         events = commander.events(WAITING)
         jobs = commander.put_job(Waits()), commander.put_job(Waits())
         joining = commander.call_handler(joins(30), claim=True)
-        await virtual_seconds(5)
+        await sleep_virtual(5)
         found = {event.node_id: event.data for event in read(events)}
         assert len(found) == 33
         texts = sorted(found[job.node_id].text for job in jobs)
@@ -94,26 +94,26 @@ async def test_all_kinds_of_waits_are_told():
         end(commander)
 
 
-@jumping
+@virtual_time
 async def test_nobody_looks_unless_the_kind_is_named():
     """Who listens to all kinds has not asked; when the last who did leaves, it ends and begins."""
     async with Commander(slow_after=None) as commander:
         node = commander.call_handler(hang(), claim=True)
         everything = commander.events()
-        await virtual_seconds(10)
+        await sleep_virtual(10)
         assert waits_of(commander) is None
         assert "waiting" not in {event.kind for event in read(everything)}
         for _ in range(2):
             events = commander.events(WAITING)
-            await virtual_seconds(10)
+            await sleep_virtual(10)
             assert [event.node_id for event in read(events)] == [node.node_id]
             events.close()
-            await virtual_seconds(100)  # on a busy machine a look takes long, and so does the pause
+            await sleep_virtual(100)  # on a busy machine a look takes long, and so does the pause
             assert waits_of(commander) is None
         end(commander)
 
 
-@jumping
+@virtual_time
 async def test_looking_ends_with_the_commander():
     """No timer is left in the loop."""
     commander = Commander(slow_after=None)
@@ -121,32 +121,32 @@ async def test_looking_ends_with_the_commander():
     async with commander:
         assert waits_of(commander) is not None
         commander.call_handler(hang(), claim=True)
-        await virtual_seconds(1)
+        await sleep_virtual(1)
         end(commander)
     assert waits_of(commander) is None
     assert [event.kind async for event in events] == ["waiting"]
     assert [timer for timer in asyncio.get_running_loop()._scheduled if not timer._cancelled] == []
 
 
-@jumping
+@virtual_time
 async def test_nodes_may_end_and_begin_between_two_looks(monkeypatch):
     """Those that are done are not told, those that come are in the next round."""
     monkeypatch.setattr(module, "LONGEST", -1.0)  # a node a look
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING)
         old = [commander.call_handler(hang(), claim=True) for _ in range(10)]
-        await virtual_seconds(module.PERIOD * 3.5)
+        await sleep_virtual(module.PERIOD * 3.5)
         told = {event.node_id for event in read(events)}
         assert 0 < len(told) < 10
         for node in old:
             node.cancel()
         new = [commander.call_handler(hang(), claim=True) for _ in range(10)]
-        await virtual_seconds(60)
+        await sleep_virtual(60)
         assert {event.node_id for event in read(events)} == {each.node_id for each in new}
         end(commander)
 
 
-@jumping
+@virtual_time
 async def test_a_look_takes_a_bounded_part_of_the_time(monkeypatch):
     """However many nodes there are, and however long one of them takes to be explained."""
     now, slow, begun = 0.0, 0.001, []
@@ -166,26 +166,26 @@ async def test_a_look_takes_a_bounded_part_of_the_time(monkeypatch):
         events = commander.events(WAITING)
         for _ in range(100):
             commander.call_handler(hang(), claim=True)
-        await virtual_seconds(60)
+        await sleep_virtual(60)
         assert len(read(events)) == 100
         assert max(took for _, took in begun) < module.LONGEST + 2 * slow
         begun.clear()
         slow = 1.0
-        await virtual_seconds(600)
+        await sleep_virtual(600)
         assert sum(took for _, took in begun) == pytest.approx(600 * module.SHARE, abs=2)
         end(commander)
 
 
-@jumping
+@virtual_time
 async def test_thousands_of_nodes_are_told():
     """Each once, in a while."""
-    count = many(1_000, 10_000)
+    count = example_count(1_000, 10_000)
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING, capacity=count + 1)
         commander.call_handler(joins(count), claim=True)
         told = []
         while len(told) < count + 1:
-            await virtual_seconds(1)
+            await sleep_virtual(1)
             told += [event.node_id for event in read(events)]
         assert sorted(told) == list(range(1, count + 2))
         end(commander)

@@ -11,7 +11,7 @@ import weakref
 from contextlib import AsyncExitStack
 
 import pytest
-from support.until import settled, until
+from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import Commander, Retry
 from anabranch.commander._stack import is_library
@@ -156,8 +156,8 @@ async def test_a_body_that_waits_is_not_named(caplog):
 
     @handler
     async def busy(node):
-        until = time.monotonic() + BLOCK
-        while time.monotonic() < until:  # noqa: ASYNC110
+        deadline = time.monotonic() + BLOCK
+        while time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     async with asyncio.timeout(30), Commander(slow_after=AFTER * 5) as commander:
@@ -184,7 +184,7 @@ async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
     async with asyncio.timeout(30), Commander(slow_after=None) as commander:
         for _ in range(10):
             commander.call_handler(body(900))
-        await settled()
+        await settle_loop()
         assert caplog.records == []
         await commander.call_handler(body(1_100))
     watch.close()
@@ -247,7 +247,7 @@ async def test_one_daemon_thread_watches_for_the_whole_process():
 
     async def main():
         async with Commander(slow_after=AFTER):
-            await settled()
+            await settle_loop()
             return watchers()
 
     async with asyncio.timeout(30), Commander(slow_after=AFTER), Commander(slow_after=AFTER):
@@ -348,9 +348,9 @@ async def test_who_blocks_a_server_is_named_once(caplog):
     async with asyncio.timeout(30), server.running():
         for number in range(5):
             server.runs.start(server.served["writer"], question, "me", "detach")
-            await until(lambda number=number: backend.opened > number)
+            await wait_until(lambda number=number: backend.opened > number)
         waiting.set()
-        await until(lambda: server.runs.running == 0)
+        await wait_until(lambda: server.runs.running == 0)
     assert sum("blocks the event loop" in message for message in caplog.messages) == 1
 
 

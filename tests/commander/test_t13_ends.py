@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.nodes import fail, give, hang
-from support.until import first_turn, settled, turns, until
+from support.waiting import run_turns, settle_loop, turn_until, wait_until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, run
 from anabranch.commander._record import record_of
@@ -59,7 +59,7 @@ async def test_an_async_generator_that_is_closed_ends_its_tree(how: str) -> None
     numbers = stream(nodes)
     async for number in numbers:
         if number == 2:
-            await settled()
+            await settle_loop()
             break
     if how == "aclose":
         await numbers.aclose()
@@ -68,7 +68,7 @@ async def test_an_async_generator_that_is_closed_ends_its_tree(how: str) -> None
     else:
         del numbers
         gc.collect()
-        await settled()
+        await settle_loop()
     assert cleaned == ["clean"]
     assert nodes[0].state == "cancelled"
     assert asyncio.all_tasks() == before
@@ -162,7 +162,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
 
         class Round(Job[str]):
             async def task(self) -> str:
-                await first_turn(lambda: not record_of(self.commander).open)
+                await turn_until(lambda: not record_of(self.commander).open)
                 await pause()
                 self.put_job(Late(), parent=self.commander)
                 return "round"
@@ -176,7 +176,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
             add_edge(job, last)
             commander.put_job(job)
             draining = asyncio.create_task(commander.drain())
-            await first_turn(lambda: not record_of(commander).open)
+            await turn_until(lambda: not record_of(commander).open)
             with pytest.raises(NodeClosed):
                 commander.call_handler(give())
             assert await draining
@@ -306,7 +306,7 @@ def test_a_thread_that_puts_until_the_end_is_always_answered() -> None:
     async def top(node: Node[Any]) -> None:
         threads.append(threading.Thread(target=storm, args=[node.commander]))
         threads[0].start()
-        await until(lambda: len(futures) >= 20)
+        await wait_until(lambda: len(futures) >= 20)
         node.commander.exit()
 
     run(top(), slow_after=None)
@@ -325,7 +325,7 @@ def test_run_logs_the_failure_that_it_does_not_raise(
 
     @handler
     async def leaves(node: Node[Any], job: Node[Any]) -> None:
-        await first_turn(lambda: job.state == "failed")
+        await turn_until(lambda: job.state == "failed")
         if how == "sys.exit":
             sys.exit(4)
         node.commander.exit("left")
@@ -351,7 +351,7 @@ def test_a_body_that_waits_in_its_clean_up_is_silent_when_its_loop_is_thrown_awa
         commander = Commander(slow_after=None)
         await commander.__aenter__()
         commander.call_handler(careful())
-        await turns(3)
+        await run_turns(3)
 
     loop.run_until_complete(leave_it_running())
     for task in asyncio.all_tasks(loop):

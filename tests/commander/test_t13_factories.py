@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
+from support.broken_objects import FACTORIES, leaving
 from support.nodes import give, hang
-from support.odd import FACTORIES, leaving
-from support.until import turns
+from support.waiting import run_turns
 
 from anabranch.commander import Commander, Node, NodeCancelled, Retry, current_node, run
 from anabranch.commander._record import record_of
@@ -88,7 +88,7 @@ async def test_a_tree_runs_under_any_task_factory_as_without_one(
             said = await commander.run(Everything())
     assert {*said} == EXPECTED
     assert len(caplog.records) == (name in ("raising", "future", "nothing"))
-    await turns(3)
+    await run_turns(3)
     assert asyncio.all_tasks() == before
 
 
@@ -155,13 +155,13 @@ def test_any_moment_of_a_cancel_ends_a_tree_under_any_task_factory(name: str) ->
     async def play(moment: int, behind: bool, nodes: list[Node[Any]]) -> None:
         async with asyncio.timeout(20), Commander(slow_after=None) as commander:
             nodes.append(commander.call_handler(branch(2)))
-            await turns(moment)
+            await run_turns(moment)
             nodes += [each for node in commander.children for each in node.children]
             if behind:
                 for node in nodes:
                     if record_of(node).task is not None:
                         record_of(node).task.cancel()
-            await turns(chance.randrange(3))
+            await run_turns(chance.randrange(3))
             commander.exit()
 
     for moment in range(6):

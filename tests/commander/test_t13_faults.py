@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.nodes import give, hang, notes
-from support.odd import ERRORS, FATAL_ERRORS, Broken, broken_log, make_error, truth
-from support.until import first_turn
+from support.broken_objects import (
+    ERRORS,
+    FATAL_ERRORS,
+    Broken,
+    broken_log,
+    make_error,
+    retry_predicate,
+)
+from support.nodes import failure_notes, give, hang
+from support.waiting import turn_until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, Retry, quorum
 from anabranch.commander._report import describe, group, note, notes_of
@@ -82,7 +89,7 @@ def test_a_node_reaches_its_end_whatever_is_raised(
     class Parent(Job[None]):
         async def task(self) -> None:
             for name in names:
-                retry = Retry(attempts=2, on=truth(on)) if seed % 2 else None
+                retry = Retry(attempts=2, on=retry_predicate(on)) if seed % 2 else None
                 nodes.append(self.put_job(Throws(name, where), retry=retry, claim=awaited))
             if awaited:
                 for node in nodes:
@@ -181,7 +188,7 @@ async def test_a_frozen_exception_carries_its_note() -> None:
             node = commander.put_job(Throws(name, "end"), claim=True)
             with pytest.raises(Exception) as caught:
                 await node
-            assert len(notes(caught.value) if name != "NotesTuple" else []) == expected
+            assert len(failure_notes(caught.value) if name != "NotesTuple" else []) == expected
 
 
 @pytest.mark.parametrize("name", ALL_ERRORS)
@@ -207,7 +214,7 @@ def test_a_log_handler_that_raises_keeps_no_node_from_its_end(kind: type[BaseExc
     async def main() -> None:
         async with asyncio.timeout(5), Commander(slow_after=None) as commander:
             node = commander.call_handler(fails())
-            await first_turn(lambda: node.state == "failed")
+            await turn_until(lambda: node.state == "failed")
 
     with broken_log(kind):
         if kind in (KeyboardInterrupt, SystemExit):
@@ -436,13 +443,13 @@ def test_the_paths_of_a_deep_failure_cost_its_depth_and_not_its_square() -> None
     began = time.process_time()
     error = asyncio.run(main())
     assert time.process_time() - began < 20, "a walk to the top at each level takes minutes"
-    assert notes(error) == ["anabranch: failed in Commander/Level#1"]
+    assert failure_notes(error) == ["anabranch: failed in Commander/Level#1"]
     levels = 0
     while isinstance(error, ExceptionGroup):
         (error,) = error.exceptions
         levels += 1
     assert levels == depth
-    assert f"...{depth + 2 - 32} more..." in notes(error)[0]
+    assert f"...{depth + 2 - 32} more..." in failure_notes(error)[0]
 
 
 def test_a_node_closed_in_a_callback_of_a_node_that_ran_is_its_failure() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.nodes import Idle, fail, give, hang
-from support.until import settled, until
+from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import (
     Commander,
@@ -111,8 +111,8 @@ def test_an_interrupt_leaves_the_parents_clean_up_whole(
         try:
             await asyncio.Event().wait()
         finally:
-            await settled()
-            await until(lambda: all(each.state in ("failed", "cancelled") for each in threads))
+            await settle_loop()
+            await wait_until(lambda: all(each.state in ("failed", "cancelled") for each in threads))
             cleaned.append(True)
 
     with pytest.raises(fault):
@@ -131,7 +131,7 @@ async def test_a_cancel_does_not_disturb_the_clean_up_after_a_timeout() -> None:
             await asyncio.Event().wait()
         finally:
             cleaning.set()
-            await settled()
+            await settle_loop()
             cleaned.append(True)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -273,7 +273,7 @@ async def test_a_drain_that_an_exit_ends_says_so() -> None:
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(hang())
         draining = asyncio.create_task(commander.drain())
-        await settled()
+        await settle_loop()
         commander.exit()
         assert await draining is False
 

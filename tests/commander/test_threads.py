@@ -8,7 +8,7 @@ import time
 
 import pytest
 from support.nodes import fail, give, hang
-from support.until import settled, until
+from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import (
     Commander,
@@ -81,7 +81,7 @@ async def test_a_failure_is_raised_in_the_thread_that_asked():
         node = hang()
         cancelled = commander.call_handler_threadsafe(node)
         node_failed = commander.call_handler_threadsafe(fail(ValueError("x")))
-        await settled()
+        await settle_loop()
         node.cancel("from here")
         with pytest.raises(ValueError, match="x"):
             await in_thread(lambda: node_failed.result(5))
@@ -98,7 +98,7 @@ async def test_a_future_that_is_cancelled_cancels_its_node():
         await running.wait()
         assert await in_thread(future.cancel)
         await ended.wait()
-        await settled()
+        await settle_loop()
         assert node.state == "cancelled"
         assert future.cancelled()
 
@@ -108,7 +108,7 @@ async def test_a_future_cancelled_before_its_node_started_keeps_it_from_starting
     async with asyncio.timeout(5), Commander() as commander:
         node = give()
         commander.call_handler_threadsafe(node).cancel()
-        await settled()
+        await settle_loop()
         assert (node.state, node.parent) == ("pending", None)
 
 
@@ -255,8 +255,8 @@ async def test_blocking_work_is_a_child_node_and_gives_its_result():
     async def parent(node):
         child = node.in_thread(work, 1, plus=2)
         assert child in node.children
-        await until(started.is_set)
-        await settled()
+        await wait_until(started.is_set)
+        await settle_loop()
         assert child.state == "running"
         release.set()
         return await child
@@ -283,7 +283,7 @@ async def test_blocking_work_that_nobody_awaits_is_joined():
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent(False))
-        await settled()
+        await settle_loop()
         assert (node.state, done) == ("joining", [])
         release.set()
         await node
@@ -386,7 +386,7 @@ async def test_a_process_is_told_and_then_ended(tmp_path):
     body = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(3600)"
     async with asyncio.timeout(20), Commander() as commander:
         node = commander.in_process(exec, body, grace=2)
-        await until(started.exists)
+        await wait_until(started.exists)
         node.cancel()
         with pytest.raises(NodeCancelled):
             await node

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 from support.nodes import Idle, fail, give, hang
-from support.scale import many, seeds
-from support.until import settled, until
+from support.seeds import example_count, seeds
+from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, current_node, run
 from anabranch.handlers import handler
@@ -62,16 +62,16 @@ async def test_a_callback_that_raises_disturbs_neither_the_others_nor_the_node(c
             for callback in (raises, seen.append, raises):
                 future.add_done_callback(callback)
             if not ends:
-                await until(lambda node=node: node.state == "running")
+                await wait_until(lambda node=node: node.state == "running")
                 assert await in_thread(future.cancel)
-            await until(lambda node=node: node.state in ("completed", "cancelled"))
-            await settled()
+            await wait_until(lambda node=node: node.state in ("completed", "cancelled"))
+            await settle_loop()
             assert seen.pop() is future
             assert node.state == ("completed" if ends else "cancelled")
     assert caplog.text.count("ValueError: a callback") == 4
 
 
-@pytest.mark.parametrize("seed", seeds(many(8, 40)))
+@pytest.mark.parametrize("seed", seeds(example_count(8, 40)))
 async def test_futures_are_as_documented_however_threads_use_them(seed, caplog):
     """Four threads ask, wait, cancel and add callbacks as they come; some of these raise."""
     make = random.Random(seed)
@@ -172,7 +172,7 @@ async def test_what_is_unanswered_at_the_commanders_end_is_answered_there():
         node = give().at_commander_end(lambda _: futures.append(commander.put_job_threadsafe(late)))
         await commander.run(node)
     assert isinstance(futures[0].exception(0), NodeClosed)
-    await settled()
+    await settle_loop()
     assert (late.state, late.parent) == ("pending", None)
     with pytest.raises(NodeClosed):
         commander.put_job_threadsafe(late)
@@ -218,7 +218,7 @@ async def test_exit_threadsafe_wakes_the_loop_and_leaves():
     """Nothing else happens on it; pending runs return the result."""
     async with asyncio.timeout(5), Commander() as commander:
         asked = asyncio.create_task(commander.run(hang()))
-        await settled()
+        await settle_loop()
         await in_thread(commander.exit_threadsafe, "left")
         assert await asked == "left"
     commander.exit_threadsafe()  # after its end there is nothing to leave
@@ -292,7 +292,7 @@ async def test_what_changes_the_tree_is_refused_elsewhere_and_the_safe_way_named
 
     async with asyncio.timeout(10), Commander() as commander:
         node = commander.call_handler(hang())
-        await settled()
+        await settle_loop()
         if place == "in_thread":
             assert await commander.in_thread(refused, node)
         elif place == "plain thread":
@@ -311,7 +311,7 @@ def test_the_trees_own_thread_may_cancel_with_no_task_running():
     async def opened():
         await commander.__aenter__()
         nodes.extend(commander.call_handler(hang()) for _ in range(4))
-        await settled()
+        await settle_loop()
 
     async def left():
         await commander.__aexit__(None, None, None)

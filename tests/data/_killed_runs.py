@@ -309,9 +309,9 @@ def writer() -> Agent[Any]:
 
 
 async def run_served(path: Path) -> None:
-    from support.own_wire import served
+    from support.page_client import serve_in_process
 
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer(), journal=path) as client:
         await client.post("/runs", json={"model": "writer", "input": "send it"})
         await asyncio.Event().wait()
 

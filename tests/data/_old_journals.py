@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.lives import Disk, wall_of
+from support.memory_journal import Disk, use_disk_clock
 
 from anabranch import Message, Retry, ToolCall, tool
 from anabranch.commander.scope import scope_here
@@ -344,7 +344,7 @@ def main(name: str = f"durable-v{len(MIGRATIONS)}") -> None:
     runs = RETRIED if name == "retried" else RUNS
 
     async def write() -> list[str]:
-        with wall_of(Disk()):
+        with use_disk_clock(Disk()):
             return await make(runs)
 
     lines = [re.sub("X'([0-9A-F]+)'", _readable, line) for line in run_seeded(write, None)]

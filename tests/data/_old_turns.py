@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from _old_journals import DATA, _numbers, _readable
-from support.lives import Disk, wall_of
+from support.memory_journal import Disk, use_disk_clock
 
 from anabranch import Message, NodeCancelled, Retry, ToolCall, tool
 from anabranch.handlers import handler, respond
@@ -133,7 +133,7 @@ async def make() -> list[str]:
 
 def main() -> None:
     async def write_down() -> list[str]:
-        with wall_of(Disk()):
+        with use_disk_clock(Disk()):
             return await make()
 
     lines = [re.sub("X'([0-9A-F]+)'", _readable, line) for line in run_seeded(write_down, None)]

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.fork import CALL, Source, collect, collected, run
-from support.until import turns
+from support.fork import CALL_DELTAS, DeltaSource, collect, collect_in_handler, run_body
+from support.waiting import run_turns
 
 from anabranch.commander import Commander, Node
 from anabranch.dispatch import Reply, fork
@@ -20,14 +20,14 @@ async def test_branches_and_message_come_out_of_one_reply() -> None:
     """The everyday fork: text shown, calls handed on, the message assembled."""
 
     async def body(node: Node[Any]) -> tuple[str, list[Any], Message]:
-        reply = fork(node, Source(*CALL), to_user="to_user")
-        text = node.call_handler(collected(reply.text))
-        calls = node.call_handler(collected(reply.tool_calls))
+        reply = fork(node, DeltaSource(*CALL_DELTAS), to_user="to_user")
+        text = node.call_handler(collect_in_handler(reply.text))
+        calls = node.call_handler(collect_in_handler(reply.tool_calls))
         message = await reply.message
         assert message is await reply.message
         return "".join(await text), await calls, message
 
-    text, calls, message = await run(body)
+    text, calls, message = await run_body(body)
 
     assert text == "Wait.\nLooking"
     assert [(c.id, c.name, c.arguments) for c in calls] == [("a", "f", {"x": 1})]
@@ -53,7 +53,7 @@ async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
 
     async def body(node: Node[Any]) -> None:
         for order in ("tcm", "ctm", "mct", "m", "c", "t", "tmc", ""):
-            reply = fork(node, Source(*CALL, *CALL[:1] * 9), limit=1)
+            reply = fork(node, DeltaSource(*CALL_DELTAS, *CALL_DELTAS[:1] * 9), limit=1)
             for branch in order:
                 if branch == "t":
                     assert len(await collect(reply.text)) == 10
@@ -62,7 +62,7 @@ async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
                 else:
                     await reply.message
 
-    await run(body)
+    await run_body(body)
 
 
 @pytest.mark.contract("F5")
@@ -70,13 +70,13 @@ async def test_the_first_item_of_each_branch_may_be_read_before_the_rest_of_any(
     """F5: a reader that waits for another branch holds nothing back, whatever it has left."""
 
     async def body(node: Node[Any]) -> None:
-        reply = fork(node, Source(*CALL[:1] * 50, *CALL), limit=10)
+        reply = fork(node, DeltaSource(*CALL_DELTAS[:1] * 50, *CALL_DELTAS), limit=10)
         first = await anext(reply.text)
         call = await anext(reply.tool_calls)
         assert (first, call.name) == ("Wait.", "f")
         await reply.message
 
-    await run(body)
+    await run_body(body)
 
 
 @pytest.mark.contract("F5")
@@ -92,14 +92,14 @@ async def test_a_reader_that_waits_for_a_node_or_has_ended_holds_nothing_back() 
         return await anext(branch)
 
     async def body(node: Node[Any]) -> None:
-        reply = fork(node, Source(*CALL[:1] * 50, *CALL), limit=10)
+        reply = fork(node, DeltaSource(*CALL_DELTAS[:1] * 50, *CALL_DELTAS), limit=10)
         await anext(reply.text)
         await whole(reply)
-        reply = fork(node, Source(*CALL[:1] * 50, *CALL), limit=10)
+        reply = fork(node, DeltaSource(*CALL_DELTAS[:1] * 50, *CALL_DELTAS), limit=10)
         await node.call_handler(glance(reply.text))
         await reply.message
 
-    await run(body)
+    await run_body(body)
 
 
 @pytest.mark.contract("F5")
@@ -107,7 +107,7 @@ async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
     """F5: no more than the limit and one delta lie in the buffer of a branch that is read."""
 
     async def body(node: Node[Any]) -> None:
-        source = Source(*[Delta("x" * 10)] * 200, Delta(finish_reason="stop"))
+        source = DeltaSource(*[Delta("x" * 10)] * 200, Delta(finish_reason="stop"))
         reply = fork(node, source, limit=100)
         read = 0
 
@@ -115,14 +115,14 @@ async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
             nonlocal read
             async for _ in reply.text:
                 read += 1
-                await turns(20)
+                await run_turns(20)
                 assert source.given - read <= 12
 
         slow_reader = asyncio.create_task(slow())
         assert (await reply.message).content == "x" * 2000
         await slow_reader
 
-    await run(body)
+    await run_body(body)
 
 
 @pytest.mark.contract("F5")
@@ -130,11 +130,11 @@ async def test_a_branch_nobody_has_read_never_holds() -> None:
     """F5: it keeps what came for whoever reads it later."""
 
     async def body(node: Node[Any]) -> int:
-        reply = fork(node, Source(*[Delta("x" * 10)] * 200, Delta(done=True)), limit=1)
+        reply = fork(node, DeltaSource(*[Delta("x" * 10)] * 200, Delta(done=True)), limit=1)
         await reply.message
         return len("".join(await collect(reply.text)))
 
-    assert await run(body) == 2000
+    assert await run_body(body) == 2000
 
 
 @pytest.mark.contract("F6")
@@ -148,13 +148,13 @@ async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exceptio
         seen.append("last")
 
     async def body(node: Node[Any]) -> None:
-        reply = fork(node, Source(*CALL, failure=failure))
+        reply = fork(node, DeltaSource(*CALL_DELTAS, failure=failure))
         reply.at_first(lambda _: seen.append("first")).at_last(last)
         with suppress(ValueError):
             async for text in reply.text:
                 seen.append(text)  # noqa: PERF401 - what came before the failure counts
 
-    await run(body)
+    await run_body(body)
     assert seen == ["first", "Wait.", "last"]
 
 
@@ -168,16 +168,16 @@ async def test_a_repair_makes_a_faulty_call_whole() -> None:
 
     async def body(node: Node[Any]) -> None:
         for repair in (by_text, lambda _: {"x": 1}):
-            reply = fork(node, Source(*broken), repair=repair)
+            reply = fork(node, DeltaSource(*broken), repair=repair)
             (call,) = await collect(reply.tool_calls)
             assert (call.arguments, call.repaired, call.raw) == ({"x": 1}, True, "{'x': 1}")
             (sent,) = (await reply.message).tool_calls
             assert sent.to_wire()["function"]["arguments"] == '{"x": 1}'
         for repair in (lambda _: None, lambda _: "still broken"):
-            (error,) = await collect(fork(node, Source(*broken), repair=repair).tool_calls)
+            (error,) = await collect(fork(node, DeltaSource(*broken), repair=repair).tool_calls)
             assert isinstance(error, ToolCallError)
 
-    await run(body)
+    await run_body(body)
 
 
 @pytest.mark.contract("F3")
@@ -189,10 +189,10 @@ async def test_a_repair_that_raises_fails_the_reply() -> None:
         raise ZeroDivisionError
 
     async def body(node: Node[Any]) -> None:
-        await collect(fork(node, Source(*broken), repair=repair).tool_calls)
+        await collect(fork(node, DeltaSource(*broken), repair=repair).tool_calls)
 
     with pytest.raises(ZeroDivisionError):
-        await run(body)
+        await run_body(body)
 
 
 @pytest.mark.contract("F6")

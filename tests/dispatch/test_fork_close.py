@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.fork import CALL, PATIENCE, Body, Source, run
-from support.until import until
+from support.fork import CALL_DELTAS, TIMEOUT_SECONDS, BodyNode, DeltaSource, run_body
+from support.waiting import wait_until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
 from anabranch.dispatch import Format, Hermes, fork
@@ -25,7 +25,7 @@ FAILURES: list[Fails] = [
 ]
 
 
-class BadlyClosed(Source):
+class BadlyClosed(DeltaSource):
     """A source whose `aclose` raises."""
 
     def __init__(self, *deltas: Delta, close: Fails, failure: Exception | None = None) -> None:
@@ -38,7 +38,7 @@ class BadlyClosed(Source):
         raise self._close()
 
 
-class BadlyClosedAtOnce(Source):
+class BadlyClosedAtOnce(DeltaSource):
     """A source whose `close` is plain, and raises."""
 
     aclose: Any = None
@@ -62,7 +62,7 @@ async def test_a_close_that_fails_after_a_whole_reply_is_logged_once_and_harms_n
     kind: Any, close: Fails, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F6: the message stands, the calls were handed on, and the node completes."""
-    source = kind(*CALL, close=close)
+    source = kind(*CALL_DELTAS, close=close)
 
     async def body(node: Node[Any]) -> Message:
         reply = fork(node, source, to_user="to_user")
@@ -70,7 +70,7 @@ async def test_a_close_that_fails_after_a_whole_reply_is_logged_once_and_harms_n
         assert [call.name async for call in reply.tool_calls] == ["f"]
         return message
 
-    assert (await run(body)).content == "Wait."
+    assert (await run_body(body)).content == "Wait."
     assert source.closed
     (warning,) = warnings(caplog)
     assert kind.__name__ in warning
@@ -88,7 +88,7 @@ async def test_a_close_that_fails_after_a_failure_does_not_hide_it(
             await reply.message
         assert raised.value is failure
 
-    await run(body)
+    await run_body(body)
     assert len(warnings(caplog)) == 1
 
 
@@ -97,13 +97,13 @@ async def test_a_cancel_while_the_source_closes_is_a_cancel(turns: int) -> None:
     """T5 and F6: at whatever moment it comes; what the close raises is not mistaken for it."""
 
     async def body(node: Node[Any]) -> None:
-        fork(node, BadlyClosed(*CALL, close=FAILURES[0]))
+        fork(node, BadlyClosed(*CALL_DELTAS, close=FAILURES[0]))
         for _ in range(turns):
             await asyncio.sleep(0)
         node.cancel("enough")
 
     with pytest.raises(NodeCancelled):
-        await run(body)
+        await run_body(body)
 
 
 async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
@@ -124,7 +124,7 @@ async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
         node.cancel()
 
     with pytest.raises(NodeCancelled):
-        await run(body)
+        await run_body(body)
     assert left == ["left"]
 
 
@@ -132,7 +132,7 @@ async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
 async def test_a_source_is_closed_once(turns: int) -> None:
     """F6: at its end, and wherever a cancel meets it; no source has to bear it twice."""
 
-    class Counted(Source):
+    class Counted(DeltaSource):
         closes = 0
 
         def __aiter__(self) -> Any:
@@ -145,7 +145,7 @@ async def test_a_source_is_closed_once(turns: int) -> None:
         async def aclose(self) -> None:
             self.closes += 1
 
-    source = Counted(*CALL)
+    source = Counted(*CALL_DELTAS)
 
     async def body(node: Node[Any]) -> None:
         fork(node, source)
@@ -154,7 +154,7 @@ async def test_a_source_is_closed_once(turns: int) -> None:
         node.cancel()
 
     with pytest.raises(NodeCancelled):
-        await run(body)
+        await run_body(body)
     assert source.closes == 1
 
 
@@ -168,7 +168,7 @@ async def closed_node() -> Node[Any]:
     async def nothing(_: Node[Any]) -> None: ...
 
     async with Commander() as commander:
-        return commander.call_handler(Body(nothing))
+        return commander.call_handler(BodyNode(nothing))
 
 
 @pytest.mark.parametrize("closes", ["later", "at once", "badly", "not started"])
@@ -176,18 +176,18 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
     """F6: on a node that is done, and for whatever other reason."""
     closed: list[str] = []
 
-    class Later(Source):
+    class Later(DeltaSource):
         async def aclose(self) -> None:
             await asyncio.sleep(0)
             closed.append("later")
 
-    class AtOnce(Source):
+    class AtOnce(DeltaSource):
         aclose: Any = None
 
         def close(self) -> None:
             closed.append("at once")
 
-    class Badly(Source):
+    class Badly(DeltaSource):
         async def aclose(self) -> None:
             closed.append("badly")
             raise ValueError("no")
@@ -208,9 +208,9 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
         with pytest.raises(ValueError, match="told apart"):
             fork(node, make(), formats=[Hermes(), Unusable()])
 
-    await run(body)
+    await run_body(body)
     if closes in kinds:
-        await until(lambda: closed == [closes] * 2)
+        await wait_until(lambda: closed == [closes] * 2)
 
 
 async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
@@ -219,17 +219,17 @@ async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
     """F6: nothing there can wait for an async close; a plain one is called."""
 
     async def body(node: Node[Any]) -> None:
-        for source in (Source(), BadlyClosedAtOnce(close=FAILURES[0])):
+        for source in (DeltaSource(), BadlyClosedAtOnce(close=FAILURES[0])):
             with pytest.raises(RuntimeError):
                 await asyncio.to_thread(fork, node, source)
 
-    await run(body)
+    await run_body(body)
     assert len(warnings(caplog)) == 2
 
 
 async def test_a_task_that_would_have_given_the_source_is_cancelled_with_the_fork() -> None:
     """F6: it may be waiting for a connection."""
-    task = asyncio.create_task(asyncio.sleep(PATIENCE))
+    task = asyncio.create_task(asyncio.sleep(TIMEOUT_SECONDS))
 
     with pytest.raises(NodeClosed):
         fork(await closed_node(), task)
@@ -252,7 +252,7 @@ async def test_a_blocking_source_whose_close_fails_is_left_too(
     async def body(node: Node[Any]) -> Message:
         return await fork(node, Blocking()).message
 
-    assert (await run(body)).content == "Hi"
+    assert (await run_body(body)).content == "Hi"
     assert len(warnings(caplog)) == 1
 
 
@@ -288,7 +288,7 @@ async def test_a_source_is_closed_when_a_format_raises(waits: int) -> None:
         return await fork(node, source(), formats=[Refusing()]).message
 
     with pytest.raises(OSError, match="no b") as raised:
-        await run(body)
+        await run_body(body)
     assert raised.value.__context__ is None
     assert seen[-1:] == ["closed"]
 
@@ -297,7 +297,7 @@ async def test_a_source_that_goes_on_after_a_format_has_raised_is_left() -> None
     """It is read no further, and not fed to what has failed."""
     given: list[int] = []
 
-    class Deaf(Source):
+    class Deaf(DeltaSource):
         async def __aiter__(self) -> AsyncIterator[Delta]:
             while True:
                 with suppress(asyncio.CancelledError):
@@ -311,6 +311,6 @@ async def test_a_source_that_goes_on_after_a_format_has_raised_is_left() -> None
         return await fork(node, source, formats=[Refusing()]).message
 
     with pytest.raises(OSError, match="no b"):
-        await run(body)
+        await run_body(body)
     assert source.closed
     assert len(given) < 3000

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.fork import CALL, PATIENCE, Body, Source, collect, run
+from support.fork import CALL_DELTAS, TIMEOUT_SECONDS, BodyNode, DeltaSource, collect, run_body
 
 from anabranch.commander import Commander, Node, NodeCancelled, StreamInterrupted
 from anabranch.dispatch import Reply, fork
@@ -18,7 +18,7 @@ async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(afte
     failure = ValueError("broken")
 
     async def body(node: Node[Any]) -> list[str]:
-        reply = fork(node, Source(*CALL[:after], failure=failure))
+        reply = fork(node, DeltaSource(*CALL_DELTAS[:after], failure=failure))
         seen: list[str] = []
         with pytest.raises(ValueError, match="broken") as raised:
             async for text in reply.text:
@@ -31,7 +31,7 @@ async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(afte
             await reply.message
         return seen
 
-    assert await run(body) == (["Wait."] if after else [])
+    assert await run_body(body) == (["Wait."] if after else [])
 
 
 @pytest.mark.contract("F6")
@@ -39,10 +39,10 @@ async def test_a_failure_that_nobody_takes_fails_the_node() -> None:
     """F6: at the join, and not before: the body may still take it."""
 
     async def body(node: Node[Any]) -> None:
-        fork(node, Source(failure=ValueError("broken")))
+        fork(node, DeltaSource(failure=ValueError("broken")))
 
     with pytest.raises(ValueError, match="broken"):
-        await run(body)
+        await run_body(body)
 
 
 @pytest.mark.contract("F3")
@@ -50,13 +50,13 @@ async def test_the_end_without_a_finish_reason_is_an_interruption() -> None:
     """F3: with neither a finish reason nor the end mark; the partial message has no calls."""
 
     async def body(node: Node[Any]) -> Message | None:
-        reply = fork(node, Source(*CALL[:-1]), to_user="to_user")
+        reply = fork(node, DeltaSource(*CALL_DELTAS[:-1]), to_user="to_user")
         with pytest.raises(StreamInterrupted) as raised:
             await reply.message
         assert raised.value.partial == reply.partial
         return reply.partial
 
-    partial = await run(body)
+    partial = await run_body(body)
 
     assert partial == Message(role="assistant", content="Wait.\nLooking")
 
@@ -66,15 +66,15 @@ async def test_the_end_mark_without_a_finish_reason_is_a_whole_reply() -> None:
     """F3: `[DONE]` is enough."""
 
     async def body(node: Node[Any]) -> Message:
-        return await fork(node, Source(Delta("Hi"), Delta(done=True))).message
+        return await fork(node, DeltaSource(Delta("Hi"), Delta(done=True))).message
 
-    assert await run(body) == Message(role="assistant", content="Hi")
+    assert await run_body(body) == Message(role="assistant", content="Hi")
 
 
 @pytest.mark.contract("F6")
 async def test_cancelling_the_node_closes_the_source() -> None:
     """F6: and whoever reads from outside learns of it."""
-    source = Source(*CALL * 1000)
+    source = DeltaSource(*CALL_DELTAS * 1000)
     forked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     async def body(node: Node[Any]) -> None:
@@ -83,8 +83,8 @@ async def test_cancelling_the_node_closes_the_source() -> None:
         forked.set_result(reply)
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(PATIENCE), Commander() as commander:
-        node = commander.call_handler(Body(body))
+    async with asyncio.timeout(TIMEOUT_SECONDS), Commander() as commander:
+        node = commander.call_handler(BodyNode(body))
         reply = await forked
         node.cancel("enough")
         with pytest.raises(NodeCancelled):
@@ -98,35 +98,35 @@ async def test_cancelling_the_node_closes_the_source() -> None:
 @pytest.mark.contract("F6")
 async def test_a_source_that_was_never_read_is_closed_too() -> None:
     """F6: the pump may be cancelled before its body ran."""
-    source = Source(*CALL)
+    source = DeltaSource(*CALL_DELTAS)
 
     async def body(node: Node[Any]) -> None:
         fork(node, source)
         node.cancel()
 
     with pytest.raises(NodeCancelled):
-        await run(body)
+        await run_body(body)
     assert (source.given, source.closed) == (0, True)
 
 
 @pytest.mark.contract("F6")
 async def test_the_pump_reads_to_the_end_though_the_body_has_returned() -> None:
     """F6: nobody reads, nothing hangs."""
-    source = Source(*CALL)
+    source = DeltaSource(*CALL_DELTAS)
 
     async def body(node: Node[Any]) -> Reply:
         return fork(node, source, limit=1)
 
-    reply = await run(body)
+    reply = await run_body(body)
 
-    assert (source.given, source.closed) == (len(CALL), True)
+    assert (source.given, source.closed) == (len(CALL_DELTAS), True)
     assert len(await collect(reply.tool_calls)) == 1
 
 
 @pytest.mark.contract("F6")
 async def test_aclose_stops_the_pump_and_ends_the_branches() -> None:
     """F6: what came can still be read; the message is refused; closing twice is harmless."""
-    source = Source(Delta("Hi"), *CALL * 1000)
+    source = DeltaSource(Delta("Hi"), *CALL_DELTAS * 1000)
 
     async def body(node: Node[Any]) -> list[str]:
         reply = fork(node, source)
@@ -138,7 +138,7 @@ async def test_aclose_stops_the_pump_and_ends_the_branches() -> None:
         assert raised.value.partial.content.startswith("Hi")
         return [first, *await collect(reply.text)]
 
-    assert (await run(body))[0] == "Hi"
+    assert (await run_body(body))[0] == "Hi"
     assert source.closed
     assert source.given < 1000
 
@@ -148,8 +148,8 @@ async def test_the_pump_leaves_no_task_behind() -> None:
     """T7 holds for forks too."""
 
     async def body(node: Node[Any]) -> None:
-        reply = fork(node, Source(*CALL))
+        reply = fork(node, DeltaSource(*CALL_DELTAS))
         await reply.message
 
-    await run(body)
+    await run_body(body)
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 import pytest
-from support.clock import jumping
-from support.fork import Body, run
-from support.scale import many, seeds
-from support.until import turns
+from support.clock import virtual_time
+from support.fork import BodyNode, run_body
+from support.seeds import example_count, seeds
+from support.waiting import run_turns
 
 from anabranch.commander import Commander, Node
 from anabranch.dispatch import Reply, fork
@@ -105,7 +105,7 @@ async def asks(_: Node[Any], reply: Reply) -> None:
     "way",
     [unseen] + [value for name, value in list(globals().items()) if name.startswith("by_")],
 )
-@jumping
+@virtual_time
 async def test_no_way_of_waiting_for_the_message_gets_stuck(way: Way, waits: bool) -> None:
     """After one piece of text, with far more than the limit to come."""
 
@@ -122,10 +122,10 @@ async def test_no_way_of_waiting_for_the_message_gets_stuck(way: Way, waits: boo
 
 async def run_for_long(body: Callable[[Node[Any]], Any]) -> None:
     async with asyncio.timeout(100), Commander(slow_after=None) as commander:
-        await commander.run(Body(body))
+        await commander.run(BodyNode(body))
 
 
-@jumping
+@virtual_time
 async def test_a_reader_that_sleeps_holds_the_source_back_for_as_long() -> None:
     """Sleep ends by itself: no patience is lost over it."""
     given = 0
@@ -148,7 +148,7 @@ async def test_a_reader_that_sleeps_holds_the_source_back_for_as_long() -> None:
     await run_for_long(body)
 
 
-@pytest.mark.parametrize("seed", seeds(many(8, 80)))
+@pytest.mark.parametrize("seed", seeds(example_count(8, 80)))
 async def test_a_source_that_never_waits_passes_the_limit_by_a_bounded_amount(seed: int) -> None:
     """Whatever the size of its deltas, in text or in calls, and however slow the reader is."""
     chance = random.Random(seed)
@@ -174,7 +174,7 @@ async def test_a_source_that_never_waits_passes_the_limit_by_a_bounded_amount(se
         branch: Any = reply.tool_call_deltas if in_calls else reply.text
         async for item in branch:
             read += len(item.arguments if in_calls else item)
-            await turns(slow)
+            await run_turns(slow)
             assert given - read <= 4 * limit + 5 * size
 
-    await run(body)
+    await run_body(body)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from support.fork import PATIENCE, run
+from support.fork import TIMEOUT_SECONDS, run_body
 
 from anabranch.commander import BadResponse, Node
 from anabranch.dispatch import fork
@@ -55,7 +55,7 @@ async def test_every_kind_of_source_is_read() -> None:
         for source in (asynchronous(), awaited(), blocking(), CHUNKS, map(Dumps, CHUNKS)):
             assert await fork(node, source).message == WHOLE
 
-    await run(body)
+    await run_body(body)
 
 
 async def test_what_is_no_source_is_refused_at_once() -> None:
@@ -67,7 +67,7 @@ async def test_what_is_no_source_is_refused_at_once() -> None:
         with pytest.raises(BadResponse):
             await fork(node, [1]).message
 
-    await run(body)
+    await run_body(body)
 
 
 async def test_a_blocking_source_is_read_in_a_thread_and_its_failure_is_raised() -> None:
@@ -83,7 +83,7 @@ async def test_a_blocking_source_is_read_in_a_thread_and_its_failure_is_raised()
         with pytest.raises(ValueError, match="broken"):
             await fork(node, blocking()).message
 
-    await run(body)
+    await run_body(body)
     assert threads != [threading.get_ident()]
 
 
@@ -103,7 +103,7 @@ async def test_cancelling_reaches_a_blocking_source() -> None:
 
         def __iter__(self) -> Iterator[Delta]:
             yield Delta("x")
-            self.released.wait(PATIENCE)
+            self.released.wait(TIMEOUT_SECONDS)
             ended.append("blocked")
 
         def close(self) -> None:
@@ -117,7 +117,7 @@ async def test_cancelling_reaches_a_blocking_source() -> None:
             await anext(reply.text)
             await reply.aclose()
 
-    await run(body)
+    await run_body(body)
     assert ended == ["generator", "blocked"]
 
 
@@ -133,4 +133,4 @@ async def test_a_source_that_never_waits_does_not_keep_the_loop_to_itself() -> N
         await asyncio.sleep(0)
         await reply.aclose()
 
-    await run(body)
+    await run_body(body)

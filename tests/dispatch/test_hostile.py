@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fork import run
+from support.fork import run_body
 from support.paths import DATA
 
 from anabranch.commander import BackendError, BadResponse
@@ -185,7 +185,7 @@ def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
 async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
     """Whatever a source gives."""
     with pytest.raises(BadResponse, match="chat-completions chunks"):
-        await run(lambda node: fork(node, [item]).message)
+        await run_body(lambda node: fork(node, [item]).message)
 
 
 @pytest.mark.contract("F3")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.paths import DATA
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch.dispatch import (
     BareJSON,
@@ -34,7 +34,7 @@ from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta
 pytestmark = pytest.mark.contract("F1")
 
 thorough = settings(
-    max_examples=many(600, 20_000),
+    max_examples=example_count(600, 20_000),
     suppress_health_check=list(HealthCheck),
     database=None,
 )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.line import ASK, Line, line
-from support.server import DONE, Reply, chunk, event
+from support.scripted_server import DONE, Reply, chunk, event
+from support.wire_backends import ASK, WireBackends, wire
 
 from anabranch.commander import Commander, Node
 from anabranch.dispatch import fork
@@ -19,7 +19,7 @@ from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ProviderItem, ToolCallDelta
 
-__all__ = ["line"]  # the fixture
+__all__ = ["wire"]  # the fixture
 
 WHOLE = {"role": "assistant", "content": "Hi there", "reasoning_content": "Hm"}
 CALL = {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -67,13 +67,13 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("in_one", [True, False])
 @pytest.mark.parametrize("name", STREAMS)
 async def test_a_whole_message_adds_nothing_to_its_deltas(
-    line: Line, name: str, *, in_one: bool
+    wire: WireBackends, name: str, *, in_one: bool
 ) -> None:
     """Wherever it stands, and in whatever pieces it comes."""
     steps = [*map(event, STREAMS[name]), DONE]
-    line.server.script(Reply([b"".join(steps)] if in_one else steps))
+    wire.server.script(Reply([b"".join(steps)] if in_one else steps))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert (message.content, message.reasoning) == ("Hi there", "Hm")
 
@@ -92,25 +92,25 @@ async def test_nor_to_the_chunks_of_another_library(name: str) -> None:
     assert (message.content, message.reasoning) == ("Hi there", "Hm")
 
 
-async def test_the_calls_of_a_whole_message_are_made_once(line: Line) -> None:
+async def test_the_calls_of_a_whole_message_are_made_once(wire: WireBackends) -> None:
     """Those that its deltas have made."""
     last = beside({"role": "assistant", "tool_calls": [CALL]}, "tool_calls", delta={})
-    line.server.script(Reply([chunk({"tool_calls": [CALL]}), event(last), DONE]))
+    wire.server.script(Reply([chunk({"tool_calls": [CALL]}), event(last), DONE]))
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert [(call.id, call.arguments) for call in message.tool_calls] == [("c", {"a": 1})]
 
 
-async def test_a_call_that_is_sent_twice_is_made_once(line: Line) -> None:
+async def test_a_call_that_is_sent_twice_is_made_once(wire: WireBackends) -> None:
     """One with the same id, index and arguments; any other is a call of its own."""
     twice = [chunk({"tool_calls": [CALL]})] * 2
     other = {**CALL, "function": {"name": "add", "arguments": '{"a": 2}'}}
-    line.server.script(
+    wire.server.script(
         Reply([*twice, chunk({"tool_calls": [other]}), chunk(finish="tool_calls"), DONE])
     )
 
-    message = await line.connect().complete(ASK)
+    message = await wire.connect().complete(ASK)
 
     assert [call.arguments for call in message.tool_calls] == [{"a": 1}, {"a": 2}]
     assert len({call.id for call in message.tool_calls}) == 2

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.pictures import PIXEL
-from support.server import Reply, ScriptedServer, text
+from support.media_files import PIXEL
+from support.scripted_server import Reply, ScriptedServer, text
 
 from anabranch import BackendUnavailable, Commander, Conversation, Message, ToolCall, connect, tool
 from anabranch.backends import Backend, Fallback

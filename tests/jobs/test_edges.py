@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.edges import Guess, Step
-from support.scale import SEED
+from support.graph_jobs import Guess, Step
+from support.seeds import SEED
 
 from anabranch.backends import Limits
 from anabranch.commander import Commander, Node, NodeCancelled, Retry, limits_around

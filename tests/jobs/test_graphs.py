@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.edges import Guess, Step
+from support.graph_jobs import Guess, Step
 
 from anabranch.commander import Commander, Node, Retry, run
 from anabranch.handlers import handler

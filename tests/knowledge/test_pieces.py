@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch.commander.errors import ConfigurationError, MissingExtra
 from anabranch.knowledge import estimate_tokens, token_counter
@@ -62,7 +62,7 @@ def dense(text):
     return "".join(text.split())
 
 
-@settings(max_examples=many(150, 2000))
+@settings(max_examples=example_count(150, 2000))
 @given(texts, kinds, sizes, st.sampled_from(COUNTERS))
 def test_no_piece_is_too_long_and_nothing_is_lost(text, kind, size, counter):
     """Each sign of each block stands in some piece, in order; none has more than `size` tokens."""
@@ -76,7 +76,7 @@ def test_no_piece_is_too_long_and_nothing_is_lost(text, kind, size, counter):
     assert all(block[1] in above for block in blocks if block[0] == "heading" and block[1])
 
 
-@settings(max_examples=many(100, 2000))
+@settings(max_examples=example_count(100, 2000))
 @given(texts, kinds)
 def test_reading_loses_nothing_of_a_text(text, kind):
     """All that is no mark of a heading stands in some block, in order."""
@@ -89,7 +89,7 @@ def test_reading_loses_nothing_of_a_text(text, kind):
     assert held_in(signs, [dense(block[1]) for block in blocks])
 
 
-@settings(max_examples=many(100, 2000))
+@settings(max_examples=example_count(100, 2000))
 @given(texts, kinds, sizes, st.sampled_from(COUNTERS))
 def test_each_piece_stands_where_it_says(text, kind, size, counter):
     """At the line of a piece its text begins, also where that is an overlap."""
@@ -107,7 +107,7 @@ def test_each_piece_stands_where_it_says(text, kind, size, counter):
 once = st.lists(st.lists(st.sampled_from(["", " ", "\n", ". ", "\n\n"]), max_size=60), max_size=8)
 
 
-@settings(max_examples=many(100, 1000))
+@settings(max_examples=example_count(100, 1000))
 @given(once, sizes, st.sampled_from(COUNTERS[:-1]))
 def test_an_overlap_is_no_longer_than_asked(gaps, size, counter):
     """A piece repeats at most `overlap` tokens of the one before, and with 0 nothing."""
@@ -176,7 +176,7 @@ def test_parts_that_read_alike_have_their_own_lines():
     assert all(two.line == one.line + one.text.count("\n") + 1 for one, two in pairwise(pieces))
 
 
-N = many(1, 10)
+N = example_count(1, 10)
 HOSTILE = {
     "one line": "x" * 1_000_000,
     "one line of words": "word " * (N * 20_000),
@@ -254,7 +254,7 @@ def tokenizer_json(tmp_path_factory):
     return path
 
 
-@settings(max_examples=many(30, 500))
+@settings(max_examples=example_count(30, 500))
 @given(text=texts, size=sizes)
 def test_pieces_have_at_most_so_many_tokens_of_a_model(tokenizer_json, text, size):
     """A tokenizer of a model counts, without the truncation and padding that its file has."""

@@ -12,7 +12,7 @@ import traceback
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
+from support.seeds import example_count
 
 from anabranch import ConfigurationError
 from anabranch.commander.errors import MissingExtra
@@ -215,7 +215,7 @@ async def test_vectors_need_pgvector_and_words_do_not(postgres):
         assert [hit.source for hit in await index.search("stays")] == ["b", "a"]
 
 
-@settings(max_examples=many(60, 1000))
+@settings(max_examples=example_count(60, 1000))
 @given(word=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12))
 async def test_a_word_is_found_by_itself(postgres, word):
     """Of whatever letters it is, though the server knows none but those of ASCII."""

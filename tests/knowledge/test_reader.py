@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.scale import many
-from support.until import first_turn, held_until, turns, until
+from support.seeds import example_count
+from support.waiting import block_until, run_turns, turn_until, wait_until
 
 from anabranch.knowledge import Index, KnowledgeError
 from anabranch.knowledge._folder import READERS
@@ -117,7 +117,7 @@ async def test_cancelled_in_the_middle_of_a_file_no_process_is_left(library, cod
     async with Index(":memory:") as index:
         told = []
         adding = asyncio.create_task(index.add_folder(docs, progress=told.append))
-        await until(lambda: pids() and len(told) == 3)
+        await wait_until(lambda: pids() and len(told) == 3)
         adding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await adding
@@ -127,14 +127,14 @@ async def test_cancelled_in_the_middle_of_a_file_no_process_is_left(library, cod
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("count", range(0, many(60, 400), many(6, 1)))
+@pytest.mark.parametrize("count", range(0, example_count(60, 400), example_count(6, 1)))
 async def test_cancelled_at_any_turn_no_process_is_left(tmp_path, count, again):
     """Also while a process is being started, and if it is cancelled again in every turn."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(TEXT)
     async with Index(":memory:") as index:
         adding = asyncio.create_task(index.add_folder(tmp_path))
-        await turns(count * count)
+        await run_turns(count * count)
         adding.cancel()
         while again and not adding.done():
             await asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def test_cancelled_while_processes_start_no_process_is_left(tmp_path, monk
     async with Index(":memory:") as index:
         for _ in range(5):
             adding = asyncio.create_task(index.add_folder(tmp_path))
-            await first_turn(lambda: len(children()) == 4)
+            await turn_until(lambda: len(children()) == 4)
             adding.cancel()
             await asyncio.wait([adding])
             assert adding.cancelled()
@@ -203,10 +203,10 @@ def test_a_reader_ends_when_its_parent_is_killed(library, code):
         asyncio.run(Index(":memory:").add_file({f"{docs}/m.pdf"!r}, timeout=2))
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
-    assert held_until(pids)
+    assert block_until(pids)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert held_until(lambda: not alive(pids()[0]))
+    assert block_until(lambda: not alive(pids()[0]))
 
 
 async def test_a_file_that_has_not_changed_is_not_parsed_again(library):

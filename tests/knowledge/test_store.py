@@ -13,9 +13,9 @@ from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
-from support.indexes import held, words_agree
+from support.index_file import has_current_words, stored_pieces
 from support.paths import TESTS
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.knowledge import Index, KnowledgeError
 from anabranch.knowledge._sqlite import APPLICATION, MIGRATIONS
@@ -32,7 +32,13 @@ def python(program, *before, **options):
 
 def test_killed_at_any_moment_each_document_is_whole_or_gone(tmp_path):
     """SIGKILL at any time or statement: all old pieces or all new ones, and their words."""
-    program = ["-m", "programs.index_killed", tmp_path / "a.db", str(many(8, 300)), str(SEED)]
+    program = [
+        "-m",
+        "programs.index_killed",
+        tmp_path / "a.db",
+        str(example_count(8, 300)),
+        str(SEED),
+    ]
     ended = subprocess.run(
         [sys.executable, *program],
         capture_output=True,
@@ -44,7 +50,7 @@ def test_killed_at_any_moment_each_document_is_whole_or_gone(tmp_path):
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["found"] == {"torn": 0, "words": 0}
-    assert sum(found["killed"].values()) == many(8, 300)
+    assert sum(found["killed"].values()) == example_count(8, 300)
 
 
 def test_two_processes_add_the_same_folder_at_once(tmp_path):
@@ -68,9 +74,9 @@ def test_two_processes_add_the_same_folder_at_once(tmp_path):
     for life in lives:
         _, said = life.communicate(timeout=120)
         assert life.returncode == 0, said
-    found = held(tmp_path / "a.db")
+    found = stored_pieces(tmp_path / "a.db")
     assert {name: len(texts) for name, texts in found.items()} == {f"{n}.md": 5 for n in range(12)}
-    assert words_agree(tmp_path / "a.db")
+    assert has_current_words(tmp_path / "a.db")
 
 
 async def test_what_one_process_puts_in_another_finds(tmp_path):
@@ -118,8 +124,8 @@ def test_a_full_disk_is_one_error_and_what_was_there_stays(tmp_path, pages):
     assert "could not be read or written" in said or "has no room left" in said
     assert found == str(["put_job stays"] if pages else [])
     if pages:
-        assert held(path) == {"kept": ["put_job stays"]}
-        assert words_agree(path)
+        assert stored_pieces(path) == {"kept": ["put_job stays"]}
+        assert has_current_words(path)
 
 
 def make(path, *statements):
@@ -182,7 +188,7 @@ async def test_a_damaged_file_is_one_error(tmp_path):
     data = (tmp_path / "good.db").read_bytes()
     rng = random.Random(SEED)
     refused: list[str] = []
-    for number in range(many(30, 500)):
+    for number in range(example_count(30, 500)):
         path = tmp_path / f"{number}.db"
         place = rng.randrange(len(data))
         cut = data[:place] if number % 2 else None
@@ -231,7 +237,7 @@ def test_in_a_folder_that_may_not_be_written_to_it_says_so(tmp_path):
     lines = ended.stdout.splitlines()
     assert len(lines) == 2, ended
     assert all("name a file that this user may write" in line for line in lines), lines
-    assert held(folder / "a.db") == {"kept": ["put_job stays"]}
+    assert stored_pieces(folder / "a.db") == {"kept": ["put_job stays"]}
 
 
 async def _put_and_close(path):
@@ -256,7 +262,7 @@ def test_a_fork_has_a_connection_of_its_own(tmp_path):
     """
     ended = python(program)
     assert ended.stdout.strip() == "['child', 'parent', 'parent 2']", ended
-    assert words_agree(tmp_path / "a.db")
+    assert has_current_words(tmp_path / "a.db")
 
 
 def test_a_fork_while_a_search_is_under_way_goes_on(tmp_path):
@@ -298,7 +304,7 @@ def test_a_fork_while_a_search_is_under_way_goes_on(tmp_path):
     """
     ended = python(program)
     assert ended.stdout.split("\n")[:2] == ["1", "['child', 'parent']"], ended
-    assert words_agree(tmp_path / "a.db")
+    assert has_current_words(tmp_path / "a.db")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no open file can be taken away")
@@ -337,7 +343,7 @@ async def test_a_busy_file_is_waited_for(tmp_path):
         other.execute("rollback")
     await adding
     await index.aclose()
-    assert set(held(tmp_path / "a.db")) == {"a", "b"}
+    assert set(stored_pieces(tmp_path / "a.db")) == {"a", "b"}
 
 
 async def test_numbers_are_never_used_again(tmp_path):

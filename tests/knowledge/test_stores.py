@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import TESTS
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.knowledge import Index, KnowledgeError
 
@@ -296,7 +296,7 @@ async def test_any_text_is_a_question_and_a_document(words_place, text):
 letters = st.characters(exclude_categories=["Cs"])
 
 
-@settings(max_examples=many(60, 1000))
+@settings(max_examples=example_count(60, 1000))
 @given(question=st.text(letters, max_size=60))
 async def test_no_text_makes_a_search_fail(words_place, question):
     """Nor one that is put in: it is taken out again without a trace."""
@@ -316,7 +316,11 @@ def test_killed_while_it_adds_each_document_is_whole(place):
     """At any moment of putting in: all the old pieces stay and are found, and no new one."""
     name = place()
     rng = random.Random(SEED)
-    moments = [199, 401, *(rng.randrange(450) for _ in range(many(0, 20)))]  # of 500 pieces
+    moments = [
+        199,
+        401,
+        *(rng.randrange(450) for _ in range(example_count(0, 20))),
+    ]  # of 500 pieces
     asyncio.run(_add_old(Index(name, embed=embed, embedder="own")))
     program = """
         import asyncio, os, signal, anabranch.knowledge._{0} as store
@@ -435,7 +439,7 @@ async def test_a_cancelled_call_leaves_the_index_usable(place):
     async with Index(name) as index:
         await index.add("a", "old stays")
         text = "\n\n".join(f"# {n}\n\nnew{n} stays" for n in range(300))
-        for waits in range(many(6, 60)):
+        for waits in range(example_count(6, 60)):
             adding = asyncio.create_task(index.add("a", text))
             for _ in range(waits * 3):
                 await asyncio.sleep(0)

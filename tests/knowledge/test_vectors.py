@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
+from support.seeds import example_count
 
 np = pytest.importorskip("numpy")
 
@@ -32,7 +32,7 @@ vectors = st.integers(1, 6).flatmap(
 )
 
 
-@settings(max_examples=many(200, 5000))
+@settings(max_examples=example_count(200, 5000))
 @given(vectors, st.integers(1, 50), st.booleans())
 def test_the_nearest_are_those_of_a_loop_over_all(made, most, doubled):
     """Also among equal ones, and those that differ by less than float32 can tell."""

@@ -5,8 +5,8 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.indexes import words_agree
-from support.scale import many
+from support.index_file import has_current_words
+from support.seeds import example_count
 
 from anabranch.knowledge import Index
 from anabranch.knowledge._words import MOST_WORDS, words_of
@@ -100,7 +100,7 @@ async def test_any_question_is_one(pages, question):
     assert await pages.search(f"{question} put_job")
 
 
-@settings(max_examples=many(150, 5000))
+@settings(max_examples=example_count(150, 5000))
 @given(st.text(st.characters(), max_size=60))
 async def test_no_text_makes_a_search_fail(question):
     """Nor one that is put in: it is taken out again without a trace."""
@@ -113,7 +113,7 @@ async def test_no_text_makes_a_search_fail(question):
         assert {hit.source for hit in await index.search(f"{question} put_job")} == {"kept"}
 
 
-@settings(max_examples=many(150, 5000))
+@settings(max_examples=example_count(150, 5000))
 @given(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12))
 async def test_a_word_is_found_by_itself(word):
     """Of whatever letters it is: both sides take them alike."""
@@ -154,4 +154,4 @@ async def test_words_and_pieces_agree_whatever_was_put_in(tmp_path):
                 await index.add(name, f"{text} turn{turn}\0 \ud800 {text[::-1]}")
         for name in list(PAGES)[::2]:
             await index.remove(name)
-    assert words_agree(tmp_path / "a.db")
+    assert has_current_words(tmp_path / "a.db")

@@ -6,7 +6,7 @@ import random
 import string
 
 import pytest
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.messages.mask import mask
 
@@ -31,7 +31,7 @@ PLAIN = ["sk-learn", "task-force-of-twelve", "https://example.org/a@b", "bearer 
 def test_keys_are_masked_wherever_they_stand(form: str) -> None:
     """In the midst of a text, in lists, in fields and in their names."""
     chance = random.Random(SEED)
-    for _ in range(many(50, 1000)):
+    for _ in range(example_count(50, 1000)):
         secret = "".join(chance.choices(string.ascii_letters + string.digits, k=32)) + "7"
         key = form.format(secret)
         value = {"said": [f"it is {key} you see"], key: 1, "n": 2}

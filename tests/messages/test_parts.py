@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.pictures import MP3, PDF, PIXEL, PNG, SAMPLES, WAV
+from support.media_files import MP3, PDF, PIXEL, PNG, SAMPLES, WAV
 
 from anabranch import ConfigurationError, Conversation, Message, Part
 from anabranch.messages import Request, request_body

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 
 from anabranch.messages.tokens import _ALL_UP_TO, _SLICE, _SLICES, _weigh, estimate_tokens
 
@@ -25,7 +25,7 @@ def is_near(text):
     return abs(estimate_tokens(text) - _weigh(text)) <= NEAR * _weigh(text)
 
 
-@pytest.mark.parametrize("seed", seeds(many(15, 1000)))
+@pytest.mark.parametrize("seed", seeds(example_count(15, 1000)))
 def test_a_long_text_is_estimated_within_a_few_hundredths(seed):
     """Of whatever parts it is made, in turn or at random, and the same each time."""
     draw = random.Random(seed)

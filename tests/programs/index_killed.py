@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio._backends._asyncio  # noqa: F401 - once, and not in each life
-from support.indexes import held, words_agree
+from support.index_file import has_current_words, stored_pieces
 
 from anabranch.knowledge import Index, _sqlite
 from anabranch.knowledge._read_main import read_text
@@ -107,9 +107,9 @@ def look(path: Path) -> Counter[str]:
     if "piece" not in tables:
         found["torn"] += bool(tables)
         return found
-    for texts in held(path).values():
+    for texts in stored_pieces(path).values():
         found["torn"] += len(texts) != PIECES or len(set(texts)) != 1
-    found["words"] += not words_agree(path)
+    found["words"] += not has_current_words(path)
     return found
 
 

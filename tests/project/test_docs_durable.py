@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.forked_python import run_forked
 from support.paths import ROOT
-from support.warm import run_warm
 
 from anabranch.store import errors
 
@@ -37,7 +37,7 @@ async def run(command: str, folder: Path) -> tuple[int, str, str]:
         if "&" not in words and program in ("python", "anabranch"):
             module = ["-m", "anabranch"] if program == "anabranch" else []
             env = {**os.environ, "PATH": path, **settings}
-            return await run_warm([*module, *arguments], folder, "", env)
+            return await run_forked([*module, *arguments], folder, "", env)
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", command),
             cwd=folder,

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from support.examples import run as run_here
+from support.examples import run_example as run_here
 from support.paths import ROOT
-from support.server import Reply, ScriptedServer, calls, text
+from support.scripted_server import Reply, ScriptedServer, calls, text
 
 EXAMPLES = ROOT / "examples"
 PATIENCE = 300  # seconds; the first use of a new machine fetches the model

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.examples import load, run
-from support.left import processes
-from support.until import until
+from support.examples import load_example, run_example
+from support.leaks import child_processes
+from support.waiting import wait_until
 
 from anabranch.testing import ScriptedBackend
 
@@ -17,7 +17,7 @@ def test_the_hello_agent_says_hello(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As it stands: it needs no model."""
-    run(monkeypatch, "hello_agent")
+    run_example(monkeypatch, "hello_agent")
     assert capsys.readouterr().out == (
         f"user (to hello_agent):\n\nHello there, may I ask who you are?\n\n{RULE}\n"
         f"hello_agent (to user):\n\nHello, world!\n\n{RULE}\n"
@@ -28,7 +28,7 @@ def test_alice_passes_on_to_bob(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As it stands: the reply functions answer, no model is loaded."""
-    run(monkeypatch, "alice_and_bob")
+    run_example(monkeypatch, "alice_and_bob")
     bob = "I am Bob, Alice's good friend. Glad to meet you!"
     assert capsys.readouterr().out == (
         f"user (to alice):\n\nWho are you?\n\n{RULE}\n"
@@ -41,7 +41,7 @@ def test_alice_passes_on_to_bob(
 async def test_bob_asks_his_model_what_he_was_not_made_for():
     """With his own prompt before it."""
     backend = ScriptedBackend("I love them.")
-    result = await load("alice_and_bob").talk(backend, "Do you like rivers?")
+    result = await load_example("alice_and_bob").talk(backend, "Do you like rivers?")
     assert result.text == "I love them."
     assert [message.content for message in backend.requests[0].messages] == [
         "You are bob, a friendly agent, and a good friend of Alice. Answer briefly.",
@@ -51,7 +51,9 @@ async def test_bob_asks_his_model_what_he_was_not_made_for():
 
 async def test_the_streamed_reply_comes_in_parts(capsys: pytest.CaptureFixture[str]):
     """As the model gives them, in capitals."""
-    assert await load("stream_reply").talk(ScriptedBackend("Water that flows."), "River?") == 5
+    assert (
+        await load_example("stream_reply").talk(ScriptedBackend("Water that flows."), "River?") == 5
+    )
     assert capsys.readouterr().out == "WATER THAT FLOWS.\n(5 parts)\n"
 
 
@@ -60,7 +62,7 @@ def test_the_streamed_reply_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It answers something, in capitals."""
-    run(monkeypatch, "stream_reply", "--max-tokens", "20")
+    run_example(monkeypatch, "stream_reply", "--max-tokens", "20")
     said, _, count = capsys.readouterr().out.rstrip().rpartition("\n")
     assert "RIVER" in said
     assert int(count.strip("( parts)")) > 5
@@ -71,9 +73,9 @@ async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
     broken = "```python\nprint(sum(row['length_km'] for row in rows))\n```"
     right = "Here:\n```python\nprint(sum(int(row['length_km']) for row in rows))\n```"
     backend = ScriptedBackend(broken, right, "Together they are 46425 km long.")
-    tasks, left = asyncio.all_tasks(), processes()
+    tasks, left = asyncio.all_tasks(), child_processes()
     async with asyncio.timeout(120):
-        result = await load("data_analysis").analyse(backend, "How long are they together?")
+        result = await load_example("data_analysis").analyse(backend, "How long are they together?")
 
     assert result.text == "Together they are 46425 km long."
     coder, mended, explainer = (str(request.messages[-1].content) for request in backend.requests)
@@ -82,23 +84,23 @@ async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
     assert "It printed:\n46425" in explainer
     assert "interpreter (to analysis):\n\n46425\n" in capsys.readouterr().out
     assert asyncio.all_tasks() == tasks
-    assert processes() == left
+    assert child_processes() == left
 
 
 async def test_a_cancelled_analysis_leaves_no_kernel_behind():
     """While its code runs: no task and no process is left."""
     backend = ScriptedBackend("```python\nimport time\ntime.sleep(600)\n```")
-    tasks, left = asyncio.all_tasks(), processes()
+    tasks, left = asyncio.all_tasks(), child_processes()
     async with asyncio.timeout(120):
-        task = asyncio.create_task(load("data_analysis").analyse(backend, "How long?"))
-        await until(lambda: backend.closed or task.done())
+        task = asyncio.create_task(load_example("data_analysis").analyse(backend, "How long?"))
+        await wait_until(lambda: backend.closed or task.done())
         assert not task.done()
-        assert processes() > left
+        assert child_processes() > left
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert asyncio.all_tasks() == tasks
-    assert processes() == left
+    assert child_processes() == left
 
 
 @pytest.mark.long
@@ -108,7 +110,7 @@ def test_the_analysis_runs_on_the_local_model(
 ):
     """It comes to an end, and the last word is the leader's."""
     arguments = ("--attempts", "1", "--max-tokens", "40", "How many rivers are there?")
-    run(monkeypatch, "data_analysis", *arguments)
+    run_example(monkeypatch, "data_analysis", *arguments)
     shown = capsys.readouterr().out
     assert "9 rows, the first are" in shown
     assert "\ninterpreter (to analysis):\n" in shown.rpartition("coder (to analysis):")[2]
@@ -119,7 +121,7 @@ async def test_a_group_that_cannot_write_code_says_so():
     """As a model that is too small would have it."""
     backend = ScriptedBackend(otherwise="I am a language model.")
     async with asyncio.timeout(120):
-        result = await load("data_analysis").analyse(backend, "How long are they together?")
+        result = await load_example("data_analysis").analyse(backend, "How long are they together?")
     assert result.text == (
         "None of 3 programs worked; the last one said: There is no ```python block."
     )
@@ -137,7 +139,7 @@ async def test_the_group_talk_gives_one_the_floor_at_a_time(capsys: pytest.Captu
         own = [m.content for m in request.messages if m.role == "assistant"]
         return " " if f"I am {name}." in own else "Can I speak?"
 
-    group = await load("group_talk").talk(
+    group = await load_example("group_talk").talk(
         ScriptedBackend(otherwise=play), "Introduce yourselves.", 4
     )
 
@@ -155,5 +157,5 @@ def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Whatever it makes of the rules, the talk ends and says how."""
-    run(monkeypatch, "group_talk", "--speeches", "1", "--max-tokens", "20")
+    run_example(monkeypatch, "group_talk", "--speeches", "1", "--max-tokens", "20")
     assert capsys.readouterr().out.endswith(("(1 speeches, turn_limit)\n", ", no_answer)\n"))

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from support.examples import EXAMPLES
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 ANSWER = "Charged and announced."
 QUICK = ("--way", "0.02")
@@ -75,7 +75,7 @@ def test_what_goes_wrong_with_an_order_is_one_line(tmp_path: Path) -> None:
 
 def test_no_kill_doubles_or_loses_anything() -> None:
     """At random moments of a real process; in doubt without `reconcile`, a person is waited for."""
-    kills = many(4, 50)
+    kills = example_count(4, 50)
     said = finish(start("durable_kills.py", "--kills", str(kills), "--mail", "reconcile", "person"))
     first, _, *counts = said.splitlines()
     assert first == f"seed {SEED}"

@@ -12,20 +12,20 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from support.examples import EXAMPLES, load
-from support.served import served
-from support.server import Reply, ScriptedServer, Step, chunk, text
+from support.aiohttp_server import serve_app
+from support.examples import EXAMPLES, load_example
+from support.scripted_server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import Commander, connect
 
 FILE = EXAMPLES / "embed_aiohttp.py"
-EMBED = load("embed_aiohttp")
+EMBED = load_example("embed_aiohttp")
 
 
 @asynccontextmanager
 async def _running(server: ScriptedServer) -> AsyncIterator[tuple[str, Commander]]:
     app = EMBED.application(connect(server.url, model="tiny"))
-    async with served(app) as url:
+    async with serve_app(app) as url:
         yield f"{url}/ask", app[EMBED.COMMANDER]
 
 

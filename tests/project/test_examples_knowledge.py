@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.examples import EXAMPLES, load, run
-from support.left import processes
+from support.examples import EXAMPLES, load_example, run_example
+from support.leaks import child_processes
 
 from anabranch.knowledge import Index
 from anabranch.testing import ScriptedBackend
@@ -34,7 +34,9 @@ async def test_a_librarian_answers_and_says_from_where(capsys: pytest.CaptureFix
         await notes.add_folder(RIVERS)
         backend = ScriptedBackend(cite("danube.md:3"), "I do not know.")
         for _ in range(2):
-            await load("ask_documents").ask(backend, notes, "Which river has four capitals?")
+            await load_example("ask_documents").ask(
+                backend, notes, "Which river has four capitals?"
+            )
 
     first, _, second = (
         capsys.readouterr().out.partition("user (to librarian)")[2].partition("user (to librarian)")
@@ -50,7 +52,9 @@ def test_the_librarian_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It answers something, and where that may stand is found."""
-    run(monkeypatch, "ask_documents", "--folder", str(RIVERS), "Where does the Danube rise?")
+    run_example(
+        monkeypatch, "ask_documents", "--folder", str(RIVERS), "Where does the Danube rise?"
+    )
     assert re.search(r"\[\d+\] \S+danube\.md:8  The Danube > Its course", capsys.readouterr().out)
 
 
@@ -58,7 +62,7 @@ async def test_a_question_is_made_plainly_from_memory_or_by_a_model(
     capsys: pytest.CaptureFixture[str],
 ):
     """And the passages that were found stand in the prompt."""
-    example = load("rag_modules")
+    example = load_example("rag_modules")
     questions = ["Which river flows through Budapest?", "And how long is it?"]
     replies = {
         "plain": ["The Danube.", "2,850 km."],
@@ -86,13 +90,13 @@ def test_the_geographer_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """From passages that are short enough it finds the answer."""
-    run(monkeypatch, "rag_modules", "Which river flows through Budapest?")
+    run_example(monkeypatch, "rag_modules", "Which river flows through Budapest?")
     assert "Danube" in capsys.readouterr().out.partition("geographer: ")[2]
 
 
 async def test_a_blogger_cites_the_documents_it_writes_from(capsys: pytest.CaptureFixture[str]):
     """The sources stand below each post; the critic is given none."""
-    example = load("blogging_agents")
+    example = load_example("blogging_agents")
     backend = ScriptedBackend("A post.", "More!", cite("nile.md:8"))
     await example.publish(backend, ["the floods of the Nile"], 1, RIVERS)
     shown = capsys.readouterr().out
@@ -105,7 +109,7 @@ async def test_a_blogger_cites_the_documents_it_writes_from(capsys: pytest.Captu
 
 async def test_an_analysis_says_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]):
     """The explainer is given the documents; whom it cites stands below its answer."""
-    example, left = load("data_analysis"), processes()
+    example, left = load_example("data_analysis"), child_processes()
     program = "```python\nprint(sum(int(row['length_km']) for row in rows))\n```"
     backend = ScriptedBackend(program, cite("lengths.md:3"))
     async with asyncio.timeout(120):
@@ -113,7 +117,7 @@ async def test_an_analysis_says_where_its_figures_are_from(capsys: pytest.Captur
         await example.analyse(backend, question, sources=example.SOURCES)
     assert any("It printed:\n46425" in str(each.content) for each in backend.requests[-1].messages)
     assert re.search(r"\[\d+\] \S+lengths\.md:3  How the", capsys.readouterr().out)
-    assert processes() == left
+    assert child_processes() == left
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,6 @@ def test_what_is_missing_is_said(
 ):
     """Before a model is loaded, with the status of wrong usage."""
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, name, option, str(tmp_path / "nowhere"))
+        run_example(monkeypatch, name, option, str(tmp_path / "nowhere"))
     assert ended.value.code == 2
     assert why in capsys.readouterr().err

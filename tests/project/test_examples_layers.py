@@ -8,9 +8,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from support.examples import load, run
-from support.left import processes
-from support.server import ScriptedServer, text
+from support.examples import load_example, run_example
+from support.leaks import child_processes
+from support.scripted_server import ScriptedServer, text
 
 from anabranch import Backend, connect
 from anabranch.testing import ScriptedBackend
@@ -32,7 +32,9 @@ async def hosted(
     async with asyncio.timeout(120), ScriptedServer(*map(text, replies)) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        await asyncio.to_thread(run, monkeypatch, name, "--model", "openai:tiny", *arguments)
+        await asyncio.to_thread(
+            run_example, monkeypatch, name, "--model", "openai:tiny", *arguments
+        )
     return [request.body["messages"] for request in server.requests]
 
 
@@ -58,7 +60,7 @@ async def test_the_one_word_agent_answers_in_one_word(
 @pytest.mark.usefixtures("small_model")
 async def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.CaptureFixture[str]):
     """It answers with more than a word, and remembers."""
-    agent = await load("one_word_agent").ask(local(12), ["What is the capital of France?"])
+    agent = await load_example("one_word_agent").ask(local(12), ["What is the capital of France?"])
     assert "Paris" in capsys.readouterr().out
     assert len(agent.memory.messages()) == 2
 
@@ -82,7 +84,7 @@ def test_the_few_shot_agent_does_its_task_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """The small model has understood the examples."""
-    run(monkeypatch, "few_shot")
+    run_example(monkeypatch, "few_shot")
     assert capsys.readouterr().out == "river=Rhine; length_km=1230\n"
 
 
@@ -120,7 +122,7 @@ async def test_the_tool_parser_finds_code(
 @pytest.mark.usefixtures("small_model")
 async def test_the_tool_parser_finds_code_of_the_local_model():
     """It keeps to the form; cut off so early, the code cannot be used."""
-    action = await load("tool_parser").write(
+    action = await load_example("tool_parser").write(
         local(12), "Write a Python program that prints 1 to 5."
     )
     assert (action["tool_type"], action["status"]) == ("python", "invalid")
@@ -146,11 +148,13 @@ async def test_the_coder_computes_the_answer(
 
 async def test_a_coder_that_never_comes_to_an_end_says_so():
     """And its kernel is gone."""
-    before = processes()
+    before = child_processes()
     async with asyncio.timeout(120):
-        answer = await load("coder").solve(ScriptedBackend(otherwise=code("print(17)")), "?")
+        answer = await load_example("coder").solve(
+            ScriptedBackend(otherwise=code("print(17)")), "?"
+        )
     assert answer.content == "No answer after 3 programs; the last one gave: 17"
-    assert processes() == before
+    assert child_processes() == before
 
 
 @pytest.mark.long
@@ -158,7 +162,9 @@ async def test_a_coder_that_never_comes_to_an_end_says_so():
 async def test_the_coder_runs_on_the_local_model():
     """Code that was cut off does not run; whatever it makes of that, it comes to an end."""
     async with asyncio.timeout(300):
-        answer = await load("coder").solve(local(16), "Write Python code that prints 1 to 5.")
+        answer = await load_example("coder").solve(
+            local(16), "Write Python code that prints 1 to 5."
+        )
     assert answer.sender in {"coder", "Coder"}
 
 
@@ -174,7 +180,7 @@ def bloggers(request: Any) -> str:
 
 async def test_the_bloggers_refine_five_topics_at_once(capsys: pytest.CaptureFixture[str]):
     """Each post is written anew after a critique; no topic hears of another."""
-    example, backend = load("blogging_agents"), ScriptedBackend(otherwise=bloggers, seed=1)
+    example, backend = load_example("blogging_agents"), ScriptedBackend(otherwise=bloggers, seed=1)
     await example.publish(backend, example.TOPICS, 2)
 
     shown = "".join(f"\n--- {topic}\n\nVersion 3 of {topic}\n" for topic in example.TOPICS)
@@ -206,7 +212,7 @@ def test_the_bloggers_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Two topics are enough here: six texts."""
-    run(monkeypatch, "blogging_agents", "--max-tokens", "4", "rivers", "tides")
+    run_example(monkeypatch, "blogging_agents", "--max-tokens", "4", "rivers", "tides")
     shown = capsys.readouterr().out
     assert shown.count("\n--- ") == 2
     assert "has written 24 tokens)" in shown
@@ -244,14 +250,14 @@ async def test_researcher_and_charter_draw_a_chart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """One searches, the other draws into the file; no process is left."""
-    file, before = tmp_path / "chart.svg", processes()
+    file, before = tmp_path / "chart.svg", child_processes()
     backend = ScriptedBackend(
         SEARCH,
         "Nile 6650, Amazon 6400, Yangtze 6300, Mississippi 6275, Yenisei 5539 km. Draw bars.",
         code(*DRAWING.format(file=str(file)).splitlines()),
         "FINAL ANSWER: the chart shows five rivers of 6233 km on average.",
     )
-    example = load("researcher_and_charter")
+    example = load_example("researcher_and_charter")
     async with asyncio.timeout(120):
         answer = await example.draw(backend, WebBrowser(Recorded()), example.QUESTION, file, 3)
 
@@ -264,7 +270,7 @@ async def test_researcher_and_charter_draw_a_chart(
     assert backend.requests[2].messages[1].content == example.QUESTION
     assert drawn == "6233 km on average"
     assert "--- tools\n6233 km on average\n" in capsys.readouterr().out
-    assert processes() == before
+    assert child_processes() == before
 
 
 @pytest.mark.long
@@ -272,7 +278,7 @@ async def test_researcher_and_charter_draw_a_chart(
 async def test_researcher_and_charter_run_on_the_local_model(tmp_path: Path):
     """To the end of their rounds; there is no chart."""
     file = tmp_path / "chart.svg"
-    example = load("researcher_and_charter")
+    example = load_example("researcher_and_charter")
     async with asyncio.timeout(300):
         answer = await example.draw(local(12), WebBrowser(Recorded()), "Draw the Nile.", file, 1)
     assert answer.sender in {"researcher", "charter"}
@@ -293,4 +299,4 @@ async def test_researcher_and_charter_run_on_a_hosted_model(
     assert shown.startswith("--- researcher\nThe Nile: 6650 km.\n--- charter\nI compute.\n")
     assert shown.endswith(f"\n(the chart is in {file})\n")
     with pytest.raises(SystemExit):
-        run(monkeypatch, "researcher_and_charter", "--file", str(file))
+        run_example(monkeypatch, "researcher_and_charter", "--file", str(file))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.examples import load, run
+from support.examples import load_example, run_example
 
 from anabranch.testing import ScriptedBackend
 
@@ -13,7 +13,7 @@ async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str])
     backend = ScriptedBackend(
         "Heads or tails, who knows?", "Tails.", "A poem.", "heads", "Another."
     )
-    orchestrator = await load("coin_flip_poet").recite(backend, 2)
+    orchestrator = await load_example("coin_flip_poet").recite(backend, 2)
 
     assert capsys.readouterr().out.startswith("[tails]\nA poem.\n\n[heads]\nAnother.\n\n(")
     asked = [str(request.messages[-1].content) for request in backend.requests]
@@ -28,7 +28,7 @@ def test_the_coin_and_the_poet_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """A poem of some side, or word that it could not flip, and the tokens."""
-    run(monkeypatch, "coin_flip_poet", "--flips", "1")
+    run_example(monkeypatch, "coin_flip_poet", "--flips", "1")
     shown = capsys.readouterr().out
     assert shown.startswith(("[heads]\n", "[tails]\n", "(coin gave no answer"))
     assert "coin: " in shown
@@ -51,7 +51,7 @@ async def test_the_flag_is_found(capsys: pytest.CaptureFixture[str]):
         say(feedback=[]),
         say(status="progress", action="submit flag{under-the-bridge}"),
     )
-    result = await load("planner_reviewer_executor").search(big, small, steps=12)
+    result = await load_example("planner_reviewer_executor").search(big, small, steps=12)
 
     assert result.status == "over"
     assert [step.observation.text for step in result.steps if step.observation] == [
@@ -71,7 +71,7 @@ def test_the_search_runs_on_the_local_model(
 ):
     """It comes to an end, and says to which."""
     few = ("--steps", "1", "--errors", "0", "--tokens", "30")
-    run(monkeypatch, "planner_reviewer_executor", *few)
+    run_example(monkeypatch, "planner_reviewer_executor", *few)
     shown = capsys.readouterr().out
     assert "tokens of SmolLM2" in shown
     assert any(
@@ -81,7 +81,7 @@ def test_the_search_runs_on_the_local_model(
 
 async def test_the_files_take_any_command():
     """Garbage too: what came of it is told."""
-    files = load("planner_reviewer_executor").Files()
+    files = load_example("planner_reviewer_executor").Files()
     assert await files.reset() == "You stand in the folder /."
     for command, shown in {
         "ls": "home  readme.txt",

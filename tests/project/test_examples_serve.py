@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 import uvicorn
 from openai import AsyncOpenAI
-from support.chat import environment
-from support.examples import EXAMPLES, load
-from support.served import accept_no_more
-from support.server import Reply, ScriptedServer, Step, calls, chunk, text
-from support.until import until
+from support.aiohttp_server import stop_accepting
+from support.chat_command import environment
+from support.examples import EXAMPLES, load_example
+from support.scripted_server import Reply, ScriptedServer, Step, calls, chunk, text
+from support.waiting import wait_until
 
 from anabranch import connect
 
@@ -54,10 +54,10 @@ async def running(app: Any) -> AsyncGenerator[str]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
-        await until(lambda: server.started)
+        await wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        await accept_no_more(listening.fileno())
+        await stop_accepting(listening.fileno())
         server.should_exit = True
         await serving
         listening.close()
@@ -176,4 +176,4 @@ def load_embed() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANABRANCH_MODEL", "openai:tiny")
         patch.setenv("OPENAI_API_KEY", "sk-test")
-        return load("embed_fastapi")
+        return load_example("embed_fastapi")

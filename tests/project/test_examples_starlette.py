@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.examples import load
+from support.examples import load_example
 
 from anabranch import Backend, Commander
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend, deltas
 
-EMBED = load("embed_starlette")
+EMBED = load_example("embed_starlette")
 
 
 class Client:

@@ -29,7 +29,7 @@ from _killed_runs import (
     recording,
     writer,
 )
-from support.own_wire import served, status
+from support.page_client import serve_in_process, wait_for_status
 
 from anabranch import Commander
 from anabranch.cli.chat._sessions import open_sessions
@@ -160,9 +160,9 @@ async def test_a_killed_chat_goes_on(path: Path, name: str) -> None:
 @of("served")
 async def test_a_killed_server_s_run_goes_on(path: Path, name: str) -> None:
     """The next server resumes it by itself; its readers see the whole reply."""
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer(), journal=path) as client:
         (run,) = (await client.get("/runs")).json()["runs"]
-        assert await status(client, run["id"], "completed")
+        assert await wait_for_status(client, run["id"], "completed")
         lines = (await client.get(f"/runs/{run['id']}/events")).text.splitlines()
     told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     said: dict[str, str] = {}

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
-from support.raw import RawServer
-from support.server import ScriptedServer, text
-from support.until import turns
-from support.web import WebServer
+from support.byte_server import ByteServer
+from support.scripted_server import ScriptedServer, text
+from support.waiting import run_turns
+from support.web_server import WebServer
 
-Server = RawServer | ScriptedServer | WebServer
+Server = ByteServer | ScriptedServer | WebServer
 SERVERS: dict[str, Callable[[], Server]] = {
-    "raw": lambda: RawServer(lambda _: []),
+    "raw": lambda: ByteServer(lambda _: []),
     "scripted": lambda: ScriptedServer(text("a")),
     "web": WebServer,
 }
@@ -32,7 +32,7 @@ def test_a_server_that_ends_while_somebody_connects_closes_the_connection(name: 
             address = urlsplit(server.url)
             client.setblocking(False)
             client.connect_ex((address.hostname, address.port))
-            await turns(moment)
+            await run_turns(moment)
 
     with socket.socket() as client:
         asyncio.run(connect_and_end())

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AuthenticationError, NotFoundError
-from support.asgi import Answer, ask, body_of, is_refusal
-from support.serving import client_of, on_uvicorn
-from support.uvicorn import Reader
-from support.uvicorn import on_uvicorn as raw_uvicorn
+from support.asgi_requests import Response, encode_body, is_refusal, send_request
+from support.openai_client import on_uvicorn, open_client
+from support.raw_client import RawConnection
+from support.raw_client import on_uvicorn as raw_uvicorn
 
 from anabranch import Agent, ConfigurationError
 from anabranch.serve import Server, _auth, _http, serve
@@ -39,8 +39,8 @@ async def _running(**options: Any) -> AsyncGenerator[Server]:
         yield server
 
 
-async def _models(server: Server, **request: Any) -> Answer:
-    return await ask(server, "GET", "/v1/models", **request)
+async def _models(server: Server, **request: Any) -> Response:
+    return await send_request(server, "GET", "/v1/models", **request)
 
 
 # --- tokens
@@ -182,7 +182,7 @@ async def test_the_run_of_another_user_is_as_if_it_were_not_there() -> None:
     """S14: on every address and method the answer is the one for a run that there never was."""
     async with _running(auth=_user) as server:
         other = {"authorization": "Bearer other"}
-        begun = await ask(server, "POST", "/runs", body_of(ASKED), KEY)
+        begun = await send_request(server, "POST", "/runs", encode_body(ASKED), KEY)
         assert begun.status == 201
         name = begun.json["id"]
         asked = [
@@ -197,12 +197,12 @@ async def test_the_run_of_another_user_is_as_if_it_were_not_there() -> None:
         ]
         for method, path in asked:
             sent = b"{}" if method == "POST" else b""
-            real = await ask(server, method, path.format(name), sent, other)
-            none = await ask(server, method, path.format("0" * 32), sent, other)
+            real = await send_request(server, method, path.format(name), sent, other)
+            none = await send_request(server, method, path.format("0" * 32), sent, other)
             assert real.status == none.status == 404, path
             assert real.body.replace(name.encode(), b"") == none.body.replace(b"0" * 32, b"")
-        assert (await ask(server, "GET", "/runs", b"", other)).json == {"runs": []}
-        own = await ask(server, "GET", f"/runs/{name}/events", b"", KEY)
+        assert (await send_request(server, "GET", "/runs", b"", other)).json == {"runs": []}
+        own = await send_request(server, "GET", f"/runs/{name}/events", b"", KEY)
         assert own.status == 200
         assert b"event: completed" in own.body
 
@@ -211,9 +211,9 @@ async def test_real_clients_do_not_see_each_other() -> None:
     """S14: a response in background mode is its owner's alone."""
     async with (
         on_uvicorn(serve(_agent(), auth=["right", "other"])) as url,
-        client_of(url, "right") as ann,
-        client_of(url, "other") as bob,
-        client_of(url, "wrong") as nobody,
+        open_client(url, "right") as ann,
+        open_client(url, "other") as bob,
+        open_client(url, "wrong") as nobody,
     ):
         mine = await ann.responses.create(model="writer", input="hi", background=True)
         assert (await ann.responses.retrieve(mine.id)).id == mine.id
@@ -227,7 +227,7 @@ async def test_real_clients_do_not_see_each_other() -> None:
 async def test_the_ids_of_runs_are_not_to_be_guessed() -> None:
     """S14: 128 random bits each."""
     async with _running() as server:
-        begun = [await ask(server, "POST", "/runs", body_of(ASKED)) for _ in range(20)]
+        begun = [await send_request(server, "POST", "/runs", encode_body(ASKED)) for _ in range(20)]
     ids = {each.json["id"] for each in begun}
     assert len(ids) == 20
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
@@ -364,11 +364,11 @@ async def test_pages_of_others_may_not_ask(headers: dict[str, str], auth: str | 
     async with _running(auth=auth) as server:
         key = KEY if auth else {}
         for method, path in (("GET", "/v1/models"), ("POST", "/runs"), ("POST", "/runs/x/cancel")):
-            body = body_of(ASKED) if path == "/runs" else b""
-            answer = await ask(server, method, path, body, {**key, **headers})
+            body = encode_body(ASKED) if path == "/runs" else b""
+            answer = await send_request(server, method, path, body, {**key, **headers})
             assert answer.status == 403
             assert is_refusal(answer)
-        assert (await ask(server, "GET", "/runs", b"", key)).json == {"runs": []}
+        assert (await send_request(server, "GET", "/runs", b"", key)).json == {"runs": []}
 
 
 async def test_without_a_host_no_origin_is_its_own() -> None:
@@ -394,14 +394,14 @@ async def test_no_other_page_is_ever_let_in(auth: str | None) -> None:
         asks = {"origin": "http://evil.com", "access-control-request-method": "POST"}
         key = KEY if auth else {}
         answers = [
-            await ask(server, "OPTIONS", "/v1/chat/completions", b"", asks),
-            await ask(server, "OPTIONS", "/nowhere", b"", asks),
+            await send_request(server, "OPTIONS", "/v1/chat/completions", b"", asks),
+            await send_request(server, "OPTIONS", "/nowhere", b"", asks),
             await _models(server, headers={**key, "origin": "http://localhost:8000"}),
-            await ask(server, "POST", "/runs", body_of(ASKED), key),
-            await ask(server, "GET", "/", b"", asks),
+            await send_request(server, "POST", "/runs", encode_body(ASKED), key),
+            await send_request(server, "GET", "/", b"", asks),
         ]
         name = answers[3].json["id"]
-        answers.append(await ask(server, "GET", f"/runs/{name}/events", b"", key))
+        answers.append(await send_request(server, "GET", f"/runs/{name}/events", b"", key))
     assert [each.status for each in answers] == [405, 404, 200, 201, 200, 200]
     for each in answers:
         assert not [name for name in each.headers if name.startswith("access-control")]
@@ -442,7 +442,7 @@ async def test_what_a_proxy_passes_on_is_refused_without_auth(header: str, value
 async def test_a_proxy_in_front_of_a_real_server_is_refused(head: str, status: int) -> None:
     """S14: it connects from this machine, and names this machine."""
     async with raw_uvicorn(serve(_agent())) as port:
-        reader = await Reader.connect(port, f"{head.format(port)}\r\n".encode())
+        reader = await RawConnection.connect(port, f"{head.format(port)}\r\n".encode())
         assert (await reader.head()).split()[1] == str(status).encode()
         await reader.close()
 
@@ -456,7 +456,7 @@ async def test_a_key_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     backend = ScriptedBackend(RuntimeError("broke"), RuntimeError("broke"))
     async with (
         on_uvicorn(serve(Agent(backend, name="writer"), auth="sekrit-token")) as url,
-        client_of(url, "sekrit-token") as client,
+        open_client(url, "sekrit-token") as client,
     ):
         caplog.set_level(logging.INFO, "openai")
         failed = await client.responses.create(model="writer", input="hi")

@@ -14,9 +14,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from openai import AsyncOpenAI
-from support.chat import environment
-from support.until import until
-from support.warm import run_warm
+from support.chat_command import environment
+from support.forked_python import run_forked
+from support.waiting import wait_until
 
 from anabranch import Agent, MissingExtra
 from anabranch.cli import main
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 async def call(folder: Path, *options: str, **env: str) -> tuple[int, str, str]:
     """Run a command to its end; return its status, output and errors."""
     async with asyncio.timeout(60):
-        return await run_warm(["-m", "anabranch", *options], folder, "", environment(**env))
+        return await run_forked(["-m", "anabranch", *options], folder, "", environment(**env))
 
 
 class Program:
@@ -268,7 +268,7 @@ async def test_a_signal_lets_what_runs_end(folder: Path) -> None:
     """S15: who was being answered is, to the end."""
     async with served(folder, "things:Work", "--drain", "60") as program:
         asking = asyncio.create_task(complete(program, "Work"))
-        await until((folder / "begun").exists)
+        await wait_until((folder / "begun").exists)
         program.process.send_signal(signal.SIGTERM)
         (folder / "go").touch()
         assert await asking == "did 1"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
-from support.asgi import ask, body_of
-from support.scale import many
+from support.asgi_requests import encode_body, send_request
+from support.seeds import example_count
 
 from anabranch.messages import Message, ToolCall
 from anabranch.serve import Server, serve
@@ -31,7 +31,9 @@ def model(text: str | None, calls: int) -> ScriptedBackend:
 
 
 async def post(server: Server, path: str, **body: Any) -> tuple[int, Any]:
-    answer = await ask(server, "POST", f"/v1/{path}", body_of({"model": "model", **body}))
+    answer = await send_request(
+        server, "POST", f"/v1/{path}", encode_body({"model": "model", **body})
+    )
     return answer.status, answer.json
 
 
@@ -69,7 +71,7 @@ FORMS: list[Callable[[Any], dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=many(30, 300))
+@settings(max_examples=example_count(30, 300))
 @given(text=TEXTS, calls=st.integers(0, 2), form=st.sampled_from(FORMS))
 async def test_a_chat_takes_back_what_a_client_made_of_an_answer(
     text: str | None, calls: int, form: Callable[[Any], dict[str, Any]]
@@ -92,7 +94,7 @@ async def test_a_chat_takes_back_what_a_client_made_of_an_answer(
     assert (heard.content or None, len(heard.tool_calls)) == (text, calls)
 
 
-@settings(max_examples=many(30, 300))
+@settings(max_examples=example_count(30, 300))
 @given(text=TEXTS, calls=st.integers(0, 2), form=st.sampled_from(FORMS[:4]))
 async def test_responses_take_back_what_a_client_made_of_an_answer(
     text: str | None, calls: int, form: Callable[[Any], dict[str, Any]]
@@ -124,7 +126,7 @@ NOTHING = st.recursive(
 )
 
 
-@settings(max_examples=many(40, 400))
+@settings(max_examples=example_count(40, 400))
 @given(nothing=NOTHING, something=st.sampled_from([1, "x", True]), depth=st.integers(0, 3))
 async def test_a_field_that_says_nothing_is_passed_over_and_any_other_refused(
     nothing: Any, something: Any, depth: int

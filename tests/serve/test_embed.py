@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from support.uvicorn import Reader, chat, on_uvicorn, request
+from support.raw_client import RawConnection, chat_request, http_request, on_uvicorn
 
 from anabranch import Agent
 from anabranch.serve import Server, serve
@@ -23,7 +23,9 @@ def _server() -> Server:
 
 
 async def _ask(port: int, sent: bytes) -> bytes:
-    reader = await Reader.connect(port, sent.replace(b"Host:", b"Connection: close\r\nHost:", 1))
+    reader = await RawConnection.connect(
+        port, sent.replace(b"Host:", b"Connection: close\r\nHost:", 1)
+    )
     said = await reader.rest()
     await reader.close()
     return said
@@ -54,14 +56,14 @@ async def test_it_answers_inside_an_application_beside_what_that_has(kind: str, 
     inner.mount_into(outer, path)
     async with on_uvicorn(outer) as port:
         assert seen == ["begun"]
-        sent = chat().replace(b"POST /v1", f"POST {path.rstrip('/')}/v1".encode())
+        sent = chat_request().replace(b"POST /v1", f"POST {path.rstrip('/')}/v1".encode())
         said = await _ask(port, sent)
         assert b"hell" in said
         for end in ("", "/"):
-            models = await _ask(port, request(f"{path.rstrip('/')}/v1/models{end}"))
+            models = await _ask(port, http_request(f"{path.rstrip('/')}/v1/models{end}"))
             assert models.endswith(b'"owned_by":"anabranch"}]}'), end
         assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert (await _ask(port, request("/hello"))).endswith(b"their own")
+        assert (await _ask(port, http_request("/hello"))).endswith(b"their own")
     assert seen == ["begun", "ended"]
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = inner.runs
@@ -78,9 +80,9 @@ async def test_it_answers_behind_an_application_of_another_kind() -> None:
         await inner(scope, receive, send)
 
     async with on_uvicorn(outer) as port:
-        assert b"[DONE]" in await _ask(port, chat().replace(b"/v1", b"/ai/v1", 1))
-        assert b"<!doctype html>" in await _ask(port, request("/ai"))
-        assert b'"object":"model"' in await _ask(port, request("/ai/v1/models/writer"))
+        assert b"[DONE]" in await _ask(port, chat_request().replace(b"/v1", b"/ai/v1", 1))
+        assert b"<!doctype html>" in await _ask(port, http_request("/ai"))
+        assert b'"object":"model"' in await _ask(port, http_request("/ai/v1/models/writer"))
 
 
 async def test_two_servers_are_mounted_into_one_application_that_has_no_lifespan() -> None:
@@ -90,7 +92,7 @@ async def test_two_servers_are_mounted_into_one_application_that_has_no_lifespan
         _server().mount_into(outer, path)
     async with on_uvicorn(outer) as port:
         for path in (b"/a", b"/b"):
-            assert b"[DONE]" in await _ask(port, chat().replace(b"/v1", path + b"/v1", 1))
+            assert b"[DONE]" in await _ask(port, chat_request().replace(b"/v1", path + b"/v1", 1))
 
 
 async def test_one_server_begins_once() -> None:
@@ -110,7 +112,7 @@ async def test_what_is_asked_before_it_has_begun_names_the_remedy(
 ) -> None:
     """S15: for the client it is not there yet (503); the log says what its owner has to do."""
     async with on_uvicorn(_server(), lifespan="off") as port:
-        said = await _ask(port, chat())
+        said = await _ask(port, chat_request())
         assert b" 503 " in said.split(b"\r\n")[0]
         assert b"mount_into" not in said
     assert "use mount_into(app)" in caplog.text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai import APIStatusError, BadRequestError
 from openai.resources.chat.completions import AsyncCompletions
 from openai.resources.responses import AsyncResponses
-from support.serving import client_of, on_uvicorn, talk
+from support.openai_client import on_uvicorn, open_client, serve_to_client
 
 from anabranch import Agent
 from anabranch.serve import serve
@@ -171,7 +171,7 @@ async def test_each_is_honoured_harmless_or_refused_by_name(
     """S17: nothing is passed over in silence, and what an agent is told only the server chooses."""
     backend = ScriptedBackend(otherwise="Hello.")
     agent = Agent(ScriptedBackend(otherwise="Hello."), name="agent")
-    async with talk({"model": backend}, agent) as client:
+    async with serve_to_client({"model": backend}, agent) as client:
         for name, (value, told) in honoured.items():
             await _ask(client, wire, "model", **{name: value})
             request = backend.requests[-1]
@@ -225,7 +225,7 @@ async def test_an_agent_accepts_the_defaults_that_clients_send() -> None:
     """S17: they ask for nothing; a model by itself is given them, as its own default may differ."""
     backend = ScriptedBackend(otherwise="Hello.")
     agent = Agent(ScriptedBackend(otherwise="Hello."), name="agent")
-    async with talk({"model": backend}, agent) as client:
+    async with serve_to_client({"model": backend}, agent) as client:
         for name, value in _pairs(DEFAULTS):
             await _ask(client, "chat", "agent", **{name: value})
             await _ask(client, "chat", "model", **{name: value})
@@ -254,7 +254,7 @@ WRONG: dict[str, Any] = {
 async def test_a_value_of_the_wrong_kind_is_refused_before_a_model_is_asked() -> None:
     """S17: it is the client's fault, and told as that."""
     backend = ScriptedBackend(otherwise="Hello.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         for name, value in WRONG.items():
             with pytest.raises(BadRequestError) as no:
                 await _ask(client, "chat", "model", **{name: value})
@@ -282,7 +282,7 @@ MESSAGES: dict[str, Any] = {
 
 async def test_a_history_that_is_none_is_refused() -> None:
     """S17: in both wires, with the place of what is wrong."""
-    async with talk({"model": ScriptedBackend()}) as client:
+    async with serve_to_client({"model": ScriptedBackend()}) as client:
         for case, said in MESSAGES.items():
             with pytest.raises(BadRequestError) as no:
                 await client.chat.completions.create(model="model", messages=said)
@@ -295,7 +295,7 @@ async def test_a_history_that_is_none_is_refused() -> None:
 async def test_one_value_by_two_names_is_refused() -> None:
     """S17: a client that gives two is told so, whichever of them is smaller."""
     backend = ScriptedBackend(otherwise="Hello.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         with pytest.raises(BadRequestError, match="max_completion_tokens") as no:
             await _ask(client, "chat", "model", max_tokens=5, max_completion_tokens=7)
         assert no.value.param == "max_tokens"
@@ -346,7 +346,7 @@ def test_messages_of_any_shape_are_read_or_refused(said: Any) -> None:
 
 async def test_errors_have_the_wires_shape() -> None:
     """S9: each error is an object that the client reads, whatever was wrong."""
-    async with on_uvicorn(serve({"model": ScriptedBackend()})) as url, client_of(url) as client:
+    async with on_uvicorn(serve({"model": ScriptedBackend()})) as url, open_client(url) as client:
         for path in ("/chat/completions", "/responses"):
             with pytest.raises(APIStatusError) as no:
                 await client.post(path, cast_to=object, body=[1])

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.asgi import Answer, ask, body_of, is_refusal
-from support.scale import many
-from support.serving import on_uvicorn
+from support.asgi_requests import Response, encode_body, is_refusal, send_request
+from support.openai_client import on_uvicorn
+from support.seeds import example_count
 
 from anabranch import Agent, Job, Node, handler
 from anabranch.messages.text import encodable
@@ -54,12 +54,12 @@ def _valid(path: str, model: str = "writer", text: Any = "hi", **more: Any) -> d
     return {"model": model, ("messages" if path == CHAT else "input"): said, **more}
 
 
-def _is_sound(answer: Answer) -> bool:
+def _is_sound(answer: Response) -> bool:
     return answer.status in (200, 201) or is_refusal(answer)
 
 
 async def _lives(server: Server) -> None:
-    answer = await ask(server, "POST", CHAT, body_of(_valid(CHAT)))
+    answer = await send_request(server, "POST", CHAT, encode_body(_valid(CHAT)))
     assert answer.json["choices"][0]["message"]["content"] == "hello"
 
 
@@ -182,20 +182,20 @@ BODIES = st.one_of(
 )
 
 
-@settings(max_examples=many(60, 2000))
+@settings(max_examples=example_count(60, 2000))
 @given(st.lists(st.tuples(st.sampled_from([*POSTS, "/answers"]), BODIES), min_size=1, max_size=4))
 def test_random_json_is_refused_or_answered(requests: list[tuple[str, Any]]) -> None:
     """At every address the answer is a success or 4xx of OpenAI's shape, and the server lives."""
 
     async def check() -> None:
         async with _running() as server:
-            begun = await ask(server, "POST", RUNS, body_of(_valid(RUNS)))
+            begun = await send_request(server, "POST", RUNS, encode_body(_valid(RUNS)))
             for path, body in requests:
                 at = f"/runs/{begun.json['id']}/answers/1" if path == "/answers" else path
-                answer = await ask(server, "POST", at, body_of(body))
+                answer = await send_request(server, "POST", at, encode_body(body))
                 assert _is_sound(answer), (answer, body)
                 if answer.status == 201:
-                    events = await ask(server, "GET", f"/runs/{answer.json['id']}/events")
+                    events = await send_request(server, "GET", f"/runs/{answer.json['id']}/events")
                     assert b"event: completed" in events.body
             await _lives(server)
 
@@ -234,7 +234,7 @@ TEXTS = st.recursive(
 )
 
 
-@settings(max_examples=many(100, 5000))
+@settings(max_examples=example_count(100, 5000))
 @given(TEXTS.map(lambda text: f'{{"a": {text}}}') | TEXTS, st.booleans())
 def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
     """Numbers, halves of characters, repeated names, depth: the same value or the same refusal.
@@ -276,14 +276,16 @@ def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
         assert repr(answer) == repr(expected)
 
 
-@settings(max_examples=many(100, 5000))
+@settings(max_examples=example_count(100, 5000))
 @given(st.sampled_from(POSTS), st.binary(max_size=60))
 def test_random_bytes_are_refused(path: str, body: bytes) -> None:
     """What is no JSON is 400 at every address."""
 
     async def check() -> None:
         async with _running() as server:
-            answer = await ask(server, "POST", path, body, {"content-type": "application/json"})
+            answer = await send_request(
+                server, "POST", path, body, {"content-type": "application/json"}
+            )
             assert is_refusal(answer)
 
     asyncio.run(check())
@@ -320,7 +322,9 @@ BAD = {
 async def test_what_is_no_sound_json_is_refused(path: str, name: str) -> None:
     """By 400, whatever is wrong with it: bytes, numbers, depth."""
     async with _running() as server:
-        answer = await ask(server, "POST", path, BAD[name], {"content-type": "application/json"})
+        answer = await send_request(
+            server, "POST", path, BAD[name], {"content-type": "application/json"}
+        )
         assert answer.status == 400
         assert is_refusal(answer)
         await _lives(server)
@@ -331,15 +335,15 @@ async def test_half_a_character_never_breaks_an_answer(path: str) -> None:
     """Clients that cut a text inside a character are answered; a sign stands for it."""
     async with _running() as server:
         sent = _valid(path, "Shout", "a\ud800b")
-        answer = await ask(server, "POST", path, body_of(sent))
+        answer = await send_request(server, "POST", path, encode_body(sent))
         assert answer.status in (200, 201)
         if path == CHAT:
             assert answer.json["choices"][0]["message"]["content"] == "a\ufffdb"
         field = {"anything": ["\ud800", {"\udfff": "\ud83d\ude00"}]}
         sent = _valid(path, "Shout", fields=field)
-        assert (await ask(server, "POST", path, body_of(sent))).status in (200, 201)
+        assert (await send_request(server, "POST", path, encode_body(sent))).status in (200, 201)
         wrong = {**sent, "\ud800": 1}
-        assert is_refusal(await ask(server, "POST", path, body_of(wrong)))
+        assert is_refusal(await send_request(server, "POST", path, encode_body(wrong)))
 
 
 async def test_what_a_job_says_never_breaks_a_stream() -> None:
@@ -352,8 +356,8 @@ async def test_what_a_job_says_never_breaks_a_stream() -> None:
     server = serve(half)
     async with server.running():
         for more in ({}, {"stream": True}):
-            body = body_of({**_valid(CHAT, "half"), **more})
-            answer = await ask(server, "POST", CHAT, body)
+            body = encode_body({**_valid(CHAT, "half"), **more})
+            answer = await send_request(server, "POST", CHAT, body)
             assert answer.status == 200
             assert "\ufffd end" in answer.body.decode()
             assert (b"[DONE]" in answer.body) == bool(more)
@@ -366,7 +370,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
     """413, after as many bytes as there may be: what follows is not waited for."""
     pieces = [b" " * 1000] * 20
     async with _running(max_body=5000) as server:
-        answer = await ask(server, "POST", CHAT, pieces)
+        answer = await send_request(server, "POST", CHAT, pieces)
         assert answer.status == 413
         assert is_refusal(answer)
         assert answer.headers["connection"] == "close"
@@ -378,7 +382,9 @@ async def test_a_text_of_ten_million_characters_is_answered_or_refused(path: str
     """As `max_body` says."""
     async with _running() as server:
         for size in (9_000_000, 11_000_000):
-            answer = await ask(server, "POST", path, body_of(_valid(path, "Shout", "x" * size)))
+            answer = await send_request(
+                server, "POST", path, encode_body(_valid(path, "Shout", "x" * size))
+            )
             assert answer.status == (413 if size > 10_000_000 else 201 if path == RUNS else 200)
         await _lives(server)
 
@@ -387,9 +393,11 @@ async def test_a_text_of_ten_million_characters_is_answered_or_refused(path: str
 async def test_a_history_of_a_hundred_thousand_messages_is_answered(model: str) -> None:
     """Where the server allows so many, each takes a moment, and the rest of the server goes on."""
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    said = [*turn * many(5_000, 50_000), {"role": "user", "content": "c"}]
+    said = [*turn * example_count(5_000, 50_000), {"role": "user", "content": "c"}]
     async with _running(max_messages=len(said)) as server:
-        answer = await ask(server, "POST", CHAT, body_of({"model": model, "messages": said}))
+        answer = await send_request(
+            server, "POST", CHAT, encode_body({"model": model, "messages": said})
+        )
         assert answer.status == 200
         await _lives(server)
 
@@ -407,7 +415,7 @@ async def test_metadata_are_a_few_short_texts() -> None:
             ([], 400),
         ):
             sent = _valid(RESPONSES, metadata=metadata)
-            answer = await ask(server, "POST", RESPONSES, body_of(sent))
+            answer = await send_request(server, "POST", RESPONSES, encode_body(sent))
             assert answer.status == status
             assert answer.json.get("metadata", metadata) == metadata
 
@@ -431,9 +439,9 @@ async def test_a_body_that_comes_too_slowly_is_refused(monkeypatch: pytest.Monke
 async def test_a_request_that_breaks_off_begins_nothing() -> None:
     """A client that leaves inside its body is nobody's affair; no run is begun."""
     async with _running() as server:
-        body = body_of(_valid(RUNS))
-        await ask(server, "POST", RUNS, [body], leaves=True)
-        assert (await ask(server, "GET", RUNS)).json == {"runs": []}
+        body = encode_body(_valid(RUNS))
+        await send_request(server, "POST", RUNS, [body], leaves=True)
+        assert (await send_request(server, "GET", RUNS)).json == {"runs": []}
 
 
 # --- requests as no client writes them
@@ -444,7 +452,7 @@ def _raw(line: str, head: str = "", body: bytes = b"", host: str = "localhost") 
 
 
 TYPE = "Content-Type: application/json\r\n"
-GOOD = body_of(_valid(CHAT))
+GOOD = encode_body(_valid(CHAT))
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
 ODD = {
     "chunked": (
@@ -533,17 +541,17 @@ async def test_odd_requests_over_a_real_connection_are_refused(
 async def test_numbers_in_addresses_are_small_and_plain(number: str) -> None:
     """400 for what is none, never an error of the server."""
     async with _running() as server:
-        begun = await ask(server, "POST", RUNS, body_of(_valid(RUNS)))
+        begun = await send_request(server, "POST", RUNS, encode_body(_valid(RUNS)))
         run = f"/runs/{begun.json['id']}"
         query = number.encode("utf-8").decode("latin-1")
         assert (
-            await ask(server, "GET", f"{run}/events", b"", {"last-event-id": "x"})
+            await send_request(server, "GET", f"{run}/events", b"", {"last-event-id": "x"})
         ).status == 400
-        assert (await ask(server, "POST", f"{run}/answers/{number}", b"{}")).status == 400
+        assert (await send_request(server, "POST", f"{run}/answers/{number}", b"{}")).status == 400
         if number.isascii():
-            assert (await ask(server, "GET", f"{run}/events?after={query}")).status == 400 or (
-                number == "%31"
-            )
+            assert (
+                await send_request(server, "GET", f"{run}/events?after={query}")
+            ).status == 400 or (number == "%31")
 
 
 async def test_what_is_not_there_is_told_in_the_same_shape() -> None:
@@ -563,12 +571,12 @@ async def test_what_is_not_there_is_told_in_the_same_shape() -> None:
                 ("GET", "/v1/models/nothing", 404),
                 ("GET", "/runs/nothing", 404),
             ):
-                answer = await ask(app, method, base + path)
+                answer = await send_request(app, method, base + path)
                 assert answer.status == status, path
                 assert is_refusal(answer)
-            assert (await ask(app, "GET", f"{base}/v1/models")).status == 200
+            assert (await send_request(app, "GET", f"{base}/v1/models")).status == 200
             evil = {"origin": "http://evil.com"}
-            assert (await ask(app, "GET", f"{base}/v1/models", b"", evil)).status == 403
+            assert (await send_request(app, "GET", f"{base}/v1/models", b"", evil)).status == 403
 
 
 async def test_a_websocket_is_closed() -> None:
@@ -615,12 +623,14 @@ async def test_a_request_chooses_nothing_of_a_model_that_is_not_offered(
     backend = ScriptedBackend(otherwise="hi", max_tokens=100)
     server = serve({"model": backend})
     async with server.running():
-        answer = await ask(server, "POST", CHAT, body_of(_valid(CHAT, "model", **{name: value})))
+        answer = await send_request(
+            server, "POST", CHAT, encode_body(_valid(CHAT, "model", **{name: value}))
+        )
         assert answer.status == 400
         assert is_refusal(answer)
         assert not backend.requests
         good = _valid(CHAT, "model", max_tokens=100, stop=["a"], temperature=1)
-        assert (await ask(server, "POST", CHAT, body_of(good))).status == 200
+        assert (await send_request(server, "POST", CHAT, encode_body(good))).status == 200
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -642,13 +652,15 @@ async def test_a_request_chooses_nothing_of_an_agent_or_a_job(
     """Tools, options and limits are the server's; so is what comes before a conversation."""
     async with _running() as server:
         sent = _valid(path, model, **more)
-        answer = await ask(server, "POST", path, body_of(sent))
+        answer = await send_request(server, "POST", path, encode_body(sent))
         assert answer.status == 400
         assert is_refusal(answer)
         field = "messages" if path == CHAT else "input"
         for role in ("system", "developer", "tool"):
             said = [{"role": role, "content": "x", "tool_call_id": "1"}, *_valid(path)[field]]
-            answer = await ask(server, "POST", path, body_of({**_valid(path, model), field: said}))
+            answer = await send_request(
+                server, "POST", path, encode_body({**_valid(path, model), field: said})
+            )
             assert answer.status == 400
             assert is_refusal(answer)
 
@@ -675,10 +687,10 @@ async def test_fields_that_are_not_meant_for_clients_are_not_theirs() -> None:
         for name in ("_secret", "backend", "maybe", "on_done"):
             for value in (None, "x", {}):
                 sent = {"model": "Report", "input": "a", "fields": {name: value}}
-                answer = await ask(server, "POST", RESPONSES, body_of(sent))
+                answer = await send_request(server, "POST", RESPONSES, encode_body(sent))
                 assert answer.status == 400
                 assert "topic" in answer.json["error"]["message"]
                 assert "_secret" not in answer.json["error"]["message"].partition("there are")[2]
         sent = {"model": "Report", "input": "a", "fields": {"callback": 2}}
-        assert (await ask(server, "POST", RESPONSES, body_of(sent))).status == 200
+        assert (await send_request(server, "POST", RESPONSES, encode_body(sent))).status == 200
     assert seen == [("own", own, None, print)]

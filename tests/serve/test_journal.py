@@ -12,8 +12,14 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from support.own_wire import HI, entries, served, status, writer
-from support.until import LOOK, settled, until
+from support.page_client import (
+    GREETING,
+    entry_kinds,
+    serve_in_process,
+    wait_for_status,
+    writer_agent,
+)
+from support.waiting import POLL_SECONDS, settle_loop, wait_until
 
 from anabranch import Agent, Message, Node, Retry, ToolCall, handler, tool
 from anabranch.messages import Delta
@@ -25,29 +31,29 @@ from anabranch.testing import ScriptedBackend
 async def test_what_has_ended_is_kept_for_a_while(tmp_path: Path) -> None:
     """A run that has ended is there after a restart, for as long as `keep` says."""
     path = tmp_path / "runs.db"
-    async with served(writer(), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        assert await status(client, run, "completed")
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        assert await wait_for_status(client, run, "completed")
         before = (await client.get(f"/runs/{run}/events")).text
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer_agent(), journal=path) as client:
         assert (await client.get(f"/runs/{run}/events")).text == before
         assert [each["id"] for each in (await client.get("/runs")).json()["runs"]] == [run]
     async with (
-        served(writer(), journal=path, keep=0) as client,
+        serve_in_process(writer_agent(), journal=path, keep=0) as client,
         Journal(path) as journal,
         asyncio.timeout(6),
     ):
         assert (await client.get(f"/runs/{run}")).status_code == 404
         while await journal.runs():  # noqa: ASYNC110 - the server removes it meanwhile
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def test_an_owner_is_known_by_the_token_itself(tmp_path: Path) -> None:
     """S14: tokens in another order after a restart hand nobody's runs to another."""
     path, a, b = tmp_path / "runs.db", *({"authorization": f"Bearer {each}"} for each in "ab")
-    async with served(writer(), journal=path, auth=["a", "b"]) as client:
-        run = (await client.post("/runs", json=HI, headers=a)).json()["id"]
-    async with served(writer(), journal=path, auth=["b", "a"]) as client:
+    async with serve_in_process(writer_agent(), journal=path, auth=["a", "b"]) as client:
+        run = (await client.post("/runs", json=GREETING, headers=a)).json()["id"]
+    async with serve_in_process(writer_agent(), journal=path, auth=["b", "a"]) as client:
         assert (await client.get(f"/runs/{run}", headers=a)).status_code == 200
         assert (await client.get(f"/runs/{run}", headers=b)).status_code == 404
         assert (await client.get("/runs", headers=b)).json()["runs"] == []
@@ -58,20 +64,20 @@ async def test_how_a_kept_run_ended_is_logged(
 ) -> None:
     """The line for an answer comes once its end is on disk, and says how it ended."""
     caplog.set_level("INFO", "anabranch.serve")
-    async with served(writer(), journal=tmp_path / "runs.db") as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        await status(client, run, "completed")
+    async with serve_in_process(writer_agent(), journal=tmp_path / "runs.db") as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        await wait_for_status(client, run, "completed")
     assert [line for line in caplog.messages if line.startswith("writer completed in ")]
 
 
 async def test_words_that_no_client_could_read_are_kept_as_they_were_told(tmp_path: Path) -> None:
     """S10: half a character is told, and kept, as what stands for it."""
     path = tmp_path / "runs.db"
-    async with served(writer("one \ud800 two"), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        assert await status(client, run, "completed")
+    async with serve_in_process(writer_agent("one \ud800 two"), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        assert await wait_for_status(client, run, "completed")
         before = (await client.get(f"/runs/{run}/events")).text
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer_agent(), journal=path) as client:
         assert (await client.get(f"/runs/{run}/events")).text == before
 
 
@@ -91,15 +97,15 @@ async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Pat
     transport = httpx.ASGITransport(app=server)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         async with server.running():
-            run = (await client.post("/runs", json=HI)).json()["id"]
-            await until(lambda: acts)
+            run = (await client.post("/runs", json=GREETING)).json()["id"]
+            await wait_until(lambda: acts)
             server.runs.suspend()
             go.set()
-            await until(lambda: len(backend.requests) == 2)
-            await settled()
+            await wait_until(lambda: len(backend.requests) == 2)
+            await settle_loop()
         async with server.running():
-            await status(client, run, "completed")
-            kinds = [kind for kind in await entries(client, run) if kind != "text"]
+            await wait_for_status(client, run, "completed")
+            kinds = [kind for kind in await entry_kinds(client, run) if kind != "text"]
             assert kinds == ["called", "answered", "completed"]
     assert acts == ["act"]
 
@@ -109,9 +115,9 @@ async def test_other_runs_of_the_file_are_left_alone(tmp_path: Path) -> None:
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.run(Nothing(), run_id="mine")
         await journal.note("mine", "mine", {"a": [1]})
-        async with served(writer(), journal=journal, keep=0) as client:
-            run = (await client.post("/runs", json=HI)).json()["id"]
-            await status(client, run, "completed", "unknown")
+        async with serve_in_process(writer_agent(), journal=journal, keep=0) as client:
+            run = (await client.post("/runs", json=GREETING)).json()["id"]
+            await wait_for_status(client, run, "completed", "unknown")
         assert (await journal.look("mine")).run.state == "completed"
         assert await journal.notes("mine", "mine") == [{"a": [1]}]
         assert (await journal.look("mine")).letters == []
@@ -127,42 +133,42 @@ class Nothing(Durable[None]):
 async def test_runs_that_are_taken_up_count(tmp_path: Path) -> None:
     """S15: those of an earlier life are among `max_runs`."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served(writer([never]), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-    async with served(writer([never]), journal=path, max_runs=1) as client:
-        assert (await client.post("/runs", json=HI)).status_code == 429
+    async with serve_in_process(writer_agent([never]), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+    async with serve_in_process(writer_agent([never]), journal=path, max_runs=1) as client:
+        assert (await client.post("/runs", json=GREETING)).status_code == 429
         await client.post(f"/runs/{run}/cancel")
         assert (await client.get(f"/runs/{run}")).json()["status"] == "cancelled"
-        assert (await client.post("/runs", json=HI)).status_code == 201
-    async with served(writer(), journal=path) as client:
+        assert (await client.post("/runs", json=GREETING)).status_code == 201
+    async with serve_in_process(writer_agent(), journal=path) as client:
         assert (await client.get(f"/runs/{run}")).json()["status"] == "cancelled"
 
 
 async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None:
     """What was said of a reply that is not whole stays, ends by `broken`, and is said anew."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served(writer(["Hel", never]), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
+    async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
         async with asyncio.timeout(6):
             while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(LOOK)
-    async with served(writer("Hello"), journal=path) as client:
-        await status(client, run, "completed")
+                await asyncio.sleep(POLL_SECONDS)
+    async with serve_in_process(writer_agent("Hello"), journal=path) as client:
+        await wait_for_status(client, run, "completed")
         response = (await client.get(f"/v1/responses/{run}")).json()
         said = [(item["status"], item["content"][0]["text"]) for item in response["output"]]
         assert said == [("incomplete", "Hel"), ("completed", "Hello")]
-        assert (await entries(client, run))[:2] == ["text", "broken"]
+        assert (await entry_kinds(client, run))[:2] == ["text", "broken"]
 
 
 async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
     """Another program's runs are not touched: they go on when their thing is served again."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served(writer([never]), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-    async with served({"other": writer()}, journal=path) as client:
+    async with serve_in_process(writer_agent([never]), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+    async with serve_in_process({"other": writer_agent()}, journal=path) as client:
         assert (await client.get(f"/runs/{run}")).status_code == 404
-    async with served(writer(), journal=path) as client:
-        assert await status(client, run, "completed")
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        assert await wait_for_status(client, run, "completed")
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["file", "journal"])
@@ -172,27 +178,27 @@ async def test_a_journal_has_one_server(tmp_path: Path, shared: bool) -> None:
     async with Journal(path) as journal:
         used = journal if shared else path
         reply = ["Hel", go, "lo", Delta(finish_reason="stop")]
-        async with served(writer(reply), journal=used) as first:
-            run = (await first.post("/runs", json=HI)).json()["id"]
-            other = serve(writer("wrong"), journal=used)
+        async with serve_in_process(writer_agent(reply), journal=used) as first:
+            run = (await first.post("/runs", json=GREETING)).json()["id"]
+            other = serve(writer_agent("wrong"), journal=used)
             with pytest.raises(JournalError, match=rf"server of process {os.getpid()}: .*workers"):
                 async with other.running():
                     pass
             go.set()
-            assert await status(first, run, "completed")
-        async with served(writer(), journal=used) as second:
-            assert await status(second, run, "completed")
+            assert await wait_for_status(first, run, "completed")
+        async with serve_in_process(writer_agent(), journal=used) as second:
+            assert await wait_for_status(second, run, "completed")
 
 
 async def test_a_server_of_a_journal_in_memory_has_it_alone() -> None:
     """There is nothing to share, so there is no lock."""
     async with (
-        served(writer(), journal=":memory:") as one,
-        served(writer(), journal=":memory:") as other,
+        serve_in_process(writer_agent(), journal=":memory:") as one,
+        serve_in_process(writer_agent(), journal=":memory:") as other,
     ):
         for client in (one, other):
-            run = (await client.post("/runs", json=HI)).json()["id"]
-            assert await status(client, run, "completed")
+            run = (await client.post("/runs", json=GREETING)).json()["id"]
+            assert await wait_for_status(client, run, "completed")
 
 
 async def test_two_workers_of_uvicorn_do_not_share_a_journal(tmp_path: Path) -> None:
@@ -237,21 +243,21 @@ async def test_a_call_in_doubt_is_asked_about(tmp_path: Path, again: bool, done:
         return "done"
 
     call = Message(role="assistant", tool_calls=[ToolCall(id="c1", name="act", arguments={})])
-    agent = writer(call, "Well.", tools=[act])
+    agent = writer_agent(call, "Well.", tools=[act])
     async with (
         Journal(path, grace=0) as journal,
-        served(agent, journal=journal) as client,
+        serve_in_process(agent, journal=journal) as client,
     ):
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        await until(lambda: acts)
-    async with served(writer("Well.", tools=[act]), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        await wait_until(lambda: acts)
+    async with serve_in_process(writer_agent("Well.", tools=[act]), journal=path) as client:
         async with asyncio.timeout(6):
             yes = {"approved": again}
             while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(LOOK)
-        await status(client, run, "completed")
+                await asyncio.sleep(POLL_SECONDS)
+        await wait_for_status(client, run, "completed")
         assert len(acts) == done
-        kinds = [kind for kind in await entries(client, run) if kind != "text"]
+        kinds = [kind for kind in await entry_kinds(client, run) if kind != "text"]
         assert kinds == ["called", "asked", "decided", "answered", "completed"]
 
 
@@ -266,15 +272,15 @@ async def test_elsewhere_a_call_in_doubt_is_denied(tmp_path: Path) -> None:
         await never.wait()
 
     call = Message(role="assistant", tool_calls=[ToolCall(id="c1", name="act", arguments={})])
-    ask = {**HI, "background": True}
+    ask = {**GREETING, "background": True}
     async with (
         Journal(path, grace=0) as journal,
-        served(writer(call, tools=[act]), journal=journal) as client,
+        serve_in_process(writer_agent(call, tools=[act]), journal=journal) as client,
     ):
         run = (await client.post("/v1/responses", json=ask)).json()["id"].removeprefix("resp_")
-        await until(lambda: acts)
-    async with served(writer("Well.", tools=[act]), journal=path) as client:
-        await status(client, run, "completed")
+        await wait_until(lambda: acts)
+    async with serve_in_process(writer_agent("Well.", tools=[act]), journal=path) as client:
+        await wait_for_status(client, run, "completed")
         output = (await client.get(f"/v1/responses/{run}")).json()["output"]
         assert "nobody knows" in output[0]["output"]
         assert len(acts) == 1
@@ -286,11 +292,11 @@ async def test_a_model_that_cancels_itself_has_cancelled_its_run(tmp_path: Path)
     def reply(_: object) -> str:
         raise asyncio.CancelledError
 
-    async with served(
+    async with serve_in_process(
         {"writer": ScriptedBackend(otherwise=reply)}, journal=tmp_path / "r"
     ) as client:
         run = await begin(client)
-        assert await status(client, run, "cancelled")
+        assert await wait_for_status(client, run, "cancelled")
 
 
 async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> None:
@@ -301,14 +307,14 @@ async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> Non
         return text.upper()
 
     asked = {"model": "say", "input": "hi"}
-    async with served({"say": say}, journal=tmp_path / "runs.db") as client:
+    async with serve_in_process({"say": say}, journal=tmp_path / "runs.db") as client:
         run = (await client.post("/runs", json=asked)).json()["id"]
-        assert await status(client, run, "completed")
-    async with served({"say": say}, journal=tmp_path / "runs.db") as client:
+        assert await wait_for_status(client, run, "completed")
+    async with serve_in_process({"say": say}, journal=tmp_path / "runs.db") as client:
         assert (await client.get(f"/runs/{run}")).status_code == 404
 
 
-ASK = {**HI, "background": True}
+ASK = {**GREETING, "background": True}
 
 
 async def begin(client: httpx.AsyncClient, **more: Any) -> str:
@@ -330,10 +336,10 @@ async def test_a_yes_that_nobody_can_give_is_denied_with_a_journal_too(tmp_path:
         """Do something outside."""
         raise AssertionError
 
-    agent = writer(calling("act"), "Well.", tools=[act])
-    async with served(agent, journal=tmp_path / "runs.db") as client:
+    agent = writer_agent(calling("act"), "Well.", tools=[act])
+    async with serve_in_process(agent, journal=tmp_path / "runs.db") as client:
         run = await begin(client)
-        assert await status(client, run, "completed")
+        assert await wait_for_status(client, run, "completed")
         output = (await client.get(f"/v1/responses/{run}")).json()["output"]
         assert "nobody is there to ask" in output[0]["output"]
 
@@ -351,14 +357,14 @@ async def test_a_call_that_its_timeout_cut_is_in_doubt_at_once(tmp_path: Path, a
             await never.wait()
         return "done"
 
-    agent = writer(calling("act"), "Well.", tools=[act])
-    async with served(agent, journal=tmp_path / "runs.db") as client:
+    agent = writer_agent(calling("act"), "Well.", tools=[act])
+    async with serve_in_process(agent, journal=tmp_path / "runs.db") as client:
         if asks:
-            run = (await client.post("/runs", json=HI)).json()["id"]
+            run = (await client.post("/runs", json=GREETING)).json()["id"]
             await answered(client, run)
         else:
             run = await begin(client)
-        assert await status(client, run, "completed")
+        assert await wait_for_status(client, run, "completed")
         assert len(acts) == 1 + asks
 
 
@@ -367,7 +373,7 @@ async def answered(client: httpx.AsyncClient, run: str) -> None:
     async with asyncio.timeout(6):
         yes = {"approved": True}
         while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def test_a_question_that_waits_for_too_long_is_denied(
@@ -382,10 +388,10 @@ async def test_a_question_that_waits_for_too_long_is_denied(
         """Do something outside."""
         await never.wait()
 
-    agent = writer(calling("act"), "Well.", tools=[act])
-    async with served(agent, journal=tmp_path / "runs.db") as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        assert await status(client, run, "completed")
+    agent = writer_agent(calling("act"), "Well.", tools=[act])
+    async with serve_in_process(agent, journal=tmp_path / "runs.db") as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        assert await wait_for_status(client, run, "completed")
 
 
 async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
@@ -393,18 +399,18 @@ async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
 ) -> None:
     """Nor does another's run of such a name keep the server from beginning."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served(writer(["Hel", never]), journal=path) as client:
-        first, second = [(await client.post("/runs", json=HI)).json()["id"] for _ in "12"]
+    async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
+        first, second = [(await client.post("/runs", json=GREETING)).json()["id"] for _ in "12"]
         async with asyncio.timeout(6):
             while not (await client.get(f"/runs/{second}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
     async with Journal(path) as journal:
         await journal.start(Nothing(), run_id="serve/mine")
     with closing(sqlite3.connect(path)) as file, file:
         damage = "update anabranch_mail set value = x'00' where run = (select id from anabranch_run"
         file.execute(f"{damage} where run_id = ?)", (f"serve/{first}",))
-    async with served(writer(), journal=path) as client:
-        assert await status(client, second, "completed")
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        assert await wait_for_status(client, second, "completed")
         assert (await client.get(f"/runs/{first}")).status_code == 404
     assert [line for line in caplog.messages if f"cannot resume the run serve/{first}" in line]
 
@@ -417,22 +423,22 @@ async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -
     async def say(node: Node[Any], text: str) -> str:
         raise AssertionError
 
-    async with served(writer([never]), journal=path) as client:
+    async with serve_in_process(writer_agent([never]), journal=path) as client:
         run = await begin(client)
-    async with served({"writer": say}, journal=path) as client:
+    async with serve_in_process({"writer": say}, journal=path) as client:
         assert (await client.get(f"/runs/{run}")).status_code == 404
-    async with served(writer(), journal=path) as client:
-        assert await status(client, run, "completed")
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        assert await wait_for_status(client, run, "completed")
 
 
 async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None:
     """What a model took an agent does not: the client is told so, in each later life."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served({"writer": ScriptedBackend([never])}, journal=path) as client:
+    async with serve_in_process({"writer": ScriptedBackend([never])}, journal=path) as client:
         run = await begin(client, temperature=0.5)
     for _ in "12":
-        async with served(writer(), journal=path) as client:
-            assert await status(client, run, "failed")
+        async with serve_in_process(writer_agent(), journal=path) as client:
+            assert await wait_for_status(client, run, "failed")
     async with Journal(path) as journal:
         assert (await journal.look(f"serve/{run}")).run.state == "failed"
 
@@ -440,21 +446,27 @@ async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None
 async def test_what_the_journal_cannot_take_is_refused(tmp_path: Path) -> None:
     """No id is given for a run that nobody would find again; other wires go on."""
     path = tmp_path / "runs.db"
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer_agent(), journal=path) as client:
         path.unlink()
-        asked = [("/runs", HI), ("/v1/responses", ASK), ("/v1/responses", {**ASK, "stream": True})]
+        asked = [
+            ("/runs", GREETING),
+            ("/v1/responses", ASK),
+            ("/v1/responses", {**ASK, "stream": True}),
+        ]
         for address, body in asked:
             assert (await client.post(address, json=body)).status_code == 503
         assert (await client.get("/runs")).json()["runs"] == []
-        assert (await client.post("/v1/responses", json=HI)).json()["status"] == "completed"
+        assert (await client.post("/v1/responses", json=GREETING)).json()["status"] == "completed"
 
 
 async def test_a_response_that_is_not_stored_is_in_no_file(tmp_path: Path) -> None:
     """`store=False` says that nobody comes back to it, also where its wire would keep it."""
     path = tmp_path / "runs.db"
-    async with served(writer(), journal=path, on_leave={"openai": "detach"}) as client:
+    async with serve_in_process(
+        writer_agent(), journal=path, on_leave={"openai": "detach"}
+    ) as client:
         for store in (True, False):
-            body = {**HI, "store": store}
+            body = {**GREETING, "store": store}
             assert (await client.post("/v1/responses", json=body)).json()["status"] == "completed"
     async with Journal(path) as journal:
         assert len(await journal.runs()) == 1
@@ -463,14 +475,14 @@ async def test_a_response_that_is_not_stored_is_in_no_file(tmp_path: Path) -> No
 async def test_an_end_that_two_servers_have_told_is_one(tmp_path: Path) -> None:
     """What stands behind the end of a log is no part of it, and the server begins."""
     path = tmp_path / "runs.db"
-    async with served(writer(), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
-        assert await status(client, run, "completed")
-        before = await entries(client, run)
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
+        assert await wait_for_status(client, run, "completed")
+        before = await entry_kinds(client, run)
     async with Journal(path) as journal:
         await journal.note(f"serve/{run}", "said", [["completed", {"usage": {}, "status": "ok"}]])
-    async with served(writer(), journal=path) as client:
-        assert await entries(client, run) == before
+    async with serve_in_process(writer_agent(), journal=path) as client:
+        assert await entry_kinds(client, run) == before
 
 
 async def test_what_has_ended_is_removed_while_the_server_goes_on(
@@ -480,17 +492,17 @@ async def test_what_has_ended_is_removed_while_the_server_goes_on(
     monkeypatch.setattr(_runs, "PURGE_SECONDS", 0.0)
     async with (
         Journal(tmp_path / "runs.db") as journal,
-        served(writer(), journal=journal, keep=0) as client,
+        serve_in_process(writer_agent(), journal=journal, keep=0) as client,
     ):
-        await client.post("/runs", json=HI)
+        await client.post("/runs", json=GREETING)
         async with asyncio.timeout(6):
             while await journal.runs():  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
 
 
 async def test_a_run_that_is_cancelled_while_the_server_ends_is_refused(tmp_path: Path) -> None:
     """What is left to the next life is not said to be cancelled, on neither wire."""
-    server = serve(writer([asyncio.Event()]), journal=tmp_path / "runs.db")
+    server = serve(writer_agent([asyncio.Event()]), journal=tmp_path / "runs.db")
     transport = httpx.ASGITransport(app=server)
     async with (
         server.running(),
@@ -505,22 +517,22 @@ async def test_a_run_that_is_cancelled_while_the_server_ends_is_refused(tmp_path
 async def test_a_run_that_comes_no_further_fails(tmp_path: Path) -> None:
     """It is told to each life that follows; the message that was cut is no answer."""
     path, never = tmp_path / "runs.db", asyncio.Event()
-    async with served(writer(["Hel", never]), journal=path) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
+    async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
         async with asyncio.timeout(6):
             while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
     with closing(sqlite3.connect(path)) as file, file:
         killed = "update anabranch_run set state = 'running', recoveries = 5, claimed_at_row = 1000"
         file.execute(killed)
     for _ in "12":
-        async with served(writer(), journal=path) as client:
-            assert await status(client, run, "failed")
-            assert await entries(client, run) == ["text", "broken", "failed"]
+        async with serve_in_process(writer_agent(), journal=path) as client:
+            assert await wait_for_status(client, run, "failed")
+            assert await entry_kinds(client, run) == ["text", "broken", "failed"]
 
 
 def test_a_journal_that_is_none_is_named_before_the_server_begins(tmp_path: Path) -> None:
     """Whoever begins it sees what is wrong with the file, and not uvicorn's traceback."""
     (tmp_path / "runs.db").write_text("this is no journal, " * 100)
     with pytest.raises(JournalError, match="is no SQLite file"):
-        serve(writer(), journal=tmp_path / "runs.db").run(port=0)
+        serve(writer_agent(), journal=tmp_path / "runs.db").run(port=0)

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from support.scale import many, seeds
-from support.until import first_turn, settled
+from support.seeds import example_count, seeds
+from support.waiting import settle_loop, turn_until
 
 from anabranch import Agent
 from anabranch.messages import Message
@@ -71,7 +71,7 @@ def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
                 group.create_task(read(chance.choice((None, 1.0))))
         assert not log._waiting
 
-    explore(main, seeds(many(100, 2000)))
+    explore(main, seeds(example_count(100, 2000)))
 
 
 def test_a_log_keeps_no_more_than_it_may() -> None:
@@ -94,7 +94,7 @@ def test_a_reader_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
     async def main() -> None:
         log = Log()
         reading = asyncio.ensure_future(anext(log.batches(0, 15.0)))
-        await settled()
+        await settle_loop()
         reading.cancel()
         await asyncio.wait((reading,))
         assert not log._waiting
@@ -110,7 +110,7 @@ def test_many_entries_wake_a_reader_once() -> None:
         log = Log()
         batches = log.batches()
         first = asyncio.ensure_future(anext(batches))
-        await settled()
+        await settle_loop()
         for number in range(5):
             log.append("text", text=str(number))
         assert len(await first) == 5
@@ -186,12 +186,12 @@ def test_the_last_reader_that_leaves_cancels_the_run() -> None:
             if any(found is not None for found in whole):
                 assert run.status == "completed"
             assert run.status in ("completed", "cancelled")
-            await settled()
+            await settle_loop()
             assert backend.opened == backend.closed
             assert not agent.memory._sessions
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    explore(main, seeds(many(100, 2000)))
+    explore(main, seeds(example_count(100, 2000)))
 
 
 def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
@@ -204,7 +204,7 @@ def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
             run = _start(app, "detach")
             async with run.reading() as entries:
                 await anext(entries)
-            await first_turn(lambda: run.log.ended)
+            await turn_until(lambda: run.log.ended)
             assert run.status == "completed"
             said = [each.data["text"] async for each in run.log.read() if each.kind == "text"]
             assert "".join(said) == "a long answer, in pieces"
@@ -228,7 +228,7 @@ def test_a_run_that_is_cancelled_has_an_end_whenever_it_is(moment: int) -> None:
             entries = [entry async for entry in run.log.read()]
             assert entries[-1].kind == run.status
             assert run.status in ("cancelled", "completed")
-            await settled()
+            await settle_loop()
             assert backend.opened == backend.closed
             assert not agent.memory._sessions
             assert app.runs.running == 0
@@ -261,13 +261,13 @@ def test_a_run_is_forgotten_when_it_was_kept_long_enough() -> None:
             run = _start(app, "detach")
             async for _ in run.log.read():
                 pass
-            await settled()
+            await settle_loop()
             await asyncio.sleep(59)
             assert app.runs.find(run.id, "") is run
             await asyncio.sleep(2)
             assert app.runs.find(run.id, "") is None
             _start(app, "detach")
-            await settled()
+            await settle_loop()
             _start(app, "detach")
         loop: Any = asyncio.get_running_loop()
         assert all(timer.cancelled() for timer in loop._scheduled)
@@ -287,7 +287,7 @@ def test_no_more_runs_are_kept_than_ten_times_those_that_may_run() -> None:
                 runs.append(_start(app, "detach"))
                 async for _ in runs[-1].log.read():
                     pass
-                await settled()
+                await settle_loop()
             assert app.runs.of("") == runs[:4:-1]
 
     run_seeded(main)

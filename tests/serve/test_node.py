@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.openai_client import on_uvicorn
 from support.paths import TESTS
-from support.serving import on_uvicorn
 
 from anabranch import Agent
 from anabranch.messages import Message, ToolCall, Usage

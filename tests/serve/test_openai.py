@@ -16,7 +16,7 @@ from openai import (
     OpenAI,
     RateLimitError,
 )
-from support.serving import client_of, on_uvicorn, talk
+from support.openai_client import on_uvicorn, open_client, serve_to_client
 
 from anabranch import Agent
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, Usage
@@ -49,7 +49,7 @@ def call(name: str, number: int = 0, **arguments: Any) -> ToolCall:
 async def test_a_chat_is_streamed_and_whole_alike() -> None:
     """S9: a completion says the same streamed or whole, with its usage where it is asked for."""
     said = Message(role="assistant", content="Hello you.", usage=USAGE)
-    async with talk(writer(said, said, said)) as client:
+    async with serve_to_client(writer(said, said, said)) as client:
         whole = await client.chat.completions.create(model="writer", messages=HI)
         assert whole.choices[0].message.content == "Hello you."
         assert whole.choices[0].finish_reason == "stop"
@@ -69,7 +69,7 @@ async def test_a_chat_is_streamed_and_whole_alike() -> None:
 
 async def test_the_helper_for_streams_gives_the_whole_completion() -> None:
     """S9: `chat.completions.stream(...)` puts a completion together."""
-    async with talk(writer()) as client:
+    async with serve_to_client(writer()) as client:
         async with client.chat.completions.stream(model="writer", messages=HI) as stream:
             whole = await stream.get_final_completion()
         assert whole.choices[0].message.content == "Hello you."
@@ -92,7 +92,7 @@ async def test_the_client_that_waits_talks_from_its_own_thread() -> None:
 async def test_models_are_listed_and_found_by_name() -> None:
     """S9: clients see what is served as models, and choose among several."""
     fast = ScriptedBackend(otherwise="Quick.")
-    async with talk(writer(), {"org/fast": fast}) as client:
+    async with serve_to_client(writer(), {"org/fast": fast}) as client:
         assert [model.id async for model in client.models.list()] == ["writer", "org/fast"]
         assert (await client.models.retrieve("org/fast")).id == "org/fast"
         said = await client.chat.completions.create(model="org/fast", messages=HI)
@@ -113,7 +113,7 @@ async def test_a_text_in_parts_is_one_text_and_images_go_along() -> None:
     image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     blind = ScriptedBackend(otherwise="A cat.", takes=())
     shy = Agent(blind, name="shy")
-    async with talk(agent, {"model": backend, "blind": blind, "shy": shy}) as client:
+    async with serve_to_client(agent, {"model": backend, "blind": blind, "shy": shy}) as client:
         create = client.chat.completions.create
         await create(model="writer", messages=[{"role": "user", "content": text}])
         heard = agent.backend.requests[-1].messages[-1]  # type: ignore[union-attr]
@@ -134,7 +134,7 @@ async def test_the_client_runs_its_own_tools(stream: bool) -> None:
     """S9: calls of a model go to the client, whose results go back with what was said."""
     calls = [call("weather", 0, city="Rome"), call("weather", 1, city="Oslo")]
     backend = ScriptedBackend(Message(role="assistant", tool_calls=calls), otherwise="Mild.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         messages: list[Any] = [*HI]
         if stream:
             async with client.chat.completions.stream(
@@ -176,7 +176,7 @@ async def test_arguments_that_are_no_json_reach_the_client_as_they_are() -> None
     """S9: what a model broke is not made into an empty call."""
     broken = ToolCallDelta(0, id="c0", name="weather", arguments='{"city": ')
     backend = ScriptedBackend([Delta(tool_calls=(broken,)), Delta(finish_reason="stop", done=True)])
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         said: Any = await client.chat.completions.create(
             model="model", messages=HI, tools=[WEATHER]
         )
@@ -187,7 +187,7 @@ async def test_a_run_that_fails_is_run_once_and_tells_nothing() -> None:
     """S17: the client raises its own errors, and does not ask again what has run already."""
     error = RuntimeError("the secret is 42")
     backend = ScriptedBackend(otherwise=["Hel", error])
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         with pytest.raises(InternalServerError) as failed:
             await client.chat.completions.create(model="model", messages=HI)
         assert len(backend.requests) == 1
@@ -209,11 +209,11 @@ async def test_who_asks_is_told_by_the_clients_own_errors() -> None:
     go_on = asyncio.Event()
     backend = ScriptedBackend(otherwise=["a", go_on, *deltas("b")])
     async with on_uvicorn(serve({"model": backend}, auth="right", max_runs=1)) as url:
-        async with client_of(url, "wrong") as client:
+        async with open_client(url, "wrong") as client:
             with pytest.raises(AuthenticationError) as unknown:
                 await client.models.list()
             assert unknown.value.code == "invalid_api_key"
-        async with client_of(url, "right") as client:
+        async with open_client(url, "right") as client:
             once = client.with_options(max_retries=0)
             stream = await once.chat.completions.create(model="model", messages=HI, stream=True)
             await anext(aiter(stream))
@@ -228,7 +228,7 @@ async def test_who_asks_is_told_by_the_clients_own_errors() -> None:
 async def test_why_a_model_said_no_more_is_told(status: str) -> None:
     """S9: a reply that was cut is known by its reason."""
     said = Message(role="assistant", content="Hel", finish_reason=status)
-    async with talk({"model": ScriptedBackend(said, said)}) as client:
+    async with serve_to_client({"model": ScriptedBackend(said, said)}) as client:
         whole = await client.chat.completions.create(model="model", messages=HI)
         assert whole.choices[0].finish_reason == status
         cut = await client.responses.create(model="model", input="hi")
@@ -237,6 +237,6 @@ async def test_why_a_model_said_no_more_is_told(status: str) -> None:
 
 async def test_a_wire_that_is_not_served_is_not_there() -> None:
     """S17: `wires` are those that are served, and no other."""
-    async with talk(writer(), wires=[]) as client:
+    async with serve_to_client(writer(), wires=[]) as client:
         with pytest.raises(NotFoundError):
             await client.models.list()

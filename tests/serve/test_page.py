@@ -8,12 +8,21 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from support.serve_page import MARKS, Crowd, Gates, Open, agent, calls, chromium, talks
+from support.serve_page import (
+    CHROMIUM_MARKS,
+    Crowd,
+    Gates,
+    OpenPage,
+    agent,
+    calls,
+    chromium,
+    open_pages,
+)
 
 from anabranch.messages import Delta
 from anabranch.testing import deltas
 
-pytestmark = MARKS
+pytestmark = CHROMIUM_MARKS
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +33,16 @@ def browser() -> Generator[Any]:
 
 
 @pytest.fixture
-def talk(browser: Any) -> Generator[Open]:
+def talk(browser: Any) -> Generator[OpenPage]:
     """Open a page of what is served; nothing may go wrong in it."""
-    with talks(browser) as opens:
+    with open_pages(browser) as opens:
         yield opens
 
 
 # --- talking
 
 
-def test_an_answer_streams_beside_its_tree(talk: Open) -> None:
+def test_an_answer_streams_beside_its_tree(talk: OpenPage) -> None:
     """Words are there while the model still speaks; then time and tokens; the tree shows all."""
     gates = Gates()
     page = talk(agent(calls("Rome", name="weather", field="city"), gates.wait("It is ", "sunny.")))
@@ -57,7 +66,7 @@ def test_an_answer_streams_beside_its_tree(talk: Open) -> None:
     )
 
 
-def test_what_was_said_is_sent_again_until_a_new_talk(talk: Open) -> None:
+def test_what_was_said_is_sent_again_until_a_new_talk(talk: OpenPage) -> None:
     """The model hears the talk so far; after New talk it hears the new question alone."""
     ann = agent("One.", "Two.", "Three.")
     page = talk(ann)
@@ -73,7 +82,7 @@ def test_what_was_said_is_sent_again_until_a_new_talk(talk: Open) -> None:
     assert heard == [["a"], ["a", "One.", "b"], ["c"]]
 
 
-def test_enter_twice_asks_once(talk: Open) -> None:
+def test_enter_twice_asks_once(talk: OpenPage) -> None:
     """A second Enter, before the server has answered the first, begins no second run."""
     ann = agent("One.", otherwise="again")
     page = talk(ann)
@@ -86,7 +95,7 @@ def test_enter_twice_asks_once(talk: Open) -> None:
     assert len(ann.backend.requests) == 1
 
 
-def test_a_question_may_be_sent_before_the_models_are_known(talk: Open) -> None:
+def test_a_question_may_be_sent_before_the_models_are_known(talk: OpenPage) -> None:
     """It waits for them."""
     page = talk(agent("Here."))
     page.page.wait_for_selector("#hello")
@@ -100,7 +109,7 @@ def test_a_question_may_be_sent_before_the_models_are_known(talk: Open) -> None:
     assert page.said == ["Here."]
 
 
-def test_an_answer_that_breaks_off_is_struck_out(talk: Open) -> None:
+def test_an_answer_that_breaks_off_is_struck_out(talk: OpenPage) -> None:
     """What is sent again is the answer that came after it."""
     page = talk(agent("Here."))
     page.page.wait_for_selector("#hello")
@@ -122,7 +131,7 @@ def test_an_answer_that_breaks_off_is_struck_out(talk: Open) -> None:
     assert [each["content"] for each in said] == ["Hello?", "A whole one."]
 
 
-def test_reasoning_is_folded_and_no_part_of_the_answer(talk: Open) -> None:
+def test_reasoning_is_folded_and_no_part_of_the_answer(talk: OpenPage) -> None:
     """One for each reply, in its place, also after a reload; the answer alone is sent again."""
     steps = [Delta(reasoning="A hat? "), Delta(reasoning="<b>Yes</b>."), *deltas("Done.")]
     first = calls("Oslo", name="weather", field="city").model_copy(update={"reasoning": "Look."})
@@ -142,7 +151,7 @@ def test_reasoning_is_folded_and_no_part_of_the_answer(talk: Open) -> None:
     assert kinds == ["thought", "call", "thought"]
 
 
-def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: Open) -> None:
+def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: OpenPage) -> None:
     """Code gets boxes that can be copied; markup of a model's is text."""
     hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     text = f"**See** `x`:\n```python\nprint('a')\n  b\n```\n{hostile}\n```\nopen to the end"
@@ -163,7 +172,7 @@ def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: Open) -> None
     assert message.locator("pre").all_text_contents() == ["print('a')\n  b\n", "open to the end"]
 
 
-def test_several_models_are_chosen_from(talk: Open) -> None:
+def test_several_models_are_chosen_from(talk: OpenPage) -> None:
     """Each is asked by its name, and the choice outlives a reload; one alone is a title."""
     page = talk({"first": agent("I am first."), "second": agent(otherwise="I am second.")})
     page.page.select_option("#model", "second")
@@ -183,7 +192,7 @@ def test_several_models_are_chosen_from(talk: Open) -> None:
 
 
 @pytest.mark.parametrize(("button", "answer"), [("Yes, run it", "bought a hat"), ("No", "said no")])
-def test_a_person_says_yes_or_no(talk: Open, button: str, answer: str) -> None:
+def test_a_person_says_yes_or_no(talk: OpenPage, button: str, answer: str) -> None:
     """S16: a tool that needs a yes waits for it; the model hears what came of it."""
     ann = agent(calls("a hat"), "Well.")
     page = talk(ann)
@@ -197,7 +206,7 @@ def test_a_person_says_yes_or_no(talk: Open, button: str, answer: str) -> None:
     assert page.focus == "words"
 
 
-def test_two_questions_at_once_are_answered_each(talk: Open) -> None:
+def test_two_questions_at_once_are_answered_each(talk: OpenPage) -> None:
     """S16: a yes to one is none to the other."""
     ann = agent(calls("a hat", "a boat"), "Well.")
     page = talk(ann)
@@ -212,7 +221,7 @@ def test_two_questions_at_once_are_answered_each(talk: Open) -> None:
     assert "bought" not in (heard["c1"] or "")
 
 
-def test_a_stop_settles_what_is_asked(talk: Open) -> None:
+def test_a_stop_settles_what_is_asked(talk: OpenPage) -> None:
     """S16: once the run is stopped nobody can answer, and the question has no buttons."""
     page = talk(agent(calls("a hat"), "Well."))
     page.ask("Buy")
@@ -223,7 +232,7 @@ def test_a_stop_settles_what_is_asked(talk: Open) -> None:
     assert page.page.locator(".ask button").count() == 0
 
 
-def test_a_question_is_there_after_a_reload(talk: Open) -> None:
+def test_a_question_is_there_after_a_reload(talk: OpenPage) -> None:
     """S16: and is answered then."""
     page = talk(agent(calls("a hat"), "You have it."))
     page.ask("Buy")
@@ -237,7 +246,7 @@ def test_a_question_is_there_after_a_reload(talk: Open) -> None:
 # --- eyes, keys, ears
 
 
-def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: Open) -> None:
+def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: OpenPage) -> None:
     """S12: so the page keeps up, and what is read late is there at once."""
     pieces = 2000
     page = talk(agent("word " * pieces, size=5))
@@ -252,7 +261,7 @@ def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: Open) -> None:
     page.page.wait_for_function("talk.scrollHeight - talk.scrollTop - talk.clientHeight < 2")
 
 
-def test_what_a_question_shows_cannot_be_turned_around(talk: Open) -> None:
+def test_what_a_question_shows_cannot_be_turned_around(talk: OpenPage) -> None:
     """S16: signs that change the order of others, or are not seen, are shown by their numbers."""
     page = talk(agent(calls("a\u202etah\u200b \u05d0"), "Fine."))
     page.ask("Buy")
@@ -262,7 +271,7 @@ def test_what_a_question_shows_cannot_be_turned_around(talk: Open) -> None:
     page.end()
 
 
-def test_who_reads_above_is_not_moved(talk: Open) -> None:
+def test_who_reads_above_is_not_moved(talk: OpenPage) -> None:
     """A button leads to the newest; who is at the end stays at the end."""
     gates = Gates()
     page = talk(agent(gates.wait("line\n" * 80 + "half ", "the end")))
@@ -280,7 +289,7 @@ def test_who_reads_above_is_not_moved(talk: Open) -> None:
     assert page.page.locator("#newest").is_hidden()
 
 
-def test_a_wide_fan_is_cut_but_for_what_failed(talk: Open) -> None:
+def test_a_wide_fan_is_cut_but_for_what_failed(talk: OpenPage) -> None:
     """Of 2,000 children 200 are shown, and the one that failed."""
     page = talk(Crowd)
     page.ask("many")
@@ -291,7 +300,7 @@ def test_a_wide_fan_is_cut_but_for_what_failed(talk: Open) -> None:
     assert page.page.locator("#tree li").count() == 203
 
 
-def test_keys_alone_are_enough(talk: Open) -> None:
+def test_keys_alone_are_enough(talk: OpenPage) -> None:
     """Tab goes through in reading order, Shift+Enter breaks a line, arrows walk the tree."""
     ann = agent(calls("Rome", name="weather", field="city"), "Sunny.")
     page = talk(ann)
@@ -325,7 +334,7 @@ def test_keys_alone_are_enough(talk: Open) -> None:
     assert page.page.locator("#tree [tabindex='0']").count() == 1
 
 
-def test_a_screen_reader_finds_all_of_it(talk: Open) -> None:
+def test_a_screen_reader_finds_all_of_it(talk: OpenPage) -> None:
     """Roles, names and levels are there; the clock is not read out."""
     page = talk(agent("Hello."))
     page.ask("Hi")
@@ -350,7 +359,7 @@ def test_a_screen_reader_finds_all_of_it(talk: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(talk: Open, scheme: str) -> None:
+def test_it_fits_a_phone(talk: OpenPage, scheme: str) -> None:
     """Nothing is wider than the screen, with code, names and words without end."""
     long = "x" * 300
     page = talk({long: agent(f"{long}\n```\n{long}\n```")}, width=400, scheme=scheme)
@@ -365,7 +374,7 @@ def test_it_fits_a_phone(talk: Open, scheme: str) -> None:
         assert box["x"] + box["width"] <= 400
 
 
-def test_the_page_lets_nothing_in(talk: Open) -> None:
+def test_the_page_lets_nothing_in(talk: OpenPage) -> None:
     """Its policy names its own script and style by their sums, and nothing else runs."""
     page = talk(agent("Hello."))
     response = page.page.request.get(page.served.url)

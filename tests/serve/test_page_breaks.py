@@ -6,12 +6,12 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from support.serve_page import MARKS, Gates, Open, agent, calls, chromium, talks
-from support.until import until
+from support.serve_page import CHROMIUM_MARKS, Gates, OpenPage, agent, calls, chromium, open_pages
+from support.waiting import wait_until
 
 from anabranch.messages import Request
 
-pytestmark = MARKS
+pytestmark = CHROMIUM_MARKS
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def browser() -> Generator[Any]:
 
 
 @pytest.fixture
-def talk(browser: Any) -> Generator[Open]:
+def talk(browser: Any) -> Generator[OpenPage]:
     """Open a page of what is served; nothing may go wrong in it."""
-    with talks(browser) as opens:
+    with open_pages(browser) as opens:
         yield opens
 
 
-def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: Open) -> None:
+def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: OpenPage) -> None:
     """S11: Escape stops too; the answer as far as it came is part of the talk."""
     gates = Gates()
     ann = agent(gates.wait("Once upon ", "a time."), otherwise="Again.")
@@ -45,7 +45,7 @@ def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: Open) -> No
     assert page.page.locator(".broken").count() == 0
 
 
-def test_a_reload_goes_on_in_mid_answer(talk: Open) -> None:
+def test_a_reload_goes_on_in_mid_answer(talk: OpenPage) -> None:
     """S10: what was said before and after is there exactly once, and the tree too."""
     gates = Gates()
     page = talk(agent(gates.wait("Once upon ", "a time.")))
@@ -63,7 +63,7 @@ def test_a_reload_goes_on_in_mid_answer(talk: Open) -> None:
     assert page.said == ["Once upon a time."]
 
 
-def test_a_connection_that_is_cut_is_made_again(talk: Open) -> None:
+def test_a_connection_that_is_cut_is_made_again(talk: OpenPage) -> None:
     """S10: what was said meanwhile is there exactly once; the user is told in between."""
     gates = Gates()
     page = talk(agent(gates.wait("Once upon ", "a time.")))
@@ -81,7 +81,7 @@ def test_a_connection_that_is_cut_is_made_again(talk: Open) -> None:
     assert page.page.locator("#tree .running").count() == 0
 
 
-def test_a_message_is_kept_while_the_server_is_away(talk: Open) -> None:
+def test_a_message_is_kept_while_the_server_is_away(talk: OpenPage) -> None:
     """It is still in the box, to be sent again."""
     page = talk(agent("Here."))
     page.expected = ["ERR_"]
@@ -95,7 +95,7 @@ def test_a_message_is_kept_while_the_server_is_away(talk: Open) -> None:
     page.see("Here.")
 
 
-def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
+def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: OpenPage) -> None:
     """S13: after a reload that comes too late the page is told so, and works on."""
     gates = Gates()
     page = talk(agent(gates.wait("Once ", "upon."), otherwise="Here."), keep=0.0)
@@ -105,7 +105,7 @@ def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
     page.page.goto("about:blank")
     page.served.do(gates.gate.set)
     runs = page.served.app.runs
-    page.served.do(lambda: until(lambda: not runs.of("")))
+    page.served.do(lambda: wait_until(lambda: not runs.of("")))
     page.page.goto(page.served.url)
     assert page.end() == "It did not work: there is no such run"
     assert page.page.input_value("#words") == "A tale"
@@ -113,7 +113,9 @@ def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
     page.see("Here.")
 
 
-def test_a_run_that_fails_says_so_and_no_more(talk: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_fails_says_so_and_no_more(
+    talk: OpenPage, caplog: pytest.LogCaptureFixture
+) -> None:
     """S14: nothing of the inside is told; the question is in the box again."""
 
     def fail(request: Request) -> str:
@@ -128,7 +130,7 @@ def test_a_run_that_fails_says_so_and_no_more(talk: Open, caplog: pytest.LogCapt
     page.see("Well.")
 
 
-def test_a_server_that_is_full_says_so(talk: Open) -> None:
+def test_a_server_that_is_full_says_so(talk: OpenPage) -> None:
     """S15: the message stays in the box."""
     gates = Gates()
     page = talk(agent(gates.wait("Once ", "upon."), "Later."), max_runs=1)
@@ -146,7 +148,7 @@ def test_a_server_that_is_full_says_so(talk: Open) -> None:
     page.end()
 
 
-def test_a_key_is_asked_for_until_it_is_right(talk: Open) -> None:
+def test_a_key_is_asked_for_until_it_is_right(talk: OpenPage) -> None:
     """S14: a wrong one is refused by words; the right one is kept for this tab."""
     page = talk(agent("Here."), auth="swordfish")
     page.expected = ["401"]
@@ -167,7 +169,7 @@ def test_a_key_is_asked_for_until_it_is_right(talk: Open) -> None:
     assert dialog.is_hidden()
 
 
-def test_a_reload_shows_tools_questions_and_ends_again(talk: Open) -> None:
+def test_a_reload_shows_tools_questions_and_ends_again(talk: OpenPage) -> None:
     """As they were, whether they worked or not; and what is said again is no more than before."""
     lost = calls("Rome", name="weather", field="town")
     ann = agent(calls("Rome", name="weather", field="city"), calls("a hat"), "One.", lost, "Two.")
@@ -196,7 +198,7 @@ def test_a_reload_shows_tools_questions_and_ends_again(talk: Open) -> None:
     assert heard == ["a", "One.", "b", "Two.", "d"]
 
 
-def test_a_talk_that_a_tab_cannot_keep_is_its_texts_after_a_reload(talk: Open) -> None:
+def test_a_talk_that_a_tab_cannot_keep_is_its_texts_after_a_reload(talk: OpenPage) -> None:
     """What is sent again comes first, and the tools give way to it."""
     page = talk(agent(calls("Rome", name="weather", field="city"), "One.", "Two."))
     page.page.wait_for_selector("#hello")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.scale import SEED, many
-from support.until import until
-from support.uvicorn import Reader, chat, on_uvicorn, request
+from support.raw_client import RawConnection, chat_request, http_request, on_uvicorn
+from support.seeds import SEED, example_count
+from support.waiting import wait_until
 
 from anabranch import Agent
 from anabranch.messages import Delta
@@ -36,7 +36,7 @@ def _gated(**options: Any) -> tuple[ScriptedBackend, Server, list[asyncio.Event]
     return backend, serve(Agent(backend, "You answer.", name="writer"), **options), gates
 
 
-async def _leave(reader: Reader, how: str) -> None:
+async def _leave(reader: RawConnection, how: str) -> None:
     match how:
         case "close":
             await reader.close()
@@ -48,7 +48,9 @@ async def _leave(reader: Reader, how: str) -> None:
 
 async def _begin(port: int, model: str = "writer") -> str:
     """Begin a detached run, and return its id."""
-    reader = await Reader.connect(port, request("/runs", {"model": model, "input": "hi"}))
+    reader = await RawConnection.connect(
+        port, http_request("/runs", {"model": model, "input": "hi"})
+    )
     head = await reader.head()
     assert b" 201 " in head
     length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
@@ -66,18 +68,18 @@ async def test_a_client_that_leaves_closes_the_backend_before_its_next_delta(
     backend, app, gates = _gated()
 
     async def leave_at(word: int) -> None:
-        reader = await Reader.connect(port, chat(stream=stream))
+        reader = await RawConnection.connect(port, chat_request(stream=stream))
         if stream:
             await reader.head()
             for _ in range(word and word + 1):  # the first chunk says who speaks
                 await reader.data()
-        await until(lambda: app.runs.running == 1)
+        await wait_until(lambda: app.runs.running == 1)
         run = app.runs.of("")[0]
-        await until(lambda: backend.opened == word + 1 and run.log.last == word)
+        await wait_until(lambda: backend.opened == word + 1 and run.log.last == word)
         assert backend.closed == word
         await _leave(reader, how)
-        await until(lambda: backend.closed == word + 1)
-        await until(lambda: app.runs.running == 0)
+        await wait_until(lambda: backend.closed == word + 1)
+        await wait_until(lambda: app.runs.running == 0)
         assert run.status == "cancelled"
         assert [entry.kind for entry in run.log.entries()].count("text") == word
         await reader.close()
@@ -92,9 +94,9 @@ async def test_a_body_that_breaks_off_begins_no_run(caplog: pytest.LogCaptureFix
     """S11: nor is it an error of the server's."""
     backend, app, _ = _gated()
     async with on_uvicorn(app) as port:
-        reader = await Reader.connect(port, chat()[:-5])
+        reader = await RawConnection.connect(port, chat_request()[:-5])
         await reader.reset()
-        await Reader.close(await Reader.connect(port, request("/v1/models")))
+        await RawConnection.close(await RawConnection.connect(port, http_request("/v1/models")))
     assert backend.opened == 0
     assert not caplog.records
 
@@ -111,19 +113,21 @@ async def test_a_reader_that_stops_delays_nobody_and_holds_little(
         run_id = await _begin(port)
         run = app.runs.find(run_id, "")
         assert run is not None
-        slow = await Reader.connect(port, request(f"/runs/{run_id}/events"), buffer=4096)
+        slow = await RawConnection.connect(
+            port, http_request(f"/runs/{run_id}/events"), buffer=4096
+        )
         async with run.reading() as entries:
             seen = [entry.number async for entry in entries]
         assert seen == [*range(1, 5002)]
         assert run.log.first > 4900  # what is kept is bounded
         *_, last = [line for line in (await _all(slow)).split(b"\n") if line.startswith(b"event: ")]
         assert last == b"event: gone"
-        late = await Reader.connect(port, request(f"/runs/{run_id}/events"))
+        late = await RawConnection.connect(port, http_request(f"/runs/{run_id}/events"))
         assert b" 410 " in await late.head()
         await late.close()
 
 
-async def _all(reader: Reader) -> bytes:
+async def _all(reader: RawConnection) -> bytes:
     """Read a chunked response to its proper end, and close."""
     await reader.head()
     parts: list[bytes] = []
@@ -139,7 +143,7 @@ async def test_readers_that_come_late_come_back_and_come_together_read_the_same(
     _, app, gates = _gated()
     async with on_uvicorn(app) as port:
         run_id = await _begin(port)
-        first = await Reader.connect(port, request(f"/runs/{run_id}/events"))
+        first = await RawConnection.connect(port, http_request(f"/runs/{run_id}/events"))
         gates[0].set()
         gates[1].set()
         assert [(await first.data())["number"] for _ in range(2)] == [1, 2]
@@ -149,7 +153,7 @@ async def test_readers_that_come_late_come_back_and_come_together_read_the_same(
         for gate in gates:
             gate.set()
         every = [
-            await Reader.connect(port, request(f"/runs/{run_id}/events?after={after}"))
+            await RawConnection.connect(port, http_request(f"/runs/{run_id}/events?after={after}"))
             for after in (0, 0, 2, 5, 9)
         ]
         texts = [await _all(reader) for reader in every]
@@ -167,7 +171,7 @@ async def test_a_comment_shows_that_a_silent_connection_lives(
     monkeypatch.setattr(http, "HEARTBEAT", 0.01)
     _, app, gates = _gated()
     async with on_uvicorn(app) as port:
-        reader = await Reader.connect(port, chat())
+        reader = await RawConnection.connect(port, chat_request())
         await reader.reader.readuntil(b": still here\n\n")
         await reader.reader.readuntil(b": still here\n\n")
         for gate in gates:
@@ -183,17 +187,17 @@ async def test_over_max_runs_a_client_is_told_to_come_back() -> None:
     """S15: 429 with Retry-After; when a run has ended, the next one may begin."""
     _, app, gates = _gated(max_runs=2)
     async with on_uvicorn(app) as port:
-        held = [await Reader.connect(port, chat()) for _ in range(2)]
-        await until(lambda: app.runs.running == 2)
-        refused = await Reader.connect(port, chat())
+        held = [await RawConnection.connect(port, chat_request()) for _ in range(2)]
+        await wait_until(lambda: app.runs.running == 2)
+        refused = await RawConnection.connect(port, chat_request())
         head = await refused.head()
         assert b" 429 " in head
         assert b"retry-after: 5" in head.lower()
         await held[0].close()
-        await until(lambda: app.runs.running == 1)
+        await wait_until(lambda: app.runs.running == 1)
         for gate in gates:
             gate.set()
-        taken = await Reader.connect(port, chat())
+        taken = await RawConnection.connect(port, chat_request())
         assert b" 200 " in await taken.head()
         for reader in (refused, taken, held[1]):
             await reader.close()
@@ -208,7 +212,7 @@ def _left_open() -> dict[str, int]:
     }
 
 
-LEAVE: list[Callable[[Reader], Any]] = [Reader.close, Reader.reset]
+LEAVE: list[Callable[[RawConnection], Any]] = [RawConnection.close, RawConnection.reset]
 
 
 async def test_after_random_disconnects_nothing_is_left() -> None:
@@ -218,21 +222,21 @@ async def test_after_random_disconnects_nothing_is_left() -> None:
     agent = Agent(backend, "You answer.", name="writer")
     app = serve(agent, max_runs=1000, keep=0.0)
     async with on_uvicorn(app) as port:
-        await Reader.close(await Reader.connect(port, request("/v1/models")))
-        await until(lambda: len(asyncio.all_tasks()) <= 3)
+        await RawConnection.close(await RawConnection.connect(port, http_request("/v1/models")))
+        await wait_until(lambda: len(asyncio.all_tasks()) <= 3)
         before = _left_open()
 
         async def come_and_go() -> None:
             ask = {"model": "writer", "input": "hi", "stream": True}
             asks = [
-                chat(),
-                chat(stream=False),
-                request("/v1/responses", ask),
-                request("/v1/responses", {**ask, "background": True}),
-                request("/runs", {"model": "writer", "input": "hi"}),
-                chat()[:-5],
+                chat_request(),
+                chat_request(stream=False),
+                http_request("/v1/responses", ask),
+                http_request("/v1/responses", {**ask, "background": True}),
+                http_request("/runs", {"model": "writer", "input": "hi"}),
+                chat_request()[:-5],
             ]
-            reader = await Reader.connect(port, chance.choice(asks))
+            reader = await RawConnection.connect(port, chance.choice(asks))
             for _ in range(chance.randint(0, 40)):
                 if chance.random() < 0.5:
                     await asyncio.sleep(0)
@@ -244,10 +248,10 @@ async def test_after_random_disconnects_nothing_is_left() -> None:
                     break
             await chance.choice(LEAVE)(reader)
 
-        for _ in range(many(6, 50)):
+        for _ in range(example_count(6, 50)):
             await asyncio.gather(*(come_and_go() for _ in range(20)))
-        await until(lambda: app.runs.running == 0)
-        await until(lambda: backend.opened == backend.closed)
-        await until(lambda: not app.runs.of(""))
-        await until(lambda: _left_open() == before)
+        await wait_until(lambda: app.runs.running == 0)
+        await wait_until(lambda: backend.opened == backend.closed)
+        await wait_until(lambda: not app.runs.of(""))
+        await wait_until(lambda: _left_open() == before)
         assert not agent.memory._sessions

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import BadRequestError
-from support.own_wire import HI, served
-from support.serving import talk
+from support.openai_client import serve_to_client
+from support.page_client import GREETING, serve_in_process
 
 from anabranch import Agent, Message, ToolCall, tool
 from anabranch.serve._log import Log
@@ -41,7 +41,7 @@ def agent() -> Agent[Any]:
 
 async def test_chat_completions_have_it_streamed_and_whole() -> None:
     """In `reasoning_content`, where clients look for it; before the answer, and no part of it."""
-    async with talk(agent()) as client:
+    async with serve_to_client(agent()) as client:
         whole = await client.chat.completions.create(model="thinker", messages=ASK)
         message: Any = whole.choices[0].message
         assert (message.content, message.reasoning_content) == ("It is 4.", "I double. That is it.")
@@ -56,7 +56,7 @@ async def test_chat_completions_have_it_streamed_and_whole() -> None:
 
 async def test_responses_have_it_as_items_streamed_and_whole() -> None:
     """An item for each reply, in its place; a client that adds the output to its input may."""
-    async with talk(agent()) as client:
+    async with serve_to_client(agent()) as client:
         whole = await client.responses.create(model="thinker", input="hi")
         kinds = ["reasoning", "mcp_call", "reasoning", "message"]
         assert [item.type for item in whole.output] == kinds
@@ -80,7 +80,7 @@ async def test_responses_have_it_as_items_streamed_and_whole() -> None:
 async def test_a_request_may_ask_for_what_a_response_has_anyway() -> None:
     """As clients do by themselves; anything else that it is to include is refused."""
     wanted: Any = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
-    async with talk(agent()) as client:
+    async with serve_to_client(agent()) as client:
         response = await client.responses.create(model="thinker", input="hi", **wanted)
         assert response.output[0].type == "reasoning"
         others: list[Any] = [["file_search_call.results"], "all", [*wanted["include"] * 2], 5, [{}]]
@@ -104,7 +104,7 @@ async def test_what_agents_below_reason_is_not_told() -> None:
     call = ToolCall(id="c", name="ask", arguments={"question": "2?"})
     replies = [Message(role="assistant", tool_calls=[call], reasoning="I ask."), "Four."]
     outer = Agent(ScriptedBackend(*replies), name="outer", tools=[ask])
-    async with talk(outer) as client:
+    async with serve_to_client(outer) as client:
         whole = await client.chat.completions.create(model="outer", messages=ASK)
     message: Any = whole.choices[0].message
     assert (message.content, message.reasoning_content) == ("Four.", "I ask.")
@@ -113,13 +113,13 @@ async def test_what_agents_below_reason_is_not_told() -> None:
 async def test_a_journal_has_it_for_who_comes_back(tmp_path: Path) -> None:
     """The entries after a restart are those before it."""
     path = tmp_path / "runs.db"
-    async with served(agent(), journal=path) as client:
-        run = (await client.post("/runs", json={**HI, "model": "thinker"})).json()["id"]
+    async with serve_in_process(agent(), journal=path) as client:
+        run = (await client.post("/runs", json={**GREETING, "model": "thinker"})).json()["id"]
         before = (await client.get(f"/runs/{run}/events")).text  # until the run has ended
     events = [each.splitlines() for each in before.split("\n\n") if "event: reasoning" in each]
     said = [json.loads(lines[-1].removeprefix("data: "))["text"] for lines in events]
     assert "".join(said) == "I double. That is it."
-    async with served(agent(), journal=path) as client:
+    async with serve_in_process(agent(), journal=path) as client:
         assert (await client.get(f"/runs/{run}/events")).text == before
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import NotFoundError
-from support.asgi import ask, body_of
-from support.scale import many
-from support.serving import talk
+from support.asgi_requests import encode_body, send_request
+from support.openai_client import serve_to_client
+from support.seeds import example_count
 
 from anabranch import Agent, tool
 from anabranch.messages import Message, ToolCall
@@ -52,12 +52,12 @@ async def running(*things: Any, **options: Any) -> AsyncGenerator[Server]:
 async def respond(server: Server, said: Any, key: str = "", **more: Any) -> Any:
     """Ask for a response without a client between; return status and JSON."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    body = body_of({"model": "model", "input": said, **more})
-    got = await ask(server, "POST", "/v1/responses", body, headers)
+    body = encode_body({"model": "model", "input": said, **more})
+    got = await send_request(server, "POST", "/v1/responses", body, headers)
     return got.status, got.json
 
 
-@settings(max_examples=many(15, 150))
+@settings(max_examples=example_count(15, 150))
 @given(
     cities=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3),
     forms=st.lists(st.sampled_from(["item", "reference", "bare"]), min_size=9, max_size=9),
@@ -75,7 +75,7 @@ async def test_a_reference_says_what_its_item_says(cities: list[str], forms: lis
             whole.append(item)
             sent.append(item if kind == "item" else reference(item, typed=kind == "reference"))
 
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         for city in cities:
             for said in (whole, sent):
                 said.append({"role": "user", "content": city})
@@ -104,7 +104,7 @@ async def test_calls_that_ran_on_the_server_may_be_referred_to() -> None:
 
     call = ToolCall(id="c0", name="double", arguments={"number": 21})
     backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "It is 42.", "Bye.")
-    async with talk(Agent(backend, name="calculator", tools=[double])) as client:
+    async with serve_to_client(Agent(backend, name="calculator", tools=[double])) as client:
         said: list[Any] = [{"role": "user", "content": "21?"}]
         made = await client.responses.create(model="calculator", input=said)
         assert [item.type for item in made.output] == ["mcp_call", "message"]
@@ -117,7 +117,7 @@ async def test_calls_that_ran_on_the_server_may_be_referred_to() -> None:
 async def test_a_reference_to_what_is_not_kept_is_refused_by_name() -> None:
     """Deleted, not stored, of nobody's making, and with a number that the response has not."""
     backend = ScriptedBackend(otherwise="Hello.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         deleted = await client.responses.create(model="model", input="hi")
         await client.responses.delete(deleted.id)
         unkept = await client.responses.create(model="model", input="hi", store=False)
@@ -144,7 +144,7 @@ async def test_a_reference_to_a_response_of_somebody_else_is_refused() -> None:
 async def test_a_stopped_response_may_be_referred_to() -> None:
     """What it had said until then is what the model is told that it has said."""
     backend, name = ScriptedBackend(["Hel", asyncio.Event()], "Bye."), ""
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         stream = await client.responses.create(model="model", input="hi", stream=True)
         async for event in stream:
             if event.type == "response.output_text.delta":

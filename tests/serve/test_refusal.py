@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.serving import client_of, on_uvicorn, talk
+from support.openai_client import on_uvicorn, open_client, serve_to_client
 
 from anabranch import Agent
 from anabranch.backends import Backend
@@ -44,7 +44,7 @@ def _thing(kind: str, text: str = "") -> Agent | Backend:
 @pytest.mark.parametrize("text", ["", "Well."])
 async def test_a_completion_has_the_refusal_in_its_own_field(kind: str, text: str) -> None:
     """The content is null, or the text before the refusal. The chunks say the same."""
-    async with talk(_thing(kind, text)) as client:
+    async with serve_to_client(_thing(kind, text)) as client:
         made = await client.chat.completions.create(model="model", messages=ASKED)
         async with client.chat.completions.stream(model="model", messages=ASKED) as stream:
             streamed = await stream.get_final_completion()
@@ -74,7 +74,7 @@ async def test_a_completion_has_the_refusal_in_its_own_field(kind: str, text: st
 @pytest.mark.parametrize("text", ["", "Well."])
 async def test_a_response_has_the_refusal_as_a_part(kind: str, text: str) -> None:
     """The events are those of a refusal, and the SDK puts the same response together."""
-    async with talk(_thing(kind, text)) as client:
+    async with serve_to_client(_thing(kind, text)) as client:
         made = await client.responses.create(model="model", input="how?")
         async with client.responses.stream(model="model", input="how?") as stream:
             kinds = [event.type async for event in stream]
@@ -92,7 +92,7 @@ async def test_a_response_has_the_refusal_as_a_part(kind: str, text: str) -> Non
 async def test_a_refusal_that_comes_back_is_one_for_the_model() -> None:
     """A client sends the message, or the output of the response, as it came."""
     model = Refuses()
-    async with talk(model) as client:
+    async with serve_to_client(model) as client:
         made = await client.chat.completions.create(model="model", messages=ASKED)
         back: Any = made.choices[0].message.model_dump()
         await client.chat.completions.create(model="model", messages=[*ASKED, back, *ASKED])
@@ -107,12 +107,12 @@ async def test_a_refusal_that_comes_back_is_one_for_the_model() -> None:
 async def test_a_journal_keeps_a_refusal(tmp_path: Any) -> None:
     """A server that begins again has the same response."""
     file = str(tmp_path / "runs.db")
-    async with on_uvicorn(serve(Refuses("Well."), journal=file)) as url, client_of(url) as client:
+    async with on_uvicorn(serve(Refuses("Well."), journal=file)) as url, open_client(url) as client:
         begun = await client.responses.create(model="model", input="how?", background=True)
         stream = await client.responses.retrieve(begun.id, stream=True)
         events: list[Any] = [event async for event in stream]
         before = events[-1].response
-    async with on_uvicorn(serve(Refuses("Well."), journal=file)) as url, client_of(url) as client:
+    async with on_uvicorn(serve(Refuses("Well."), journal=file)) as url, open_client(url) as client:
         after = await client.responses.retrieve(begun.id)
 
     after_output: list[Any] = [*after.output]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError
-from support.asgi import ask, body_of
-from support.serving import client_of, on_uvicorn
+from support.asgi_requests import encode_body, send_request
+from support.openai_client import on_uvicorn, open_client
 
 from anabranch import Agent, Job
 from anabranch.serve import serve
@@ -46,12 +46,12 @@ class Ping(Job[str]):
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "br", "gzip, identity", "GZIP"])
 async def test_a_compressed_body_is_refused_by_name(path: str, coding: str) -> None:
     """With 415, and by what the server takes: not as JSON that is wrong."""
-    body = gzip.compress(body_of(_asked(path)))
+    body = gzip.compress(encode_body(_asked(path)))
     app = serve(_agent())
     async with app.running():
-        answer = await ask(app, "POST", path, body, {"content-encoding": coding})
-        plain = await ask(
-            app, "POST", path, body_of(_asked(path)), {"content-encoding": "identity"}
+        answer = await send_request(app, "POST", path, body, {"content-encoding": coding})
+        plain = await send_request(
+            app, "POST", path, encode_body(_asked(path)), {"content-encoding": "identity"}
         )
 
     assert answer.status == 415
@@ -69,7 +69,7 @@ async def test_a_request_without_a_model_hears_which_there_are(path: str, model:
         asked = {**_asked(path), "model": model}
         without = {name: value for name, value in asked.items() if value is not None}
         for body in asked, without:
-            answer = await ask(app, "POST", path, body_of(body))
+            answer = await send_request(app, "POST", path, encode_body(body))
 
             error = answer.json["error"]
             assert (answer.status, error["param"]) == (400, "model")
@@ -79,13 +79,13 @@ async def test_a_request_without_a_model_hears_which_there_are(path: str, model:
 
 async def test_openais_client_raises_bad_request_without_a_model() -> None:
     """An empty name is one that does not exist."""
-    async with on_uvicorn(serve(_agent())) as url, client_of(url) as client:
+    async with on_uvicorn(serve(_agent())) as url, open_client(url) as client:
         with pytest.raises(BadRequestError, match="names no model"):
             await client.post(CHAT.removeprefix("/v1"), body={"messages": HI}, cast_to=object)
 
 
 async def _text_of(app: Any, started: Any) -> str:
-    events = await ask(app, "GET", f"/runs/{started.json['id']}/events")
+    events = await send_request(app, "GET", f"/runs/{started.json['id']}/events")
     lines = [line for line in events.body.decode().splitlines() if line.startswith("data: ")]
     return "".join(json.loads(line[6:]).get("text", "") for line in lines)
 
@@ -101,13 +101,15 @@ async def test_a_job_takes_fields_without_a_text(path: str) -> None:
             ("Ping", {}, "pong"),
         ]:
             asked = {"model": model, "fields": fields}
-            made = await ask(app, "POST", path, body_of(asked))
+            made = await send_request(app, "POST", path, encode_body(asked))
             assert made.status in (200, 201), made.body
             if path == RUNS:
                 assert await _text_of(app, made) == text
             else:
                 assert made.json["output"][0]["content"][0]["text"] == text
-        missing = await ask(app, "POST", path, body_of({"model": "Report", "fields": {}}))
+        missing = await send_request(
+            app, "POST", path, encode_body({"model": "Report", "fields": {}})
+        )
         assert (missing.status, missing.json["error"]["param"]) == (400, "fields")
 
 
@@ -118,7 +120,7 @@ async def test_an_agent_needs_a_text(fields: dict[str, Any]) -> None:
     async with app.running():
         for path in (RUNS, RESPONSES):
             asked = {"model": "writer", "fields": fields}
-            answer = await ask(app, "POST", path, body_of(asked))
+            answer = await send_request(app, "POST", path, encode_body(asked))
             assert (answer.status, answer.json["error"]["param"]) == (400, "input")
 
 
@@ -129,10 +131,10 @@ async def test_a_users_message_without_content_is_refused(content: dict[str, Any
     async with app.running():
         for path, name in ((CHAT, "messages"), (RESPONSES, "input"), (RUNS, "input")):
             asked = {**_asked(path), name: [{"role": "user", **content}]}
-            answer = await ask(app, "POST", path, body_of(asked))
+            answer = await send_request(app, "POST", path, encode_body(asked))
             assert (answer.status, answer.json["error"]["param"]) == (400, f"{name}[0]")
             asked[name] = [{"role": "user", "content": ""}]
-            assert (await ask(app, "POST", path, body_of(asked))).status < 300
+            assert (await send_request(app, "POST", path, encode_body(asked))).status < 300
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/models", "/models/"])
@@ -140,8 +142,8 @@ async def test_an_address_without_v1_hears_of_it(path: str) -> None:
     """Clients with a wrong base URL hear how it ends; at other addresses there is nothing."""
     app = serve(_agent())
     async with app.running():
-        answer = await ask(app, "GET" if "models" in path else "POST", path, b"")
-        other = await ask(app, "GET", "/nothing")
+        answer = await send_request(app, "GET" if "models" in path else "POST", path, b"")
+        other = await send_request(app, "GET", "/nothing")
     assert answer.status == other.status == 404
     assert "/v1" in answer.json["error"]["message"]
     assert "/v1" not in other.json["error"]["message"]
@@ -176,5 +178,5 @@ async def test_an_agent_passes_over_fields_that_ask_for_nothing() -> None:
     }
     app = serve(_agent())
     async with app.running():
-        answer = await ask(app, "POST", CHAT, body_of({**_asked(CHAT), **usual}))
+        answer = await send_request(app, "POST", CHAT, encode_body({**_asked(CHAT), **usual}))
     assert answer.status == 200, answer.body

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from openai import BadRequestError, NotFoundError
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
-from support.scale import many
-from support.serving import talk
-from support.until import until
+from support.openai_client import serve_to_client
+from support.seeds import example_count
+from support.waiting import wait_until
 
 from anabranch import Agent, tool
 from anabranch.messages import Message, ToolCall, Usage
@@ -56,7 +56,7 @@ def calculator() -> Agent[Any]:
 
 async def test_a_response_is_streamed_and_whole_alike() -> None:
     """S9: the helper of the client for streams ends with what a whole response says."""
-    async with talk(calculator()) as client:
+    async with serve_to_client(calculator()) as client:
         whole = await client.responses.create(model="calculator", input="21?")
         assert whole.status == "completed"
         assert [item.type for item in whole.output] == ["message", "mcp_call", "message"]
@@ -74,7 +74,7 @@ async def test_a_response_is_streamed_and_whole_alike() -> None:
 async def test_what_was_said_goes_back_as_it_came() -> None:
     """S9: a client that adds the output to its input has a conversation."""
     agent = calculator()
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         said: list[Any] = [{"role": "user", "content": "21?"}]
         said += (await client.responses.create(model="calculator", input=said)).output
         said.append({"role": "user", "content": [{"type": "input_text", "text": "Again?"}]})
@@ -93,7 +93,7 @@ async def test_what_was_said_goes_back_as_it_came() -> None:
 async def test_the_client_runs_its_own_tools(stream: bool) -> None:
     """S9: calls of a model are items, whose outputs go back with them, as one reply's."""
     backend = ScriptedBackend(calls("weather", {"city": "Rome"}, {"city": "Oslo"}), "Mild.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         said: list[Any] = [{"role": "user", "content": "hi"}]
         choice: Any = {"type": "function", "name": "weather"}
         asked: Any = {"model": "model", "input": said, "tools": [WEATHER], "tool_choice": choice}
@@ -125,7 +125,7 @@ async def test_a_model_by_itself_is_given_what_a_response_chooses() -> None:
         number: int
 
     backend = ScriptedBackend(otherwise='{"number": 42}')
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         made = await client.responses.parse(
             model="model",
             input="what?",
@@ -153,10 +153,10 @@ async def test_a_response_in_the_background_is_asked_after() -> None:
     """S10: it goes on without a reader, and is found until it is complete."""
     go_on = asyncio.Event()
     backend = ScriptedBackend(["Hel", go_on, *deltas("lo.")])
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         begun = await client.responses.create(model="model", input="hi", background=True)
         assert begun.status == "queued"
-        await until(lambda: backend.opened)
+        await wait_until(lambda: backend.opened)
         half = await client.responses.retrieve(begun.id)
         assert half.status == "in_progress"
         go_on.set()
@@ -171,9 +171,9 @@ async def test_a_response_in_the_background_is_asked_after() -> None:
 async def test_a_response_in_the_background_is_cancelled() -> None:
     """S11: cancelling closes the model's stream; the response says so, and what it had."""
     backend = ScriptedBackend(["Hel", asyncio.Event()])
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         begun = await client.responses.create(model="model", input="hi", background=True)
-        await until(lambda: backend.opened)
+        await wait_until(lambda: backend.opened)
         ended = await client.responses.cancel(begun.id)
         assert ended.status == "cancelled"
         assert backend.closed == 1
@@ -183,7 +183,7 @@ async def test_a_response_in_the_background_is_cancelled() -> None:
 
 async def test_a_response_left_at_every_event_is_read_on_without_a_gap() -> None:
     """S10: at whatever event its reader leaves, the rest follows that, and the text is the same."""
-    async with talk(calculator()) as client:
+    async with serve_to_client(calculator()) as client:
 
         async def left_at(index: int) -> list[Any]:
             stream = await client.responses.create(
@@ -213,7 +213,7 @@ async def test_a_response_left_at_every_event_is_read_on_without_a_gap() -> None
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
-@settings(max_examples=many(10, 100))
+@settings(max_examples=example_count(10, 100))
 @given(reply=st.lists(texts, min_size=1, max_size=5), lefts=st.lists(st.integers(0, 12)))
 async def test_a_response_may_be_left_and_found_again_any_number_of_times(
     reply: list[str], lefts: list[int]
@@ -222,7 +222,7 @@ async def test_a_response_may_be_left_and_found_again_any_number_of_times(
     gates = [asyncio.Event() for _ in reply]
     steps = [step for pair in zip(gates, reply, strict=True) for step in pair]
     backend = ScriptedBackend([*steps, *deltas("!")], size=None)
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         stream = await client.responses.create(
             model="model", input="hi", background=True, stream=True
         )
@@ -259,7 +259,7 @@ async def test_a_response_may_be_left_and_found_again_any_number_of_times(
 async def test_a_response_that_fails_says_so_in_words_of_its_wire() -> None:
     """S9: streamed or whole, it is a response with the status "failed"."""
     backend = ScriptedBackend(otherwise=["Hel", RuntimeError("the secret is 42")])
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         whole = await client.responses.create(model="model", input="hi")
         assert whole.status == "failed"
         assert whole.error is not None
@@ -273,7 +273,7 @@ async def test_a_response_that_fails_says_so_in_words_of_its_wire() -> None:
 async def test_what_is_not_to_be_kept_is_not_found() -> None:
     """S17: `store=False` is honoured, and refused in the background, which needs it kept."""
     backend = ScriptedBackend(otherwise="Hello.")
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         kept = await client.responses.create(model="model", input="hi")
         assert (await client.responses.retrieve(kept.id)).output_text == "Hello."
         unkept = await client.responses.create(model="model", input="hi", store=False)
@@ -293,10 +293,10 @@ async def test_a_response_is_deleted(tmp_path: Path, ends: bool, kept: bool) -> 
     """S9: what still goes on is stopped first; no restart of the server brings it back."""
     backend = ScriptedBackend(otherwise=["Hel", *([] if ends else [asyncio.Event()])])
     journal = tmp_path / "runs.db" if kept else None
-    async with talk({"model": backend}, journal=journal) as client:
+    async with serve_to_client({"model": backend}, journal=journal) as client:
         other = await client.responses.create(model="model", input="hi", background=True)
         begun = await client.responses.create(model="model", input="hi", background=True)
-        await until(lambda: (backend.closed if ends else backend.opened) == 2)
+        await wait_until(lambda: (backend.closed if ends else backend.opened) == 2)
         await client.responses.delete(begun.id)
         assert backend.closed == (2 if ends else 1)
         for gone in (client.responses.retrieve, client.responses.delete):
@@ -310,7 +310,7 @@ async def test_a_response_is_deleted(tmp_path: Path, ends: bool, kept: bool) -> 
 
 async def test_what_was_asked_is_not_kept_and_that_is_said() -> None:
     """S17: a client that wants the input of a response again is refused by name."""
-    async with talk({"model": ScriptedBackend(otherwise="Hello.")}) as client:
+    async with serve_to_client({"model": ScriptedBackend(otherwise="Hello.")}) as client:
         made = await client.responses.create(model="model", input="hi")
         with pytest.raises(BadRequestError, match="input_items"):
             await client.responses.input_items.list(made.id)

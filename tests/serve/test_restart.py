@@ -20,8 +20,8 @@ import pytest
 from openai import AsyncOpenAI
 from programs.restarting import ACTS, WORDS
 from support.paths import PROGRAMS
-from support.scale import SEED, many
-from support.until import LOOK, until
+from support.seeds import SEED, example_count
+from support.waiting import POLL_SECONDS, wait_until
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -44,7 +44,7 @@ class Life:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - it is waited for below
                 [*command, str(self.port), str(self.delay)], stderr=log
             )
-        await until(self._answers)
+        await wait_until(self._answers)
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -127,11 +127,11 @@ async def test_a_client_comes_back_over_kills(tmp_path: Path) -> None:
     events: list[Any] = []
     async with life(tmp_path) as server, server.client() as client:
         reading = asyncio.create_task(read(client, events))
-        await until(lambda: events)
+        await wait_until(lambda: events)
         response_id = events[0].response.id
-        for _ in range(many(2, 12)):
+        for _ in range(example_count(2, 12)):
             count = len(events) + chance.randrange(12)
-            await until(lambda n=count, r=reading: len(events) >= n or r.done())
+            await wait_until(lambda n=count, r=reading: len(events) >= n or r.done())
             server.end()
             with suppress(openai.APIError, httpx.HTTPError):
                 await reading
@@ -161,12 +161,12 @@ async def test_the_run_goes_on_with_nobody_there_and_is_its_owners(tmp_path: Pat
         server.client("b") as other,
     ):
         response = await client.responses.create(model="writer", input="hi", background=True)
-        await until(server.acts)
+        await wait_until(server.acts)
         server.end()
         await server.begin()
         with pytest.raises(openai.NotFoundError):
             await other.responses.retrieve(response.id)
-        await until(lambda: len(server.acts()) >= ACTS - 1)
+        await wait_until(lambda: len(server.acts()) >= ACTS - 1)
         events: list[Any] = []
         await read(client, events, response.id)
         check(events[-1].response, server.acts())
@@ -191,7 +191,7 @@ async def test_sigterm_suspends_what_runs(tmp_path: Path) -> None:
     events: list[Any] = []
     async with life(tmp_path, 0.5) as server, server.client() as client:
         reading = asyncio.create_task(read(client, events))
-        await until(lambda: len(events) > 4)  # of a message that takes seconds
+        await wait_until(lambda: len(events) > 4)  # of a message that takes seconds
         server.delay = 0.002
         server.end(signal.SIGTERM)
         with suppress(openai.APIError, httpx.HTTPError):
@@ -215,7 +215,7 @@ async def test_a_question_waits_again(tmp_path: Path) -> None:
         run = (await client.post("/runs", json=asked)).json()["id"]
         last = await numbered(client, run, 0, "asked")
         for number in range(1, ACTS + 1):
-            if number <= many(1, ACTS):
+            if number <= example_count(1, ACTS):
                 server.end()
                 await server.begin()
             assert (await client.get(f"/runs/{run}")).json()["last"] == last
@@ -225,7 +225,7 @@ async def test_a_question_waits_again(tmp_path: Path) -> None:
                 return (await client.post(address, json=yes)).status_code == 200
 
             while not await answered():  # noqa: ASYNC110 - it is asked again when the run is there
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
             last = await numbered(client, run, last, "asked" if number < ACTS else "completed")
         assert server.acts() == [str(n) for n in range(ACTS)]
 

@@ -11,9 +11,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.own_wire import HI, entries, served, status, writer
-from support.scale import many, seeds
-from support.until import settled
+from support.page_client import (
+    GREETING,
+    entry_kinds,
+    serve_in_process,
+    wait_for_status,
+    writer_agent,
+)
+from support.seeds import example_count, seeds
+from support.waiting import settle_loop
 
 from anabranch.serve import _durable_run, _runs
 from anabranch.store import Durable, Journal, _journal
@@ -56,11 +62,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 async def interrupted(path: Path, count: int, ended: int = 0) -> AsyncGenerator[list[str]]:
     """Give the names of runs that a server has left, the oldest first; some of them have ended."""
     replies = [*["Hello."] * ended, *[["Hel", asyncio.Event()]] * count]
-    async with served(writer(*replies), journal=path) as client:
-        runs = [(await client.post("/runs", json=HI)).json()["id"] for _ in range(ended)]
+    async with serve_in_process(writer_agent(*replies), journal=path) as client:
+        runs = [(await client.post("/runs", json=GREETING)).json()["id"] for _ in range(ended)]
         for run in runs:
-            await status(client, run, "completed")
-        runs += [(await client.post("/runs", json=HI)).json()["id"] for _ in range(count)]
+            await wait_for_status(client, run, "completed")
+        runs += [(await client.post("/runs", json=GREETING)).json()["id"] for _ in range(count)]
     yield runs
 
 
@@ -69,21 +75,21 @@ async def test_a_server_answers_before_its_runs_are_resumed(tmp_path: Path, gate
     path = tmp_path / "runs.db"
     async with (
         interrupted(path, 3, ended=2) as runs,
-        served(writer(), journal=path, max_runs=4) as client,
+        serve_in_process(writer_agent(), journal=path, max_runs=4) as client,
     ):
         assert (await client.get("/v1/models")).status_code == 200
-        new = (await client.post("/runs", json=HI)).json()["id"]
-        assert (await client.post("/runs", json=HI)).status_code == 429
-        assert "completed" in await entries(client, new)
+        new = (await client.post("/runs", json=GREETING)).json()["id"]
+        assert (await client.post("/runs", json=GREETING)).status_code == 429
+        assert "completed" in await entry_kinds(client, new)
         assert (await client.get("/runs/unknown")).status_code == 404
         assert gate.opened == runs[:1]
         gate.open()
         for run in runs:
-            assert await status(client, run, "completed")
+            assert await wait_for_status(client, run, "completed")
         listed = [each["id"] for each in (await client.get("/runs")).json()["runs"]]
         assert listed == [new, *reversed(runs)]
         for _ in range(4):
-            assert (await client.post("/runs", json=HI)).status_code == 201
+            assert (await client.post("/runs", json=GREETING)).status_code == 201
 
 
 async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Gate) -> None:
@@ -91,13 +97,13 @@ async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Ga
     path = tmp_path / "runs.db"
     async with (
         interrupted(path, 6) as runs,
-        served(writer(), journal=path) as client,
+        serve_in_process(writer_agent(), journal=path) as client,
     ):
         asking = [
             asyncio.create_task(client.get(address))
             for address in ("/runs", f"/runs/{runs[4]}", f"/v1/responses/resp_{runs[5]}")
         ]
-        await settled()
+        await settle_loop()
         assert not any(each.done() for each in asking)
         gate.open()
         assert [(await each).status_code for each in asking] == [200, 200, 200]
@@ -106,7 +112,7 @@ async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Ga
         assert gate.opened[:3] == [runs[0], runs[4], runs[5]]
 
 
-@pytest.mark.parametrize("seed", seeds(many(3, 40)))
+@pytest.mark.parametrize("seed", seeds(example_count(3, 40)))
 async def test_whoever_asks_gets_their_run_in_any_order(
     tmp_path: Path, gate: Gate, seed: int
 ) -> None:
@@ -114,17 +120,17 @@ async def test_whoever_asks_gets_their_run_in_any_order(
     draw, path = Random(seed), tmp_path / "runs.db"
     async with (
         interrupted(path, draw.randint(1, 6), ended=draw.randint(0, 3)) as runs,
-        served(writer(), journal=path) as client,
+        serve_in_process(writer_agent(), journal=path) as client,
     ):
         asked = draw.choices(runs, k=draw.randint(1, 8))
         before = [asyncio.create_task(client.get(f"/runs/{run}/events")) for run in asked]
         if draw.random() < 0.5:
-            await settled()
+            await settle_loop()
         gate.open()
         answers = [await each for each in before]
         assert all("event: completed" in each.text for each in answers)
         for run in runs:
-            assert await status(client, run, "completed")
+            assert await wait_for_status(client, run, "completed")
         assert sorted(gate.opened) == sorted(runs)
 
 
@@ -132,17 +138,17 @@ async def test_a_server_that_ends_before_says_so(tmp_path: Path, gate: Gate) -> 
     """503 to those who wait; the next server resumes what this one has not."""
     path = tmp_path / "runs.db"
     async with interrupted(path, 2) as runs:
-        async with served(writer(), journal=path) as client:
+        async with serve_in_process(writer_agent(), journal=path) as client:
             asking = [asyncio.create_task(client.get(f"/runs/{run}")) for run in runs]
-            await settled()
+            await settle_loop()
         for each in asking:
             answer = await each
             assert answer.status_code == 503
             assert answer.headers["retry-after"]
         gate.open()
-        async with served(writer(), journal=path) as client:
+        async with serve_in_process(writer_agent(), journal=path) as client:
             for run in runs:
-                assert await status(client, run, "completed")
+                assert await wait_for_status(client, run, "completed")
 
 
 async def test_a_damaged_run_holds_up_no_other(
@@ -158,10 +164,10 @@ async def test_a_damaged_run_holds_up_no_other(
             return await real(journal, run_id)
 
         monkeypatch.setattr(Log, "open", failing)
-        async with served(writer(), journal=path, max_runs=1) as client:
+        async with serve_in_process(writer_agent(), journal=path, max_runs=1) as client:
             assert (await client.get(f"/runs/{bad}")).status_code == 404
-            assert await status(client, good, "completed")
-            assert (await client.post("/runs", json=HI)).status_code == 201
+            assert await wait_for_status(client, good, "completed")
+            assert (await client.post("/runs", json=GREETING)).status_code == 201
     assert f"cannot resume the run serve/{bad}" in caplog.text
 
 
@@ -192,13 +198,15 @@ async def test_a_long_question_is_encoded_in_steps(
     monkeypatch.setattr(Codec, "encode", counting)
     path = tmp_path / "runs.db"
     messages = [{"role": role, "content": text} for role, text in [*said, ("user", "end")]]
-    async with served({"writer": ScriptedBackend([asyncio.Event()])}, journal=path) as client:
+    async with serve_in_process(
+        {"writer": ScriptedBackend([asyncio.Event()])}, journal=path
+    ) as client:
         run = (await client.post("/runs", json={"model": "writer", "input": messages})).json()["id"]
     longest = max(len(json.dumps(json.dumps(each))) for each in messages)
     assert max(sizes) <= 3 * _durable_run.NOTE_SIZE + longest
     backend = ScriptedBackend(otherwise="Hello.")
-    async with served({"writer": backend}, journal=path) as client:
-        assert await status(client, run, "completed")
+    async with serve_in_process({"writer": backend}, journal=path) as client:
+        assert await wait_for_status(client, run, "completed")
     heard = [(each.role, each.content) for each in backend.requests[-1].messages]
     assert heard == [*said, ("user", "end")]
 
@@ -214,7 +222,7 @@ async def test_a_question_that_was_not_stored_whole_is_given_up(
         await journal.start(_durable_run.Answer("writer", about), run_id="serve/a")
         for _ in range(stored):
             await journal.note("serve/a", _durable_run.NOTE, "{}")
-    async with served(writer(), journal=path) as client:
+    async with serve_in_process(writer_agent(), journal=path) as client:
         assert (await client.get("/runs")).json()["runs"] == []
     async with Journal(path) as journal:
         assert (await journal.look("serve/a")).run.state == "cancelled"

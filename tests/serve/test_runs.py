@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.own_wire import HI, entries, served, status
-from support.until import LOOK
+from support.page_client import GREETING, entry_kinds, serve_in_process, wait_for_status
+from support.waiting import POLL_SECONDS
 
 from anabranch import Agent
 from anabranch.testing import ScriptedBackend
@@ -24,12 +24,12 @@ async def test_what_was_said_last_is_no_answer_if_a_run_does_not_complete(
     last: Any = asyncio.Event() if end == "cancelled" else RuntimeError("no more")
     backend = ScriptedBackend(otherwise=["Hel", last])
     thing: Any = Agent(backend, name="writer") if is_agent else {"writer": backend}
-    async with served(thing, journal=tmp_path / "runs.db" if kept else None) as client:
-        run = (await client.post("/runs", json=HI)).json()["id"]
+    async with serve_in_process(thing, journal=tmp_path / "runs.db" if kept else None) as client:
+        run = (await client.post("/runs", json=GREETING)).json()["id"]
         async with asyncio.timeout(6):
             while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
         if end == "cancelled":
             await client.post(f"/runs/{run}/cancel")
-        await status(client, run, end)
-        assert await entries(client, run) == ["text", "broken", end]
+        await wait_for_status(client, run, end)
+        assert await entry_kinds(client, run) == ["text", "broken", end]

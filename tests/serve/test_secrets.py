@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, RateLimitError
-from support.asgi import Answer, ask, body_of
-from support.serving import client_of, on_uvicorn
+from support.asgi_requests import Response, encode_body, send_request
+from support.openai_client import on_uvicorn, open_client
 
 import anabranch
 from anabranch import Agent, Job, Message, ToolCall, connect, tool
@@ -53,7 +53,7 @@ FAILURES: list[tuple[Exception, int, str]] = [
 
 def _asked(path: str, model: str = "writer", **more: Any) -> bytes:
     said = [{"role": "user", "content": "hi"}]
-    return body_of({"model": model, ("messages" if path == CHAT else "input"): said, **more})
+    return encode_body({"model": model, ("messages" if path == CHAT else "input"): said, **more})
 
 
 @asynccontextmanager
@@ -74,29 +74,31 @@ async def test_an_error_tells_a_client_what_it_can_do_and_nothing_of_the_inside(
     agent = Agent(ScriptedBackend(*[error] * 20), name="writer")
     async with _running(agent, {"model": ScriptedBackend(*[error] * 20)}) as server:
         for model in ("writer", "model"):
-            whole = await ask(server, "POST", CHAT, _asked(CHAT, model))
+            whole = await send_request(server, "POST", CHAT, _asked(CHAT, model))
             assert whole.status == status
             assert whole.json["error"]["code"] == code
             retry = whole.headers.get("retry-after"), whole.headers.get("x-should-retry")
             waits = isinstance(error, RateLimited) and error.retry_after is not None
             assert retry == (("7", None) if waits else (None, "false"))
-            stream = await ask(server, "POST", CHAT, _asked(CHAT, model, stream=True))
+            stream = await send_request(server, "POST", CHAT, _asked(CHAT, model, stream=True))
             assert f'"code":"{code}"' in stream.body.decode()
-            response = await ask(server, "POST", RESPONSES, _asked(RESPONSES, model))
+            response = await send_request(server, "POST", RESPONSES, _asked(RESPONSES, model))
             assert response.status == (status if status < 500 else 200)
-            events = await ask(server, "POST", RESPONSES, _asked(RESPONSES, model, stream=True))
+            events = await send_request(
+                server, "POST", RESPONSES, _asked(RESPONSES, model, stream=True)
+            )
             assert b"event: response.failed" in events.body
-            run = await ask(server, "POST", RUNS, _asked(RUNS, model))
+            run = await send_request(server, "POST", RUNS, _asked(RUNS, model))
             at = f"/runs/{run.json['id']}"
-            log = await ask(server, "GET", f"{at}/events")
+            log = await send_request(server, "GET", f"{at}/events")
             assert f'"code":"{code}"' in log.body.decode()
-            trace = await ask(server, "GET", f"{at}/trace")
-            shown = await ask(server, "GET", at)
+            trace = await send_request(server, "GET", f"{at}/trace")
+            shown = await send_request(server, "GET", at)
             for answer in (whole, stream, response, events, run, log, trace, shown):
                 _tells_nothing(answer)
 
 
-def _tells_nothing(answer: Answer) -> None:
+def _tells_nothing(answer: Response) -> None:
     text = answer.body.decode()
     for word in (
         "sekrit",
@@ -118,7 +120,7 @@ async def test_a_real_client_is_told_so_too() -> None:
         backend = ScriptedBackend(*[error] * 9)
         agent = Agent(backend, name="writer")
         said: Any = [{"role": "user", "content": "hi"}]
-        async with on_uvicorn(serve(agent)) as url, client_of(url) as client:
+        async with on_uvicorn(serve(agent)) as url, open_client(url) as client:
             with pytest.raises(raised) as told:
                 await client.chat.completions.create(model="writer", messages=said)
             assert "sekrit" not in str(told.value)
@@ -143,7 +145,7 @@ async def test_what_cannot_even_begin_tells_nothing() -> None:
 
     async with _running(Broken) as server:
         for path in (CHAT, RESPONSES, RUNS):
-            answer = await ask(server, "POST", path, _asked(path, "Broken"))
+            answer = await send_request(server, "POST", path, _asked(path, "Broken"))
             assert answer.status == 500
             assert sorted(answer.json["error"]) == ["code", "message", "param", "type"]
             assert answer.headers["x-should-retry"] == "false"
@@ -153,7 +155,7 @@ async def test_what_cannot_even_begin_tells_nothing() -> None:
 async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Without its lifespan it answers 503, and its log says what is to be done."""
     server = serve(Agent(ScriptedBackend(), name="writer"))
-    answer = await ask(server, "GET", RUNS)
+    answer = await send_request(server, "GET", RUNS)
     assert answer.status == 503
     assert "mount_into" not in answer.body.decode()
     assert "mount_into" in caplog.text
@@ -161,7 +163,7 @@ async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptu
 
 async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the model's server sends it back in its error."""
-    from support.server import Reply, ScriptedServer
+    from support.scripted_server import Reply, ScriptedServer
 
     caplog.set_level(logging.DEBUG)
     key = "sk-live-0123456789abcdef"
@@ -169,7 +171,7 @@ async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCapture
     async with ScriptedServer(echo) as models:
         model = connect(models.url, model="tiny", api_key=key)
         async with _running(Agent(model, name="writer")) as server, model:
-            answer = await ask(server, "POST", CHAT, _asked(CHAT))
+            answer = await send_request(server, "POST", CHAT, _asked(CHAT))
     assert answer.status == 500
     assert key not in answer.body.decode()
     assert models.url not in answer.body.decode()
@@ -217,7 +219,9 @@ async def test_the_log_of_a_failure_has_no_key(
             monkeypatch.setattr(server.runs, "start", fail)
         model = "writer" if name == "outside" else name
         said = [{"role": "user", "content": key}]
-        answer = await ask(server, "POST", CHAT, body_of({"model": model, "messages": said}))
+        answer = await send_request(
+            server, "POST", CHAT, encode_body({"model": model, "messages": said})
+        )
     assert answer.status == (400 if name == "Unfit" else 500)
     (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
@@ -237,10 +241,10 @@ async def test_a_failure_is_found_in_the_log_by_what_its_client_was_told(
     agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
     async with _running(agent, Unmade) as server:
         more = {} if path == RUNS else {"stream": stream}
-        answer = await ask(server, "POST", path, _asked(path, name, **more))
+        answer = await send_request(server, "POST", path, _asked(path, name, **more))
         text = answer.body.decode()
         if path == RUNS and name == "writer":
-            events = await ask(server, "GET", f"/runs/{answer.json['id']}/events")
+            events = await send_request(server, "GET", f"/runs/{answer.json['id']}/events")
             text = events.body.decode()
     (told,) = set(re.findall(r"the run failed \(id (\w+)\); see the server log", text))
     assert [told in each.getMessage() for each in caplog.records] == [True]
@@ -254,7 +258,7 @@ async def test_the_official_client_shows_the_id_of_a_failure(
     """As the `request_id` of its error."""
     agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
     said: Any = [{"role": "user", "content": "hi"}]
-    async with on_uvicorn(serve(agent)) as url, client_of(url) as client:
+    async with on_uvicorn(serve(agent)) as url, open_client(url) as client:
         with pytest.raises(InternalServerError) as told:
             await client.chat.completions.create(model="writer", messages=said)
     assert told.value.request_id is not None
@@ -276,10 +280,10 @@ async def test_the_tree_of_a_run_gives_no_content() -> None:
     backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "ANSWER")
     agent = Agent(backend, "PROMPT", tools=[look], name="writer")
     async with _running(agent) as server:
-        sent = body_of({"model": "writer", "input": "QUESTION"})
-        run = (await ask(server, "POST", RUNS, sent)).json["id"]
-        events = await ask(server, "GET", f"/runs/{run}/events")
-        trace = await ask(server, "GET", f"/runs/{run}/trace")
+        sent = encode_body({"model": "writer", "input": "QUESTION"})
+        run = (await send_request(server, "POST", RUNS, sent)).json["id"]
+        events = await send_request(server, "GET", f"/runs/{run}/events")
+        trace = await send_request(server, "GET", f"/runs/{run}/trace")
     for word in ("RESULT-ARGUMENT", "ANSW"):
         assert word in events.body.decode()  # that is its owner's
     assert "look" in trace.body.decode()
@@ -294,7 +298,7 @@ async def test_the_tree_of_a_run_gives_no_content() -> None:
 async def test_the_page_runs_nothing_but_itself() -> None:
     """No script but its own, by its digest; no handler in the markup; nothing made of text."""
     async with _running(Agent(ScriptedBackend(), name="writer"), auth="right") as server:
-        page = await ask(server, "GET", "/")
+        page = await send_request(server, "GET", "/")
     parts = [part.strip().partition(" ") for part in _policy(page)]
     policy = {name: value for name, _, value in parts}
     text = page.body.decode()
@@ -316,7 +320,7 @@ async def test_the_page_runs_nothing_but_itself() -> None:
     assert not re.search(f"{makes}|new Function|DOMParser|localStorage|document\\.cookie", text)
 
 
-def _policy(page: Answer) -> list[str]:
+def _policy(page: Response) -> list[str]:
     return page.headers["content-security-policy"].split(";")
 
 
@@ -336,9 +340,9 @@ class Large(Job[str]):
 async def _large(server: Server, size: int, **more: Any) -> str:
     sent = {"model": "Large", "input": "", "fields": {"size": size, **more}}
     sent = {**sent, "input": [{"role": "user", "content": ""}]}
-    run = await ask(server, "POST", RUNS, body_of(sent))
+    run = await send_request(server, "POST", RUNS, encode_body(sent))
     assert run.status == 201, run.body
-    await ask(server, "GET", f"/runs/{run.json['id']}/events")
+    await send_request(server, "GET", f"/runs/{run.json['id']}/events")
     return run.json["id"]
 
 
@@ -346,9 +350,9 @@ async def test_runs_that_have_ended_are_bounded_in_number() -> None:
     """Ten times as many as may run at once; those that ended first are forgotten first."""
     async with _running(Large, max_runs=2) as server:
         begun = [await _large(server, 1) for _ in range(30)]
-        listed = (await ask(server, "GET", RUNS)).json["runs"]
+        listed = (await send_request(server, "GET", RUNS)).json["runs"]
         assert [each["id"] for each in listed] == begun[:-21:-1]
-        assert (await ask(server, "GET", f"/runs/{begun[0]}")).status == 404
+        assert (await send_request(server, "GET", f"/runs/{begun[0]}")).status == 404
 
 
 async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +360,11 @@ async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.Monk
     monkeypatch.setattr("anabranch.serve._runs.MAX_ENDED_SIZE", 100_000)
     async with _running(Large) as server:
         begun = [await _large(server, 30_000) for _ in range(9)]
-        listed = (await ask(server, "GET", RUNS)).json["runs"]
+        listed = (await send_request(server, "GET", RUNS)).json["runs"]
         assert 1 <= len(listed) <= 3
         assert listed[0]["id"] == begun[-1]
         await _large(server, 200_000)
-        assert (await ask(server, "GET", RUNS)).json == {"runs": []}
+        assert (await send_request(server, "GET", RUNS)).json == {"runs": []}
 
 
 async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
@@ -375,13 +379,13 @@ async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
             return "ok"
 
     async with _running(Kept) as server:
-        run = await ask(server, "POST", RUNS, _asked(RUNS, "Kept"))
-        events = await ask(server, "GET", f"/runs/{run.json['id']}/events")
+        run = await send_request(server, "POST", RUNS, _asked(RUNS, "Kept"))
+        events = await send_request(server, "GET", f"/runs/{run.json['id']}/events")
         assert b"event: completed" in events.body
         await asyncio.sleep(0)
         gc.collect()
         assert [job() for job in jobs] == [None]
-        assert (await ask(server, "GET", f"/runs/{run.json['id']}")).status == 200
+        assert (await send_request(server, "GET", f"/runs/{run.json['id']}")).status == 200
 
 
 # --- answers of 503
@@ -408,9 +412,9 @@ async def test_each_503_is_found_in_the_log_by_its_id(
         journal=path if why == "journal" else None,
     )
 
-    async def refused() -> Answer:
+    async def refused() -> Response:
         headers = {"authorization": "Bearer ann"}
-        return await ask(server, "POST", RUNS, _asked(RUNS), headers=headers)
+        return await send_request(server, "POST", RUNS, _asked(RUNS), headers=headers)
 
     if why == "not begun":
         answer = await refused()
@@ -458,7 +462,9 @@ async def test_the_engines_own_records_have_no_key(
     secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
     async with _running(Isolating) as server:
         said = [{"role": "user", "content": key}]
-        await ask(server, "POST", CHAT, body_of({"model": "Isolating", "messages": said}))
+        await send_request(
+            server, "POST", CHAT, encode_body({"model": "Isolating", "messages": said})
+        )
         logging.getLogger("anabranch.tools").warning("a call of %s", key)
         logging.getLogger("anabranch.tools").warning("an odd record %d", key)
     records = [each for each in caplog.records if each.name != "anabranch.serve"]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.until import PATIENCE, held_until
-from support.uvicorn import chat
+from support.raw_client import chat_request
+from support.waiting import TIMEOUT_SECONDS, block_until
 
 PROGRAM = """
 import asyncio
@@ -67,7 +67,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert held_until(self._listens)
+        assert block_until(self._listens)
 
     def _listens(self) -> bool:
         with socket.socket() as trying:
@@ -79,8 +79,8 @@ class Served:
 
     def ask(self, until: bytes, model: str = "writer") -> tuple[socket.socket, bytes]:
         """Ask, and read until something has come."""
-        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
-        client.sendall(chat(model=model))
+        client = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_SECONDS)
+        client.sendall(chat_request(model=model))
         said = b""
         while until not in said:
             said += client.recv(4096)
@@ -94,7 +94,7 @@ class Served:
 
     def end(self) -> tuple[int, str]:
         """Wait for the end; return the exit status, and what was printed."""
-        out, _ = self.process.communicate(timeout=PATIENCE)
+        out, _ = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return self.process.returncode, out.decode()
 
 
@@ -118,10 +118,10 @@ def _rest(client: socket.socket) -> bytes:
 
 def test_a_signal_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> None:
     """S15: the stream ends as it would have, and the process by itself, without a traceback."""
-    with _served(tmp_path, drain=PATIENCE) as served:
+    with _served(tmp_path, drain=TIMEOUT_SECONDS) as served:
         client, _ = served.ask(b"one ")
         served.process.send_signal(signal.SIGTERM)
-        assert held_until(served.refuses)
+        assert block_until(served.refuses)
         served.tell()
         said = _rest(client)
         assert b"two" in said
@@ -140,11 +140,11 @@ def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
     tmp_path: Path, signals: list[signal.Signals], status: int
 ) -> None:
     """S15: after `drain` seconds, or at a second signal: the wire's own error, and a proper end."""
-    with _served(tmp_path, drain=PATIENCE if len(signals) > 1 else 0.1) as served:
+    with _served(tmp_path, drain=TIMEOUT_SECONDS if len(signals) > 1 else 0.1) as served:
         client, _ = served.ask(b"one ")
         served.process.send_signal(signals.pop())
         if signals:
-            assert held_until(served.refuses)
+            assert block_until(served.refuses)
             served.process.send_signal(signals.pop())
         said = _rest(client)
         assert b'{"error":{"message":"the run was cancelled","type":"server_error"' in said

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
-from support.asgi import Answer, ask, body_of, is_refusal
-from support.scale import many
+from support.asgi_requests import Response, encode_body, is_refusal, send_request
+from support.seeds import example_count
 
 from anabranch import Agent, Job, Message
 from anabranch.serve import Server, serve
@@ -46,11 +46,11 @@ async def _running(**options: Any) -> AsyncGenerator[Server]:
         yield server
 
 
-async def _answer(server: Server, path: str, body: dict[str, Any]) -> Answer:
+async def _answer(server: Server, path: str, body: dict[str, Any]) -> Response:
     """Ask, and wait until the run has ended."""
-    answer = await ask(server, "POST", path, body_of(body))
+    answer = await send_request(server, "POST", path, encode_body(body))
     if path == RUNS and answer.status == 201:
-        events = await ask(server, "GET", f"/runs/{answer.json['id']}/events")
+        events = await send_request(server, "GET", f"/runs/{answer.json['id']}/events")
         assert b"event: completed" in events.body
     return answer
 
@@ -137,7 +137,7 @@ async def test_a_request_has_no_more_values_than_allowed(
     monkeypatch.setattr("anabranch.serve._body.from_json", counting)
     async with _running() as server:
         body = f'{{"model": "Count", "fields": {{"anything": {many_values}}}}}'
-        answer = await ask(server, "POST", RUNS, body.encode())
+        answer = await send_request(server, "POST", RUNS, body.encode())
         assert answer.status == 413
         assert not read
         assert "JSON values" in answer.json["error"]["message"]
@@ -263,7 +263,7 @@ def _count_calls(kind: str, size: int, **options: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=many(1, 20))
+@settings(max_examples=example_count(1, 20))
 @given(size=st.integers(40, 80))
 def test_the_work_of_a_request_is_linear_in_its_size(kind: str, size: int) -> None:
     """Of any kind: twice as much takes at most twice as many calls of functions, and a few."""
@@ -278,7 +278,7 @@ def test_so_is_that_of_one_that_a_journal_keeps(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=many(1, 20))
+@settings(max_examples=example_count(1, 20))
 @given(size=st.integers(200, 300))
 def test_the_memory_of_a_request_is_linear_in_its_size(kind: str, size: int) -> None:
     """No more than some kB for each thing in it, and some copies of its text."""
@@ -293,6 +293,6 @@ def test_the_memory_of_a_request_is_linear_in_its_size(kind: str, size: int) -> 
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-        assert peak <= 20 * len(body_of(body)) + 12_000 * size + 1_000_000
+        assert peak <= 20 * len(encode_body(body)) + 12_000 * size + 1_000_000
 
     asyncio.run(check())

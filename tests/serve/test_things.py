@@ -12,7 +12,7 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 from openai import BadRequestError, InternalServerError
-from support.serving import on_uvicorn, talk
+from support.openai_client import on_uvicorn, serve_to_client
 
 from anabranch import Agent, Job, Node, handler, tool
 from anabranch.agents import AgentMessage, JsonParser
@@ -57,7 +57,7 @@ async def test_an_agent_answers_with_its_tools() -> None:
     """S9: what it says before and after a tool is its answer; the tool runs here."""
     replies = [calling("double", "Let me see.", number=21), "It is 42."] * 2
     agent = Agent(ScriptedBackend(*replies), name="agent", tools=[double])
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         assert await say(client, "agent") == "Let me see.\n\nIt is 42."
 
 
@@ -65,7 +65,7 @@ async def test_a_reply_that_is_refused_is_an_item_that_is_incomplete() -> None:
     """S10: a reply that its parser could not use stands apart from the one that follows it."""
     replies = "No idea.", '{"a": 1}'
     agent = Agent(ScriptedBackend(*replies), name="agent", output_format=JsonParser(dict))
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         said = await client.responses.create(model="agent", input="hi")
     items: list[Any] = said.output
     assert [item.status for item in items] == ["incomplete", "completed"]
@@ -83,7 +83,7 @@ async def test_an_agent_below_another_is_not_heard() -> None:
 
     replies = [calling("ask_below", question="what?"), "Told."] * 2
     agent = Agent(ScriptedBackend(*replies), name="agent", tools=[ask_below])
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         assert await say(client, "agent") == "Told."
 
 
@@ -94,7 +94,7 @@ async def test_an_agent_with_a_forward_of_its_own_answers_by_it() -> None:
         async def forward(self, *messages: AgentMessage, **options: Any) -> Any:
             return f"You said {messages[-1].text}."
 
-    async with talk(Echo(name="echo")) as client:
+    async with serve_to_client(Echo(name="echo")) as client:
         assert await say(client, "echo") == "You said hi."
 
 
@@ -102,7 +102,7 @@ async def test_an_agent_that_has_too_many_rounds_fails() -> None:
     """S9: a limit of the server's is no client's fault."""
     backend = ScriptedBackend(otherwise=calling("double", number=1))
     agent = Agent(backend, name="agent", tools=[double], max_rounds=2)
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         with pytest.raises(InternalServerError, match="the run failed"):
             await client.chat.completions.create(model="agent", messages=HI)
     assert len(backend.requests) <= 3
@@ -158,7 +158,7 @@ async def test_two_clients_at_once_hear_nothing_of_each_other(make: Any) -> None
 
     backend = ScriptedBackend(otherwise=answer)
     thing, forgotten = make(backend)
-    async with talk({"thing": thing}) as client:
+    async with serve_to_client({"thing": thing}) as client:
         for _ in range(2):  # the second time they come back
             made = await asyncio.gather(
                 *[
@@ -179,7 +179,7 @@ async def test_two_clients_at_once_hear_nothing_of_each_other(make: Any) -> None
 async def test_an_agents_history_has_its_roles() -> None:
     """S9: what the agent has said before comes back to it as its own."""
     backend = ScriptedBackend(otherwise="You.")
-    async with talk(Agent(backend, "Be short.", name="agent")) as client:
+    async with serve_to_client(Agent(backend, "Be short.", name="agent")) as client:
         await client.chat.completions.create(model="agent", messages=_history("Ann"))
     assert [each.role for each in backend.requests[0].messages] == [
         *("system", "user", "assistant", "user")
@@ -198,7 +198,7 @@ async def test_a_conversable_agent_answers_by_its_reply_functions() -> None:
             return f"I am Bob, {message.text}."
 
     silent = ConversableAgent("silent", is_termination=lambda message: True)
-    async with talk(Bob("bob"), silent) as client:
+    async with serve_to_client(Bob("bob"), silent) as client:
         assert await say(client, "bob") == "I am Bob, hi."
         assert await say(client, "silent") == ""
 
@@ -226,7 +226,7 @@ async def test_an_orchestrator_is_made_for_each_question() -> None:
         made.append(Orchestrator([agent], transition, State(), name="orchestra"))
         return made[-1]
 
-    async with talk(factory) as client:
+    async with serve_to_client(factory) as client:
         assert await say(client, "orchestra") == "Done."
     assert len(made) == 3  # one to see what it is, and one for each question
 
@@ -249,7 +249,7 @@ class Shout(Job[str]):
 
 async def test_a_job_has_fields_that_are_checked() -> None:
     """S17: wrong types, missing and unknown fields are refused by name; a text fills the first."""
-    async with talk(Shout) as client:
+    async with serve_to_client(Shout) as client:
         assert await say(client, "Shout", times=2) == "HIHI!"
         assert await say(client, "Shout", "2", text="a", ending="?") == "AA?"
         assert await say(client, "Shout", "", text="a", times=1, day="2026-01-31") == "A!"
@@ -283,7 +283,7 @@ async def test_a_job_with_an_init_of_its_own_is_filled_by_that() -> None:
         async def task(self) -> str:
             return f"{self.count!r}"
 
-    async with talk(Own) as client:
+    async with serve_to_client(Own) as client:
         assert await say(client, "Own", "3") == "3"
         with pytest.raises(BadRequestError, match="fields") as no:
             await say(client, "Own", "-1")
@@ -306,7 +306,7 @@ async def report(node: Node[Any]) -> dict[str, int]:
 
 async def test_a_handler_is_filled_by_its_annotations() -> None:
     """S9: a result that is no text is told as JSON; one without fields takes any text."""
-    async with talk(greet, report) as client:
+    async with serve_to_client(greet, report) as client:
         assert await say(client, "greet", "Ann", times=2) == "Hello Ann, Hello Ann"
         with pytest.raises(BadRequestError, match="'times'"):
             await say(client, "greet", "Ann", times="x")
@@ -388,7 +388,7 @@ async def test_what_fails_to_be_made_fails_the_run() -> None:
             raise RuntimeError("the secret is 42")
         return Orchestrator([agent], lambda obs, state: None, State(), name="orchestra")
 
-    async with talk(factory) as client:
+    async with serve_to_client(factory) as client:
         with pytest.raises(InternalServerError) as failed:
             await client.chat.completions.create(model="orchestra", messages=HI)
     assert "secret" not in str(failed.value)
@@ -413,7 +413,7 @@ def _eraser() -> tuple[Agent[Any], ScriptedBackend]:
 async def test_where_nobody_can_be_asked_a_tool_that_wants_a_yes_is_denied(wire: str) -> None:
     """S16: on OpenAI's wire a run never waits for a person."""
     agent, backend = _eraser()
-    async with talk(agent) as client:
+    async with serve_to_client(agent) as client:
         if wire == "chat":
             await client.chat.completions.create(model="eraser", messages=HI)
         elif wire == "responses":
@@ -466,6 +466,6 @@ async def test_a_model_says_what_was_written_down() -> None:
     """S9: a backend by itself is given the system prompt that its client chooses."""
     backend = ScriptedBackend(otherwise=deltas("Hello."))
     said = [{"role": "system", "content": "Be short."}, *HI]
-    async with talk({"model": backend}) as client:
+    async with serve_to_client({"model": backend}) as client:
         assert await say(client, "model", said) == "Hello."
     assert [each.role for each in backend.requests[0].messages] == ["system", "user"]

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from support.served import served as web_served
-from support.talks import serving
-from support.until import until
+from support.aiohttp_server import serve_app as web_served
+from support.threaded_server import serve_in_thread
+from support.waiting import wait_until
 
 from anabranch import Job, MissingExtra
 from anabranch.cli import _watch
@@ -60,7 +60,7 @@ async def test_a_connection_that_is_lost_is_made_again(
     monkeypatch.setattr(_watch, "FIRST_PAUSE_SECONDS", 0.01)
     steps = 4
     last = Trace()
-    with serving(serve(Work)) as served:
+    with serve_in_thread(serve(Work)) as served:
         run = await _begin(served.url, steps)
         async for trace in follow_url(f"{served.url}runs/{run}"):
             last = trace
@@ -83,13 +83,13 @@ async def test_what_does_not_come_again_is_lost(
     monkeypatch.setattr(_watch, "RECONNECT_SECONDS", 0.05)
     last = Trace()
     with pytest.raises(BadServer, match="Cannot connect"):
-        with serving(serve(Work)) as served:
+        with serve_in_thread(serve(Work)) as served:
             watching = follow_url(f"{served.url}runs/{await _begin(served.url, 2)}")
             while sum(node.state == "running" for node in await anext(watching)) < 2:
                 pass
             served.cut()
             served.server.should_exit = True
-            await until(lambda: not _is_there(served.url))
+            await wait_until(lambda: not _is_there(served.url))
         async for trace in watching:
             last = trace
     assert "lost" in {node.state for node in last}
@@ -109,7 +109,7 @@ async def test_a_run_that_is_no_longer_there_is_not_waited_for() -> None:
     def forget(runs: dict[str, Any]) -> None:
         del runs[run]
 
-    with serving(app) as served:
+    with serve_in_thread(app) as served:
         run = await _begin(served.url, 2)
         watching = follow_url(f"{served.url}runs/{run}")
         await anext(watching)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 import pytest
-from support.replays import after, live
+from support.killed_executions import disk_after, execute_in_loop
 
 from anabranch import Agent, Commander, tool
 from anabranch.agents import (
@@ -178,10 +178,12 @@ async def test_no_reply_that_is_kept_is_asked_again_after_any_kill(
     kind: type[Speaks], answer: Callable[[Request, int], Message | str], asked: int
 ) -> None:
     """The next life goes on with the words of the one before, and counts on from there."""
-    first = await live(kind(ScriptedBackend(otherwise=Counting(answer))))
+    first = await execute_in_loop(kind(ScriptedBackend(otherwise=Counting(answer))))
     assert first.count("reply") == asked
     for rows in range(len(first.rows) + 1):
         script = Counting(answer)
         script.count = sum(row.kind == "reply" for row in first.rows[:rows])
-        again = await live(kind(ScriptedBackend(otherwise=script)), after(first, rows))
+        again = await execute_in_loop(
+            kind(ScriptedBackend(otherwise=script)), disk_after(first, rows)
+        )
         assert (again.result, script.count) == (first.result, asked)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from support.lives import RUN_ID, _disk, play
-from support.scale import SEED, many
+from support.killed_executions import run_execution
+from support.memory_journal import RUN_ID, mounted
+from support.seeds import SEED, example_count
 
 from anabranch import Retry, run, tool
 from anabranch.commander.scope import scope_here
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.contract("D12")
 
 
 async def found(n: int, *, effect_key: str) -> Done | NotDone:
-    done = _disk[-1].done
+    done = mounted[-1].done
     return Done(done[effect_key]) if effect_key in done else NotDone()
 
 
@@ -100,7 +101,7 @@ ANSWERS = st.lists(st.sampled_from(["yes", "no", "other"]), min_size=4, max_size
 
 
 @seed(SEED)
-@settings(max_examples=many(7, 200), deadline=None)
+@settings(max_examples=example_count(7, 200), deadline=None)
 @given(
     numbers=st.lists(st.integers(0, 3), min_size=1, max_size=3),
     order=st.permutations(range(4)),
@@ -119,7 +120,7 @@ def test_an_answer_from_elsewhere_is_asked_for_once(
     def make() -> Send:
         return Send(numbers, View())
 
-    first = play(make, beside=answer_in(order, answers))
+    first = run_execution(make, beside=answer_in(order, answers))
     assert first.error is None
     assert [each[0] for each in first.result] == [
         "failed" if answers[n] == "no" else "ok" for n in numbers
@@ -127,13 +128,13 @@ def test_an_answer_from_elsewhere_is_asked_for_once(
     for where, disk in kills(first):
         taken = sum(row.kind == "letter" for row in disk.rows[RUN_ID])
         del disk.mail[taken + ahead :]
-        life = play(make, disk, beside=answer_in(again, answers))
-        require_alike(first, life, where)
-        assert sum(row.kind == "question" for row in life.rows) == len(numbers)
+        execution = run_execution(make, disk, beside=answer_in(again, answers))
+        require_alike(first, execution, where)
+        assert sum(row.kind == "question" for row in execution.rows) == len(numbers)
 
 
 @seed(SEED)
-@settings(max_examples=many(15, 200), deadline=None)
+@settings(max_examples=example_count(15, 200), deadline=None)
 @given(numbers=st.lists(st.integers(0, 3), min_size=1, max_size=3), answers=ANSWERS)
 def test_an_answer_from_here_is_asked_for_once(numbers: list[int], answers: list[str]) -> None:
     """The program's own answer is kept: in a later life nobody here is asked about that call."""
@@ -148,12 +149,12 @@ def test_an_answer_from_here_is_asked_for_once(numbers: list[int], answers: list
         return view, lambda: Send(numbers, view)
 
     view, make = views()
-    first = play(make)
+    first = run_execution(make)
     assert sorted(view.asked) == sorted(numbers)
     for where, disk in kills(first):
         answered = len(disk.mail)
         view, make = views()
-        require_alike(first, play(make, disk), where)
+        require_alike(first, run_execution(make, disk), where)
         assert len(view.asked) == len(numbers) - answered, where
 
 
@@ -183,14 +184,14 @@ def test_the_first_answer_counts(first_is_here: bool) -> None:
                 await asyncio.sleep(1)
         assert not await journal.approvals()
 
-    life = play(make, beside=both)
+    execution = run_execution(make, beside=both)
     if first_is_here:
-        assert life.result[0][1] == "Error: the user did not allow this call: no"
+        assert execution.result[0][1] == "Error: the user did not allow this call: no"
     else:
-        assert "sent 5, " in life.result[0][1]
-    for where, disk in kills(life):
+        assert "sent 5, " in execution.result[0][1]
+    for where, disk in kills(execution):
         if disk.mail:
-            require_alike(life, play(make, disk), where)
+            require_alike(execution, run_execution(make, disk), where)
 
 
 def test_a_question_says_who_asks_and_what() -> None:
@@ -202,8 +203,8 @@ def test_a_question_says_who_asks_and_what() -> None:
         assert approval.asked.tzinfo is not None
         await approval.approve()
 
-    life = play(lambda: Send([2], View()), beside=see)
-    number = next(row.seq for row in life.rows if row.kind == "question")
+    execution = run_execution(lambda: Send([2], View()), beside=see)
+    number = next(row.seq for row in execution.rows if row.kind == "question")
     assert number == 1
 
 
@@ -228,9 +229,9 @@ def test_a_question_that_was_cancelled_is_asked_no_more() -> None:
         with pytest.raises(NotPending, match="asked no more"):
             await approval.approve()
 
-    life = play(lambda: Given(View()), beside=late)
-    assert life.result == "given up"
-    assert not life.disk.done
+    execution = run_execution(lambda: Given(View()), beside=late)
+    assert execution.result == "given up"
+    assert not execution.disk.done
 
 
 class Flaky(Job[str]):
@@ -251,7 +252,7 @@ def test_the_next_attempt_gets_the_answer_that_was_given() -> None:
         (approval,) = await waiting(journal)
         await approval.approve()
 
-    first = play(Retried, beside=allow)
+    first = run_execution(Retried, beside=allow)
     assert first.error is None
     assert first.count("question") == first.count("letter") == len(first.disk.done) == 1
 

@@ -10,10 +10,10 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, act, doubtful, play
-from support.replays import after
-from support.replays import live as journalled
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, disk_after, effects_in_doubt, run_execution
+from support.killed_executions import execute_in_loop as journalled
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend, Fallback
 from anabranch.commander import (
@@ -173,24 +173,26 @@ class Ways(Durable[list[str]]):
             return f"both: {error}"
 
 
-def require_one_way(life: Life, where: str) -> None:
+def require_one_way(execution: Execution, where: str) -> None:
     """Raise unless all that was done outside is what the last life has come by."""
-    assert life.error is None, f"{where}: {life.error!r}"
-    assert life.state == "completed", where
-    done = {name for name in life.disk.done.values() if not name.startswith("failed")}
-    assert done == set(life.result), f"{where}: {done ^ set(life.result)}"
+    assert execution.error is None, f"{where}: {execution.error!r}"
+    assert execution.state == "completed", where
+    done = {name for name in execution.disk.done.values() if not name.startswith("failed")}
+    assert done == set(execution.result), f"{where}: {done ^ set(execution.result)}"
 
 
-@pytest.mark.parametrize("seed", seeds(many(30, 2000)))
+@pytest.mark.parametrize("seed", seeds(example_count(30, 2000)))
 def test_each_life_goes_the_way_that_the_journal_has(seed: int) -> None:
     """D5: whatever a model says in a later life, what was seen of it in an earlier one counts."""
     backend = World(seed)
-    first = play(lambda: Ways(seed, backend))
+    first = run_execution(lambda: Ways(seed, backend))
     require_one_way(first, "the first life")
     for rows in range(len(first.rows) + 1):
-        for done in {frozenset(doubtful(first, rows)), frozenset[str]()}:
-            life = play(lambda: Ways(seed, backend), Kill(rows, done).of(first), seed=rows)
-            require_one_way(life, f"seed {seed}, killed after row {rows}, done {done}")
+        for done in {frozenset(effects_in_doubt(first, rows)), frozenset[str]()}:
+            execution = run_execution(
+                lambda: Ways(seed, backend), Kill(rows, done).of(first), seed=rows
+            )
+            require_one_way(execution, f"seed {seed}, killed after row {rows}, done {done}")
 
 
 # --- one by one
@@ -232,7 +234,9 @@ async def test_a_failed_reply_fails_alike_in_each_life(how: str, thread: bool) -
     """Its type, attributes, and what had come of it; the model is not asked again."""
     script = ScriptedBackend(deepcopy(BREAKS[how]))  # `fork` notes on it what has come
     first = await journalled(Once(script, thread))
-    again = await journalled(Once(ScriptedBackend(), thread), after(first, first.count("broken")))
+    again = await journalled(
+        Once(ScriptedBackend(), thread), disk_after(first, first.count("broken"))
+    )
     assert (first.count("broken"), again.result) == (1, first.result)
     if "partial" in how or ("middle" in how and not thread):
         assert first.result[-1]["content"] in ("half a", "other \ud83d")
@@ -255,7 +259,7 @@ async def test_a_new_attempt_asks_anew() -> None:
     for rows in range(len(first.rows) + 1):
         known = sum(row.kind in ("broken", "reply") for row in first.rows[:rows])
         again = ScriptedBackend(*[*down, "three"][known:])
-        assert (await journalled(Tries(again), after(first, rows))).result == "three"
+        assert (await journalled(Tries(again), disk_after(first, rows))).result == "three"
 
 
 async def test_a_failure_that_cannot_be_made_again_is_refused() -> None:
@@ -277,8 +281,8 @@ async def test_no_key_is_in_the_row_of_a_failure() -> None:
 
     half = Message(role="assistant", content="it is sk-secret")
     script = [Delta(text="key: sk-"), Delta(text="secret"), StreamInterrupted("x", partial=half)]
-    life = await journalled(Once(Keyed(script)))
-    rows = "".join(row.value.decode() for row in life.rows if row.kind == "broken")
+    execution = await journalled(Once(Keyed(script)))
+    rows = "".join(row.value.decode() for row in execution.rows if row.kind == "broken")
     assert "key: ***" in rows
     assert "it is ***" in rows
     assert "sk-secret" not in rows
@@ -304,10 +308,10 @@ async def test_a_reply_that_was_left_is_not_read_on() -> None:
     """What would come after that is not known: code that reads on has changed, and is stopped."""
     first = await journalled(Reads(ScriptedBackend("a long reply"), whole=False))
     rows = first.count("broken")
-    again = await journalled(Reads(ScriptedBackend(), whole=False), after(first, rows))
+    again = await journalled(Reads(ScriptedBackend(), whole=False), disk_after(first, rows))
     assert again.result == first.result == "a lo"
     with pytest.raises(JournalMismatch, match="was left"):
-        await journalled(Reads(ScriptedBackend(), whole=True), after(first, rows))
+        await journalled(Reads(ScriptedBackend(), whole=True), disk_after(first, rows))
 
 
 async def test_a_fallback_is_one_reply() -> None:
@@ -315,5 +319,5 @@ async def test_a_fallback_is_one_reply() -> None:
     backends = [ScriptedBackend(BackendUnavailable("x")) for _ in range(2)]
     first = await journalled(Once(Fallback(backends)))
     assert first.count("broken") == 1
-    again = await journalled(Once(Fallback([ScriptedBackend("up")])), after(first, 1))
+    again = await journalled(Once(Fallback([ScriptedBackend("up")])), disk_after(first, 1))
     assert again.result == first.result

@@ -8,8 +8,9 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, Kill, Life, act, doubtful, journal_of, play, wall_of
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import RUN_ID, Disk, act, journal_of, use_disk_clock
+from support.seeds import example_count, seeds
 
 from anabranch.backends import Limits
 from anabranch.commander import (
@@ -138,20 +139,22 @@ def draw_plan(draw: random.Random, numbers: list[int], depth: int = 3) -> Plan:
     nested = ["one after the other", "kept", "late", "tried", "raced", "quorum", "fail_fast"]
     what = draw.choice(simple if depth == 0 or draw.random() < 0.2 else nested)
     numbers.append(len(numbers) + 1)
-    many = 0 if what in simple else 1 if what in ("kept", "late", "tried") else draw.randint(1, 3)
+    children = (
+        0 if what in simple else 1 if what in ("kept", "late", "tried") else draw.randint(1, 3)
+    )
     if what == "hangs" and depth == 3:
         what = "asks"
-    return [what, numbers[-1], *[draw_plan(draw, numbers, depth - 1) for _ in range(many)]]
+    return [what, numbers[-1], *[draw_plan(draw, numbers, depth - 1) for _ in range(children)]]
 
 
-def known(life: Life, rows: int | None = None) -> float:
+def known(execution: Execution, rows: int | None = None) -> float:
     """Return what the journal says that all replies so far have taken."""
-    kept = [row for row in life.rows[:rows] if row.kind in ("reply", "broken", "spent")]
+    kept = [row for row in execution.rows[:rows] if row.kind in ("reply", "broken", "spent")]
     return sum(usage.total_tokens for row in kept for _, usage in taken(row))
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("seed", seeds(many(12, 300)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_each_life_counts_what_all_before_it_have_spent(seed: int, own: bool) -> None:
     """After each kill, whatever ends, fails, is cut off, raced or skipped: at the first request.
 
@@ -175,13 +178,15 @@ def test_each_life_counts_what_all_before_it_have_spent(seed: int, own: bool) ->
     def make() -> Round:
         return Round(plans, ScriptedBackend(otherwise=answer))
 
-    first = play(make, limits=fresh, own=own, seed=seed)
+    first = run_execution(make, limits=fresh, own=own, seed=seed)
     assert first.limits.spent == known(first) > 0
     for rows in range(len(first.rows)):
         seen.clear()
-        life = play(make, Kill(rows, frozenset()).of(first), limits=fresh, own=own, seed=seed)
+        execution = run_execution(
+            make, Kill(rows, frozenset()).of(first), limits=fresh, own=own, seed=seed
+        )
         assert min(seen, default=known(first)) >= known(first, rows), (plans, rows)
-        assert life.limits.spent == known(life), (plans, rows)
+        assert execution.limits.spent == known(execution), (plans, rows)
 
 
 class Asks(Durable[float]):
@@ -205,7 +210,7 @@ def test_a_reply_that_is_cut_when_the_run_is_suspended_is_paid_for(how: str) -> 
         own, around, inside = Limits(), Limits(), Limits()
         backend = ScriptedBackend(otherwise=say, delay=1, size=2, limits=own)
         gave = None
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 with suppress(KeyError, NodeCancelled):
                     async with Commander(limits=around) as commander:
@@ -260,14 +265,14 @@ class Sends(Durable[float]):
 
 def test_what_was_spent_at_another_place_counts_too() -> None:
     """No reply of it is in the journal; the job that is kept says it."""
-    first = play(Sends, limits=Limits)
+    first = run_execution(Sends, limits=Limits)
     assert first.result == 70
     for rows in range(len(first.rows)):
-        left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
-        life = play(Sends, left, limits=Limits)
-        assert life.result == 70
+        left = Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
+        execution = run_execution(Sends, left, limits=Limits)
+        assert execution.result == 70
         kept = any(row.kind == "spent" for row in first.rows[:rows])
-        assert life.limits.spent == (70 if kept else 0)  # here those elsewhere count nothing
+        assert execution.limits.spent == (70 if kept else 0)  # here those elsewhere count nothing
 
 
 class Breaks(Durable[None]):
@@ -279,7 +284,7 @@ class Breaks(Durable[None]):
 
 def test_what_a_failed_reply_took_is_paid_for_also_when_the_run_is_resumed() -> None:
     """Its failure is forgotten, and what it has cost is not."""
-    first = play(lambda: Breaks(ScriptedBackend(otherwise=say)), limits=Limits)
+    first = run_execution(lambda: Breaks(ScriptedBackend(otherwise=say)), limits=Limits)
     assert isinstance(first.error, BackendUnavailable)
 
     async def resume() -> None:
@@ -289,6 +294,6 @@ def test_what_a_failed_reply_took_is_paid_for_also_when_the_run_is_resumed() -> 
     run_seeded(resume)
     own = Limits()
     backend = ScriptedBackend("well", limits=own)
-    life = play(lambda: Breaks(backend), first.disk, limits=Limits)
-    assert life.error is None
-    assert life.limits.spent == own.spent == known(life) > first.limits.spent
+    execution = run_execution(lambda: Breaks(backend), first.disk, limits=Limits)
+    assert execution.error is None
+    assert execution.limits.spent == own.spent == known(execution) > first.limits.spent

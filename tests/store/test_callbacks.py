@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.lives import act, every_kill
+from support.killed_executions import kill_everywhere
+from support.memory_journal import act
 
 from anabranch.store import Durable, NotStorable
 
@@ -77,9 +78,9 @@ MADE = {
 def test_a_root_ends_as_its_callbacks_say_in_each_life(fails: bool, made: str, waits: bool) -> None:
     """Also with what cannot be kept: it fails by that."""
     state, error = MADE[fails, made]
-    first = every_kill(lambda: Ends(fails, made, waits), seeds=(None, 1))
+    first = kill_everywhere(lambda: Ends(fails, made, waits), seeds=(None, 1))
     assert (first.state, type(first.error)) == (state, error or type(None))
     assert first.result == (["no", "but yes"] if made == "value" else None)
-    first = every_kill(lambda: Puts(fails, made, waits))
+    first = kill_everywhere(lambda: Puts(fails, made, waits))
     assert first.state == state
     assert first.error is None

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from support.lives import RUN_ID, Life, _disk, play
-from support.pictures import PIXEL
-from support.scale import SEED, many
+from support.killed_executions import Execution, run_execution
+from support.media_files import PIXEL
+from support.memory_journal import RUN_ID, mounted
+from support.seeds import SEED, example_count
 
 from anabranch import ConfigurationError, Node, Retry, ToolError, handler, tool
 from anabranch.handlers import call_tools
@@ -45,11 +46,11 @@ class Receipt:
 
 def made(n: int) -> Receipt:
     """Give what the call around this code has done."""
-    return Receipt(_disk[-1].done[effect_key()], (date(2026, 1, n + 1),))
+    return Receipt(mounted[-1].done[effect_key()], (date(2026, 1, n + 1),))
 
 
 async def find_receipt(n: int, on: date | None = None, *, effect_key: str) -> Done | NotDone:
-    done = _disk[-1].done
+    done = mounted[-1].done
     if effect_key not in done:
         return NotDone()
     return Done(Receipt(done[effect_key], (date(2026, 1, n + 1),)))
@@ -102,7 +103,7 @@ class Calls(Durable[list[Any]]):
 
 
 @seed(SEED)
-@settings(max_examples=many(8, 200), deadline=None)
+@settings(max_examples=example_count(8, 200), deadline=None)
 @given(
     groups=st.lists(st.lists(CALL, min_size=1, max_size=2), min_size=1, max_size=2),
     order=st.integers(0, 999),
@@ -111,10 +112,10 @@ def test_each_call_happens_once_whenever_the_run_is_killed(
     groups: list[list[tuple[str, int, int]]], order: int
 ) -> None:
     """D3, D7: it gives or raises the same in each life, also several equal ones at once."""
-    first = play(lambda: Calls(groups), seed=order)
+    first = run_execution(lambda: Calls(groups), seed=order)
     assert first.error is None
     for where, disk in kills(first):
-        require_alike(first, play(lambda: Calls(groups), disk, seed=order + 1), where)
+        require_alike(first, run_execution(lambda: Calls(groups), disk, seed=order + 1), where)
 
 
 class Typed(Durable[list[Any]]):
@@ -133,12 +134,12 @@ def draw() -> Illustrated:
 
 def test_a_call_gives_what_the_tool_returns_of_its_own_type() -> None:
     """A dataclass, a text with images, nothing: also where `reconcile` says what it gave."""
-    first = play(Typed)
+    first = run_execution(Typed)
     assert first.error is None
     assert first.result[0].startswith("bought 2 2026-05-06, ")
     assert first.result[1:] == ["(datetime.date(2026, 1, 3),)", "a cat", [PIXEL.url]]
     for where, disk in kills(first):
-        require_alike(first, play(Typed, disk), where)
+        require_alike(first, run_execution(Typed, disk), where)
 
 
 # --- a person
@@ -175,12 +176,12 @@ def answers(what: str) -> Any:
 )
 def test_a_person_is_asked_about_a_call(what: str, gave: str) -> None:
     """Once in the life of the run; the plain tool then runs in its thread."""
-    first = play(Orders, beside=answers(what))
+    first = run_execution(Orders, beside=answers(what))
     assert first.error is None
     assert first.result.startswith(gave)
     for where, disk in kills(first):
         beside = None if disk.mail else answers(what)
-        require_alike(first, play(Orders, disk, beside=beside), where)
+        require_alike(first, run_execution(Orders, disk, beside=beside), where)
 
 
 class Careless(Durable[str]):
@@ -191,18 +192,18 @@ class Careless(Durable[str]):
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_who_has_answered_with_wrong_arguments_is_asked_anew_after_resume(times: int) -> None:
     """However often they were wrong; until then each life fails by what was answered."""
-    life = play(Careless, beside=answers("wrong"))
+    execution = run_execution(Careless, beside=answers("wrong"))
     for again in ["wrong"] * (times - 1) + ["other"]:
-        assert isinstance(life.error, InvalidArguments)
-        assert isinstance(play(Careless, life.disk).error, InvalidArguments)
-        resume(life.disk)
-        life = play(Careless, life.disk, beside=answers(again))
-    assert life.error is None
-    assert life.result.startswith("ordered 3 None, ")
-    for where, disk in kills(life):
+        assert isinstance(execution.error, InvalidArguments)
+        assert isinstance(run_execution(Careless, execution.disk).error, InvalidArguments)
+        resume(execution.disk)
+        execution = run_execution(Careless, execution.disk, beside=answers(again))
+    assert execution.error is None
+    assert execution.result.startswith("ordered 3 None, ")
+    for where, disk in kills(execution):
         if sum(row.kind == "resumed" for row in disk.rows[RUN_ID]) == times:
             beside = None if len(disk.mail) > times else answers("other")
-            require_alike(life, play(Careless, disk, beside=beside), where)
+            require_alike(execution, run_execution(Careless, disk, beside=beside), where)
 
 
 class Unsure(Durable[str]):
@@ -210,9 +211,9 @@ class Unsure(Durable[str]):
         return repr(await self.durable.call(unsure, 1))
 
 
-def in_doubt(job: type[Durable[Any]]) -> tuple[Life, Any]:
+def in_doubt(job: type[Durable[Any]]) -> tuple[Execution, Any]:
     """Return a life, and what is left of it if it dies when its effect is done."""
-    first = play(job)
+    first = run_execution(job)
     assert first.error is None
     intent = next(row.seq for row in first.rows if row.kind == "intent")
     return first, left_after(first, intent, done=True)
@@ -231,13 +232,17 @@ def test_what_a_person_says_that_a_call_gave_has_to_be_of_its_type(said: object)
             notes.append(doubts[0].note)
             await doubts[0].done(value)
 
-    life = play(Unsure, disk, beside=say)
-    assert (life.outcome, life.disk.done) == (first.outcome, first.disk.done)
+    execution = run_execution(Unsure, disk, beside=say)
+    assert (execution.outcome, execution.disk.done) == (first.outcome, first.disk.done)
     assert notes == [
         "nobody else can say",
         "what was said that it gave cannot be: unsure does not return 'nonsense'",
     ]
-    require_alike(life, play(Unsure, life.disk.cut(len(life.rows) - 3, life.disk.done)), "")
+    require_alike(
+        execution,
+        run_execution(Unsure, execution.disk.cut(len(execution.rows) - 3, execution.disk.done)),
+        "",
+    )
 
 
 # --- with models' calls, and what is refused
@@ -282,14 +287,14 @@ def failed_before(node: Node[Any]) -> bool:
 @pytest.mark.parametrize("by_model", [False, True])
 def test_what_a_model_has_called_in_a_failed_attempt_is_not_done_again(by_model: bool) -> None:
     """D21: nor the other way round; each gets it in its own form."""
-    first = play(lambda: Mixed(by_model))
+    first = run_execution(lambda: Mixed(by_model))
     assert first.error is None
     assert len(first.disk.done) == 1
     (text,) = first.result
     assert ("Receipt(" in text) == by_model
     assert "bought 1" in text
     for where, disk in kills(first):
-        require_alike(first, play(lambda: Mixed(by_model), disk), where)
+        require_alike(first, run_execution(lambda: Mixed(by_model), disk), where)
 
 
 @tool
@@ -317,10 +322,10 @@ class Wrong(Durable[list[str]]):
 
 def test_a_call_that_cannot_be_made_is_refused_at_once() -> None:
     """Before anything is written; D9: inside a transaction too."""
-    life = play(Wrong)
-    assert life.error is None, life.error
-    assert life.result == ["InvalidArguments", "NotStorable", "NotStorable", "TypeError"]
-    assert not any(row.kind == "intent" for row in life.rows)
+    execution = run_execution(Wrong)
+    assert execution.error is None, execution.error
+    assert execution.result == ["InvalidArguments", "NotStorable", "NotStorable", "TypeError"]
+    assert not any(row.kind == "intent" for row in execution.rows)
 
 
 @tool(effect="keyed", retry=Retry(attempts=3, on=Exception, backoff=0))
@@ -336,11 +341,11 @@ class Mistyped(Durable[None]):
 
 def test_what_cannot_be_kept_of_a_call_is_told_and_the_call_not_made_again() -> None:
     """It has happened: no `retry=` does it once more, in no life."""
-    first = play(Mistyped)
+    first = run_execution(Mistyped)
     assert isinstance(first.error, NotStorable)
     assert sum(row.kind == "intent" for row in first.rows) == 1
     for where, disk in kills(first):
-        require_alike(first, play(Mistyped, disk), where)
+        require_alike(first, run_execution(Mistyped, disk), where)
 
 
 class AtOnce(Durable[None]):
@@ -353,9 +358,9 @@ class AtOnce(Durable[None]):
 
 def test_equal_calls_of_several_tasks_at_once_are_refused() -> None:
     """D5: nothing would say whose result is whose."""
-    life = play(AtOnce)
-    assert isinstance(life.error, ConfigurationError)
-    assert "several tasks put buy at once" in str(life.error)
+    execution = run_execution(AtOnce)
+    assert isinstance(execution.error, ConfigurationError)
+    assert "several tasks put buy at once" in str(execution.error)
 
 
 async def test_outside_a_run_there_is_nothing_to_call() -> None:

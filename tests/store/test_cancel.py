@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Kill, act, every_kill, journal_of, play, random_kills
-from support.scale import many, seeds
-from support.until import until
+from support.killed_executions import Kill, kill_at_random, kill_everywhere, run_execution
+from support.memory_journal import RUN_ID, act, journal_of
+from support.seeds import example_count, seeds
+from support.waiting import wait_until
 
 from anabranch.commander import Node, NodeCancelled, Retry, quorum
 from anabranch.handlers import handler
@@ -42,10 +43,10 @@ async def cancel_soon(journal: Journal) -> None:
 @pytest.mark.parametrize("seed", [None, *seeds(5)])
 def test_a_cancel_from_elsewhere_stays(seed: int | None) -> None:
     """It reaches a run that sleeps; whenever the process dies, the run ends cancelled."""
-    life = play(Below, seed=seed, beside=cancel_soon)
-    assert (type(life.error), life.state) == (NodeCancelled, "cancelled")
-    for rows in range(len(life.rows) + 1):
-        again = play(Below, Kill(rows, frozenset()).of(life), seed=seed)
+    execution = run_execution(Below, seed=seed, beside=cancel_soon)
+    assert (type(execution.error), execution.state) == (NodeCancelled, "cancelled")
+    for rows in range(len(execution.rows) + 1):
+        again = run_execution(Below, Kill(rows, frozenset()).of(execution), seed=seed)
         assert (type(again.error), again.state) == (NodeCancelled, "cancelled")
         assert not any(name.startswith("after") for name in again.disk.done.values())
     assert again.error.reason == "enough"  # type: ignore[union-attr]
@@ -71,7 +72,7 @@ def test_a_run_that_nobody_drives_is_cancelled_at_once() -> None:
         ended.append(True)
 
     ended: list[bool] = []
-    play(lambda: Waits(5), beside=beside)
+    run_execution(lambda: Waits(5), beside=beside)
     assert ended
 
 
@@ -93,7 +94,7 @@ async def test_what_comes_when_a_run_has_just_ended_leaves_it_so(
     path = tmp_path / "runs.db"
     async with Journal(path) as here, Journal(path) as there:
         running = asyncio.create_task(here.run(Listens(), run_id="r"))
-        await until(lambda: here._driven)
+        await wait_until(lambda: here._driven)
 
         async def late(*args: Any, **options: Any) -> Any:
             """Ask, when the run has ended meanwhile."""
@@ -135,7 +136,7 @@ class CancelsOne(Durable[list[Any]]):
 
 def test_a_cancelled_node_stays_cancelled() -> None:
     """`node.cancel` is a row; what was cancelled does not begin again."""
-    first = every_kill(CancelsOne, seeds=(None, 1), same_effects=False)
+    first = kill_everywhere(CancelsOne, seeds=(None, 1), same_effects=False)
     assert first.result[1] == "not needed"
 
 
@@ -167,17 +168,17 @@ async def slow_once(node: Node[Any]) -> str:
     return "slow"
 
 
-@pytest.mark.parametrize("seed", seeds(many(10, 100)))
+@pytest.mark.parametrize("seed", seeds(example_count(10, 100)))
 def test_a_quorum_is_decided_once(seed: int) -> None:
     """Once anybody could know of it, it is decided: `decided` is done with one set of results."""
-    first = play(Plain, seed=seed)
+    first = run_execution(Plain, seed=seed)
     assert sum(result is not None for result in first.result) == 2
     for rows in range(len(first.rows) + 1):
-        life = play(Plain, Kill(rows, frozenset()).of(first), seed=seed + 1)
-        done = [name for name in life.disk.done.values() if name.startswith("decided")]
+        execution = run_execution(Plain, Kill(rows, frozenset()).of(first), seed=seed + 1)
+        done = [name for name in execution.disk.done.values() if name.startswith("decided")]
         assert len(done) == 1
         if any(row.kind == "cancelled" for row in first.rows[:rows]):
-            assert life.outcome == first.outcome
+            assert execution.outcome == first.outcome
 
 
 class Breaks(Durable[Any]):
@@ -216,9 +217,9 @@ class Fails(Durable[str]):
 @pytest.mark.parametrize("how", ["fail", "time out", "fail, then time out"])
 def test_a_failure_that_cut_others_short_stays(how: str) -> None:
     """A child's failure, or a timeout, ends its siblings once, and the attempt with them."""
-    every_kill(lambda: Breaks(how), seeds=(None, 1), same_effects=False, check=None)
-    for seed in seeds(many(10, 100)):
-        random_kills(lambda: Breaks(how), seed, same_effects=False)
+    kill_everywhere(lambda: Breaks(how), seeds=(None, 1), same_effects=False, check=None)
+    for seed in seeds(example_count(10, 100)):
+        kill_at_random(lambda: Breaks(how), seed, same_effects=False)
 
 
 class Flaky(Durable[list[Any]]):
@@ -243,14 +244,14 @@ SWITCH: set[str] = set()
 def test_a_failed_run_is_resumed_where_it_failed() -> None:
     """What had failed, and was cancelled for it, runs again; the rest does not."""
     SWITCH.clear()
-    first = play(Flaky)
+    first = run_execution(Flaky)
     assert (str(first.error), first.state) == ("not ready", "failed")
-    again = play(Flaky, first.disk)
+    again = run_execution(Flaky, first.disk)
     assert str(again.error) == "not ready"
     SWITCH.add("ready")
 
     asyncio.run(_resume(journal_of(first.disk)))
-    last = play(Flaky, first.disk)
+    last = run_execution(Flaky, first.disk)
     assert last.error is None
     assert last.state == "completed"
     names = sorted(name.split("#")[0] for name in first.disk.done.values())

@@ -31,9 +31,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr, SecretStr
-from support.odd import ERRORS, Meta, make_error
+from support.broken_objects import ERRORS, Meta, make_error
 from support.paths import TESTS
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch import Conversation, Job, Message, connect, handler, tool
 from anabranch.store._json import MAX_DEPTH, canonical, digest
@@ -262,7 +262,7 @@ def essence(recipe: Recipe) -> Any:
     return (name, type(parts).__name__, parts)
 
 
-@settings(max_examples=many(150, 5000))
+@settings(max_examples=example_count(150, 5000))
 @given(RECIPES)
 def test_what_is_built_twice_has_one_text_which_says_everything(recipe: Recipe) -> None:
     """Whatever the order of its sets and dicts."""
@@ -272,7 +272,7 @@ def test_what_is_built_twice_has_one_text_which_says_everything(recipe: Recipe) 
     text.encode()
 
 
-@settings(max_examples=many(150, 5000))
+@settings(max_examples=example_count(150, 5000))
 @given(RECIPES, RECIPES)
 def test_other_data_have_another_text(one: Recipe, two: Recipe) -> None:
     """Other types are other data."""
@@ -280,7 +280,7 @@ def test_other_data_have_another_text(one: Recipe, two: Recipe) -> None:
     assert (canonical(build(one)) == canonical(build(two))) == same
 
 
-@settings(max_examples=many(20, 300))
+@settings(max_examples=example_count(20, 300))
 @given(st.lists(RECIPES, min_size=12, max_size=24))
 def test_all_of_many_differ(recipes: list[Recipe]) -> None:
     """More pairs than can be drawn by twos; the text of each tells it from all others."""
@@ -537,7 +537,7 @@ PARTS = st.lists(
 @example(["1"], [1])
 @example([b"1"], ["1"])
 @example([10**30], [1])
-@settings(max_examples=many(60, 1000))
+@settings(max_examples=example_count(60, 1000))
 @given(PARTS, PARTS)
 def test_a_digest_tells_its_parts_from_all_others(one: list[Any], two: list[Any]) -> None:
     """Their types, their ends and their order."""

@@ -1,7 +1,8 @@
 """`ChatJob` in a durable run: killed anywhere, the chat goes on at the message where it stood."""
 
 import pytest
-from support.lives import Kill, act, every_kill, play
+from support.killed_executions import Kill, kill_everywhere, run_execution
+from support.memory_journal import act
 
 from anabranch import tool
 from anabranch.backends import Backend
@@ -65,7 +66,7 @@ class Read(Durable[list[str]]):
 
 def test_a_chat_goes_on_at_the_message_where_it_stood() -> None:
     """Lines that were read are not asked for again, tools do nothing twice."""
-    first = every_kill(lambda: Read(ScriptedBackend(otherwise=answers)), seeds=(None, 1))
+    first = kill_everywhere(lambda: Read(ScriptedBackend(otherwise=answers)), seeds=(None, 1))
     assert first.result[0] == "Be kind."
     assert first.result[-1].startswith("answer to")
     assert len(first.disk.done) == 2
@@ -73,12 +74,12 @@ def test_a_chat_goes_on_at_the_message_where_it_stood() -> None:
 
 def test_only_lines_that_were_not_kept_are_read() -> None:
     """A person is asked for the next line, and for none of those before."""
-    first = play(lambda: Read(ScriptedBackend(otherwise=answers)))
+    first = run_execution(lambda: Read(ScriptedBackend(otherwise=answers)))
     for rows in range(len(first.rows) + 1):
         said = [row.value for row in first.rows[:rows] if row.kind == "gave"]
         kept = sum(b'"value"' in each and b"null" not in each for each in said)
         READ.clear()
         again = Kill(rows, frozenset()).of(first)
-        play(lambda: Read(ScriptedBackend(otherwise=answers)), again)
+        run_execution(lambda: Read(ScriptedBackend(otherwise=answers)), again)
         if READ:
             assert [*range(kept, len(LINES) + 1)] == READ

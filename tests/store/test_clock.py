@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import (
+from support.killed_executions import (
+    Execution,
+    Kill,
+    effects_in_doubt,
+    kill_everywhere,
+    run_execution,
+)
+from support.memory_journal import (
     RUN_ID,
     Disk,
-    Kill,
-    Life,
     MemoryFile,
     act,
-    disk_here,
-    doubtful,
-    every_kill,
+    current_disk,
     journal_of,
-    play,
-    wall_of,
+    use_disk_clock,
 )
 
 from anabranch.commander import Node, Retry
@@ -87,8 +89,8 @@ class Limits(Durable[list[Any]]):
 def test_each_second_that_is_known_counts_once(kept: bool, attempts: int) -> None:
     """Killed after any row, and taken up a day later, a node has what was left of 100 s."""
 
-    def check(life: Life) -> None:
-        rows = life.rows[: life.before]
+    def check(execution: Execution) -> None:
+        rows = execution.rows[: execution.before]
         begun = [row for row in rows if row.kind == "began"]
         failed = [row for row in rows if row.kind == "aborted"]
         left = [100.0] * (attempts - len(begun))
@@ -98,12 +100,12 @@ def test_each_second_that_is_known_counts_once(kept: bool, attempts: int) -> Non
         USED.clear()
 
     USED.clear()
-    first = play(lambda: Limits(kept, attempts))
+    first = run_execution(lambda: Limits(kept, attempts))
     assert "not done within 100 s" in first.result[0]
     assert [pytest.approx(100)] * attempts == USED
     USED.clear()
     make = lambda: Limits(kept, attempts)  # noqa: E731
-    every_kill(make, away=DAY, check=check, first=first, same_effects=False)
+    kill_everywhere(make, away=DAY, check=check, first=first, same_effects=False)
 
 
 class Quiet(Durable[str]):
@@ -144,7 +146,7 @@ class Long(Durable[list[str]]):
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_had_ended_in_time_is_late_in_no_later_life(kept: bool) -> None:
     """A plain node runs again in each life, and had ended: it has all of its time each time."""
-    first = every_kill(lambda: Long(kept), away=DAY)
+    first = kill_everywhere(lambda: Long(kept), away=DAY)
     assert first.result == ["worked", "worked"]
 
 
@@ -152,7 +154,7 @@ def leave_after(seconds: float, disk: Disk) -> None:
     """Let a process have the run for so long, and suspend it then; a day passes."""
 
     async def main() -> None:
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 running = asyncio.create_task(journal.run(Long(), run_id=RUN_ID))
                 await asyncio.sleep(seconds)
@@ -169,8 +171,8 @@ def test_lives_that_were_suspended_count_up_to_their_end() -> None:
     leave_after(40, disk)
     leave_after(50, disk)
     USED.clear()
-    life = play(Long, disk)
-    assert "not done within 100 s" in str(life.error)
+    execution = run_execution(Long, disk)
+    assert "not done within 100 s" in str(execution.error)
     assert [pytest.approx(10, abs=1e-3)] == USED
 
 
@@ -179,15 +181,15 @@ def test_what_is_resumed_has_all_of_its_time() -> None:
     disk = Disk()
     for _ in range(2):
         leave_after(60, disk)
-    assert isinstance(play(Long, disk.cut(1000, {})).error, TimeoutError)
+    assert isinstance(run_execution(Long, disk.cut(1000, {})).error, TimeoutError)
 
     async def resume() -> None:
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 await journal.resume(RUN_ID)
 
     run_seeded(resume)
-    assert play(Long, disk).result == ["worked", "worked"]
+    assert run_execution(Long, disk).result == ["worked", "worked"]
 
 
 async def test_a_file_knows_how_long_a_run_had_an_owner(
@@ -242,7 +244,7 @@ async def acts(node: Node[Any]) -> str:
 
 def test_what_is_sent_again_has_all_of_its_time() -> None:
     """A call in doubt that is done once more is a new one: it is not cut off by the old one."""
-    assert every_kill(Sends, away=DAY).result[0] == "sent"
+    assert kill_everywhere(Sends, away=DAY).result[0] == "sent"
 
 
 class Repeats(Durable[float]):
@@ -255,10 +257,10 @@ class Repeats(Durable[float]):
         effect = scope_here().effect("send", {})  # type: ignore[union-attr]
 
         async def send() -> str:
-            return disk_here().do(effect.key, "send")
+            return current_disk().do(effect.key, "send")
 
         async def was_sent(key: str) -> str | bool:
-            return disk_here().done.get(key, False)
+            return current_disk().done.get(key, False)
 
         await effect.do(send, reconcile=was_sent, horizon=60)
         return asyncio.get_running_loop().time()
@@ -272,25 +274,25 @@ async def fails_once(node: Node[Any]) -> None:
 
 def test_a_wall_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
     """Pauses and what is asked about an effect are late by their own length at most."""
-    first = play(Repeats)
+    first = run_execution(Repeats)
     assert first.result == 120
     for rows in range(len(first.rows)):
-        for done in {frozenset[str](), frozenset(doubtful(first, rows))}:
+        for done in {frozenset[str](), frozenset(effects_in_doubt(first, rows))}:
             left = Kill(rows, done).of(first)
             left.now -= DAY
-            life = play(Repeats, left)
-            assert life.error is None
-            assert life.result is None or life.result <= 120 + 60
+            execution = run_execution(Repeats, left)
+            assert execution.error is None
+            assert execution.result is None or execution.result <= 120 + 60
 
 
 def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
     """Also where the wall's clock was set back after the node began."""
-    first = play(lambda: Limits(False))
+    first = run_execution(lambda: Limits(False))
     began = next(row.seq for row in first.rows if row.kind == "began")
     left = Kill(began, frozenset()).of(first)
     left.runs[RUN_ID] = left.runs[RUN_ID]._replace(clock=-DAY)
     USED.clear()
-    play(lambda: Limits(False), left)
+    run_execution(lambda: Limits(False), left)
     assert [pytest.approx(100)] == USED
 
 
@@ -317,16 +319,16 @@ def test_setting_the_clock_of_the_wall_changes_no_timeout(kept: bool, by: float)
     make = lambda: Limits(kept)  # noqa: E731
     for at in (2, 5):
         USED.clear()
-        first = play(make, file=lambda disk, at=at: Jumping(disk, at, by))
+        first = run_execution(make, file=lambda disk, at=at: Jumping(disk, at, by))
         assert [pytest.approx(100)] == USED
         real = [row.time - by * (row.seq > at) for row in first.rows]
         began = next(row.seq for row in first.rows if row.kind == "began")
         aborted = next(row.seq for row in first.rows if row.kind == "aborted")
         for rows in range(began, aborted):
             USED.clear()
-            left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
+            left = Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
             left.now = first.rows[rows - 1].time + DAY
-            assert "not done within 100 s" in play(make, left).result[0]
+            assert "not done within 100 s" in run_execution(make, left).result[0]
             assert [pytest.approx(100 - (real[rows - 1] - real[began - 1]), abs=1e-3)] == USED
 
 

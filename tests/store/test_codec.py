@@ -43,9 +43,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from support.lives import RUN_ID, journal_of
-from support.replays import after, live
-from support.scale import many
+from support.killed_executions import disk_after, execute_in_loop
+from support.memory_journal import RUN_ID, journal_of
+from support.seeds import example_count
 from typing_extensions import TypedDict
 
 from anabranch import Conversation, Message, ToolCall, tool
@@ -288,7 +288,7 @@ def test_what_is_taken_comes_back_as_it_was(name: str) -> None:
     annotation, values = KEPT[name]
     codec = Codec(annotation, "the result of Order")
 
-    @settings(max_examples=many(15, 500), database=None)
+    @settings(max_examples=example_count(15, 500), database=None)
     @given(values)
     def check(value: Any) -> None:
         data = codec.encode(value)
@@ -356,10 +356,10 @@ def halved(price: float) -> float:
 
 async def test_an_integer_for_a_float_is_the_same_input_after_every_kill() -> None:
     """Also where the run is resumed by its name, so that its job is made of what was written."""
-    first = await live(Priced(5, {"a": 1, "b": 2.5}))
+    first = await execute_in_loop(Priced(5, {"a": 1, "b": 2.5}))
     assert first.result[0] == "5 2 {'a': 1, 'b': 2.5}"
     for rows in range(len(first.rows)):
-        disk = after(first, rows)
+        disk = disk_after(first, rows)
         async with journal_of(disk) as journal:
             assert await journal.take_up(RUN_ID) == first.result
         assert len(disk.rows[RUN_ID]) == len(first.rows)
@@ -513,7 +513,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=many(250, 5000))
+@settings(max_examples=example_count(250, 5000))
 @given(st.sampled_from(sorted(KEPT)), ANYTHING)
 def test_nothing_is_changed_in_silence(name: str, value: Any) -> None:
     """Whatever meets whatever annotation: it comes back as it was, or is refused."""
@@ -600,7 +600,7 @@ def classes(names: Sequence[str], defaults: bool) -> list[Any]:
 TAGS = st.sampled_from(["$exact", "$dict", "$int", "$tuple", "$bytes", "$", "a"])
 
 
-@settings(max_examples=many(20, 300))
+@settings(max_examples=example_count(20, 300))
 @given(*[st.sets(st.sampled_from("abcd"), min_size=1)] * 2)
 def test_a_class_that_has_lost_a_field_is_refused(before: set[str], now: set[str]) -> None:
     """Wherever it stands in the value; a new field has its default."""
@@ -726,11 +726,11 @@ async def test_a_run_whose_result_has_lost_a_field_is_parked(
 
     With the class as it was, the run goes on.
     """
-    first = await live(Bills(by_tool))
-    disk = after(first, rows)
+    first = await execute_in_loop(Bills(by_tool))
+    disk = disk_after(first, rows)
     monkeypatch.setitem(globals(), "BILL", [smaller])
     with pytest.raises(JournalMismatch, match="field 'paid'"):
-        await live(Bills(by_tool), disk)
+        await execute_in_loop(Bills(by_tool), disk)
     assert disk.runs[RUN_ID].state == "parked"
     assert len(disk.rows[RUN_ID]) == rows
     monkeypatch.undo()

@@ -9,17 +9,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.lives import (
-    RUN_ID,
+from support.killed_executions import (
+    Execution,
     Kill,
-    Life,
-    act,
-    doubtful,
-    every_kill,
-    play,
+    effects_in_doubt,
+    kill_everywhere,
     require_consistent,
+    run_execution,
 )
-from support.scale import many, seeds
+from support.memory_journal import RUN_ID, act
+from support.seeds import example_count, seeds
 
 from anabranch.commander import Commander, Node, QuorumNotMet, quorum, settle
 from anabranch.handlers import handler
@@ -148,40 +147,40 @@ class Sees(Durable[list[Any]]):
         return await seen_of(job)
 
 
-def ended(life: Life, rows: int) -> int:
+def ended(execution: Execution, rows: int) -> int:
     """Return how many nodes had ended, or were cancelled, when there were so many rows."""
-    kept = life.rows[:rows]
+    kept = execution.rows[:rows]
     cancelled = [json.loads(row.value)["whom"] for row in kept if row.kind == "cancelled"]
     return sum(row.kind in ("result", "failure") for row in kept) + sum(map(len, cancelled))
 
 
 def killed(
-    make: Callable[[], Sees], life: Life, rows: int, chance: random.Random, **options: Any
-) -> Life:
+    make: Callable[[], Sees], execution: Execution, rows: int, chance: random.Random, **options: Any
+) -> Execution:
     """Kill a run after so many rows and recover it; require that it goes the same way."""
-    done = frozenset(key for key in doubtful(life, rows) if chance.random() < 0.5)
+    done = frozenset(key for key in effects_in_doubt(execution, rows) if chance.random() < 0.5)
     seed = chance.choice([None, chance.randrange(99)])
-    again = play(make, Kill(rows, done).of(life), seed=seed, **options)
-    where = f"killed after row {rows} of {len(life.rows)}"
+    again = run_execution(make, Kill(rows, done).of(execution), seed=seed, **options)
+    where = f"killed after row {rows} of {len(execution.rows)}"
     assert again.error is None, where
     require_consistent(again, where)
     # Each was told outside before the kill, and there is no other.
-    told = {key: text for key, text in life.disk.done.items() if key in known(life, rows)}
+    told = {key: text for key, text in execution.disk.done.items() if key in known(execution, rows)}
     assert told.items() <= again.disk.done.items(), where
     assert len(again.disk.done) == len(again.result), where
-    if ended(life, rows) >= len(make().turns):
-        assert again.result == life.result, where
+    if ended(execution, rows) >= len(make().turns):
+        assert again.result == execution.result, where
     return again
 
 
-def known(life: Life, rows: int) -> set[str]:
+def known(execution: Execution, rows: int) -> set[str]:
     """Return the keys of the effects whose end is among so many rows."""
-    gave = [row.ident for row in life.rows[:rows] if row.kind == "gave"]
+    gave = [row.ident for row in execution.rows[:rows] if row.kind == "gave"]
     return {digest(RUN_ID, ident).hex() for ident in gave}
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", seeds(many(6, 300)))
+@pytest.mark.parametrize("seed", seeds(example_count(6, 300)))
 def test_what_ended_together_is_seen_alike_after_a_restart(seed: int, way: str) -> None:
     """Jobs and steps that end in one turn of the loop, or a few turns apart; some fail.
 
@@ -194,7 +193,7 @@ def test_what_ended_together_is_seen_alike_after_a_restart(seed: int, way: str) 
     if way == "exception":
         turns = [abs(each) for each in turns]
     make = lambda: Sees(way, turns)  # noqa: E731
-    first = play(make, seed=seed, **options)
+    first = run_execution(make, seed=seed, **options)
     assert first.error is None
     for rows in range(len(first.rows) + 1):
         again = killed(make, first, rows, chance, **options)
@@ -285,7 +284,7 @@ class Awaits(Durable[list[str]]):
 @pytest.mark.parametrize("way", ["gather", "settle", "nested", "wait"])
 def test_a_timeout_reaches_whoever_awaits_the_node(way: str, kept: bool, pause: float) -> None:
     """Wherever it is killed, also in the clean-up: the run does not fail of it."""
-    first = every_kill(lambda: Awaits(way, kept, pause), seeds=(None, 1), same_effects=False)
+    first = kill_everywhere(lambda: Awaits(way, kept, pause), seeds=(None, 1), same_effects=False)
     assert first.error is None
     assert len(first.result) == 2
 
@@ -400,7 +399,7 @@ class Hurries(Durable[list[str]]):
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_timer_that_cancels_nothing_goes_as_before(way: str, seconds: float, deep: bool) -> None:
     """A job that had not ended by then does not end before, whatever the journal has of it."""
-    first = every_kill(lambda: Hurries(seconds, True, way, deep))
+    first = kill_everywhere(lambda: Hurries(seconds, True, way, deep))
     assert first.result[0] == ("in time" if seconds < 1 else "late")
 
 
@@ -417,7 +416,7 @@ class Turns(Durable[list[str]]):
 
 def test_a_timer_goes_as_before_where_it_is_for_a_round() -> None:
     """The round is put outside the tree of the job that waits for it."""
-    assert every_kill(Turns).result[0].startswith("refund")
+    assert kill_everywhere(Turns).result[0].startswith("refund")
 
 
 class Waits(Durable[str]):
@@ -440,13 +439,13 @@ CALLS: list[bool] = []
 def test_a_call_that_was_taken_away_makes_no_wait_time_out(way: str) -> None:
     """It came too soon after what was before to have come after the timer."""
     CALLS.append(True)
-    first = play(lambda: Waits(way))
+    first = run_execution(lambda: Waits(way))
     CALLS.clear()
     for rows in range(len(first.rows) + 1):
-        left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
-        life = play(lambda: Waits(way), left)
-        assert life.outcome == first.outcome, rows
-        assert life.disk.now < first.disk.now + 60
+        left = Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
+        execution = run_execution(lambda: Waits(way), left)
+        assert execution.outcome == first.outcome, rows
+        assert execution.disk.now < first.disk.now + 60
 
 
 class Tries(Durable[list[str]]):
@@ -477,13 +476,15 @@ def test_a_call_waits_for_a_timer_behind_which_the_recorded_one_is(
 
     So it is also if the journal has no more than the one call.
     """
-    first = play(lambda: Tries(way))
+    first = run_execution(lambda: Tries(way))
     assert first.error is None
     monkeypatch.setitem(SECONDS, "job", 0.5)
     intent = next(row.seq for row in first.rows if row.kind == "intent")
     for rows in range(intent, len(first.rows) + 1):
-        life = play(lambda: Tries(way), Kill(rows, frozenset(doubtful(first, rows))).of(first))
-        assert (life.outcome, life.disk.done) == (first.outcome, first.disk.done), rows
+        execution = run_execution(
+            lambda: Tries(way), Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
+        )
+        assert (execution.outcome, execution.disk.done) == (first.outcome, first.disk.done), rows
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -502,19 +503,19 @@ def test_a_timer_with_another_outcome_leads_to_no_other_effect(
     way: str, kept: bool, seconds: float, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it goes as before, so does the run; else the run is parked before it does anything."""
-    first = play(lambda: Hurries(seconds, kept, way))
+    first = run_execution(lambda: Hurries(seconds, kept, way))
     monkeypatch.setitem(SECONDS, "timer", later)
     for rows in range(len(first.rows) + 1):
-        life = play(
+        execution = run_execution(
             lambda: Hurries(seconds, kept, way),
-            Kill(rows, frozenset(doubtful(first, rows))).of(first),
+            Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first),
         )
-        did = {text.split("(")[0] for text in life.disk.done.values()}
+        did = {text.split("(")[0] for text in execution.disk.done.values()}
         assert not {"ship", "refund"} <= did, f"killed after row {rows}"
-        if isinstance(life.error, JournalMismatch):
-            assert life.state == "parked"
+        if isinstance(execution.error, JournalMismatch):
+            assert execution.state == "parked"
             # With a timer as before, what is kept leads the same way.
             assert later != 1.0 or not kept
         else:
-            assert life.error is None
-            assert later != 1.0 or life.result == first.result
+            assert execution.error is None
+            assert later != 1.0 or execution.result == first.result

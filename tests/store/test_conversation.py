@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk
-from support.replays import after, every_life, live
-from support.scale import SEED, many
+from support.killed_executions import disk_after, execute_in_loop, resume_after_every_row
+from support.memory_journal import RUN_ID, Disk
+from support.seeds import SEED, example_count
 
 from anabranch import (
     ConfigurationError,
@@ -101,14 +101,17 @@ async def test_it_comes_back_byte_for_byte_after_every_kill() -> None:
         assert len(backend.requests) - seen[-1] == 4 - known
         seen.append(len(backend.requests))
         for kind in ("message", "reply"):
-            kept = [[row.value for row in life.rows if row.kind == kind] for life in (first, again)]
+            kept = [
+                [row.value for row in execution.rows if row.kind == kind]
+                for execution in (first, again)
+            ]
             assert kept[0] == kept[1]
 
     def make() -> Talks:
         seen[-1] = len(backend.requests)
         return Talks(backend)
 
-    first = await every_life(make, check)
+    first = await resume_after_every_row(make, check)
     assert first.count("message") == len(first.result) == 14
 
 
@@ -145,7 +148,9 @@ class Looks(Durable[list[int]]):
 
 async def test_what_is_not_done_again_stands_there_before_anybody_looks() -> None:
     """What was added by failed attempts, kept jobs and cancelled nodes."""
-    first = await every_life(Looks, lambda first, again, _: _equal_messages(first, again))
+    first = await resume_after_every_row(
+        Looks, lambda first, again, _: _equal_messages(first, again)
+    )
     assert first.result == [1, 2, 2, 3]
 
 
@@ -171,14 +176,17 @@ class Round(Durable[int]):
 
 async def test_a_round_begins_with_what_stood_when_it_first_began() -> None:
     """And so it does when the run is taken up in the middle of it, or after it."""
-    first = await every_life(
+    first = await resume_after_every_row(
         lambda: Round(0), lambda first, again, _: _equal_messages(first, again)
     )
     assert (first.count("message"), first.count("root")) == (5, 3)
 
 
 def _equal_messages(first: Any, again: Any) -> None:
-    kept = [[row.value for row in life.rows if row.kind == "message"] for life in (first, again)]
+    kept = [
+        [row.value for row in execution.rows if row.kind == "message"]
+        for execution in (first, again)
+    ]
     assert kept[0] == kept[1]
 
 
@@ -269,17 +277,17 @@ def test_a_tree_that_adds_sees_at_each_place_what_stood_there_first() -> None:
     async def main() -> None:
         rng = random.Random(random.random())
         does = draw_plan(rng, 4)[1] + draw_plan(rng, 4)[1]
-        first = await live(FollowsAll(does))
+        first = await execute_in_loop(FollowsAll(does))
         for number in sorted(rng.sample(range(len(first.rows)), min(len(first.rows), 6))):
-            disk = after(first, number)
+            disk = disk_after(first, number)
             if rng.random() < 0.5:
                 disk.rows[RUN_ID] = as_before(disk.rows[RUN_ID])
-            again = await live(FollowsAll(does), disk)
+            again = await execute_in_loop(FollowsAll(does), disk)
             assert again.result == first.result
-            disk = after(again, rng.randint(number, len(again.rows) - 1))
-            assert (await live(FollowsAll(does), disk)).result == first.result
+            disk = disk_after(again, rng.randint(number, len(again.rows) - 1))
+            assert (await execute_in_loop(FollowsAll(does), disk)).result == first.result
 
-    explore(main, seeds=range(SEED, SEED + many(12, 1000)))
+    explore(main, seeds=range(SEED, SEED + example_count(12, 1000)))
 
 
 @handler
@@ -330,7 +338,7 @@ def test_what_cuts_a_body_short_comes_before_it_adds_its_messages_again(how: str
     """A recorded end comes at once in a later life, and the code after it sees the same."""
 
     async def main() -> None:
-        await every_life(
+        await resume_after_every_row(
             lambda: CutShort(how), lambda first, again, _: _equal_messages(first, again)
         )
 
@@ -356,16 +364,16 @@ def test_who_adds_at_once_finds_the_recorded_order() -> None:
     """Whatever the order of the next life is: what stood there stands there first."""
 
     async def main() -> None:
-        first = await live(Together())
+        first = await execute_in_loop(Together())
         rows = random.randint(0, len(first.rows))
-        again = await live(Together(), after(first, rows))
+        again = await execute_in_loop(Together(), disk_after(first, rows))
         kept = sum(row.kind == "message" for row in first.rows[:rows])
         assert again.result[:kept] == first.result[:kept]
         assert sorted(again.result) == sorted(first.result)
-        third = await live(Together(), after(again, len(again.rows) - 2))
+        third = await execute_in_loop(Together(), disk_after(again, len(again.rows) - 2))
         assert third.result == again.result
 
-    explore(main, seeds=range(SEED, SEED + many(200, 3000)))
+    explore(main, seeds=range(SEED, SEED + example_count(200, 3000)))
 
 
 SAYS = ["first"]
@@ -381,10 +389,10 @@ class Changes(Durable[int]):
 async def test_other_words_are_refused_and_the_error_says_what_stands_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = await live(Changes())
+    first = await execute_in_loop(Changes())
     monkeypatch.setitem(globals(), "SAYS", ["second"])
     with pytest.raises(JournalMismatch, match=r'"second".*there.*"first"'):
-        await live(Changes(), after(first, 1))
+        await execute_in_loop(Changes(), disk_after(first, 1))
 
 
 async def test_messages_are_not_edited_and_nobody_adds_from_outside() -> None:
@@ -413,20 +421,20 @@ async def test_messages_are_not_edited_and_nobody_adds_from_outside() -> None:
             assert [message.content for message in talk] == ["a", "b"]
             talks.append(talk)
 
-    await live(Edits())
+    await execute_in_loop(Edits())
     with pytest.raises(NotDurable):
         talks[0].add("c")
 
 
 async def test_rows_that_were_changed_are_noticed() -> None:
     """Each message names a digest of those before it."""
-    first = await live(Talks(scripted()))
-    disk = after(first, len(first.rows) - 2)
+    first = await execute_in_loop(Talks(scripted()))
+    disk = disk_after(first, len(first.rows) - 2)
     rows = disk.rows[RUN_ID]
     place = next(n for n, row in enumerate(rows) if b"please" in row.value)
     rows[place] = rows[place]._replace(value=rows[place].value.replace(b"please", b"never"))
     with pytest.raises(JournalError, match="damaged"):
-        await live(Talks(scripted()), disk)
+        await execute_in_loop(Talks(scripted()), disk)
 
 
 class Long(Durable[int]):
@@ -446,8 +454,8 @@ async def test_a_conversation_costs_little_more_than_its_text() -> None:
     reply = Message(role="assistant", content="x" * 1000, usage=Usage(input_tokens=9000))
     sizes: list[int] = []
     for count in (10, 20, 40):
-        life = await live(Long(ScriptedBackend(otherwise=reply, size=None), count))
-        sizes.append(sum(len(row.value) + len(row.ident) + 24 for row in life.rows))
+        execution = await execute_in_loop(Long(ScriptedBackend(otherwise=reply, size=None), count))
+        sizes.append(sum(len(row.value) + len(row.ident) + 24 for row in execution.rows))
         assert sizes[-1] < 1.5 * 2000 * count
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
 
@@ -504,10 +512,10 @@ async def test_a_long_turn_costs_little_more_than_its_text() -> None:
     """D17: the rows of a call are as large at any depth, and no text stands in two of them."""
     sizes: dict[int, int] = {}
     for count in (30, 90):
-        life = await live(LongTurn(count, looks_again(count)))
-        sizes[count] = sum(len(row.value) + len(row.ident) + 24 for row in life.rows)
+        execution = await execute_in_loop(LongTurn(count, looks_again(count)))
+        sizes[count] = sum(len(row.value) + len(row.ident) + 24 for row in execution.rows)
         assert sizes[count] < 1.5 * 2000 * count
-        said = [row.value for row in life.rows if row.kind == "message"]
+        said = [row.value for row in execution.rows if row.kind == "message"]
         assert sum(map(len, said)) < 0.2 * 2000 * count
     assert sizes[90] < 3.05 * sizes[30]
 
@@ -515,11 +523,13 @@ async def test_a_long_turn_costs_little_more_than_its_text() -> None:
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.long)])
 async def test_a_deep_turn_costs_little_more_than_its_text(count: int) -> None:
     """D17: and a life that resumes it adds nothing twice."""
-    life = await live(LongTurn(count, None))
-    said = [row.value for row in life.rows if row.kind == "message"]
+    execution = await execute_in_loop(LongTurn(count, None))
+    said = [row.value for row in execution.rows if row.kind == "message"]
     assert sum(map(len, said)) < 0.2 * 1000 * count
-    assert sum(len(row.value) + len(row.ident) + 24 for row in life.rows) < 1.5 * 1000 * count
-    again = await live(LongTurn(count, None), after(life, len(life.rows) // 2))
+    assert sum(len(row.value) + len(row.ident) + 24 for row in execution.rows) < 1.5 * 1000 * count
+    again = await execute_in_loop(
+        LongTurn(count, None), disk_after(execution, len(execution.rows) // 2)
+    )
     assert [row.value for row in again.rows if row.kind == "message"] == said
 
 
@@ -557,19 +567,19 @@ async def test_no_key_that_a_model_says_is_in_a_message() -> None:
         calls = Message(role="assistant", content="sk-secret", tool_calls=[call])
         return Tells(Leaks("my key is sk-secret", broken, calls, "done"))
 
-    first = await live(make())
+    first = await execute_in_loop(make())
     rows = list(first.rows)
     assert first.result == 6
     texts = [row.value.decode() for row in rows if row.kind in ("message", "reply", "broken")]
     assert not any("sk-secret" in text for text in texts)
     result = next(row.seq for row in rows if row.kind == "result")
-    again = await live(Tells(Leaks()), after(first, result - 1))
+    again = await execute_in_loop(Tells(Leaks()), disk_after(first, result - 1))
     assert again.result == 6
 
 
 async def test_results_of_tools_come_back_as_such() -> None:
     """What stands in a conversation that another life has filled is equal, and of its kind."""
-    first = await live(Talks(scripted()))
+    first = await execute_in_loop(Talks(scripted()))
     last = next(n for n, row in enumerate(first.rows) if b"below" in row.value)
     kinds: list[type] = []
 
@@ -581,7 +591,7 @@ async def test_results_of_tools_come_back_as_such() -> None:
 
     disk = Disk()
     disk.rows[RUN_ID] = first.rows[:last]
-    await live(Applies(), disk)
+    await execute_in_loop(Applies(), disk)
     assert kinds.count(ToolResult) == 2
 
 
@@ -608,10 +618,10 @@ def nothing(*_: object) -> None: ...
 
 async def test_two_that_answer_at_once_are_refused() -> None:
     """In another life the other one could be first, and read what it had not read."""
-    first = await every_life(lambda: Answered(False, scripted()), nothing)
+    first = await resume_after_every_row(lambda: Answered(False, scripted()), nothing)
     assert len(first.result) == 2
     with pytest.raises(ConfigurationError, match="answered by two at once"):
-        await live(Answered(True, scripted()))
+        await execute_in_loop(Answered(True, scripted()))
 
 
 @handler
@@ -634,7 +644,7 @@ class Judged(Durable[list[str]]):
 
 async def test_any_number_may_read_a_conversation_at_once() -> None:
     """And whoever put them adds what they have thought."""
-    await every_life(lambda: Judged(ScriptedBackend(otherwise="Hm.")), nothing)
+    await resume_after_every_row(lambda: Judged(ScriptedBackend(otherwise="Hm.")), nothing)
 
 
 async def test_it_lasts_in_a_file(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 
 from anabranch import AnabranchError
 from anabranch.store import Durable, Journal, JournalError
@@ -94,7 +94,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_what_was_written(tmp_path: 
         rows = {name: (await journal.look(name)).rows for name in gave}
         letters = (await journal.look("c")).letters
     refused = 0
-    for seed in seeds(many(25, 400)):
+    for seed in seeds(example_count(25, 400)):
         shutil.copy(whole, path)
         spoil(path, random.Random(seed))
         for name, result in gave.items():

@@ -7,8 +7,9 @@ import random
 from typing import Any
 
 import pytest
-from support.lives import act, every_kill, random_kills
-from support.scale import many, seeds
+from support.killed_executions import kill_at_random, kill_everywhere
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch.commander import AnabranchError, Node, NodeCancelled, QuorumNotMet, settle
 from anabranch.commander import quorum as quorum_of
@@ -162,13 +163,13 @@ def program(seed: int) -> Program:
     return Program(draw(random.Random(seed), 2, [0]))
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 1500)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 1500)))
 def test_every_life_ends_as_the_first(seed: int) -> None:
     """Whatever fails, is caught, cancelled, or decided: after each kill it ends the same."""
-    every_kill(lambda: program(seed), seeds=(None, seed))
+    kill_everywhere(lambda: program(seed), seeds=(None, seed))
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 1500)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 1500)))
 def test_several_kills_change_nothing(seed: int) -> None:
     """Nor do several kills, one after the other."""
-    random_kills(lambda: program(seed + 1000), seed, kills=4)
+    kill_at_random(lambda: program(seed + 1000), seed, kills=4)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, Life, _disk, play
+from support.killed_executions import Execution, run_execution
+from support.memory_journal import RUN_ID, Disk, mounted
 
 from anabranch import Retry, handler, tool
 from anabranch.commander.scope import scope_here
@@ -41,15 +42,15 @@ class Pay(Durable[str]):
 
 
 def truth(key: str) -> Done | NotDone:
-    done = _disk[-1].done
+    done = mounted[-1].done
     return Done(done[key]) if key in done else NotDone()
 
 
-def in_doubt(*, done: bool = True) -> tuple[Life, Disk]:
+def in_doubt(*, done: bool = True) -> tuple[Execution, Disk]:
     """Return a life, and what is left of it if it dies when its effect begins, or was done."""
     SAYS[:] = [truth]
     ASKED.clear()
-    first = play(Pay)
+    first = run_execution(Pay)
     intent = next(row.seq for row in first.rows if row.kind == "intent")
     return first, left_after(first, intent, done=done)
 
@@ -99,13 +100,13 @@ def test_a_person_is_asked_where_reconcile_does_not_say(says: Any, note: str, do
         notes.append(doubt.note)
         await (doubt.done(first.result) if done else doubt.not_done())
 
-    life = play(Pay, disk, beside=person)
-    require_alike(first, life, "")
+    execution = run_execution(Pay, disk, beside=person)
+    require_alike(first, execution, "")
     assert notes[0].startswith(note)
     assert len(ASKED) == 1
 
 
-def asked_before() -> tuple[Life, Disk]:
+def asked_before() -> tuple[Execution, Disk]:
     """Return a life, and what is left of a second one that has asked a person and died."""
     first, disk = in_doubt()
     SAYS.append(always(Unknown()))
@@ -113,7 +114,7 @@ def asked_before() -> tuple[Life, Disk]:
     async def person(journal: Journal) -> None:
         await (await doubts_of(journal))[0].done("by hand")
 
-    second = play(Pay, disk, beside=person)
+    second = run_execution(Pay, disk, beside=person)
     asked = next(row.seq for row in second.rows if row.kind == "question")
     left = second.disk.cut(asked, first.disk.done)
     left.mail.clear()
@@ -135,13 +136,13 @@ def test_reconcile_is_asked_again_in_a_later_life_beside_the_person() -> None:
         with pytest.raises(NotPending):
             await doubt.not_done()
 
-    life = play(Pay, disk, beside=look)
-    require_alike(first, life, "")
+    execution = run_execution(Pay, disk, beside=look)
+    require_alike(first, execution, "")
     assert len(ASKED) == 1
-    for where, left in kills(life):
-        if len(left.rows[RUN_ID]) >= life.before:
+    for where, left in kills(execution):
+        if len(left.rows[RUN_ID]) >= execution.before:
             left.done = dict(first.disk.done)
-            require_alike(first, play(Pay, left), where)
+            require_alike(first, run_execution(Pay, left), where)
 
 
 def test_what_a_person_says_while_reconcile_is_asked_counts() -> None:
@@ -158,13 +159,13 @@ def test_what_a_person_says_while_reconcile_is_asked_counts() -> None:
         await asyncio.sleep(20)
         await doubt.done("by hand")
 
-    life = play(Pay, disk, beside=person)
-    assert life.result == "by hand"
-    assert life.disk.done == first.disk.done
-    for where, left in kills(life):
-        if len(left.rows[RUN_ID]) >= life.before:
+    execution = run_execution(Pay, disk, beside=person)
+    assert execution.result == "by hand"
+    assert execution.disk.done == first.disk.done
+    for where, left in kills(execution):
+        if len(left.rows[RUN_ID]) >= execution.before:
             left.done = dict(first.disk.done)
-            require_alike(life, play(Pay, left), where)
+            require_alike(execution, run_execution(Pay, left), where)
 
 
 # --- failures after the work
@@ -185,12 +186,12 @@ class Keyed(Durable[str]):
 
 def test_a_call_that_fails_after_its_work_is_made_again_under_its_key() -> None:
     """`retry=` says that it may be; the receiver knows it by the key, in each life."""
-    first = play(Keyed)
+    first = run_execution(Keyed)
     assert first.error is None
     assert sum(row.kind == "intent" for row in first.rows) == 2
     assert len(first.disk.done) == 1
     for where, disk in kills(first):
-        require_alike(first, play(Keyed, disk), where)
+        require_alike(first, run_execution(Keyed, disk), where)
 
 
 class InCallback(Durable[str]):
@@ -209,7 +210,7 @@ async def pay_later(node: Any) -> None:
     effect = scope_here().effect("pay", {})  # type: ignore[union-attr]
 
     async def work() -> str:
-        return _disk[-1].done.setdefault(effect.key, "paid")
+        return mounted[-1].done.setdefault(effect.key, "paid")
 
     async def unknown(key: str) -> None:
         return None
@@ -223,27 +224,27 @@ def test_a_person_may_be_asked_in_a_final_callback() -> None:
     async def person(journal: Journal) -> None:
         await (await doubts_of(journal))[0].done("paid")
 
-    life = play(InCallback)
+    execution = run_execution(InCallback)
     for kind in ("intent", "question"):
-        number = next(row.seq for row in life.rows if row.kind == kind)
-        left = life.disk.cut(number, dict(life.disk.done))
+        number = next(row.seq for row in execution.rows if row.kind == kind)
+        left = execution.disk.cut(number, dict(execution.disk.done))
         left.mail.clear()
-        life = play(InCallback, left, beside=person)
-        assert life.result == "ended"
+        execution = run_execution(InCallback, left, beside=person)
+        assert execution.result == "ended"
 
 
 class Calls(Durable[str]):
     """A model calls a tool that gives a lot, then says what it was told."""
 
     async def task(self) -> str:
-        def play(request: Any) -> Any:
+        def answer(request: Any) -> Any:
             if (last := request.messages[-1]).role == "tool":
                 return str(last.content)
             return Message(role="assistant", tool_calls=[ToolCall(id="1", name="give")])
 
         talk = self.durable.conversation("t")
         talk.add("go")
-        backend = ScriptedBackend(otherwise=play)
+        backend = ScriptedBackend(otherwise=answer)
         return str((await self.call_handler(respond(backend, talk, [give]))).content)
 
 

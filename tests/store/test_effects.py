@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from support.lives import RUN_ID, Disk, Life, _disk, _key, play, require_consistent
-from support.pictures import PIXEL
-from support.scale import SEED, many
-from support.until import turns
+from support.killed_executions import Execution, require_consistent, run_execution
+from support.media_files import PIXEL
+from support.memory_journal import RUN_ID, Disk, effect_key_of, mounted
+from support.seeds import SEED, example_count
+from support.waiting import run_turns
 
 from anabranch import Retry, handler, tool
 from anabranch.commander.scope import scope_here
@@ -33,8 +34,8 @@ Program = list[Any]
 
 def failures() -> int:
     """Return how often the call around this code has failed, by the journal."""
-    rows = _disk[-1].rows[RUN_ID]
-    return sum(row.kind == "failed" and _key(row.ident) == effect_key() for row in rows)
+    rows = mounted[-1].rows[RUN_ID]
+    return sum(row.kind == "failed" and effect_key_of(row.ident) == effect_key() for row in rows)
 
 
 def change(text: str, *, again: bool = False) -> str:
@@ -42,7 +43,7 @@ def change(text: str, *, again: bool = False) -> str:
 
     What it gives names the key: whoever got another call's result would be seen.
     """
-    disk, key = _disk[-1], effect_key()
+    disk, key = mounted[-1], effect_key()
     if key in disk.done and not again:
         disk.twice.append(text)
     disk.done[key] = f"{text}, {key[:6]}"
@@ -50,12 +51,12 @@ def change(text: str, *, again: bool = False) -> str:
 
 
 def find(n: int, fails: int = 0, *, effect_key: str) -> Done | NotDone:
-    done = _disk[-1].done
+    done = mounted[-1].done
     return Done(Illustrated(done[effect_key], [PIXEL], ["f"])) if effect_key in done else NotDone()
 
 
 async def work(name: str, n: int, fails: int, *, again: bool = False) -> Illustrated:
-    await turns(n)
+    await run_turns(n)
     if failures() < fails:
         raise (Stubborn if n == 2 else ValueError)(f"{name} {n} fails")
     return Illustrated(change(f"{name} {n}", again=again), [PIXEL], ["f"])
@@ -87,7 +88,7 @@ async def limited(n: int, fails: int = 0) -> str:
 
 @tool(read_only=True)
 async def look(n: int, fails: int = 0) -> str:
-    await turns(n)
+    await run_turns(n)
     if failures() < fails:
         raise ValueError(f"look {n}")
     return f"saw {n}"
@@ -160,57 +161,61 @@ PROGRAM = st.lists(
 # --- kills
 
 
-def left_after(life: Life, rows: int, *, done: bool) -> Disk:
+def left_after(execution: Execution, rows: int, *, done: bool) -> Disk:
     """Return what is left if the process dies after so many rows.
 
     What was under way is `done` outside or not, if it was to be done at all.
     """
     outside: set[str] = set()
-    last = {row.ident: row for row in life.rows[:rows] if row.kind in ("intent", "failed", "gave")}
+    last = {
+        row.ident: row for row in execution.rows[:rows] if row.kind in ("intent", "failed", "gave")
+    }
     for ident, row in last.items():
-        later = [each for each in life.rows[row.seq :] if each.ident == ident]
+        later = [each for each in execution.rows[row.seq :] if each.ident == ident]
         ends = [each.kind for each in later if each.kind in ("failed", "gave")]
         if row.kind == "gave" or (row.kind == "intent" and done and ends[:1] == ["gave"]):
-            outside.add(_key(ident))
-    return life.disk.cut(rows, {key: life.disk.done[key] for key in outside & {*life.disk.done}})
+            outside.add(effect_key_of(ident))
+    return execution.disk.cut(
+        rows, {key: execution.disk.done[key] for key in outside & {*execution.disk.done}}
+    )
 
 
-def kills(life: Life) -> Iterator[tuple[str, Disk]]:
+def kills(execution: Execution) -> Iterator[tuple[str, Disk]]:
     """Give what each kill between two rows leaves, in both worlds."""
-    for rows in range(len(life.rows) + 1):
+    for rows in range(len(execution.rows) + 1):
         for done in (True, False):
-            yield f"killed after {rows} rows, done: {done}", left_after(life, rows, done=done)
+            yield f"killed after {rows} rows, done: {done}", left_after(execution, rows, done=done)
 
 
-def require_alike(first: Life, life: Life, where: str) -> None:
-    require_consistent(life, where)
-    assert (life.outcome, life.state) == (first.outcome, first.state), where
-    assert life.disk.done == first.disk.done, where
+def require_alike(first: Execution, execution: Execution, where: str) -> None:
+    require_consistent(execution, where)
+    assert (execution.outcome, execution.state) == (first.outcome, first.state), where
+    assert execution.disk.done == first.disk.done, where
 
 
 @seed(SEED)
-@settings(max_examples=many(8, 300), deadline=None)
+@settings(max_examples=example_count(8, 300), deadline=None)
 @given(program=PROGRAM, order=st.integers(0, 999))
 def test_each_effect_happens_once_whenever_the_run_is_killed(program: Program, order: int) -> None:
     """D3, D7, D21: result, told failures and effects are the same after every kill."""
-    first = play(lambda: Work(program), seed=order)
+    first = run_execution(lambda: Work(program), seed=order)
     assert first.error is None
     # Which of several takes what an earlier attempt left is written as soon as one has.
     free = any(second is not None and second != group for group, second, _ in program)
     for where, disk in kills(first):
-        life = play(lambda: Work(program), disk, seed=order + 1)
+        execution = run_execution(lambda: Work(program), disk, seed=order + 1)
         if free:
-            assert outside(life) == outside(first), where
-            assert KEY.sub("", str(life.result)) == KEY.sub("", str(first.result)), where
+            assert outside(execution) == outside(first), where
+            assert KEY.sub("", str(execution.result)) == KEY.sub("", str(first.result)), where
         else:
-            require_alike(first, life, where)
+            require_alike(first, execution, where)
 
 
 KEY = re.compile(", [0-9a-f]{6}")
 
 
-def outside(life: Life) -> list[str]:
-    return sorted(KEY.sub("", each) for each in life.disk.done.values())
+def outside(execution: Execution) -> list[str]:
+    return sorted(KEY.sub("", each) for each in execution.disk.done.values())
 
 
 # --- in doubt
@@ -253,7 +258,7 @@ def test_one_in_doubt_waits_for_a_person_and_never_runs_again_in_silence(
     name: str, done: bool
 ) -> None:
     """D7: the control. What the person says is what becomes of it."""
-    first = play(lambda: One(name))
+    first = run_execution(lambda: One(name))
     intent = next(row.seq for row in first.rows if row.kind == "intent")
     disk = left_after(first, intent, done=done)
     before = dict(disk.done)
@@ -279,16 +284,16 @@ def test_one_in_doubt_waits_for_a_person_and_never_runs_again_in_silence(
             await doubt.not_done()
         assert not await journal.doubts()
 
-    life = play(lambda: One(name), disk, beside=wait_and_say)
-    require_alike(first, life, "")
+    execution = run_execution(lambda: One(name), disk, beside=wait_and_say)
+    require_alike(first, execution, "")
     # What was said of it is kept.
-    letter = next(row.seq for row in life.rows if row.kind == "letter")
-    require_alike(first, play(lambda: One(name), life.disk.cut(letter, before)), "")
+    letter = next(row.seq for row in execution.rows if row.kind == "letter")
+    require_alike(first, run_execution(lambda: One(name), execution.disk.cut(letter, before)), "")
 
 
 def test_what_was_said_of_one_doubt_says_nothing_of_the_next() -> None:
     """It was not done, was begun again, and the process died once more: that is a new question."""
-    first = play(lambda: One("unsure"))
+    first = run_execution(lambda: One("unsure"))
     disk = left_after(first, 1, done=False)
 
     async def say_not_done(journal: Journal) -> None:
@@ -296,7 +301,7 @@ def test_what_was_said_of_one_doubt_says_nothing_of_the_next() -> None:
             await asyncio.sleep(1)
         await doubts[0].not_done()
 
-    second = play(lambda: One("unsure"), disk, beside=say_not_done)
+    second = run_execution(lambda: One("unsure"), disk, beside=say_not_done)
     begun = [row.seq for row in second.rows if row.kind == "intent"]
     assert len(begun) == 2
     asked: list[Any] = []
@@ -307,7 +312,9 @@ def test_what_was_said_of_one_doubt_says_nothing_of_the_next() -> None:
         asked.extend(doubts)
         await doubts[0].done(*first.disk.done.values())
 
-    third = play(lambda: One("unsure"), left_after(second, begun[1], done=True), beside=see)
+    third = run_execution(
+        lambda: One("unsure"), left_after(second, begun[1], done=True), beside=see
+    )
     assert len(asked) == 1
     require_alike(first, third, "")
 
@@ -319,12 +326,12 @@ async def slow(n: int) -> str:
 
 
 def test_a_call_that_its_timeout_cut_off_is_told_alike_in_each_life() -> None:
-    first = play(lambda: One("slow"))
+    first = run_execution(lambda: One("slow"))
     assert first.result[0][1] == "Error: slow did not finish within 5 seconds"
     for where, disk in kills(first):
         kinds = {row.kind for row in disk.rows[RUN_ID]}
         if "failed" in kinds or "intent" not in kinds:  # else it is in doubt
-            require_alike(first, play(lambda: One("slow"), disk), where)
+            require_alike(first, run_execution(lambda: One("slow"), disk), where)
 
 
 @tool(
@@ -349,7 +356,7 @@ def test_a_call_that_was_cut_off_is_in_doubt_for_its_next_attempt() -> None:
             only_n = (c.model_copy(update={"arguments": {"n": 1}}) async for c in calls(group))
             return told(await self.call_handler(call_tools(only_n, [sluggish])))
 
-    ((status, content, images, _),) = play(Sluggish).result
+    ((status, content, images, _),) = run_execution(Sluggish).result
     assert (status, content[:12], images) == ("ok", "sluggish 1, ", [PIXEL.url])
 
 
@@ -379,12 +386,12 @@ async def do_here(number: int) -> str:
     return await effect.do(act)
 
 
-def changed(before: Any, after: Any, rows: int) -> Life:
+def changed(before: Any, after: Any, rows: int) -> Execution:
     CODE.append(before)
-    first = play(Changing)
+    first = run_execution(Changing)
     CODE[-1] = after
     try:
-        return play(Changing, left_after(first, rows, done=True))
+        return run_execution(Changing, left_after(first, rows, done=True))
     finally:
         CODE.pop()
 
@@ -420,19 +427,19 @@ async def new_before_old(node: Any) -> list[Any]:
 def test_a_new_effect_in_the_place_of_a_recorded_one_is_refused(before: Any, after: Any) -> None:
     """D8: and the run is parked, with nothing of the refusal in it."""
     CODE.append(before)
-    begun = sum(row.kind == "intent" for row in play(Changing).rows)
+    begun = sum(row.kind == "intent" for row in run_execution(Changing).rows)
     CODE.pop()
     for rows in (begun, begun + 1):
-        life = changed(before, after, rows)
-        assert isinstance(life.error, JournalMismatch), life.outcome
-        assert life.state == "parked"
-        assert not [row.kind for row in life.rows[rows:] if row.kind != "gave"]
+        execution = changed(before, after, rows)
+        assert isinstance(execution.error, JournalMismatch), execution.outcome
+        assert execution.state == "parked"
+        assert not [row.kind for row in execution.rows[rows:] if row.kind != "gave"]
 
 
 def test_a_parked_run_goes_on_with_the_code_as_it_was() -> None:
-    life = changed(both_here, others_here, 4)
+    execution = changed(both_here, others_here, 4)
     CODE.append(both_here)
-    assert play(Changing, life.disk).result == ["did 1", "did 2"]
+    assert run_execution(Changing, execution.disk).result == ["did 1", "did 2"]
     CODE.pop()
 
 
@@ -452,11 +459,13 @@ def test_a_new_effect_with_another_caller_or_of_another_tool_is_held_by_nobody()
 
 
 def test_a_call_s_result_comes_back_equal() -> None:
-    first = play(lambda: Work([([("mail", 1, 0)], None, False)]))
+    first = run_execution(lambda: Work([([("mail", 1, 0)], None, False)]))
     ((status, content, images, files),) = first.result[0]
     assert (status, content[:8], images, files) == ("ok", "mail 1, ", [PIXEL.url], ["f"])
     for where, disk in kills(first):
-        require_alike(first, play(lambda: Work([([("mail", 1, 0)], None, False)]), disk), where)
+        require_alike(
+            first, run_execution(lambda: Work([([("mail", 1, 0)], None, False)]), disk), where
+        )
 
 
 def takes(n: int, effect_key: str) -> NotDone:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, _disk, play
+from support.killed_executions import run_execution
+from support.memory_journal import RUN_ID, mounted
 
 from anabranch import Retry, tool
 from anabranch.agents import Agent, AgentHook, AgentMessage, ToolExecutor
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.contract("D11")
 
 
 async def found(n: int, fails: int = 0, *, effect_key: str) -> Done | NotDone:
-    done = _disk[-1].done
+    done = mounted[-1].done
     return Done(done[effect_key]) if effect_key in done else NotDone()
 
 
@@ -74,11 +75,11 @@ def test_hooks_run_in_each_life_and_the_tool_once() -> None:
         hooks.append(Twice())
         return Buyer(hooks[-1])
 
-    first = play(make)
+    first = run_execution(make)
     assert first.error is None, first.error
     for where, disk in kills(first):
-        life = play(make, disk)
-        assert (life.outcome, life.disk.done) == (first.outcome, first.disk.done), where
+        execution = run_execution(make, disk)
+        assert (execution.outcome, execution.disk.done) == (first.outcome, first.disk.done), where
         if not any(row.kind == "result" for row in disk.rows[RUN_ID]):
             assert len(hooks[-1].seen) == len(hooks[0].seen), where
 
@@ -99,11 +100,11 @@ class Remote(Durable[list[Any]]):
 
 def test_a_tool_with_a_schema_from_elsewhere_is_an_effect_as_well() -> None:
     """Arguments that are wrong are told, and nothing is written of them."""
-    first = play(Remote)
+    first = run_execution(Remote)
     assert [each[0] for each in first.result] == ["ok", "invalid"]
     assert sum(row.kind == "intent" for row in first.rows) == 1
     for where, disk in kills(first):
-        require_alike(first, play(Remote, disk), where)
+        require_alike(first, run_execution(Remote, disk), where)
 
 
 # --- leaving
@@ -175,11 +176,11 @@ def test_a_call_that_was_cancelled_stays_cancelled() -> None:
     """D11: and what became of the effect is nobody's question any more."""
     GATE.append(asyncio.Event())
 
-    first = play(Impatient)
+    first = run_execution(Impatient)
     assert first.result[0][1] == "Error: the call was cancelled: too slow"
     for where, disk in kills(first):
         if any(row.kind in ("cancelled", "result") for row in disk.rows[RUN_ID]):
-            require_alike(first, play(Impatient, disk), where)
+            require_alike(first, run_execution(Impatient, disk), where)
 
 
 # --- a person between a new effect and its caller
@@ -209,15 +210,19 @@ async def allow_all(journal: Journal) -> None:
 def test_a_new_effect_after_a_yes_is_held_for_one_that_waits_for_its_yes() -> None:
     """D8: the node that asks is not the caller: equal numbers of calls, one of which is another."""
     NUMBERS.append([1, 2])
-    first = play(Asks, beside=allow_all)
+    first = run_execution(Asks, beside=allow_all)
     assert first.error is None
     NUMBERS.append([3, 1, 2])  # one more, and the recorded ones are still to come
-    assert play(Asks, first.disk.cut(len(first.rows) - 2, first.disk.done), beside=allow_all).result
+    assert run_execution(
+        Asks, first.disk.cut(len(first.rows) - 2, first.disk.done), beside=allow_all
+    ).result
     NUMBERS.append([3, 1])
-    life = play(Asks, first.disk.cut(len(first.rows) - 2, first.disk.done), beside=allow_all)
-    assert isinstance(life.error, JournalMismatch)
-    assert life.state == "parked"
-    assert not any("asked 3" in text for text in life.disk.done.values())
+    execution = run_execution(
+        Asks, first.disk.cut(len(first.rows) - 2, first.disk.done), beside=allow_all
+    )
+    assert isinstance(execution.error, JournalMismatch)
+    assert execution.state == "parked"
+    assert not any("asked 3" in text for text in execution.disk.done.values())
 
 
 @tool(retry=Retry(attempts=2, on=ValueError, backoff=3600))
@@ -235,8 +240,8 @@ class Patient(Durable[list[Any]]):
 def test_a_failed_attempt_is_over_though_the_process_dies_in_the_pause() -> None:
     """It is known to have failed, so nobody has to say what became of it."""
 
-    first = play(Patient)
+    first = run_execution(Patient)
     assert first.result[0][0] == "ok"
     in_the_pause = [row.seq for row in first.rows if row.kind in ("failed", "attempt")]
     for rows in in_the_pause:
-        require_alike(first, play(Patient, first.disk.cut(rows, {})), f"{rows}")
+        require_alike(first, run_execution(Patient, first.disk.cut(rows, {})), f"{rows}")

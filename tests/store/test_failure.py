@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.odd import ERRORS, FATAL_ERRORS, Broken, Frozen, Mute, Slotted, make_error
-from support.scale import many
+from support.broken_objects import ERRORS, FATAL_ERRORS, Broken, Frozen, Mute, Slotted, make_error
+from support.seeds import example_count
 
 import anabranch
 from anabranch import AnabranchError, Message, NodeCancelled, QuorumNotMet, RateLimited
@@ -270,7 +270,7 @@ VALUES = st.recursive(
 KINDS = (Plain, ValueError, KeyError, Both, Coded, OwnOs, ToolCallError, QuorumNotMet, SlotError)
 
 
-@settings(max_examples=many(100, 3000))
+@settings(max_examples=example_count(100, 3000))
 @given(
     st.sampled_from(KINDS),
     st.lists(VALUES, max_size=3),

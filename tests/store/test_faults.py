@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faulty import Disk
-from support.scale import many
-from support.until import until
+from support.failing_disk import FailingDisk
+from support.seeds import example_count
+from support.waiting import wait_until
 
 from anabranch.commander import Node
 from anabranch.commander.scope import scope_here
@@ -79,17 +79,17 @@ GO: dict[str, asyncio.Event] = {}
 HOW = ["effect", "sleep", "signal", "child", "step", "plain"]
 
 
-@pytest.mark.parametrize("after", range(many(3, 12)))
+@pytest.mark.parametrize("after", range(example_count(3, 12)))
 @pytest.mark.parametrize("how", HOW)
 async def test_a_run_ends_with_the_journals_error_whatever_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, after: int
 ) -> None:
     """All who wait are told, in the tree and outside; nothing hangs; the run is taken up."""
-    disk, at = Disk(monkeypatch), list[str]()
+    disk, at = FailingDisk(monkeypatch), list[str]()
     GO["go"] = asyncio.Event()
     async with asyncio.timeout(PATIENCE), Journal(str(tmp_path / "runs.db")) as journal:
         running = asyncio.create_task(journal.run(Waits(how), run_id="r", live={"at": at}))
-        await until(lambda: "there" in at)
+        await wait_until(lambda: "there" in at)
         await journal._file.barrier()  # what was paid before is on disk
         disk.fail_after(after)
         told = await asyncio.gather(

@@ -6,8 +6,8 @@ import time
 import weakref
 
 import pytest
-from support.journal import IDENT, opened, row, taken, values
-from support.until import until
+from support.journal_file import IDENT, acquire_run, make_row, open_journal, row_values
+from support.waiting import wait_until
 
 from anabranch.store._file import JournalFile, Row
 from anabranch.store.errors import (
@@ -24,15 +24,17 @@ pytestmark = pytest.mark.contract("D1")
 
 @pytest.fixture(params=["file", "memory"])
 async def file(request, tmp_path):
-    async with opened(tmp_path / "runs.db" if request.param == "file" else ":memory:") as file:
+    async with open_journal(
+        tmp_path / "runs.db" if request.param == "file" else ":memory:"
+    ) as file:
         yield file
 
 
 async def test_rows_come_back_as_they_were_appended_with_number_and_time(file):
     """In their order, the values byte for byte, also empty ones and ones kept beside the table."""
-    fence, before = await taken(file), time.time()
+    fence, before = await acquire_run(file), time.time()
     given = [b"", b"\0\xff", b"x" * 65_536, b"y" * 65_537, b"z" * 3_000_000, b"y" * 65_537]
-    assert [file.append("run", fence, row(value)) for value in given] == [1, 2, 3, 4, 5, 6]
+    assert [file.append("run", fence, make_row(value)) for value in given] == [1, 2, 3, 4, 5, 6]
     await file.barrier()
     rows = await file.rows("run")
     assert [each.value for each in rows] == given
@@ -43,39 +45,42 @@ async def test_rows_come_back_as_they_were_appended_with_number_and_time(file):
 
 async def test_equal_large_values_are_kept_once(tmp_path):
     """A hundred rows of one value of 200 kB take hardly more than one."""
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
         for _ in range(100):
-            file.append("run", fence, row(b"x" * 200_000))
+            file.append("run", fence, make_row(b"x" * 200_000))
     assert (tmp_path / "runs.db").stat().st_size < 400_000
 
 
 async def test_a_value_beyond_the_limit_is_refused_at_the_append(file):
     """It takes no number."""
-    fence = await taken(file)
+    fence = await acquire_run(file)
     with pytest.raises(NotStorable, match="67,108,865 bytes"):
-        file.append("run", fence, row(bytes((64 << 20) + 1)))
-    assert file.append("run", fence, row()) == 1
+        file.append("run", fence, make_row(bytes((64 << 20) + 1)))
+    assert file.append("run", fence, make_row()) == 1
 
 
 async def test_rows_are_written_soon_when_nobody_waits(tmp_path):
     """Another connection sees them, though there was no barrier."""
-    async with opened(tmp_path / "runs.db") as file, opened(tmp_path / "runs.db") as other:
-        fence = await taken(file)
+    async with (
+        open_journal(tmp_path / "runs.db") as file,
+        open_journal(tmp_path / "runs.db") as other,
+    ):
+        fence = await acquire_run(file)
         seen = await other.watch()
-        file.append("run", fence, row(1))
-        while await values(other) != [b"1"]:
+        file.append("run", fence, make_row(1))
+        while await row_values(other) != [b"1"]:
             seen = await other.watch(seen)
 
 
 async def test_many_barriers_share_a_commit(tmp_path, monkeypatch):
     """A hundred that wait at once take two commits at most."""
-    async with opened(tmp_path / "runs.db") as file:
-        fence, commits = await taken(file), []
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence, commits = await acquire_run(file), []
         await file.call(lambda sql: sql.set_trace_callback(commits.append))
 
         async def effect(number):
-            file.append("run", fence, row(number))
+            file.append("run", fence, make_row(number))
             await file.barrier("run", fence)
 
         await asyncio.gather(*(effect(number) for number in range(100)))
@@ -85,19 +90,19 @@ async def test_many_barriers_share_a_commit(tmp_path, monkeypatch):
 
 async def test_a_call_sees_the_rows_before_it_and_only_those(file):
     """It stands in the order of the appends."""
-    fence = await taken(file)
-    file.append("run", fence, row(1))
+    fence = await acquire_run(file)
+    file.append("run", fence, make_row(1))
     count = "select count(*) from anabranch_row"
     call = asyncio.ensure_future(file.call(lambda sql: sql.execute(count).fetchone()))
     await asyncio.sleep(0)
-    file.append("run", fence, row(2))
+    file.append("run", fence, make_row(2))
     assert await call == (1,)
 
 
 async def test_a_call_that_raises_takes_back_only_its_own(file):
     """The rows before it stay, and the next call works."""
-    fence = await taken(file)
-    file.append("run", fence, row(1))
+    fence = await acquire_run(file)
+    file.append("run", fence, make_row(1))
 
     def broken(sql):
         sql.execute("create table orders (id)")
@@ -105,7 +110,7 @@ async def test_a_call_that_raises_takes_back_only_its_own(file):
 
     with pytest.raises(KeyError, match="mine"):
         await file.call(broken)
-    assert await values(file) == [b"1"]
+    assert await row_values(file) == [b"1"]
     await file.call(lambda sql: sql.execute("create table orders (id)"))
 
 
@@ -127,7 +132,7 @@ async def test_what_a_call_gave_is_not_kept(file):
         pass
 
     result = weakref.ref(await file.call(lambda sql: Result()))
-    await until(lambda: result() is None)
+    await wait_until(lambda: result() is None)
 
 
 async def test_cancelling_whoever_awaits_a_call_does_not_undo_it(file):
@@ -140,19 +145,19 @@ async def test_cancelling_whoever_awaits_a_call_does_not_undo_it(file):
 
 async def test_a_transaction_and_its_row_stand_or_fall_together(file):
     """What raises leaves neither, and no other row is harmed; the number stays unused."""
-    fence = await taken(file)
+    fence = await acquire_run(file)
     await file.call(lambda sql: sql.execute("create table orders (id integer primary key)"))
 
     def order(sql):
         sql.execute("insert into orders values (1)")
-        return row(b"ordered")
+        return make_row(b"ordered")
 
     assert await file.transact("run", fence, order) == 1
     with pytest.raises(sqlite3.IntegrityError):
         await file.transact("run", fence, order)
     with pytest.raises(NotStorable):
-        await file.transact("run", fence, lambda sql: row(bytes((64 << 20) + 1)))
-    assert file.append("run", fence, row(b"after")) == 4
+        await file.transact("run", fence, lambda sql: make_row(bytes((64 << 20) + 1)))
+    assert file.append("run", fence, make_row(b"after")) == 4
     assert [(each.seq, each.value) for each in await file.rows("run")] == [
         (1, b"ordered"),
         (4, b"after"),
@@ -172,17 +177,17 @@ async def test_a_transaction_and_its_row_stand_or_fall_together(file):
 )
 async def test_a_transaction_cannot_end_the_one_that_others_rows_are_in(file, end):
     """It is refused to the user's function; the journal goes on."""
-    fence = await taken(file)
-    file.append("run", fence, row(1))
+    fence = await acquire_run(file)
+    file.append("run", fence, make_row(1))
 
     def broken(sql):
         sql.execute("create table orders (id)")
         end(sql)
-        return row(2)
+        return make_row(2)
 
     with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
         await file.transact("run", fence, broken)
-    assert await values(file) == [b"1"]
+    assert await row_values(file) == [b"1"]
     await file.call(lambda sql: sql.execute("create table orders (id)"))
 
 
@@ -214,28 +219,28 @@ async def test_a_run_that_is_not_there_is_said_to_be_missing(file):
 
 async def test_a_claim_gives_all_rows_and_numbers_go_on(file):
     """Each claim has a higher fence; an appender with an old one is told so at once."""
-    fence = await taken(file)
-    file.append("run", fence, row(1))
+    fence = await acquire_run(file)
+    file.append("run", fence, make_row(1))
     await file.release("run", fence, "suspended")
     with pytest.raises(LeaseLost):
-        file.append("run", fence, row(2))
+        file.append("run", fence, make_row(2))
     run, rows = await file.acquire("run", "next")
     assert (run.fence, run.owner, run.state, run.rows) == (fence + 1, "next", "running", 1)
     assert [each.value for each in rows] == [b"1"]
     with pytest.raises(LeaseLost):
-        file.append("run", fence, row(2))
-    assert file.append("run", run.fence, row(2)) == 2
+        file.append("run", fence, make_row(2))
+    assert file.append("run", run.fence, make_row(2)) == 2
     await file.barrier("run", run.fence)
 
 
 async def test_a_release_writes_what_was_appended_and_the_end(file):
     """State, error and rows are one commit; after it nobody owns the run."""
-    fence = await taken(file)
-    file.append("run", fence, row(1))
+    fence = await acquire_run(file)
+    file.append("run", fence, make_row(1))
     release = asyncio.ensure_future(file.release("run", fence, "failed", b"why"))
     await asyncio.sleep(0)
     with pytest.raises(LeaseLost):
-        file.append("run", fence, row(2))  # it would come after the end
+        file.append("run", fence, make_row(2))  # it would come after the end
     await release
     run = await file.run("run")
     assert (run.state, run.error, run.owner, run.rows) == ("failed", b"why", "", 1)
@@ -247,12 +252,12 @@ async def test_a_release_writes_what_was_appended_and_the_end(file):
 async def test_a_run_has_one_owner_in_a_process(tmp_path, kind):
     """Two journals of one process refuse each other too, and so does one itself."""
     path = tmp_path / "runs.db" if kind == "file" else ":memory:"
-    async with opened(path) as file:
-        fence = await taken(file)
+    async with open_journal(path) as file:
+        fence = await acquire_run(file)
         with pytest.raises(RunBusy, match=r"journal of this process"):
             await file.acquire("run", "me")
         if kind == "file":
-            async with opened(path) as other:
+            async with open_journal(path) as other:
                 with pytest.raises(RunBusy, match=r"journal of this process \(\d+\) since 20") as e:
                     await other.acquire("run", "me")
                 assert e.value.since == pytest.approx(time.time(), abs=60)
@@ -263,10 +268,10 @@ async def test_a_run_has_one_owner_in_a_process(tmp_path, kind):
 
 async def test_closing_frees_the_runs_and_leaves_no_lock(tmp_path):
     """The next claim counts it as left by an owner that died."""
-    async with opened(tmp_path / "runs.db") as file:
-        await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        await acquire_run(file)
     assert list((tmp_path / "runs.db-locks").iterdir()) == []
-    async with opened(tmp_path / "runs.db") as file:
+    async with open_journal(tmp_path / "runs.db") as file:
         run, _ = await file.acquire("run", "next")
         assert run.recoveries == 1
 
@@ -275,12 +280,12 @@ async def test_recoveries_count_owners_that_died_without_a_new_row(tmp_path):
     """A new row begins the count anew; a run that was given back does not count."""
     counts = []
     for event in ("dies", "dies", "rows", "dies", "given back", "dies", "end"):
-        async with opened(tmp_path / "runs.db") as file:
+        async with open_journal(tmp_path / "runs.db") as file:
             await file.start("run", "Order", 1, b"")
             run, _ = await file.acquire("run", "x")
             counts.append(run.recoveries)
             if event == "rows":
-                file.append("run", run.fence, row())
+                file.append("run", run.fence, make_row())
             if event == "given back":
                 await file.release("run", run.fence, "suspended")
     assert counts == [0, 1, 2, 0, 1, 1, 2]
@@ -290,18 +295,18 @@ async def test_rows_that_each_life_may_add_again_are_no_new_ones(tmp_path):
     """What a reply says before it is whole, an effect that does not end: the run is parked."""
     counts = []
     for kind in ("intent", "partial", "intent", "withdrawn", "ended", "gave", "partial", "end"):
-        async with opened(tmp_path / "runs.db") as file:
+        async with open_journal(tmp_path / "runs.db") as file:
             await file.start("run", "Order", 1, b"")
             run, _ = await file.acquire("run", "x")
             counts.append(run.recoveries)
             for _ in range(3):
-                file.append("run", run.fence, row()._replace(kind=kind))
+                file.append("run", run.fence, make_row()._replace(kind=kind))
     assert counts == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
     """However far it had come, the next one has it."""
-    async with opened(tmp_path / "runs.db") as file:
+    async with open_journal(tmp_path / "runs.db") as file:
         await file.start("run", "Order", 1, b"")
         for _ in range(5):
             claim = asyncio.ensure_future(file.acquire("run", "x"))
@@ -315,18 +320,18 @@ async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
 
 async def test_a_stale_fence_writes_nothing_and_harms_nobody_else(tmp_path):
     """Its appender, barriers, transactions and release get `LeaseLost`; others' rows are there."""
-    async with opened(tmp_path / "runs.db") as file:
-        old, good = await taken(file, "old"), await taken(file, "good")
-        file.append("old", old, row(1))
+    async with open_journal(tmp_path / "runs.db") as file:
+        old, good = await acquire_run(file, "old"), await acquire_run(file, "good")
+        file.append("old", old, make_row(1))
         await file.barrier("old", old)
         await file.call(
             lambda sql: sql.execute("update anabranch_run set fence = 9 where run_id = 'old'")
         )
-        file.append("old", old, row(2))
-        file.append("good", good, row(3))
+        file.append("old", old, make_row(2))
+        file.append("good", good, make_row(3))
         results = await asyncio.gather(
             file.barrier("old", old),
-            file.transact("old", old, lambda sql: row(4)),
+            file.transact("old", old, lambda sql: make_row(4)),
             file.release("old", old, "completed"),
             file.barrier("good", good),
             file.barrier(),
@@ -335,22 +340,25 @@ async def test_a_stale_fence_writes_nothing_and_harms_nobody_else(tmp_path):
         assert [type(each) for each in results[:3]] == [LeaseLost] * 3
         assert results[3:] == [None, None]
         with pytest.raises(LeaseLost):
-            file.append("old", old, row(5))
-        assert await values(file, "old") == [b"1"]
-        assert await values(file, "good") == [b"3"]
+            file.append("old", old, make_row(5))
+        assert await row_values(file, "old") == [b"1"]
+        assert await row_values(file, "good") == [b"3"]
         assert (await file.run("old")).state == "running"
 
 
 async def test_a_barrier_of_a_run_asks_for_the_fence_also_when_there_is_nothing_to_write(tmp_path):
     """So that it can be the last look before an effect."""
-    async with opened(tmp_path / "runs.db") as file, opened(tmp_path / "runs.db") as other:
-        fence = await taken(file)
+    async with (
+        open_journal(tmp_path / "runs.db") as file,
+        open_journal(tmp_path / "runs.db") as other,
+    ):
+        fence = await acquire_run(file)
         await file.barrier("run", fence)
         await other.call(lambda sql: sql.execute("update anabranch_run set fence = fence + 1"))
         with pytest.raises(LeaseLost):
             await file.barrier("run", fence)
         with pytest.raises(LeaseLost):
-            file.append("run", fence, row())  # at once, from then on
+            file.append("run", fence, make_row())  # at once, from then on
 
 
 async def test_runs_are_found_by_state_and_by_the_beginning_of_their_names(file):
@@ -393,7 +401,10 @@ async def test_a_watch_ends_at_a_post_here_for_everybody(file):
 
 async def test_a_watch_ends_when_another_journal_writes(tmp_path):
     """It looks for that a few times in a second."""
-    async with opened(tmp_path / "runs.db") as file, opened(tmp_path / "runs.db") as other:
+    async with (
+        open_journal(tmp_path / "runs.db") as file,
+        open_journal(tmp_path / "runs.db") as other,
+    ):
         await file.start("run", "Order", 1, b"")
         seen = await other.watch()
         watcher = asyncio.ensure_future(other.watch(seen))
@@ -405,16 +416,16 @@ async def test_a_watch_ends_when_another_journal_writes(tmp_path):
 
 async def test_a_fork_has_the_rows_up_to_a_point(file):
     """With their times and large values; both go on by themselves."""
-    fence = await taken(file)
+    fence = await acquire_run(file)
     for value in (b"1", b"2" * 100_000, b"3"):
-        file.append("run", fence, row(value))
+        file.append("run", fence, make_row(value))
     new = await file.fork("run", 2, "new")
     assert (new.state, new.rows, new.class_name, new.inputs) == ("pending", 2, "Order", b"{}")
     assert await file.rows("new") == (await file.rows("run"))[:2]
     run, _ = await file.acquire("new", "x")
-    assert file.append("new", run.fence, row(b"other")) == 3
-    assert await values(file, "new") == [b"1", b"2" * 100_000, b"other"]
-    assert await values(file) == [b"1", b"2" * 100_000, b"3"]
+    assert file.append("new", run.fence, make_row(b"other")) == 3
+    assert await row_values(file, "new") == [b"1", b"2" * 100_000, b"other"]
+    assert await row_values(file) == [b"1", b"2" * 100_000, b"3"]
     with pytest.raises(RunExists):
         await file.fork("run", 2, "new")
 
@@ -423,16 +434,16 @@ async def test_a_purge_takes_what_ended_before_a_time_and_nothing_else(file):
     """Rows, mail and large values that no other run has go with it."""
     shared, own = b"s" * 70_000, b"o" * 70_000
     for name in ("live", "done-1", "done-2", "done-3"):
-        fence = await taken(file, name)
-        file.append(name, fence, row(shared))
+        fence = await acquire_run(file, name)
+        file.append(name, fence, make_row(shared))
         await file.post(name, "signal", "x", b"")
         if name != "live":
-            file.append(name, fence, row(own))
+            file.append(name, fence, make_row(own))
             await file.release(name, fence, "completed")
     assert await file.purge(0) == 0
     assert await file.purge(time.time() + 1) == 3
     assert [run.run_id for run in await file.runs()] == ["live"]
-    assert await values(file, "live") == [shared]
+    assert await row_values(file, "live") == [shared]
     for table, left in (("row", 1), ("blob", 1), ("mail", 1)):
         count = f"select count(*) from anabranch_{table}"
         assert await file.call(lambda sql, count=count: sql.execute(count).fetchone()) == (left,)
@@ -443,19 +454,19 @@ async def test_closing_writes_what_was_appended_and_is_harmless_twice(tmp_path):
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.close()
     await file.open()
-    fence = await taken(file)
+    fence = await acquire_run(file)
     for number in range(100):
-        file.append("run", fence, row(number))
+        file.append("run", fence, make_row(number))
     await asyncio.gather(file.close(), file.close())
     await file.close()
     with pytest.raises(LeaseLost):
-        file.append("run", fence, row())
+        file.append("run", fence, make_row())
     for asked in (file.barrier(), file.runs(), file.watch()):
         with pytest.raises(JournalError, match="is closed"):
             await asked
     assert {each.name for each in tmp_path.iterdir()} == {"runs.db", "runs.db-locks"}
-    async with opened(tmp_path / "runs.db") as file:
-        assert len(await values(file)) == 100
+    async with open_journal(tmp_path / "runs.db") as file:
+        assert len(await row_values(file)) == 100
 
 
 async def test_a_row_says_what_it_is():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.journal import opened, row, taken, values
+from support.journal_file import acquire_run, make_row, open_journal, row_values
 
 from anabranch.store import _schema, _writer
 from anabranch.store._file import JournalFile
@@ -40,10 +40,10 @@ async def refused(path: Path | str) -> str:
 
 
 async def journal(path: Path, rows: int = 200) -> None:
-    async with opened(path) as file:
-        fence = await taken(file)
+    async with open_journal(path) as file:
+        fence = await acquire_run(file)
         for _ in range(rows):
-            file.append("run", fence, row(b"x" * 1000))
+            file.append("run", fence, make_row(b"x" * 1000))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_a_file_of_an_older_anabranch_is_brought_up_once(tmp_path, monkeyp
     monkeypatch.setattr(_schema, "MIGRATIONS", [*_schema.MIGRATIONS, newer])
     files = [JournalFile(str(tmp_path / "runs.db")) for _ in range(4)]
     await asyncio.gather(*(file.open() for file in files))
-    assert len(await values(files[0])) == 3
+    assert len(await row_values(files[0])) == 3
     (version,) = await files[1].call(lambda sql: sql.execute("pragma user_version").fetchone())
     assert version == len(_schema.MIGRATIONS)
     await asyncio.gather(*(file.close() for file in files))
@@ -109,8 +109,8 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
         broken = ("create table extra (a)", "alter table missing add column b")
         patch.setattr(_schema, "MIGRATIONS", [*_schema.MIGRATIONS, broken])
         assert "no such table" in await refused(tmp_path / "runs.db")
-    async with opened(tmp_path / "runs.db") as file:
-        assert len(await values(file)) == 3
+    async with open_journal(tmp_path / "runs.db") as file:
+        assert len(await row_values(file)) == 3
         tables = await file.call(lambda sql: sql.execute("pragma table_list").fetchall())
         assert "extra" not in {each[1] for each in tables}
 
@@ -133,7 +133,7 @@ async def test_damage_is_said_when_it_is_met_and_ends_the_journal(tmp_path):
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2 // 4096 * 4096)
         file.write(os.urandom(4096 * 4))
-    async with opened(path) as journal_:
+    async with open_journal(path) as journal_:
         asked = [journal_.rows("run"), journal_.acquire("run", "x"), journal_.barrier()]
         for each in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(each, JournalError)

@@ -8,8 +8,8 @@ import shutil
 import sqlite3
 
 import pytest
-from support.faulty import Disk
-from support.journal import opened, program, row, taken, values
+from support.failing_disk import FailingDisk
+from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
 
 from anabranch import Agent, Commander
 from anabranch.messages import sqlite
@@ -27,7 +27,7 @@ async def all_waiting(file: JournalFile, fence: int) -> list[object]:
         file.barrier(),
         file.barrier("run", fence),
         file.call(lambda sql: 1),
-        file.transact("run", fence, lambda sql: row()),
+        file.transact("run", fence, lambda sql: make_row()),
         file.start("other", "Order", 1, b""),
         file.post("run", "signal", "x", b""),
         file.rows("run"),
@@ -41,12 +41,12 @@ async def all_waiting(file: JournalFile, fence: int) -> list[object]:
 @pytest.mark.parametrize("after", range(12))
 async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeypatch, after):
     """Nothing hangs, later appends are told at once, and the file can be opened anew."""
-    disk = Disk(monkeypatch)
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
-        file.append("run", fence, row(1))
+    disk = FailingDisk(monkeypatch)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
+        file.append("run", fence, make_row(1))
         await file.barrier("run", fence)
-        file.append("run", fence, row(2))
+        file.append("run", fence, make_row(2))
         disk.fail_after(after)
         errors = await all_waiting(file, fence)
         failed = [each for each in errors if isinstance(each, BaseException)]
@@ -57,15 +57,15 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
         with pytest.raises(JournalError, match="check the disk, and whether it is full, then"):
             await file.barrier()
     disk.mend()
-    async with opened(tmp_path / "runs.db") as file:
-        assert (await values(file))[:1] == [b"1"]
+    async with open_journal(tmp_path / "runs.db") as file:
+        assert (await row_values(file))[:1] == [b"1"]
         await file.acquire("run", "next")
 
 
 async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
     """SQLite may have taken back the transaction by then, with the rows of others."""
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
 
         def broken(sql):
             error = sqlite3.OperationalError("database or disk is full")
@@ -78,41 +78,41 @@ async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
             assert isinstance(error, JournalError)
             assert "has no room left" in str(error)
         with pytest.raises(JournalError):
-            file.append("run", fence, row())
+            file.append("run", fence, make_row())
 
 
 async def test_a_statement_of_the_store_that_fails_fails_alone(tmp_path):
     """Its caller is told what became of the file, such as that a table is gone."""
-    async with opened(tmp_path / "runs.db") as file:
-        await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        await acquire_run(file)
         await file.call(lambda sql: sql.execute("drop table anabranch_mail"))
         with pytest.raises(JournalError, match="no such table: anabranch_mail"):
             await file.letters("run")
-        assert await values(file) == []
+        assert await row_values(file) == []
 
 
 async def test_an_append_is_told_at_once_after_a_failure(tmp_path, monkeypatch):
     """Also of a run that others' rows failed."""
-    disk = Disk(monkeypatch)
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    disk = FailingDisk(monkeypatch)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
         disk.fail_after(0)
-        file.append("run", fence, row(1))
+        file.append("run", fence, make_row(1))
         with pytest.raises(JournalError):
             await file.barrier()
         with pytest.raises(JournalError, match=r"disk I/O error") as error:
-            file.append("run", fence, row(1))
+            file.append("run", fence, make_row(1))
         assert isinstance(error.value.__cause__, sqlite3.OperationalError)
 
 
 async def test_a_failure_that_nobody_heard_of_is_raised_by_the_close(tmp_path, monkeypatch):
     """Once; one that somebody has been told is not raised again."""
-    disk = Disk(monkeypatch)
+    disk = FailingDisk(monkeypatch)
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.open()
-    fence = await taken(file)
+    fence = await acquire_run(file)
     disk.fail_after(0)
-    file.append("run", fence, row(1))
+    file.append("run", fence, make_row(1))
     with pytest.raises(JournalError, match="could not be read or written"):
         await file.close()
     await file.close()
@@ -129,26 +129,26 @@ async def test_a_full_disk(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(_writer, "connect", small)
-        async with opened(path) as file:
-            fence = await taken(file)
+        async with open_journal(path) as file:
+            fence = await acquire_run(file)
             with pytest.raises(JournalError, match="has no room left") as error:
                 for number in range(100):
-                    file.append("run", fence, row(b"x" * 3000))
+                    file.append("run", fence, make_row(b"x" * 3000))
                     await file.barrier()
                     written = number + 1
             assert "make room on the disk" in error.value.remedy
             errors = await all_waiting(file, fence)
             assert {type(each) for each in errors} == {JournalError}
-    async with opened(path) as file:
-        assert len(await values(file)) == written
+    async with open_journal(path) as file:
+        assert len(await row_values(file)) == written
         fence = (await file.acquire("run", "next"))[0].fence
-        file.append("run", fence, row(b"x" * 3000))
+        file.append("run", fence, make_row(b"x" * 3000))
         await file.barrier()
 
 
 async def test_a_file_that_may_grow_no_further(tmp_path):
     """As the system says it: a limit on the size of files, in another process."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         """
 import resource
@@ -174,8 +174,8 @@ asyncio.run(main())
         said, _ = child.communicate(timeout=30)
         assert child.returncode == 0
         assert "at once" in said
-        async with opened(tmp_path / "runs.db") as file:
-            assert len(await values(file)) == int(said.split()[0]) > 0
+        async with open_journal(tmp_path / "runs.db") as file:
+            assert len(await row_values(file)) == int(said.split()[0]) > 0
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ asyncio.run(main())
 )
 async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number, why):
     """It fails alone, with what to do; others go on."""
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
         await file.start("other", "Order", 1, b"{}")
 
         def refuse(*_):
@@ -201,14 +201,14 @@ async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number
             patch.setattr(os, "open", refuse)
             with pytest.raises(JournalError, match=why):
                 await file.acquire("other", "test")
-        file.append("run", fence, row(1))
+        file.append("run", fence, make_row(1))
         await file.acquire("other", "test")
-        assert await values(file) == [b"1"]
+        assert await row_values(file) == [b"1"]
 
 
 async def test_a_large_change_needs_no_other_file(tmp_path):
     """SQLite would put a part of it into a temporary one, for which there may be no place."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         """
 import resource
@@ -234,9 +234,9 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
     folder = tmp_path / "data"
     folder.mkdir()
     path = folder / "runs.db"
-    async with opened(path) as file:
-        fence = await taken(file)
-        file.append("run", fence, row(1))
+    async with open_journal(path) as file:
+        fence = await acquire_run(file)
+        file.append("run", fence, make_row(1))
         await file.barrier()
         if what == "removed":
             path.unlink()
@@ -247,7 +247,7 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
             (folder / f"runs.db-{what}").unlink()
         else:
             shutil.rmtree(folder)
-        file.append("run", fence, row(2))
+        file.append("run", fence, make_row(2))
         errors = await all_waiting(file, fence)
         assert {type(each) for each in errors} == {JournalError}
         assert all("was taken away or replaced" in str(each) for each in errors)
@@ -256,13 +256,13 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
 async def test_another_processs_long_transaction_is_waited_for_and_then_said(tmp_path, monkeypatch):
     """The remedy names what may hold the file."""
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
         other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
         other.execute("begin immediate")
-        assert await values(file) == []  # reading goes on
+        assert await row_values(file) == []  # reading goes on
         await file.barrier("run", fence)
-        file.append("run", fence, row(1))
+        file.append("run", fence, make_row(1))
         with pytest.raises(JournalError, match=r"locked by another process.*open transaction"):
             await file.barrier()
         other.execute("rollback")
@@ -277,7 +277,7 @@ class Forever(Durable[None]):
 
 async def test_a_cancel_after_a_failure_of_the_disk_gives_the_failure(tmp_path, monkeypatch):
     """Or nobody would hear that the run could not be given back; the cancel has ended it all."""
-    disk = Disk(monkeypatch)
+    disk = FailingDisk(monkeypatch)
     async with asyncio.timeout(20), Journal(tmp_path / "runs.db") as journal:
         running = asyncio.create_task(journal.run(Forever(), run_id="r"))
         while not (await journal.runs("running")):  # noqa: ASYNC110 - the run tells nobody
@@ -296,7 +296,7 @@ async def test_a_run_whose_journal_fails_says_so_by_its_outcome_alone(
     tmp_path, monkeypatch, caplog, after
 ):
     """No node of it logs the failure a second time, with a traceback."""
-    disk = Disk(monkeypatch)
+    disk = FailingDisk(monkeypatch)
     backend = ScriptedBackend(*(["A word. " * 500] * 50))
     with caplog.at_level(logging.ERROR), pytest.raises(JournalError):
         async with Journal(tmp_path / "runs.db") as journal, Commander(policy="isolate") as tree:

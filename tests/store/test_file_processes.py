@@ -8,8 +8,8 @@ import sqlite3
 from contextlib import ExitStack
 
 import pytest
-from support.journal import opened, program, row, taken, values
-from support.scale import SEED, many
+from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
+from support.seeds import SEED, example_count
 
 from anabranch.store import Journal, RunBusy, _schema
 
@@ -38,9 +38,9 @@ async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(
     """
     path, rng = tmp_path / "runs.db", random.Random(SEED)
     sizes = [1, 300]
-    for life in range(many(2, 10)):
+    for life in range(example_count(2, 10)):
         with ExitStack() as stack:
-            starts = [program(path, APPENDS, f"run-{size}", str(size)) for size in sizes]
+            starts = [journal_process(path, APPENDS, f"run-{size}", str(size)) for size in sizes]
             children = [stack.enter_context(start) for start in starts]
             said = [
                 [child.stdout.readline() for _ in range(rng.randrange(1, 5))] for child in children
@@ -49,7 +49,7 @@ async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(
                 child.kill()
             rests = [child.communicate()[0].splitlines() for child in children]
             lasts = [int([*before, *rest][-1]) for before, rest in zip(said, rests, strict=True)]
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             for size, last in zip(sizes, lasts, strict=True):
                 run, rows = await file.acquire(f"run-{size}", "test")
                 assert [int(each.value) for each in rows] == list(range(1, len(rows) + 1))
@@ -61,7 +61,7 @@ async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(
 
 async def test_a_run_that_another_process_has_is_refused_until_that_is_killed(tmp_path):
     """The error names it; the lock goes with the process, also when a fork of it lives on."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         """
 async def main():
@@ -75,12 +75,12 @@ asyncio.run(main())
 """,
     ) as child:
         fork = int(child.stdout.readline())
-        async with opened(tmp_path / "runs.db") as file:
+        async with open_journal(tmp_path / "runs.db") as file:
             with pytest.raises(RunBusy, match=rf"process {child.pid} since 20\d\d-") as error:
                 await file.acquire("run", "test")
             assert error.value.pid == child.pid
-            fence = await taken(file, "another")
-            file.append("another", fence, row(1))
+            fence = await acquire_run(file, "another")
+            file.append("another", fence, make_row(1))
             await file.barrier("another", fence)
             child.kill()
             child.wait()
@@ -92,7 +92,7 @@ asyncio.run(main())
 
 async def test_a_journal_does_not_live_on_in_a_fork(tmp_path):
     """Who waits there is told so, and the parent's file and runs are not touched."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         """
 async def use(file):
@@ -121,13 +121,13 @@ asyncio.run(main())
             "closed",
             "closed",
         ]
-        async with opened(tmp_path / "runs.db") as file:
-            assert await values(file) == [b"1"]
+        async with open_journal(tmp_path / "runs.db") as file:
+            assert await row_values(file) == [b"1"]
 
 
 async def test_a_fork_does_not_open_what_is_open_where_it_was_forked(tmp_path):
     """SQLite takes its parent's locks for its own there, and would write what nobody finds."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         """
 async def use():
@@ -165,7 +165,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "os.kill(os.getpid(), 2)"])
 async def test_a_program_that_forgets_to_close_ends_and_loses_nothing(tmp_path, end):
     """What was appended is written when the interpreter ends."""
-    with program(
+    with journal_process(
         tmp_path / "runs.db",
         f"""
 async def main():
@@ -181,15 +181,15 @@ except KeyboardInterrupt:
     ) as child:
         child.communicate(timeout=30)
         assert child.returncode == 0
-        async with opened(tmp_path / "runs.db") as file:
-            assert len(await values(file)) == 5000
+        async with open_journal(tmp_path / "runs.db") as file:
+            assert len(await row_values(file)) == 5000
             await file.acquire("run", "next")
 
 
 async def test_a_stopped_owner_that_wakes_writes_nothing(tmp_path):
     """Its lease was given to another meanwhile; what it had written before is there."""
     path = tmp_path / "runs.db"
-    with program(
+    with journal_process(
         path,
         """
 async def main():
@@ -207,19 +207,19 @@ asyncio.run(main())
     ) as child:
         assert child.stdout.readline() == "written\n"
         os.kill(child.pid, signal.SIGSTOP)
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             await file.call(lambda sql: sql.execute("update anabranch_run set fence = fence + 1"))
         os.kill(child.pid, signal.SIGCONT)
         said, _ = child.communicate("\n\n", timeout=30)
         assert said == "lost\n"
-        async with opened(path) as file:
-            assert await values(file) == [b"1"]
+        async with open_journal(path) as file:
+            assert await row_values(file) == [b"1"]
 
 
 async def test_the_run_of_an_owner_that_was_stopped_in_a_commit_is_busy(tmp_path):
     """Whoever asks for it learns that at once, though nothing can be written meanwhile."""
     path = tmp_path / "runs.db"
-    with program(
+    with journal_process(
         path,
         """
 import time
@@ -254,10 +254,10 @@ asyncio.run(main())
 async def test_mail_and_changes_of_another_process_are_noticed(tmp_path):
     """A watch ends, and the mail is there."""
     path = tmp_path / "runs.db"
-    async with opened(path) as file:
+    async with open_journal(path) as file:
         await file.start("run", "C", 1, b"{}")
         seen = await file.watch()
-        with program(
+        with journal_process(
             path,
             """
 async def main():
@@ -278,20 +278,20 @@ asyncio.run(main())
 async def test_the_wal_is_small_again_after_a_long_reader(tmp_path):
     """While somebody reads it grows, and nothing waits; then it is cut off."""
     path = tmp_path / "runs.db"
-    async with opened(path) as file:
-        fence = await taken(file)
+    async with open_journal(path) as file:
+        fence = await acquire_run(file)
         reader = sqlite3.connect(path, isolation_level=None)
         reader.execute("begin")
         reader.execute("select count(*) from anabranch_row").fetchall()
         for _ in range(25):
             for _ in range(10):
-                file.append("run", fence, row(b"x" * 60_000))
+                file.append("run", fence, make_row(b"x" * 60_000))
             await file.barrier("run", fence)
         assert os.stat(f"{path}-wal").st_size > 14 << 20
         reader.execute("rollback")
         reader.close()
         for _ in range(3):
-            file.append("run", fence, row(b"x"))
+            file.append("run", fence, make_row(b"x"))
             await file.barrier("run", fence)
         assert os.stat(f"{path}-wal").st_size <= 8 << 20
 
@@ -320,6 +320,6 @@ def test_a_file_that_others_add_pages_to_while_it_is_opened_is_not_damaged(
         "anabranch.messages.sqlite.sqlite3.connect",
         lambda name, **options: connect(name, **options, factory=Interleaved),
     )
-    opened = _schema.connect(name)
-    opened.close()
+    connection = _schema.connect(name)
+    connection.close()
     assert checkpoints

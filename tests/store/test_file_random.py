@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.faulty import Disk
-from support.journal import opened, row
-from support.scale import many
+from support.failing_disk import FailingDisk
+from support.journal_file import make_row, open_journal
+from support.seeds import example_count
 
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError, LeaseLost
@@ -62,7 +62,7 @@ class Model:
             self.number += 1
             value = b"%d" % self.number + bytes(size)
             try:
-                seq = file.append(run, self.fences[run], row(value))
+                seq = file.append(run, self.fences[run], make_row(value))
             except LeaseLost:
                 assert run not in self.owned
                 return
@@ -106,7 +106,7 @@ class Model:
             sql.execute("insert into changes values (1)")
             if not well:
                 raise KeyError("taken back")
-            return row(value)
+            return make_row(value)
 
         before = list(self.appended[run])
         if well and run in self.owned:  # if the writer fails, nobody knows whether it is there
@@ -166,16 +166,16 @@ class Model:
         self.calls = changes
 
 
-@settings(max_examples=many(60, 1000))
+@settings(max_examples=example_count(60, 1000))
 @given(lives=lives)
 def test_what_was_promised_is_there_after_any_death(lives):
     """The rows of each run are a prefix of what was appended; a barrier that returned holds."""
 
     async def play(path: Path, patch: pytest.MonkeyPatch) -> None:
-        model, disk = Model(), Disk(patch)
+        model, disk = Model(), FailingDisk(patch)
         for plan, death in lives:
             try:
-                async with asyncio.timeout(60), opened(path) as file:
+                async with asyncio.timeout(60), open_journal(path) as file:
                     await model.take_up(file)
                     if death is not None:
                         disk.fail_after(death[0], done=death[1])
@@ -184,7 +184,7 @@ def test_what_was_promised_is_there_after_any_death(lives):
             except JournalError:
                 assert death is not None
             disk.mend()
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             await model.take_up(file)
 
     with tempfile.TemporaryDirectory(dir=QUICK) as folder, pytest.MonkeyPatch.context() as patch:

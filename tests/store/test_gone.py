@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, act, doubtful, play, random_kills
-from support.scale import many, seeds
+from support.killed_executions import (
+    Execution,
+    Kill,
+    effects_in_doubt,
+    kill_at_random,
+    run_execution,
+)
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch import tool
 from anabranch.commander import Node
@@ -75,8 +82,8 @@ async def go(journal: Any) -> None:
     await journal.signal("run", "go", "went")
 
 
-def seen(life: Life) -> RunView:
-    return view(life.disk.runs["run"], life.rows, [])
+def seen(execution: Execution) -> RunView:
+    return view(execution.disk.runs["run"], execution.rows, [])
 
 
 BEFORE = {
@@ -87,18 +94,18 @@ BEFORE = {
 }
 
 
-def life_with(code: dict[str, list[str]], *lives: Life, rows: int | None = None) -> Life:
+def life_with(code: dict[str, list[str]], *lives: Execution, rows: int | None = None) -> Execution:
     CODE.clear()
     CODE.update(code)
     if not lives:
-        return play(Whole, beside=go)
+        return run_execution(Whole, beside=go)
     rows = len(lives[0].rows) if rows is None else rows
-    return play(Whole, Kill(rows, frozenset()).of(lives[0]))
+    return run_execution(Whole, Kill(rows, frozenset()).of(lives[0]))
 
 
-def rows_before_the_end(life: Life) -> int:
+def rows_before_the_end(execution: Execution) -> int:
     """Return the number of rows before the root's result."""
-    ends = [row.seq for row in life.rows if row.kind == "result" and len(row.ident) == 16]
+    ends = [row.seq for row in execution.rows if row.kind == "result" and len(row.ident) == 16]
     return ends[0] - 1
 
 
@@ -108,31 +115,34 @@ def test_what_is_gone_is_reported_and_what_is_new_runs(caplog: pytest.LogCapture
     assert first.result == "went"
     assert seen(first).gone == []
     changed = {"body": ["a", "new", "step d"], "plain": ["q"], "acts": ["y", "z"]}
-    life = life_with(changed, first, rows=rows_before_the_end(first))
-    assert life.result == "went"
-    assert seen(life).gone == [
+    execution = life_with(changed, first, rows=rows_before_the_end(first))
+    assert execution.result == "went"
+    assert seen(execution).gone == [
         "Commander/Whole#1/plain#2: Part",
         "Commander/Whole#1: Part[b], load, call:look, act x, keep",
     ]
-    assert {name.split("#")[0] for name in life.disk.done.values()} >= {"part(new)", "act z(z)"}
+    assert {name.split("#")[0] for name in execution.disk.done.values()} >= {
+        "part(new)",
+        "act z(z)",
+    }
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert "'run'" in warnings[1]
     assert "Part[b], load, call:look, act x, keep" in warnings[1]
     caplog.clear()
-    again = play(Whole, Kill(len(life.rows) - 2, frozenset()).of(life))
-    assert seen(again).gone == seen(life).gone
+    again = run_execution(Whole, Kill(len(execution.rows) - 2, frozenset()).of(execution))
+    assert seen(again).gone == seen(execution).gone
     assert not caplog.records
 
 
-@pytest.mark.parametrize("seed", seeds(many(3, 100)))
+@pytest.mark.parametrize("seed", seeds(example_count(3, 100)))
 def test_nothing_is_gone_where_nothing_has_changed(seed: int) -> None:
     """Whenever it is killed, and however often."""
     CODE.clear()
     CODE.update(BEFORE)
-    first = play(Whole, beside=go, seed=seed)
-    life = random_kills(Whole, seed, first=first, beside=go)
-    assert seen(life).gone == []
+    first = run_execution(Whole, beside=go, seed=seed)
+    execution = kill_at_random(Whole, seed, first=first, beside=go)
+    assert seen(execution).gone == []
 
 
 def test_rows_say_whose_they_are() -> None:
@@ -180,7 +190,7 @@ def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
     """Whoever had put them, over or not; where nothing has changed nothing is reported."""
     CODE.clear()
     CODE.update(ROUNDS)
-    first = play(Chain)
+    first = run_execution(Chain)
     for rows in range(len(first.rows)):
         before = first.rows[:rows]
         known = {child_name(row.ident) for row in before if row.kind == "root"}
@@ -193,9 +203,13 @@ def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
         for code, left in ((ROUNDS, set[str]()), (FEWER, gone)):
             CODE.clear()
             CODE.update(code)
-            life = play(Chain, Kill(rows, frozenset(doubtful(first, rows))).of(first))
-            assert life.state == "completed"
-            told = [each for text in seen(life).gone for each in text.split(": ")[1].split(", ")]
+            execution = run_execution(
+                Chain, Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
+            )
+            assert execution.state == "completed"
+            told = [
+                each for text in seen(execution).gone for each in text.split(": ")[1].split(", ")
+            ]
             assert sorted(told) == sorted(left), f"killed after row {rows}"
-            done = {name.split("#")[0] for name in life.disk.done.values()}
+            done = {name.split("#")[0] for name in execution.disk.done.values()}
             assert {f"part({name[5]})" for name in known} <= done

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, journal_of, play, wall_of
-from support.scale import many, seeds
+from support.killed_executions import run_execution
+from support.memory_journal import RUN_ID, Disk, journal_of, use_disk_clock
+from support.seeds import example_count, seeds
 
 from anabranch.commander import Commander, Node, NodeCancelled
 from anabranch.commander.scope import scope_here
@@ -84,7 +85,7 @@ def leave(disk: Disk, how: str, grace: float, seed: int | None) -> None:
     """Let a life end so after a second."""
 
     async def main() -> None:
-        with wall_of(disk):
+        with use_disk_clock(disk):
             await in_journal(how)
 
     async def in_journal(how: str) -> None:
@@ -128,7 +129,7 @@ def leave(disk: Disk, how: str, grace: float, seed: int | None) -> None:
 
 @pytest.mark.parametrize("grace", [1, 10])
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("seed", [None, *seeds(many(2, 20))])
+@pytest.mark.parametrize("seed", [None, *seeds(example_count(2, 20))])
 def test_effects_under_way_get_their_time_and_are_kept(
     how: str, grace: float, seed: int | None
 ) -> None:
@@ -141,6 +142,6 @@ def test_effects_under_way_get_their_time_and_are_kept(
     assert not set(kinds) & OUTCOMES
     assert disk.runs[RUN_ID].state == "suspended"
     assert disk.now - disk.rows[RUN_ID][0].time == pytest.approx(4 if grace == 10 else 2, abs=0.1)
-    life = play(Works, disk, seed=seed)
-    assert life.error is None
-    assert life.result[::2] == ["sent", "stayed"]
+    execution = run_execution(Works, disk, seed=seed)
+    assert execution.error is None
+    assert execution.result[::2] == ["sent", "stayed"]

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.lives import Kill, act, every_kill, play
-from support.scale import SEED, many
+from support.killed_executions import Kill, kill_everywhere, run_execution
+from support.memory_journal import act
+from support.seeds import SEED, example_count
 
 from anabranch import AgentMessage, StreamInterrupted, tool
 from anabranch.agents import (
@@ -117,7 +118,7 @@ def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
 
     A talk that has ended is the same for all who were there, and asks no model again.
     """
-    for seed in range(SEED, SEED + many(2, 60)):
+    for seed in range(SEED, SEED + example_count(2, 60)):
         asked: list[Request] = []
 
         def answer(request: Request, seed: int = seed, asked: list[Request] = asked) -> Any:
@@ -128,34 +129,34 @@ def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
             return Talks("floor", ScriptedBackend(otherwise=answer))
 
         HEARD.clear()
-        first = play(talk, seed=seed)
+        first = run_execution(talk, seed=seed)
         said = list(HEARD)
-        for rows in range(seed % 2, len(first.rows) + 1, many(2, 1)):
+        for rows in range(seed % 2, len(first.rows) + 1, example_count(2, 1)):
             kill = Kill(rows, frozenset())
             HEARD.clear()
-            life = play(talk, kill.of(first), seed=seed + rows)
+            execution = run_execution(talk, kill.of(first), seed=seed + rows)
             before = [text for number, text in said if number <= rows]
             assert [text for _, text in HEARD][: len(before)] == before or not HEARD
-            ended = life.rows[
-                -1 - sum(row.kind in ("result", "over", "usage") for row in life.rows)
+            ended = execution.rows[
+                -1 - sum(row.kind in ("result", "over", "usage") for row in execution.rows)
             ]
             asked.clear()
-            again = play(talk, Kill(ended.seq, frozenset()).of(life), seed=rows)
-            assert (again.outcome, asked) == (life.outcome, []), (seed, rows)
+            again = run_execution(talk, Kill(ended.seq, frozenset()).of(execution), seed=rows)
+            assert (again.outcome, asked) == (execution.outcome, []), (seed, rows)
 
 
 @pytest.mark.parametrize("how", ["random", "model", "seeded"])
 def test_who_is_next_is_the_same_in_each_life(how: str) -> None:
     """Whether chance or a model names the speaker."""
-    for seed in range(SEED, SEED + many(1, 20)):
+    for seed in range(SEED, SEED + example_count(1, 20)):
         backend = ScriptedBackend(otherwise=answers(seed))
-        every_kill(lambda b=backend: Talks(how, b), seeds=(None, seed))  # type: ignore[misc]
+        kill_everywhere(lambda b=backend: Talks(how, b), seeds=(None, seed))  # type: ignore[misc]
 
 
 def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
     """A member whose model fails ends it, whatever the others were about to say."""
     failed = 0
-    for seed in range(SEED, SEED + many(3, 60)):
+    for seed in range(SEED, SEED + example_count(3, 60)):
         asked: list[Request] = []
 
         def answer(request: Request, seed: int = seed, asked: list[Request] = asked) -> Any:
@@ -165,15 +166,15 @@ def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
         def talk(answer: Any = answer) -> Talks:
             return Talks("floor", ScriptedBackend(otherwise=answer))
 
-        first = play(talk, seed=seed)
-        for rows in range(seed % 3, len(first.rows) + 1, many(3, 1)):
-            life = play(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
-            assert life.error is None
-            failed += any(row.kind == "broken" for row in life.rows)
-            result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+        first = run_execution(talk, seed=seed)
+        for rows in range(seed % 3, len(first.rows) + 1, example_count(3, 1)):
+            execution = run_execution(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
+            assert execution.error is None
+            failed += any(row.kind == "broken" for row in execution.rows)
+            result = next(row.seq for row in reversed(execution.rows) if row.kind == "result")
             asked.clear()
-            again = play(talk, Kill(result - 1, frozenset()).of(life), seed=rows)
-            assert (again.outcome, asked) == (life.outcome, []), (seed, rows)
+            again = run_execution(talk, Kill(result - 1, frozenset()).of(execution), seed=rows)
+            assert (again.outcome, asked) == (execution.outcome, []), (seed, rows)
     assert failed
 
 
@@ -205,7 +206,7 @@ class Changes(Talks):
 def test_who_comes_and_goes_during_a_talk_is_the_same_in_each_life(how: str) -> None:
     """Members that are added or removed while they speak; the talk always ends."""
     changed = 0
-    for seed in range(SEED, SEED + many(4, 20)):
+    for seed in range(SEED, SEED + example_count(4, 20)):
 
         def answer(request: Request, seed: int = seed) -> str:
             read = "|".join(f"{each.role}{each.content}" for each in request.messages)
@@ -216,13 +217,13 @@ def test_who_comes_and_goes_during_a_talk_is_the_same_in_each_life(how: str) -> 
         def talk(answer: Any = answer, how: str = how) -> Changes:
             return Changes(how, ScriptedBackend(otherwise=answer))
 
-        first = play(talk, seed=seed)
+        first = run_execution(talk, seed=seed)
         assert first.error is None, first.error
         changed += first.result[-3:] != [*"abc"]
         result = next(row.seq for row in reversed(first.rows) if row.kind == "result")
-        again = play(talk, Kill(result - 1, frozenset()).of(first), seed=seed + 1)
+        again = run_execution(talk, Kill(result - 1, frozenset()).of(first), seed=seed + 1)
         assert again.outcome == first.outcome, seed
-        for rows in range(seed % 3, result, many(5, 1)):
-            life = play(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
-            assert life.error is None, (seed, rows, life.error)
+        for rows in range(seed % 3, result, example_count(5, 1)):
+            execution = run_execution(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
+            assert execution.error is None, (seed, rows, execution.error)
     assert changed

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.lives import Life, play, require_consistent
-from support.scale import SEED, many
+from support.killed_executions import Execution, require_consistent, run_execution
+from support.seeds import SEED, example_count
 
 from anabranch import ConfigurationError, Retry, StreamInterrupted, handler, tool
 from anabranch.agents import (
@@ -135,22 +135,22 @@ class Team(Durable[str]):
         return (await first("go")).text
 
 
-def require_all_done_once(life: Life, where: str) -> None:
+def require_all_done_once(execution: Execution, where: str) -> None:
     """Raise unless all that the kept replies have called, and nothing else, is done."""
-    require_consistent(life, where)
-    assert life.error is None, f"{where}: {life.error}"
-    replies = [json.loads(row.value)["message"] for row in life.rows if row.kind == "reply"]
+    require_consistent(execution, where)
+    assert execution.error is None, f"{where}: {execution.error}"
+    replies = [json.loads(row.value)["message"] for row in execution.rows if row.kind == "reply"]
     calls = [call for each in replies for call in each.get("tool_calls") or ()]
-    assert len(life.disk.done) == sum(ONCE.get(_name(call), 0) for call in calls), where
-    if not isinstance(life.result, str):
-        said: list[dict[str, Any]] = life.result
+    assert len(execution.disk.done) == sum(ONCE.get(_name(call), 0) for call in calls), where
+    if not isinstance(execution.result, str):
+        said: list[dict[str, Any]] = execution.result
         called = [call["name"] for each in said for call in each.get("tool_calls") or ()]
         gave = [each for each in said if each["role"] == "tool"]
         assert [each["name"] for each in gave] == called, where
         told = " ".join(each["content"] for each in gave)
-        assert all(done in told for done in life.disk.done.values()), where
-    asked = {row.ident for row in life.rows if row.kind == "question"}
-    assert asked <= {row.ident for row in life.rows if row.kind == "letter"}, where
+        assert all(done in told for done in execution.disk.done.values()), where
+    asked = {row.ident for row in execution.rows if row.kind == "question"}
+    assert asked <= {row.ident for row in execution.rows if row.kind == "letter"}, where
 
 
 def _name(call: dict[str, Any]) -> str:
@@ -158,7 +158,7 @@ def _name(call: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["respond", "by hand", "agent", "turns", "group"])
-@pytest.mark.parametrize("number", range(many(1, 40)))
+@pytest.mark.parametrize("number", range(example_count(1, 40)))
 def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
     kind: str, number: int
 ) -> None:
@@ -174,13 +174,13 @@ def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
         backend = ScriptedBackend(otherwise=liar)
         return Talk(kind == "by hand", backend) if talks else Team(kind, backend)
 
-    first = play(make, seed=number)
+    first = run_execution(make, seed=number)
     require_all_done_once(first, "never killed")
     for where, disk in kills(first):
-        life = play(make, disk, seed=draw.randrange(1 << 30))
-        require_all_done_once(life, where)
-        again, left = draw.choice(list(kills(life))[2 * life.before :])
-        require_all_done_once(play(make, left), f"{where}, then {again}")
+        execution = run_execution(make, disk, seed=draw.randrange(1 << 30))
+        require_all_done_once(execution, where)
+        again, left = draw.choice(list(kills(execution))[2 * execution.before :])
+        require_all_done_once(run_execution(make, left), f"{where}, then {again}")
 
 
 def breaks_off(request: Request) -> list[Any]:
@@ -204,9 +204,9 @@ class Broken(Durable[str]):
 
 
 def test_a_call_of_a_reply_that_breaks_off_is_not_made() -> None:
-    life = play(lambda: Broken(ScriptedBackend(otherwise=breaks_off)))
-    assert life.result == "the line is cut"
-    assert not any(row.kind == "intent" for row in life.rows)
+    execution = run_execution(lambda: Broken(ScriptedBackend(otherwise=breaks_off)))
+    assert execution.result == "the line is cut"
+    assert not any(row.kind == "intent" for row in execution.rows)
 
 
 class Moody:
@@ -247,7 +247,7 @@ async def patient(node: Any, backend: Any, talk: Any, options: dict[str, Any]) -
     await node.call_handler(respond(backend, talk), **options)
 
 
-@pytest.mark.parametrize("number", range(many(4, 60)))
+@pytest.mark.parametrize("number", range(example_count(4, 60)))
 def test_attempts_and_late_replies_are_played_in_the_conversation_that_they_had(
     number: int,
 ) -> None:
@@ -255,23 +255,23 @@ def test_attempts_and_late_replies_are_played_in_the_conversation_that_they_had(
     draw = random.Random(f"{SEED} {number}")
     limits = [draw.random() < 0.5 for _ in range(3)]
 
-    def require_played(life: Life, where: str) -> None:
-        assert life.error is None, f"{where}: {life.error}"
-        result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+    def require_played(execution: Execution, where: str) -> None:
+        assert execution.error is None, f"{where}: {execution.error}"
+        result = next(row.seq for row in reversed(execution.rows) if row.kind == "result")
         nobody = Moody(0)
-        again = play(
+        again = run_execution(
             lambda: Tries(limits, ScriptedBackend(otherwise=nobody)),
-            left_after(life, result - 1, done=True),
+            left_after(execution, result - 1, done=True),
         )
-        assert (again.result, nobody.asked) == (life.result, 0), where
+        assert (again.result, nobody.asked) == (execution.result, 0), where
 
     def make() -> Tries:
         return Tries(limits, ScriptedBackend(otherwise=Moody(draw.randrange(1 << 30))))
 
-    first = play(make, seed=number)
+    first = run_execution(make, seed=number)
     require_played(first, "never killed")
     for where, disk in kills(first):
-        require_played(play(make, disk, seed=draw.randrange(1 << 30)), where)
+        require_played(run_execution(make, disk, seed=draw.randrange(1 << 30)), where)
 
 
 def is_slow(request: Request) -> list[Any]:
@@ -286,11 +286,11 @@ def is_slow(request: Request) -> list[Any]:
 
 def test_a_call_s_time_begins_when_its_reply_is_whole() -> None:
     """Its tool has a `timeout`, which is not for the reply."""
-    life = play(lambda: Talk(True, ScriptedBackend(otherwise=is_slow)))
-    assert life.error is None
-    assert [each["status"] for each in life.result if each["role"] == "tool"] == ["ok", "ok"]
-    intent = next(row for row in life.rows if row.kind == "intent")
-    assert intent.seq > next(row.seq for row in life.rows if row.kind == "reply")
+    execution = run_execution(lambda: Talk(True, ScriptedBackend(otherwise=is_slow)))
+    assert execution.error is None
+    assert [each["status"] for each in execution.result if each["role"] == "tool"] == ["ok", "ok"]
+    intent = next(row for row in execution.rows if row.kind == "intent")
+    assert intent.seq > next(row.seq for row in execution.rows if row.kind == "reply")
 
 
 class InTheMiddle(Durable[str]):
@@ -306,7 +306,7 @@ class InTheMiddle(Durable[str]):
 
 def test_code_that_reads_a_reply_by_itself_cannot_call_before_its_end() -> None:
     """It could wait for nothing: the reply comes no further meanwhile."""
-    life = play(lambda: InTheMiddle(ScriptedBackend("text")))
-    assert isinstance(life.error, ConfigurationError)
-    assert "in the middle of a reply" in str(life.error)
-    assert not any(row.kind == "intent" for row in life.rows)
+    execution = run_execution(lambda: InTheMiddle(ScriptedBackend("text")))
+    assert isinstance(execution.error, ConfigurationError)
+    assert "in the middle of a reply" in str(execution.error)
+    assert not any(row.kind == "intent" for row in execution.rows)

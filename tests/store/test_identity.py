@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.lives import act, every_kill, play
-from support.scale import seeds
+from support.killed_executions import kill_everywhere, run_execution
+from support.memory_journal import act
+from support.seeds import seeds
 
 from anabranch.commander import ConfigurationError, Node, settle
 from anabranch.handlers import handler
@@ -34,7 +35,7 @@ class TwoKeys(Durable[str]):
 
 def test_a_key_is_given_once() -> None:
     """The second put with the same key is refused, in every life."""
-    assert every_kill(TwoKeys).result == "ok"
+    assert kill_everywhere(TwoKeys).result == "ok"
 
 
 class Unlike(Durable[list[Any]]):
@@ -52,7 +53,7 @@ async def branch(node: Node[Any], number: int) -> list[Any]:
 @pytest.mark.parametrize("seed", seeds(10))
 def test_equal_effects_of_two_branches_are_not_swapped(seed: int) -> None:
     """Two branches that do the same twice get back each its own."""
-    first = every_kill(Unlike, seeds=(seed, seed + 1, None))
+    first = kill_everywhere(Unlike, seeds=(seed, seed + 1, None))
     assert len(first.disk.done) == 4
 
 
@@ -71,6 +72,6 @@ async def opaque(node: Node[Any], value: object) -> str:
 
 def test_what_nothing_tells_apart_needs_a_key() -> None:
     """Tasks of one body that put the same with inputs that cannot be written are refused."""
-    error = play(Aside).error
+    error = run_execution(Aside).error
     assert isinstance(error, ConfigurationError)
     assert "key=" in str(error)

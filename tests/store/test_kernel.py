@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch.commander import ToolError
 from anabranch.store import Durable, Journal, Live, live
@@ -42,7 +42,7 @@ async def test_a_python_session_says_in_a_later_life_that_its_variables_are_gone
     async with Journal(name) as journal, PythonKernel() as kernel:
         fields = {"kernel": kernel, "steps": steps}
         running = asyncio.create_task(journal.run(Computes(), run_id="a", live=fields))
-        await until(lambda: steps)
+        await wait_until(lambda: steps)
         running.cancel()
         await asyncio.wait([running])
     async with Journal(name) as journal, PythonKernel() as kernel:

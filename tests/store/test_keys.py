@@ -13,9 +13,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.lives import RUN_ID, Disk, Life, act, every_kill, journal_of, play, random_kills
-from support.scale import many, seeds
-from support.until import until
+from support.killed_executions import Execution, kill_at_random, kill_everywhere, run_execution
+from support.memory_journal import RUN_ID, Disk, act, journal_of
+from support.seeds import example_count, seeds
+from support.waiting import wait_until
 
 from anabranch import Agent, Message, ToolCall, connect, handler, tool
 from anabranch.backends import Backend
@@ -174,7 +175,7 @@ INSIDE = [way for way in WAYS if way not in ("answers", "signals")]
 
 async def answer(journal: Journal) -> None:
     """Play the world outside of the run, which knows the key too."""
-    await until(lambda: bool(journal._driven))
+    await wait_until(lambda: bool(journal._driven))
     for _ in range(2):
         await journal.signal(RUN_ID, "go", f"go with {KEY}")
     answered: set[int] = set()
@@ -202,28 +203,28 @@ def require_none(what: bytes) -> None:
     assert not found, what[max(what.index(found[0]) - 200, 0) :][:400]
 
 
-def require_none_in(life: Life) -> None:
-    rows = b"\n".join(row.ident + row.value for row in life.rows)
+def require_none_in(execution: Execution) -> None:
+    rows = b"\n".join(row.ident + row.value for row in execution.rows)
     require_none(rows)
-    require_none(repr((life.disk.runs, life.result, life.error)).encode())
+    require_none(repr((execution.disk.runs, execution.result, execution.error)).encode())
 
 
 @pytest.mark.parametrize("way", INSIDE)
 def test_what_comes_back_has_no_key_and_is_the_same_in_each_life(way: str) -> None:
     """Whoever awaits it gets what is written, and is found again after each kill."""
-    first = every_kill(lambda: Leaks([way]), live={"backend": BACKEND}, check=require_none_in)
+    first = kill_everywhere(lambda: Leaks([way]), live={"backend": BACKEND}, check=require_none_in)
     require_none_in(first)
     assert first.error is None
     assert "***" in f"{first.result}"
 
 
-@pytest.mark.parametrize("seed", seeds(many(6, 200)))
+@pytest.mark.parametrize("seed", seeds(example_count(6, 200)))
 def test_in_any_order_and_over_several_kills(seed: int) -> None:
     """As above, for random programs."""
     draw = random.Random(seed)
     ways = [draw.choice(INSIDE) for _ in range(draw.randint(2, 5))]
     options: dict[str, Any] = {"live": {"backend": BACKEND}}
-    require_none_in(random_kills(lambda: Leaks(ways), seed, **options))
+    require_none_in(kill_at_random(lambda: Leaks(ways), seed, **options))
 
 
 async def test_no_byte_of_the_file_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,7 +240,7 @@ async def test_no_byte_of_the_file_has_it(tmp_path: Path, caplog: pytest.LogCapt
         waits = asyncio.create_task(
             journal.run(Leaks(["signals"]), run_id="waits", live={"backend": BACKEND})
         )
-        await until(lambda: any(kept._ledger.run_id == "waits" for kept in journal._driven))
+        await wait_until(lambda: any(kept._ledger.run_id == "waits" for kept in journal._driven))
         await journal.cancel("waits", f"because of {KEY}")
         with pytest.raises(NodeCancelled) as cancelled:
             await waits
@@ -271,7 +272,7 @@ async def test_inputs_with_a_key_are_refused() -> None:
 
 def test_so_are_those_of_a_round() -> None:
     """The put raises it, in each life, and nothing of the round is written."""
-    first = every_kill(lambda: Round(""), live={"backend": BACKEND}, check=require_none_in)
+    first = kill_everywhere(lambda: Round(""), live={"backend": BACKEND}, check=require_none_in)
     assert isinstance(first.error, NotStorable)
     assert not any(row.kind == "root" for row in first.rows)
 
@@ -288,7 +289,7 @@ def test_a_result_that_is_nothing_without_the_key_is_refused() -> None:
     backend = connect(
         "http://localhost:9/v1", model="m", api_key="0c9d1b7e5a344f628e1d93b6a7c2d4f8"
     )
-    first = every_kill(Identity, live={"backend": backend})
+    first = kill_everywhere(Identity, live={"backend": backend})
     assert isinstance(first.error, NotStorable)
     assert not any(b"0c9d1b7e" in row.value for row in first.rows)
 
@@ -299,13 +300,15 @@ def test_what_another_process_sends_is_cut_where_it_is_taken() -> None:
 
     async def send(_: Journal) -> None:
         elsewhere = journal_of(disk)
-        await until(lambda: RUN_ID in disk.runs)
+        await wait_until(lambda: RUN_ID in disk.runs)
         for _ in range(2):
             await elsewhere.signal(RUN_ID, "go", f"go with {KEY}")
 
-    life = play(lambda: Leaks(["signals"]), disk, live={"backend": BACKEND}, beside=send)
-    assert life.result == ["[\"'go with ***'\", \"'go with ***'\"]"]
-    require_none_in(life)
+    execution = run_execution(
+        lambda: Leaks(["signals"]), disk, live={"backend": BACKEND}, beside=send
+    )
+    assert execution.result == ["[\"'go with ***'\", \"'go with ***'\"]"]
+    require_none_in(execution)
 
 
 class Client:
@@ -339,12 +342,12 @@ class Shows(Durable[str]):
 
 def test_what_is_live_and_means_something_else_by_redact_is_let_be() -> None:
     """Also a class that has such a method."""
-    assert play(lambda: Shows(Image(), Image)).result == "shown"
+    assert run_execution(lambda: Shows(Image(), Image)).result == "shown"
 
 
 def test_whatever_is_live_and_redacts_has_a_say() -> None:
     """An object in a `Live` field whose class has `redact(text)` is asked as a backend is."""
-    assert play(lambda: Own(Client())).result == "the ---, and nothing else"
+    assert run_execution(lambda: Own(Client())).result == "the ---, and nothing else"
 
 
 def test_a_backend_is_known_once_it_is_asked() -> None:
@@ -359,7 +362,7 @@ def test_a_backend_is_known_once_it_is_asked() -> None:
             await Made("hello").complete(Request([Message(role="user", content=KEY)]))
             return await self.durable.step(give)
 
-    assert every_kill(Asks, check=require_none_in).result[0] == "asked with ***"
+    assert kill_everywhere(Asks, check=require_none_in).result[0] == "asked with ***"
 
 
 class Script(ScriptedBackend):

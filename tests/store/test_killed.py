@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from programs.killed import Waits
 from support.paths import PROGRAMS, TESTS
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.store import Journal
 from anabranch.store.errors import RunBusy
@@ -39,14 +39,14 @@ def killed(folder: Path, tool: str, kills: int) -> Any:
 
 def test_no_kill_doubles_or_loses_anything(tmp_path: Path) -> None:
     """Two runs in one file, killed at random, right after an act, and within commits."""
-    said = killed(tmp_path, "asked", many(30, 500))
+    said = killed(tmp_path, "asked", example_count(30, 500))
     assert said["found"] == {"doubled": 0, "lost": 0, "wrong": 0, "unpaid": 0}
     assert {"act", "statement"} <= said["killed"].keys()
 
 
 def test_the_same_doubles_where_nobody_outside_is_asked(tmp_path: Path) -> None:
     """The control: each kill right after an act has doubled that, and nothing else is wrong."""
-    said = killed(tmp_path, "again", kills := many(4, 30))
+    said = killed(tmp_path, "again", kills := example_count(4, 30))
     assert said["found"].pop("doubled") >= kills
     assert not any(said["found"].values())
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.store import Journal, JournalError, _lock
 from anabranch.store._lock import RunLock
@@ -26,7 +26,7 @@ def test_there_is_never_a_second_holder(tmp_path):
     def work(number):
         rng = random.Random(f"{SEED} {number}")
         try:
-            for _ in range(many(200, 20_000)):
+            for _ in range(example_count(200, 20_000)):
                 try:
                     lock = RunLock(str(tmp_path / "runs.db"), "run")
                 except RunBusy:

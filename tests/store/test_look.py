@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.journal import opened, row, taken
+from support.journal_file import acquire_run, make_row, open_journal
 
 from anabranch.store import Durable, Journal, RunNotFound
 
@@ -60,10 +60,10 @@ async def test_a_run_says_what_it_waits_for(tmp_path: Any) -> None:
 
 async def test_a_fork_has_the_rows_up_to_a_number_that_is_there(tmp_path: Any) -> None:
     """Another number is refused."""
-    async with opened(tmp_path / "runs.db") as file:
-        fence = await taken(file)
+    async with open_journal(tmp_path / "runs.db") as file:
+        fence = await acquire_run(file)
         for number in range(3):
-            file.append("run", fence, row(number))
+            file.append("run", fence, make_row(number))
         await file.release("run", fence, "suspended")
     async with Journal(str(tmp_path / "runs.db")) as journal:
         assert [(await journal.fork("run", f"f{at}", at=at)).rows for at in range(4)] == [
@@ -80,11 +80,11 @@ async def test_a_fork_has_the_rows_up_to_a_number_that_is_there(tmp_path: Any) -
 async def test_only_what_is_over_is_purged(tmp_path: Any) -> None:
     """Of one state, or of all in which a run is over."""
     states = ("completed", "failed", "cancelled", "suspended", "parked")
-    async with opened(tmp_path / "runs.db") as file:
+    async with open_journal(tmp_path / "runs.db") as file:
         for state in states:
-            await file.release(state, await taken(file, state), state)
+            await file.release(state, await acquire_run(file, state), state)
         await file.start("pending", "Order", 1, b"{}")
-        await taken(file, "running")
+        await acquire_run(file, "running")
         async with Journal(str(tmp_path / "runs.db")) as journal:
             assert await journal.purge(0) == 0
             assert await journal.purge(2e10, state="failed") == 1

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, every_kill, play
-from support.scale import SEED, many
+from support.killed_executions import Execution, Kill, kill_everywhere, run_execution
+from support.seeds import SEED, example_count
 
 from anabranch import Agent, ConfigurationError, Retry, StreamInterrupted, handler
 from anabranch.agents import ConversableAgent, GroupTalk, SummaryMemory
@@ -69,7 +69,7 @@ class Asks(Durable[list[str]]):
         return [f"{each.sender}: {each.text}" for each in self.agent.memory.messages("s")]
 
 
-@pytest.mark.parametrize("number", range(many(4, 60)))
+@pytest.mark.parametrize("number", range(example_count(4, 60)))
 def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
     """No reply that is kept is asked for again, whatever was cut short before it.
 
@@ -90,19 +90,23 @@ def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
     def make() -> Asks:
         return Asks(hows, agent if outlives else agent_of())
 
-    first = play(make, seed=number)
+    first = run_execution(make, seed=number)
 
-    def require_played(life: Life, where: str) -> None:
-        assert life.error is None, f"{where}: {life.error}"
-        result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+    def require_played(execution: Execution, where: str) -> None:
+        assert execution.error is None, f"{where}: {execution.error}"
+        result = next(row.seq for row in reversed(execution.rows) if row.kind == "result")
         before = moody.asked
-        again = play(make, Kill(result - 1, frozenset()).of(life), seed=draw.randrange(1 << 30))
-        assert (again.outcome, moody.asked - before) == (life.outcome, 0), where
+        again = run_execution(
+            make, Kill(result - 1, frozenset()).of(execution), seed=draw.randrange(1 << 30)
+        )
+        assert (again.outcome, moody.asked - before) == (execution.outcome, 0), where
 
     require_played(first, "never killed")
-    for rows in range(number % 2, len(first.rows), many(2, 1)):
-        life = play(make, Kill(rows, frozenset()).of(first), seed=draw.randrange(1 << 30))
-        require_played(life, f"killed after row {rows}")
+    for rows in range(number % 2, len(first.rows), example_count(2, 1)):
+        execution = run_execution(
+            make, Kill(rows, frozenset()).of(first), seed=draw.randrange(1 << 30)
+        )
+        require_played(execution, f"killed after row {rows}")
 
 
 class Turn(Durable[str]):
@@ -134,17 +138,17 @@ def counts(request: Request) -> str:
     return f"{len(request.messages)}"
 
 
-def turns(sessions: list[str], *, again: bool) -> Life:
+def turns(sessions: list[str], *, again: bool) -> Execution:
     agent = Agent(ScriptedBackend(otherwise=counts), name="clerk")
-    return play(lambda: Turns(sessions, again, agent))
+    return run_execution(lambda: Turns(sessions, again, agent))
 
 
 def test_what_a_job_has_heard_that_does_not_run_again_is_no_memory_of_others():
     """A later life would forget it in silence; in a session of its own, or a last one, it may."""
     for sessions, again in ((["s", "s"], False), (["t", "t"], False), (["s"], True)):
-        life = turns(sessions, again=again)
-        assert isinstance(life.error, ConfigurationError)
-        assert "clerk has heard in the session" in str(life.error)
+        execution = turns(sessions, again=again)
+        assert isinstance(execution.error, ConfigurationError)
+        assert "clerk has heard in the session" in str(execution.error)
     assert turns(["s"], again=False).result == ["1", "3"]
     assert turns(["t", "u"], again=True).result == ["1", "1", "1", "3"]
 
@@ -176,10 +180,13 @@ def test_agents_that_talk_forget_a_talk_that_took_too_long():
 
     backend = ScriptedBackend(otherwise=answer)
     pair = [ConversableAgent(name, backend) for name in ("one", "two")]
-    first = play(lambda: Talks(pair))
+    first = run_execution(lambda: Talks(pair))
     assert first.result == ["one: fast", "two: 1"]
     for rows in range(len(first.rows) + 1):
-        assert play(lambda: Talks(pair), Kill(rows, frozenset()).of(first)).outcome == first.outcome
+        assert (
+            run_execution(lambda: Talks(pair), Kill(rows, frozenset()).of(first)).outcome
+            == first.outcome
+        )
 
 
 class TalksTwice(Durable[list[str]]):
@@ -198,5 +205,5 @@ class TalksTwice(Durable[list[str]]):
 def test_who_was_at_a_talk_remembers_it_at_the_next_one():
     """Also those who had not had their turn when it ended: each life ends it so."""
     backend = ScriptedBackend(otherwise=lambda request: "word")
-    first = every_kill(lambda: TalksTwice(backend))
+    first = kill_everywhere(lambda: TalksTwice(backend))
     assert {f"{name}: {said}" for name in "abc" for said in ("go", "go on")} <= set(first.result)

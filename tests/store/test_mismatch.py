@@ -6,7 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.lives import Kill, act, doubtful, play
+from support.killed_executions import Kill, effects_in_doubt, run_execution
+from support.memory_journal import act
 
 from anabranch.commander import Node
 from anabranch.handlers import call_tools, handler
@@ -90,7 +91,7 @@ def test_a_mismatch_parks_the_run_wherever_it_is_caught(
 ) -> None:
     """Nothing is added, nothing more is done, it says why; with the old code the run goes on."""
     NOW["word"] = "one"
-    first = play(lambda: Changes(where))
+    first = run_execution(lambda: Changes(where))
     kinds = {"failure": "failure", "result": "result", "message": "message", "recovered": "message"}
     kind = kinds.get(where, "gave")
     row = next(number for number, row in enumerate(first.rows, 1) if row.kind == kind)
@@ -100,12 +101,14 @@ def test_a_mismatch_parks_the_run_wherever_it_is_caught(
             patch.delattr(f"{__name__}.Gone")
         if where == "result":
             patch.setattr(Gives, "_node_codec", Changes("x")._node_codec.__get__(Changes("x")))
-        life = play(lambda: Changes(where), Kill(row, frozenset(doubtful(first, row))).of(first))
-    assert isinstance(life.error, JournalMismatch)
-    assert life.state == "parked"
-    assert len(life.rows) == row
-    assert life.disk.runs["run"].error
-    assert not [name for name in life.disk.done.values() if name.startswith("after(other")]
+        execution = run_execution(
+            lambda: Changes(where), Kill(row, frozenset(effects_in_doubt(first, row))).of(first)
+        )
+    assert isinstance(execution.error, JournalMismatch)
+    assert execution.state == "parked"
+    assert len(execution.rows) == row
+    assert execution.disk.runs["run"].error
+    assert not [name for name in execution.disk.done.values() if name.startswith("after(other")]
     NOW["word"] = "one"
-    again = play(lambda: Changes(where), life.disk)
+    again = run_execution(lambda: Changes(where), execution.disk)
     assert (again.result, again.state) == ("ended", "completed")

@@ -12,8 +12,8 @@ import re
 from typing import Any
 
 import pytest
-from support.replays import after, live
-from support.scale import SEED, many
+from support.killed_executions import disk_after, execute_in_loop
+from support.seeds import SEED, example_count
 
 from anabranch import Node, handler
 from anabranch.messages import Message, Request
@@ -122,13 +122,15 @@ def test_each_branch_gets_back_what_it_had_got(what: str) -> None:
 
     async def main() -> None:
         world = World()
-        first = await live(Branches(what, world), bring={"world": world})
+        first = await execute_in_loop(Branches(what, world), bring={"world": world})
         rows = random.randint(0, len(first.rows))
         known = set()
         for row in first.rows[:rows]:
             if row.kind in ("result", "reply"):
                 known |= {int(each) for each in re.findall(rb"\b1\d\d\b", row.value)}
-        again = await live(Branches(what, world), after(first, rows), bring={"world": world})
+        again = await execute_in_loop(
+            Branches(what, world), disk_after(first, rows), bring={"world": world}
+        )
         for before, now in zip(first.result, again.result, strict=True):
             for had, has in zip(before, now, strict=True):
                 assert (had == has) == (had in known), f"{before}, then {now}; known {known}"
@@ -137,5 +139,5 @@ def test_each_branch_gets_back_what_it_had_got(what: str) -> None:
             map(len, again.result)
         )
 
-    explore(main, seeds=range(SEED, SEED + many(80, 3000)))
+    explore(main, seeds=range(SEED, SEED + example_count(80, 3000)))
     assert len(met) > 1  # orders differed

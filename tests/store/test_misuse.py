@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.journal import program
-from support.until import PATIENCE
+from support.journal_file import journal_process
+from support.waiting import TIMEOUT_SECONDS
 
 from anabranch import ConfigurationError, NodeCancelled, run
 from anabranch.store import (
@@ -181,7 +181,7 @@ def test_a_journal_hears_what_is_sent_in_each_loop_that_opens_it(name: str, tmp_
             await journal.start(Hears(), run_id="r")
             before = await letters_of("r")
             running = asyncio.create_task(journal.run(Hears(), run_id="r"))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not await journal.runs("running"):
                     pass
                 await letters_of("r")
@@ -354,6 +354,6 @@ async def main():
         print(await journal.run(P(), run_id="r"))
 asyncio.run(main())
 """
-    with program(tmp_path / "runs.db", text) as child:
+    with journal_process(tmp_path / "runs.db", text) as child:
         said, _ = child.communicate(timeout=30)
     assert said.splitlines() == ["was opened by another process, or not at all", "ok"]

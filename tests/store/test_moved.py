@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, Kill, Life, disk_here, doubtful, play
-from support.scale import many, seeds
-from support.until import turns as wait_turns
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import RUN_ID, Disk, current_disk
+from support.seeds import example_count, seeds
+from support.waiting import run_turns as wait_turns
 
 from anabranch import ConfigurationError, Node, Retry, ToolCall, handler, tool
 from anabranch.commander import settle
@@ -26,18 +27,18 @@ CODE: list[Callable[[Any], Any]] = []
 
 
 def find(n: int, *, effect_key: str) -> Done | NotDone:
-    done = disk_here().done
+    done = current_disk().done
     return Done(done[effect_key]) if effect_key in done else NotDone()
 
 
 @tool(reconcile=find, reconcile_after=0)
 async def charge(n: int) -> str:
-    return disk_here().do(effect_key(), f"charge {n}")
+    return current_disk().do(effect_key(), f"charge {n}")
 
 
 @tool(reconcile=find, reconcile_after=0)
 async def bill(n: int) -> str:
-    return disk_here().do(effect_key(), f"bill {n}")
+    return current_disk().do(effect_key(), f"bill {n}")
 
 
 @tool(effect="keyed")
@@ -179,10 +180,10 @@ PLACES = [here, child, plain_child, below, nested, other_child, models, empty]
 EDITS = [*PLACES, left, gathered, settled, in_time, in_group, then_other]
 
 
-def with_code(code: Callable[[Any], Any], *left: Any) -> Life:
+def with_code(code: Callable[[Any], Any], *left: Any) -> Execution:
     CODE.append(code)
     try:
-        return play(Shop, *left)
+        return run_execution(Shop, *left)
     finally:
         CODE.pop()
 
@@ -203,17 +204,17 @@ def test_a_call_that_an_edit_has_moved_parks_the_run_before_it_is_done(
     """The message says where the call was and where it is; with the old code the run goes on."""
     first = with_code(before)
     for rows in (1, 2):
-        life = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
-        assert isinstance(life.error, JournalMismatch), life.outcome
-        assert life.state == "parked"
-        assert "with the same inputs at Commander/Shop#1" in str(life.error)
-        assert str(life.error).count("Commander/Shop#1") == 2
-        new = [text for key, text in life.disk.done.items() if key not in first.disk.done]
+        execution = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
+        assert isinstance(execution.error, JournalMismatch), execution.outcome
+        assert execution.state == "parked"
+        assert "with the same inputs at Commander/Shop#1" in str(execution.error)
+        assert str(execution.error).count("Commander/Shop#1") == 2
+        new = [text for key, text in execution.disk.done.items() if key not in first.disk.done]
         assert not any("charge 1" in text or "bill" in text for text in new)
         # As often as it is tried.
-        again = with_code(after, life.disk)
+        again = with_code(after, execution.disk)
         assert isinstance(again.error, JournalMismatch)
-        assert again.disk.done == life.disk.done
+        assert again.disk.done == execution.disk.done
         assert with_code(before, again.disk).outcome == first.outcome
 
 
@@ -225,9 +226,9 @@ def test_a_call_that_an_earlier_release_recorded_is_found_and_no_other_takes_its
     old = Kill(1, frozenset(first.disk.done)).of(first)
     old.rows[RUN_ID][0] = first.rows[0]._replace(value=json.dumps(intent).encode())
     assert with_code(here, copied(old)).outcome == first.outcome
-    life = with_code(other_inputs, copied(old))
-    assert isinstance(life.error, JournalMismatch)
-    assert "with other inputs" in str(life.error)
+    execution = with_code(other_inputs, copied(old))
+    assert isinstance(execution.error, JournalMismatch)
+    assert "with other inputs" in str(execution.error)
 
 
 def copied(disk: Disk) -> Disk:
@@ -263,20 +264,20 @@ TURNS: list[list[int]] = []
 LOCKS: list[Any] = []
 
 
-@pytest.mark.parametrize("seed", seeds(many(10, 1000)))
+@pytest.mark.parametrize("seed", seeds(example_count(10, 1000)))
 def test_calls_behind_a_lock_are_made_in_any_order(seed: int) -> None:
     """One that gets the lock first this time is not held for one that got it first before."""
     draw = random.Random(seed)
     TURNS.append([0] * 5)
     try:
-        life = first = with_code(locks)
+        execution = first = with_code(locks)
         for _ in range(4):
             rows = draw.randint(0, len(first.rows) - 1)
-            done = frozenset(key for key in doubtful(first, rows) if draw.random() < 0.5)
+            done = frozenset(key for key in effects_in_doubt(first, rows) if draw.random() < 0.5)
             TURNS[-1] = [draw.randrange(12) for _ in range(5)]
-            life = with_code(locks, Kill(rows, done).of(first))
-            assert life.outcome == first.outcome, f"killed after row {rows}, turns {TURNS[-1]}"
-            assert life.disk.done == first.disk.done
+            execution = with_code(locks, Kill(rows, done).of(first))
+            assert execution.outcome == first.outcome, f"killed after row {rows}, turns {TURNS[-1]}"
+            assert execution.disk.done == first.disk.done
     finally:
         TURNS.pop()
 
@@ -290,18 +291,18 @@ def test_a_call_that_is_held_for_long_is_reported(caplog: pytest.LogCaptureFixtu
 
     async def open_late(_: Any) -> None:
         await asyncio.sleep(50)
-        assert disk_here().done == first.disk.done
+        assert current_disk().done == first.disk.done
         assert caplog.text.count("the run 'run' waits: Commander/Shop#1/pays#2 would call") == 1
         gate.set()
         await asyncio.sleep(60)
 
     first = with_code(here)
     CODE.append(beside_an_event)
-    life = play(Shop, Kill(2, frozenset(first.disk.done)).of(first), beside=open_late)
+    execution = run_execution(Shop, Kill(2, frozenset(first.disk.done)).of(first), beside=open_late)
     CODE.pop()
-    assert isinstance(life.error, JournalMismatch)
+    assert isinstance(execution.error, JournalMismatch)
     assert gate.is_set()
-    assert life.disk.done == first.disk.done
+    assert execution.disk.done == first.disk.done
 
 
 # --- names that stay
@@ -360,11 +361,11 @@ def test_a_call_with_a_key_is_found_wherever_it_is_now(
     first = with_code(before)
     assert len(first.disk.done) == 1
     for rows in range(1, len(first.rows)):
-        life = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
-        assert life.error is None
-        assert life.disk.done == first.disk.done
-        assert life.result in (first.result, [first.result])
-        assert life.count("gone") == 0 or life.rows[rows - 1].ident[16:] == b"Named"
+        execution = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
+        assert execution.error is None
+        assert execution.disk.done == first.disk.done
+        assert execution.result in (first.result, [first.result])
+        assert execution.count("gone") == 0 or execution.rows[rows - 1].ident[16:] == b"Named"
 
 
 def test_a_key_may_be_added_and_the_call_moved_after_that() -> None:
@@ -372,8 +373,8 @@ def test_a_key_may_be_added_and_the_call_moved_after_that() -> None:
     second = with_code(named, Kill(2, frozenset(first.disk.done)).of(first))
     assert (second.error, second.disk.done) == (None, first.disk.done)
     rows = second.before + 1
-    life = with_code(named_child, Kill(rows, frozenset(first.disk.done)).of(second))
-    assert (life.error, life.disk.done) == (None, first.disk.done)
+    execution = with_code(named_child, Kill(rows, frozenset(first.disk.done)).of(second))
+    assert (execution.error, execution.disk.done) == (None, first.disk.done)
 
 
 async def key_twice(job: Any) -> Any:
@@ -390,9 +391,9 @@ async def key_in_one_body(job: Any) -> Any:
 
 @pytest.mark.parametrize("code", [key_twice, key_after, key_in_one_body])
 def test_a_key_that_two_calls_have_is_refused(code: Callable[[Any], Any]) -> None:
-    life = with_code(code)
-    assert isinstance(life.error, ConfigurationError)
-    assert "'pay' is given to two" in str(life.error)
+    execution = with_code(code)
+    assert isinstance(execution.error, ConfigurationError)
+    assert "'pay' is given to two" in str(execution.error)
 
 
 async def other_keys(job: Any) -> Any:
@@ -407,9 +408,9 @@ def test_calls_with_other_keys_are_other_calls() -> None:
     """Though they have the same inputs: none is held for another."""
     first = with_code(other_keys)
     assert len({*first.result}) == 2
-    life = with_code(keys_swapped, Kill(2, frozenset()).of(first))
-    assert life.error is None
-    assert len(life.disk.done) == 3
+    execution = with_code(keys_swapped, Kill(2, frozenset()).of(first))
+    assert execution.error is None
+    assert len(execution.disk.done) == 3
 
 
 async def own_key(job: Any) -> Any:

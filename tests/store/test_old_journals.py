@@ -19,9 +19,9 @@ from typing import Any
 import _old_turns
 import pytest
 from _old_journals import DATA, DID, LIVE, RETRIED, RUNS, STANDS, Failure
-from support.lives import RUN_ID, Disk
-from support.replays import live
-from support.scale import SEED
+from support.killed_executions import execute_in_loop
+from support.memory_journal import RUN_ID, Disk
+from support.seeds import SEED
 
 from anabranch.commander import NodeCancelled
 from anabranch.store import Journal
@@ -155,11 +155,11 @@ async def test_an_old_turn_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
         disk = Disk()
         disk.rows[RUN_ID] = rows[:number]
         _old_turns.DID.clear()
-        life = await live(_old_turns.Turn(), disk, _old_turns.LIVE)
-        assert life.result == json.loads(old.result or b"")
-        news = [row for row in life.rows[number:] if row.kind in ("reply", "gave", "result")]
+        execution = await execute_in_loop(_old_turns.Turn(), disk, _old_turns.LIVE)
+        assert execution.result == json.loads(old.result or b"")
+        news = [row for row in execution.rows[number:] if row.kind in ("reply", "gave", "result")]
         assert len(_old_turns.DID) == max(0, len(news) - 1)  # the turn's own result is no work
-        return life.rows
+        return execution.rows
 
     for number in range(len(old.rows) + 1):
         mixed = await cut(old.rows, number)

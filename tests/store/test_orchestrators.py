@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support import lives
-from support.lives import RUN_ID, act, every_kill
+from support import killed_executions, memory_journal
+from support.killed_executions import kill_everywhere
+from support.memory_journal import RUN_ID, act
 
 from anabranch import tool
 from anabranch.agents import (
@@ -43,7 +44,7 @@ def script(*replies: Said) -> ScriptedBackend:
     """Answer with the reply whose turn it is in the run: nobody speaks at once here."""
 
     def answer(request: Request) -> Said:
-        rows = lives._disk[-1].rows[RUN_ID]
+        rows = memory_journal.mounted[-1].rows[RUN_ID]
         return replies[sum(row.kind == "reply" for row in rows)]
 
     return ScriptedBackend(otherwise=answer)
@@ -216,7 +217,7 @@ def test_what_was_said_and_done_stays_after_any_kill(
 ) -> None:
     """The same result and the same effects, each once, also with another order of the loop."""
     make: Callable[[], Kind] = lambda: kind(script(*replies))  # noqa: E731
-    first = every_kill(make, seeds=(None, 1))
+    first = kill_everywhere(make, seeds=(None, 1))
     assert first.error is None
     assert len(first.disk.done) == effects
 
@@ -228,11 +229,13 @@ def test_a_person_types_no_line_again() -> None:
         return WithAPerson(script(looks("you"), "Hi.", "Well.", "Bye."))
 
     TYPED.clear()
-    first = lives.play(make)
+    first = killed_executions.run_execution(make)
     typed = list(TYPED)
     assert len(typed) == 2
     for rows in range(len(first.rows)):
         kept = sum(b"line of" in row.value for row in first.rows[:rows] if row.kind == "gave")
         TYPED.clear()
-        life = lives.play(make, lives.Kill(rows, frozenset()).of(first))
-        assert typed[kept:] == TYPED or life.rows[rows - 1].kind == "result"
+        execution = killed_executions.run_execution(
+            make, killed_executions.Kill(rows, frozenset()).of(first)
+        )
+        assert typed[kept:] == TYPED or execution.rows[rows - 1].kind == "result"

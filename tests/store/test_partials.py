@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, Kill, every_kill, journal_of, play, wall_of
-from support.scale import SEED, many
-from support.until import until
+from support.killed_executions import Kill, kill_everywhere, run_execution
+from support.memory_journal import RUN_ID, Disk, journal_of, use_disk_clock
+from support.seeds import SEED, example_count
+from support.waiting import wait_until
 
 from anabranch import Agent, BackendUnavailable
 from anabranch.backends import Backend
@@ -36,7 +37,7 @@ def story(*, length: int = 20) -> ScriptedBackend:
 
 def test_a_run_with_partials_goes_on_like_any_other() -> None:
     """After any kill: a partial is no reply, and is never played."""
-    first = every_kill(lambda: Ask(story()), partials=0.05)
+    first = kill_everywhere(lambda: Ask(story()), partials=0.05)
     partials = [row for row in first.rows if row.kind == "partial"]
     assert 20 < len(partials) < 60
     assert sum(len(row.value) for row in partials) < 4 * len(TEXT * 20)
@@ -45,7 +46,7 @@ def test_a_run_with_partials_goes_on_like_any_other() -> None:
 
 def test_without_partials_nothing_of_a_reply_is_written_before_its_end() -> None:
     """They cost nothing where nobody has asked for them."""
-    kinds = [row.kind for row in play(lambda: Ask(story())).rows]
+    kinds = [row.kind for row in run_execution(lambda: Ask(story())).rows]
     assert "partial" not in kinds
 
 
@@ -54,7 +55,7 @@ def test_whoever_looks_reads_a_beginning_of_the_reply_that_grows_with_it() -> No
 
     async def main() -> None:
         disk = Disk()
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk, partials=0.1) as journal:
                 running = asyncio.create_task(journal.run(Ask(story()), run_id=RUN_ID))
                 await asyncio.sleep(0.5)
@@ -73,7 +74,7 @@ def test_whoever_looks_reads_a_beginning_of_the_reply_that_grows_with_it() -> No
 
 def test_a_reply_that_is_asked_for_again_begins_again() -> None:
     """What a dead process has heard is there until the next one hears more."""
-    first = play(lambda: Ask(story()), partials=0.1)
+    first = run_execution(lambda: Ask(story()), partials=0.1)
     numbers = [row.seq for row in first.rows if row.kind == "partial"]
     disk = Kill(numbers[3], frozenset()).of(first)
 
@@ -84,7 +85,7 @@ def test_a_reply_that_is_asked_for_again_begins_again() -> None:
     (before,) = asyncio.run(look())
     assert 0 < len(before) < len(TEXT * 20)
     other = ScriptedBackend(otherwise="Another story, which is short. " * 9, delay=0.05)
-    assert play(lambda: Ask(other), disk, partials=0.1).result.startswith("Another")
+    assert run_execution(lambda: Ask(other), disk, partials=0.1).result.startswith("Another")
     assert asyncio.run(look()) == []
 
 
@@ -95,7 +96,7 @@ def test_a_reply_that_breaks_off_is_not_shown_any_more() -> None:
 
     async def main() -> None:
         disk = Disk()
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk, partials=0.1) as journal:
                 with pytest.raises(BackendUnavailable):
                     await journal.run(Ask(backend), run_id=RUN_ID)
@@ -115,11 +116,11 @@ class Redacting(ScriptedBackend):
 
 def test_no_part_of_a_key_is_written() -> None:
     """However the stream cuts it."""
-    for seed in range(SEED, SEED + many(10, 200)):
+    for seed in range(SEED, SEED + example_count(10, 200)):
         text = "The key is sk-secret-0123 and nothing else; again: " + "sk-secret-0123" * 2
         backend = Redacting(otherwise=text * 3, size=7, seed=seed, delay=0.02)
-        life = play(lambda b=backend: Ask(b), partials=0.03)  # type: ignore[misc]
-        written = b"".join(row.value for row in life.rows if row.kind == "partial")
+        execution = run_execution(lambda b=backend: Ask(b), partials=0.03)  # type: ignore[misc]
+        written = b"".join(row.value for row in execution.rows if row.kind == "partial")
         assert written
         assert b"secret" not in written
         assert b"sk-" not in written
@@ -156,7 +157,7 @@ async def test_another_process_reads_along(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.db")
     async with Journal(path, partials=0.01) as journal:
         running = asyncio.create_task(journal.run(Ask(backend), run_id="story"))
-        await until(lambda: backend.opened)
+        await wait_until(lambda: backend.opened)
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", READER, path, stdout=subprocess.PIPE
         )

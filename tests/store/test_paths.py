@@ -10,8 +10,8 @@ import sys
 from contextlib import closing, contextmanager, suppress
 
 import pytest
-from support.journal import opened, program, row, taken, values
-from support.scale import SEED, many
+from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
+from support.seeds import SEED, example_count
 
 from anabranch.store import JournalError, RunBusy, _schema
 from anabranch.store._file import JournalFile
@@ -36,14 +36,14 @@ asyncio.run(main())
 
 @contextmanager
 def held(path, rows=20):
-    with program(path, HOLDS, str(rows)) as child:
+    with journal_process(path, HOLDS, str(rows)) as child:
         assert child.stdout.readline() == "there\n"
         yield child
 
 
 async def refused(path):
     with pytest.raises(JournalError) as error:
-        async with opened(path):
+        async with open_journal(path):
             pass
     return str(error.value)
 
@@ -51,8 +51,8 @@ async def refused(path):
 async def counted(path):
     """Return how many runs, rows and signals there are, or why the file is refused."""
     try:
-        async with opened(path) as file:
-            runs, rows, mail = await file.runs(), await values(file), await file.letters("run")
+        async with open_journal(path) as file:
+            runs, rows, mail = await file.runs(), await row_values(file), await file.letters("run")
             return len(runs), len(rows), len(mail)
     except JournalError as error:
         return str(error)
@@ -80,7 +80,7 @@ async def test_a_hard_link_is_refused_whichever_name_is_used(tmp_path):
         for each in (path, other):
             assert "has another name (a hard link)" in await refused(each)
         other.unlink()
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             assert len(await file.runs()) == 21
 
 
@@ -95,7 +95,7 @@ async def test_a_file_that_is_mounted_alone_is_refused_and_a_folder_is_not(tmp_p
             assert "is mounted as a single file" in said
             assert "mount the folder" in said
         with mounted(tmp_path, other):
-            async with opened(other / "runs.db") as file:
+            async with open_journal(other / "runs.db") as file:
                 assert len(await file.runs()) == 21
                 with pytest.raises(RunBusy):
                     await file.acquire("run", "test")
@@ -117,7 +117,7 @@ async def test_a_mounted_file_is_known_by_the_list_of_mounts(tmp_path, monkeypat
         if is_refused:
             assert "is mounted as a single file" in await refused(path)
         else:
-            async with opened(path):
+            async with open_journal(path):
                 pass
 
 
@@ -128,8 +128,8 @@ async def test_another_path_to_an_open_file_is_refused(tmp_path, monkeypatch):
     with held(path):
         path.rename(other)
         assert "is open in another process by another path" in await refused(other)
-    async with opened(tmp_path / "own.db") as file:
-        await taken(file)
+    async with open_journal(tmp_path / "own.db") as file:
+        await acquire_run(file)
         (tmp_path / "own.db").rename(tmp_path / "again.db")
         assert "by another path" in await refused(tmp_path / "again.db")
         with pytest.raises(JournalError, match="was taken away"):
@@ -141,8 +141,8 @@ async def test_many_open_and_close_one_path_at_once(tmp_path):
     path = tmp_path / "runs.db"
 
     async def come_and_go(number):
-        for _ in range(many(8, 200)):
-            async with opened(path) as file:
+        for _ in range(example_count(8, 200)):
+            async with open_journal(path) as file:
                 await file.start(f"{number}", "C", 1, b"{}")
 
     await asyncio.gather(*map(come_and_go, range(4)))
@@ -156,20 +156,20 @@ async def main():
     print("done")
 asyncio.run(main())
 """
-    with program(path, others, "15") as one, program(path, others, "15") as two:
+    with journal_process(path, others, "15") as one, journal_process(path, others, "15") as two:
         await come_and_go(5)
         for child in (one, two):
             assert (await asyncio.to_thread(child.communicate))[0] == "done\n"
 
 
-@pytest.mark.parametrize("example", range(many(2, 60)))
+@pytest.mark.parametrize("example", range(example_count(2, 60)))
 async def test_a_wal_that_was_removed_or_cut_after_a_kill_is_noticed(tmp_path, example):
     """Whatever is left of it: the file is refused, or has all that was said to be there."""
     rng = random.Random(f"{SEED} {example}")
     path, rows = tmp_path / "runs.db", rng.randrange(1, 40)
     with held(path, rows) as child:
         if is_in_file := rng.random() < 0.5:  # all of it, as a journal that closes brings it there
-            async with opened(path) as file:
+            async with open_journal(path) as file:
                 await file.runs()
         child.kill()
     whole = tmp_path / "whole"
@@ -194,7 +194,7 @@ async def test_a_wal_that_was_removed_or_cut_after_a_kill_is_noticed(tmp_path, e
         assert "has lost its last commits" in found
         refusals += 1
         (tmp_path / "runs.db-locks" / "last-commit").unlink()  # as the message says
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             assert len(await file.runs()) <= rows + 1
     assert refusals or is_in_file
 
@@ -204,7 +204,7 @@ async def test_nothing_is_missed_where_nothing_is_lost(tmp_path):
     path = tmp_path / "runs.db"
 
     async def purge():
-        async with opened(path) as file:
+        async with open_journal(path) as file:
             await file.call(lambda sql: sql.execute("update anabranch_run set state = 'failed'"))
             assert await file.purge(2e10) == 21
 
@@ -218,15 +218,15 @@ async def test_nothing_is_missed_where_nothing_is_lost(tmp_path):
         child.kill()
     with closing(sqlite3.connect(path)) as sql:
         sql.execute("vacuum")
-    async with opened(path) as file:
-        assert len(await values(file)) == 20
+    async with open_journal(path) as file:
+        assert len(await row_values(file)) == 20
     with held(path, 0) as child:
         child.kill()
     for end in ("", "-wal", "-shm"):
         os.unlink(f"{path}{end}")
-    async with opened(path):
+    async with open_journal(path):
         shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copy")  # as a kill leaves it
-    async with opened(tmp_path.parent / f"{tmp_path.name} copy" / "runs.db") as file:
+    async with open_journal(tmp_path.parent / f"{tmp_path.name} copy" / "runs.db") as file:
         assert await file.runs() == []
     assert list((tmp_path / "runs.db-locks").glob("last-commit")) == []
 
@@ -235,14 +235,14 @@ async def test_a_note_that_cannot_be_made_or_read_is_done_without(tmp_path):
     """It is no part of the journal."""
     path, note = tmp_path / "runs.db", tmp_path / "runs.db-locks" / "last-commit"
     note.mkdir(parents=True)
-    async with opened(path) as file:
-        await taken(file)
+    async with open_journal(path) as file:
+        await acquire_run(file)
     note.rmdir()
     for text in (b"", b"x" * 36, b"x" * 100):
         note.write_bytes(text)
         file = JournalFile(str(path))
         await file.open()
         assert [run.run_id for run in await file.runs()] == ["run"]
-        fence = await taken(file)
-        file.append("run", fence, row(1))
+        fence = await acquire_run(file)
+        file.append("run", fence, make_row(1))
         await file.close()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.chat import PATIENCE, environment
+from support.chat_command import TIMEOUT_SECONDS, environment
 
 from anabranch.store import Journal
 
@@ -108,7 +108,7 @@ def says(process: subprocess.Popen[str], text: str) -> None:
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     return process.returncode, out, err
 
 

@@ -8,20 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.lives import (
-    RUN_ID,
-    Disk,
-    Kill,
-    Life,
-    MemoryFile,
-    doubtful,
-    play,
-    require_same,
-)
-from support.program_checks import require_contracts, require_same_rows
-from support.program_draw import draw_body, shrunk
-from support.programs import LIVE, program, send_signals
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, effects_in_doubt, require_same, run_execution
+from support.memory_journal import RUN_ID, Disk, MemoryFile
+from support.random_program_checks import require_contracts, require_same_rows
+from support.random_program_draw import draw_body, shrink_body
+from support.random_programs import LIVE, program, send_signals
+from support.seeds import example_count, seeds
 
 from anabranch.store._file import Row
 from anabranch.store.errors import JournalError
@@ -31,21 +23,25 @@ pytestmark = pytest.mark.contract("D14")
 Body = list[Any]
 
 
-def live(body: Body, disk: Disk | None = None, seed: int | None = None, **options: Any) -> Life:
-    return play(program(body), disk, seed=seed, live=LIVE, beside=send_signals(body), **options)
+def live(
+    body: Body, disk: Disk | None = None, seed: int | None = None, **options: Any
+) -> Execution:
+    return run_execution(
+        program(body), disk, seed=seed, live=LIVE, beside=send_signals(body), **options
+    )
 
 
-def first_life(body: Body, seed: int | None) -> Life:
+def first_life(body: Body, seed: int | None) -> Execution:
     first = live(body, seed=seed)
     assert first.error is None
     require_contracts(first)
     return first
 
 
-def require_like(first: Life, life: Life, where: str) -> None:
-    require_contracts(life)
-    require_same(first, life, where)
-    require_same_rows(first, life)
+def require_like(first: Execution, execution: Execution, where: str) -> None:
+    require_contracts(execution)
+    require_same(first, execution, where)
+    require_same_rows(first, execution)
 
 
 def shrinking(check: Callable[[Body, int], None], seed: int, deepest: int = 3) -> None:
@@ -63,7 +59,7 @@ def shrinking(check: Callable[[Body, int], None], seed: int, deepest: int = 3) -
         check(body, seed)
     except Exception as error:
         kind = type(error)
-        small = shrunk(body, lambda each: fails(each) is kind)
+        small = shrink_body(body, lambda each: fails(each) is kind)
         error.add_note(f"seed {seed}: {body}; and so does {small}")
         raise
 
@@ -74,16 +70,18 @@ def shrinking(check: Callable[[Body, int], None], seed: int, deepest: int = 3) -
 def killed_twice(body: Body, seed: int) -> None:
     first, draw = first_life(body, seed), random.Random(seed)
     for _ in range(2):
-        life, where = first, f"seed {seed}"
+        execution, where = first, f"seed {seed}"
         for _ in range(2):
-            rows = draw.randint(min(life.before, len(life.rows)), len(life.rows))
-            done = frozenset(key for key in doubtful(life, rows) if draw.random() < 0.5)
+            rows = draw.randint(min(execution.before, len(execution.rows)), len(execution.rows))
+            done = frozenset(
+                key for key in effects_in_doubt(execution, rows) if draw.random() < 0.5
+            )
             where += f", killed after row {rows} with {len(done)} done"
-            life = live(body, Kill(rows, done).of(life), draw.randrange(1 << 30))
-            require_like(first, life, where)
+            execution = live(body, Kill(rows, done).of(execution), draw.randrange(1 << 30))
+            require_like(first, execution, where)
 
 
-@pytest.mark.parametrize("seed", seeds(many(60, 3000)))
+@pytest.mark.parametrize("seed", seeds(example_count(60, 3000)))
 def test_any_program_ends_alike_however_often_it_is_killed(seed: int) -> None:
     """Random programs in random orders, each killed twice, two times, at random."""
     shrinking(killed_twice, seed)
@@ -92,13 +90,13 @@ def test_any_program_ends_alike_however_often_it_is_killed(seed: int) -> None:
 def killed_everywhere(body: Body, seed: int) -> None:
     first = first_life(body, seed)
     for rows in range(len(first.rows) + 1):
-        unsure = doubtful(first, rows)
+        unsure = effects_in_doubt(first, rows)
         for done in [unsure, []] if unsure else [[]]:
-            life = live(body, Kill(rows, frozenset(done)).of(first), seed + 1)
-            require_like(first, life, f"killed after row {rows} with {done} done")
+            execution = live(body, Kill(rows, frozenset(done)).of(first), seed + 1)
+            require_like(first, execution, f"killed after row {rows} with {done} done")
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 500)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 500)))
 def test_any_program_ends_alike_after_each_kill(seed: int) -> None:
     """A kill after each row; what was in doubt had been done, or not."""
     shrinking(killed_everywhere, seed, 1)
@@ -138,7 +136,7 @@ def suspended(body: Body, seed: int) -> None:
             require_like(first, left, f"suspended after row {at}")
 
 
-@pytest.mark.parametrize("seed", seeds(many(25, 2000)))
+@pytest.mark.parametrize("seed", seeds(example_count(25, 2000)))
 def test_any_program_ends_alike_after_it_was_suspended(seed: int) -> None:
     """D20: nothing of it is recorded as cancelled or failed, and effects are done once."""
     shrinking(suspended, seed)
@@ -208,7 +206,7 @@ def failed(body: Body, seed: int) -> None:
         require_like(first, live(body, left, seed + 1), where)
 
 
-@pytest.mark.parametrize("seed", seeds(many(15, 2000)))
+@pytest.mark.parametrize("seed", seeds(example_count(15, 2000)))
 def test_a_store_that_fails_ends_a_life_with_one_error(seed: int) -> None:
     """D19: whichever of its calls is the first to fail; the next life is as if it had not."""
     shrinking(failed, seed)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faulty import Disk as FaultyDisk
-from support.lives import RUN_ID, Disk, Life, play, require_same
-from support.program_checks import require_same_rows
-from support.program_draw import draw_body
-from support.programs import LIVE, program, send_signals
-from support.scale import many, seeds
+from support.failing_disk import FailingDisk as FaultyDisk
+from support.killed_executions import Execution, require_same, run_execution
+from support.memory_journal import RUN_ID, Disk
+from support.random_program_checks import require_same_rows
+from support.random_program_draw import draw_body
+from support.random_programs import LIVE, program, send_signals
+from support.seeds import example_count, seeds
 
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.contract("D3")
 QUICK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing
 
 
-def live(path: Path, body: Any, seed: int, world: Disk) -> Life:
+def live(path: Path, body: Any, seed: int, world: Disk) -> Execution:
     """Run what is left in a file, with the world outside as it is, and look at what it has."""
-    return play(
+    return run_execution(
         program(body),
         world,
         seed=seed,
@@ -38,14 +39,14 @@ def live(path: Path, body: Any, seed: int, world: Disk) -> Life:
     )
 
 
-async def _read(path: Path, life: Life) -> None:
+async def _read(path: Path, execution: Execution) -> None:
     file = JournalFile(str(path))
     await file.open()
-    life.disk.runs[RUN_ID], life.rows = await file.run(RUN_ID), await file.rows(RUN_ID)
+    execution.disk.runs[RUN_ID], execution.rows = await file.run(RUN_ID), await file.rows(RUN_ID)
     await file.close()
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 300)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_a_disk_that_fails_at_any_statement_ends_a_life_with_one_error(seed: int) -> None:
     """Whoever waits is told, nothing hangs, and the next life is as if it had not failed."""
     body, draw = draw_body(f"file {seed}", depth=1, unit=0.1), random.Random(seed)
@@ -56,7 +57,7 @@ def test_a_disk_that_fails_at_any_statement_ends_a_life_with_one_error(seed: int
         run_seeded(lambda: _read(folder / "first", first))
         assert first.error is None
         total = (1 << 30) - (disk.left or 0)
-        for number in draw.sample(range(total), min(many(5, 20), total)):
+        for number in draw.sample(range(total), min(example_count(5, 20), total)):
             path, world = folder / f"runs{number}", Disk()
             where = f"statement {number} of {total} fails: {body}"
             disk.fail_after(number, done=draw.random() < 0.5)

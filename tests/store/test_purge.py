@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from support.journal import opened, program, row, taken, values
-from support.scale import SEED, many
+from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
+from support.seeds import SEED, example_count
 
 from anabranch.store import Durable, Journal, JournalError, RunNotFound, _purge
 from anabranch.store._file import JournalFile
@@ -37,16 +37,16 @@ async def counts(file: JournalFile) -> dict[str, int]:
 
 async def fill(file: JournalFile, name: str, rng: random.Random, *, over: bool = True) -> None:
     """Make a run with rows, large values that others have too, and what was sent to it."""
-    fence = await taken(file, name)
+    fence = await acquire_run(file, name)
     for number in range(rng.randrange(200)):
         large = bytes([rng.randrange(4)]) * 70_000
-        file.append(name, fence, row(large if rng.random() < 0.1 else number))
-    values = [b"y" * rng.choice((1, 70_000)) for _ in range(rng.randrange(60))]
-    await asyncio.gather(*(file.post(name, "signal", "x", value) for value in values))
+        file.append(name, fence, make_row(large if rng.random() < 0.1 else number))
+    signals = [b"y" * rng.choice((1, 70_000)) for _ in range(rng.randrange(60))]
+    await asyncio.gather(*(file.post(name, "signal", "x", value) for value in signals))
     await file.release(name, fence, "completed" if over else "suspended")
 
 
-@pytest.mark.parametrize("example", range(many(3, 100)))
+@pytest.mark.parametrize("example", range(example_count(3, 100)))
 async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
     tmp_path, monkeypatch, example
 ):
@@ -56,14 +56,14 @@ async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
     monkeypatch.setattr(_purge, "BATCH_SECONDS", rng.randrange(2, 6))
     monkeypatch.setattr(_purge, "MAX_RUNS", rng.randrange(1, 4))
     path, over = tmp_path / "runs.db", [f"over {number}" for number in range(4)]
-    async with opened(path) as file:
+    async with open_journal(path) as file:
         for name in over:
             await fill(file, name, rng)
         await fill(file, "left", rng, over=False)
         sizes = {run.run_id: run.rows for run in await file.runs()}
         kept = await file.look("left")
     for life in range(100):
-        async with opened(path) as file, opened(path) as other:
+        async with open_journal(path) as file, open_journal(path) as other:
             purging = asyncio.ensure_future(file.purge(time.time() + 1))
             for _ in range(rng.randrange(4)):
                 await other.post("left", "signal", "more", b"")
@@ -79,8 +79,8 @@ async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
             names = {run.run_id for run in await file.runs()}
             if rng.random() < 0.5 and over[0] not in names:  # the same name again, without rows
                 sizes[over[0]] = 0
-                await file.release(over[0], await taken(file, over[0]), "completed")
-    async with opened(path) as file:
+                await file.release(over[0], await acquire_run(file, over[0]), "completed")
+    async with open_journal(path) as file:
         found = await file.look("left")
         assert found[1] == kept[1]
         shared = {each.value for each in kept[1] if len(each.value) > 70_000 - 1}
@@ -97,8 +97,8 @@ async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
 async def test_others_write_while_a_large_run_is_removed(tmp_path):
     """They wait for a batch at most, not for all."""
     path = tmp_path / "runs.db"
-    async with opened(path) as file, opened(path) as other:
-        await file.release("run", await taken(file), "completed")
+    async with open_journal(path) as file, open_journal(path) as other:
+        await file.release("run", await acquire_run(file), "completed")
         numbers = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 60000)"
         insert = f"{numbers} insert into anabranch_row select 1, i, x'00', 'k', x'', null, 1 from n"
         await file.call(lambda sql: sql.execute(insert))
@@ -114,7 +114,7 @@ async def test_others_write_while_a_large_run_is_removed(tmp_path):
 async def test_a_purge_that_is_killed_is_completed_by_the_next(tmp_path):
     """By SIGKILL; whoever opens the file sees nothing of the run at once."""
     path = tmp_path / "runs.db"
-    with program(
+    with journal_process(
         path,
         """
 async def main():
@@ -134,14 +134,14 @@ asyncio.run(main())
         assert child.stdout.readline() == "begun\n"
         child.kill()
         child.wait()
-    async with opened(path) as file:
+    async with open_journal(path) as file:
         assert not await file.runs()
         left = await counts(file)
         assert left["row"] > 0 < left["purge"]
-        fence = await taken(file)
-        file.append("run", fence, row(b"own"))
+        fence = await acquire_run(file)
+        file.append("run", fence, make_row(b"own"))
         assert await file.purge(0) == 0
-        assert await values(file) == [b"own"]
+        assert await row_values(file) == [b"own"]
         assert (await counts(file)) == {**left, "run": 1, "row": 1, "purge": 0}
 
 

@@ -7,9 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, act, disk_here, doubtful, play
-from support.scale import many, seeds
-from support.until import turns as wait_turns
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import act, current_disk
+from support.seeds import example_count, seeds
+from support.waiting import run_turns as wait_turns
 
 from anabranch import Node, NodeCancelled, Retry, tool
 from anabranch.store import Done, Durable, Journal, NotDone, effect_key
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.contract("D6")
 
 
 async def find(n: int, turns: int, fails: bool, *, effect_key: str) -> Done | NotDone:
-    done = disk_here().done
+    done = current_disk().done
     return Done(done[effect_key]) if effect_key in done else NotDone()
 
 
@@ -26,7 +27,7 @@ async def take(n: int, turns: int, fails: bool, *, again: bool = False) -> str:
     await wait_turns(turns)
     if fails:
         raise ValueError(f"{n} fails")
-    return disk_here().do(effect_key(), f"{n}", again=again)
+    return current_disk().do(effect_key(), f"{n}", again=again)
 
 
 @tool(reconcile=find, reconcile_after=0)
@@ -122,24 +123,26 @@ def draw(seed: int) -> Race:
     return Race(runners, chance.random() < 0.5)
 
 
-def acts(life: Life, rows: int) -> int:
+def acts(execution: Execution, rows: int) -> int:
     """Return how often a life had acted, by that row, because one was the first."""
-    intents = [row for row in life.rows[:rows] if row.kind == "intent"]
+    intents = [row for row in execution.rows[:rows] if row.kind == "intent"]
     return len({row.ident for row in intents if b'"after ' in row.value})
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 1000)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 1000)))
 def test_calls_steps_and_jobs_end_in_the_order_in_which_they_first_ended(seed: int) -> None:
     """Whatever a body did because one of them was first, each life does it for the same one."""
     chance = random.Random(seed)
-    first = play(lambda: draw(seed), beside=approve_all)
+    first = run_execution(lambda: draw(seed), beside=approve_all)
     for kill in range(len(first.rows) + 1):
         before, rows = first, kill
         while rows <= len(before.rows):
-            done = frozenset(key for key in doubtful(before, rows) if chance.random() < 0.5)
+            done = frozenset(key for key in effects_in_doubt(before, rows) if chance.random() < 0.5)
             left = Kill(rows, done).of(before)
-            life = play(lambda: draw(seed), left, beside=approve_all)
-            assert life.error is None, f"killed after row {kill}, then {rows}"
+            execution = run_execution(lambda: draw(seed), left, beside=approve_all)
+            assert execution.error is None, f"killed after row {kill}, then {rows}"
             known = acts(before, rows)
-            assert life.result[:known] == before.result[:known], f"killed after row {kill}, {rows}"
-            before, rows = life, rows + chance.randint(1, 12)
+            assert execution.result[:known] == before.result[:known], (
+                f"killed after row {kill}, {rows}"
+            )
+            before, rows = execution, rows + chance.randint(1, 12)

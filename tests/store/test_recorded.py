@@ -9,8 +9,9 @@ from contextvars import ContextVar
 
 import anyio
 import pytest
-from support.lives import act, every_kill
-from support.scale import many, seeds
+from support.killed_executions import kill_everywhere
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch import current_node
 from anabranch.store import Durable, Journal, Live, live
@@ -177,13 +178,13 @@ class Race(Durable[list[str]]):
 
 
 @pytest.mark.parametrize("how", ["wait", "turns", "group", "scope"])
-@pytest.mark.parametrize("seed", seeds(many(3, 200)))
+@pytest.mark.parametrize("seed", seeds(example_count(3, 200)))
 def test_whoever_waits_for_the_first_of_several_sees_the_same_first(seed: int, how: str) -> None:
     """Also when all of them had ended before the process died, or could end at once."""
     draw = random.Random(seed)
     times = draw.sample(range(1, 100), draw.randint(2, 4))
     runners = [(f"{number}", time / 10, draw.random() < 0.3) for number, time in enumerate(times)]
-    every_kill(lambda: Race(runners, how), seeds=(None, seed))
+    kill_everywhere(lambda: Race(runners, how), seeds=(None, seed))
 
 
 class Gathered(Durable[int]):

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk
-from support.replays import after, live
-from support.scale import SEED, many
+from support.killed_executions import disk_after, execute_in_loop
+from support.memory_journal import RUN_ID, Disk
+from support.seeds import SEED, example_count
 
 from anabranch import BackendUnavailable, ConfigurationError, Node, handler
 from anabranch.backends import Backend, Fallback, Limits
@@ -65,17 +65,17 @@ def test_branches_that_ask_the_same_at_once_never_swap_replies() -> None:
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise=Numbered())
-        first = await live(Branches(backend))
+        first = await execute_in_loop(Branches(backend))
         rows = random.randint(0, len(first.rows))
         known = [str(row.value) for row in first.rows[:rows] if row.kind == "reply"]
         asked = len(backend.requests)
-        again = await live(Branches(backend), after(first, rows))
+        again = await execute_in_loop(Branches(backend), disk_after(first, rows))
         for before, now in zip(first.result, again.result, strict=True):
             for said, says in zip(before, now, strict=True):
                 assert (said == says) == any(f'"{said}"' in each for each in known)
         assert len(backend.requests) - asked == 6 - len(known)
 
-    explore(main, seeds=range(SEED, SEED + many(150, 3000)))
+    explore(main, seeds=range(SEED, SEED + example_count(150, 3000)))
 
 
 @handler
@@ -158,11 +158,11 @@ async def test_no_reply_that_is_kept_is_asked_again(kind: str, tmp_path: Any) ->
         "cassette": lambda: CassetteBackend(tmp_path / "tape", record=source),
     }[kind]()
     counter: Any = getattr(backend, "answer", None) or source._otherwise
-    first = await live(Asking(backend))
+    first = await execute_in_loop(Asking(backend))
     assert first.count("reply") == counter.count == 4
     for rows in range(len(first.rows) + 1):
         asked, known = counter.count, sum(row.kind == "reply" for row in first.rows[:rows])
-        again = await live(Asking(backend), after(first, rows))
+        again = await execute_in_loop(Asking(backend), disk_after(first, rows))
         assert again.result[:known] == first.result[:known]
         assert (again.count("reply"), counter.count - asked) == (4, 4 - known)
 
@@ -177,8 +177,8 @@ class Streams(Durable[str]):
 async def test_a_backend_without_end_marks_is_played_without_them() -> None:
     """Whoever forked it in the first life was told that it broke off, and is told so again."""
     backend = Plain()
-    first = await live(Streams(backend))
-    again = await live(Streams(backend), after(first, 1))
+    first = await execute_in_loop(Streams(backend))
+    again = await execute_in_loop(Streams(backend), disk_after(first, 1))
     assert again.result == first.result
     assert "done=True" not in first.result
     assert backend.answer.count == 1
@@ -198,7 +198,7 @@ async def test_the_end_of_a_reply_is_seen_only_when_it_is_kept() -> None:
                     kept = [row for row in ledger.file.disk.rows[RUN_ID] if row.kind == "reply"]
                     seen.append(len(kept))
 
-    await live(Looks(ScriptedBackend("reply")))
+    await execute_in_loop(Looks(ScriptedBackend("reply")))
     assert seen == [1, 1]
 
 
@@ -243,12 +243,12 @@ async def test_a_budget_goes_on_where_it_stood() -> None:
         own = Limits(budget=1000, requests_per_minute=3 - start or None)
         return ScriptedBackend(*[paid(100 * n) for n in range(1 + start, 4)], limits=own)
 
-    first = await live(Bounded(script(0), Limits(budget=1000)))
+    first = await execute_in_loop(Bounded(script(0), Limits(budget=1000)))
     assert first.result == [200, 300, 600]
     for rows in range(len(first.rows) + 1):
         known = sum(row.kind == "reply" for row in first.rows[:rows])
         limits, backend = Limits(budget=1000, concurrency=1), script(known)
-        again = await live(Bounded(backend, limits), after(first, rows))
+        again = await execute_in_loop(Bounded(backend, limits), disk_after(first, rows))
         assert again.result == first.result
         ended = any(row.kind == "result" for row in first.rows[:rows])
         if not any(row.kind == "result" and row.value[:1] == b"[" for row in first.rows[:rows]):
@@ -257,7 +257,7 @@ async def test_a_budget_goes_on_where_it_stood() -> None:
 
     replies = [row.seq for row in first.rows if row.kind == "reply"]
     with pytest.raises(BudgetExceeded):
-        await live(Bounded(script(2), Limits(budget=300)), after(first, replies[1]))
+        await execute_in_loop(Bounded(script(2), Limits(budget=300)), disk_after(first, replies[1]))
 
 
 class AsksInTheEnd(Durable[str]):
@@ -283,17 +283,17 @@ async def test_what_a_callback_has_spent_is_charged_once() -> None:
     """Callbacks run again in each life, and play their replies: so these are in no other sum."""
     seen: list[int] = []
     with pytest.raises(ValueError, match="after all"):
-        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), seen))
+        await execute_in_loop(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), seen))
     disk = Disk()
     with suppress(ValueError):
-        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), []), disk)
+        await execute_in_loop(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), []), disk)
     kept = disk.rows[RUN_ID]
     over = next(row.seq for row in kept if row.kind == "over")
     for rows in range(over):
         known = sum(row.kind == "reply" for row in kept[:rows])
         again = AsksInTheEnd(ScriptedBackend(*[paid(100), paid(200)][known:]), seen)
         with suppress(ValueError):
-            await live(again, disk.cut(rows, {}))
+            await execute_in_loop(again, disk.cut(rows, {}))
     assert seen == [300] * over  # once the failure is kept, no callback runs again
 
 
@@ -311,9 +311,9 @@ async def test_tasks_of_one_node_that_ask_the_same_at_once_are_refused() -> None
             texts = ("a", "a") if self.same else ("a", "b")
             await asyncio.gather(*(self.backend.complete(request(text)) for text in texts))
 
-    await live(Gathers(scripted()))
+    await execute_in_loop(Gathers(scripted()))
     with pytest.raises(ConfigurationError, match="at once"):
-        await live(Gathers(scripted(), same=True))
+        await execute_in_loop(Gathers(scripted(), same=True))
 
 
 async def test_no_request_and_no_key_is_in_a_row() -> None:
@@ -334,7 +334,7 @@ async def test_no_request_and_no_key_is_in_a_row() -> None:
         async def task(self) -> int:
             return len((await self.backend.complete(request("a secret question"))).content or "")
 
-    rows = (await live(Once(Keyed()))).rows
+    rows = (await execute_in_loop(Once(Keyed()))).rows
     text = "".join(row.value.decode() for row in rows)
     assert "your key: ***, reply 1" in text
     assert not any(secret in text for secret in ("sk-secret", "question"))
@@ -393,16 +393,16 @@ async def test_what_is_played_makes_the_very_same_message() -> None:
     """Whatever a model says, in any format: also calls without an id, whose id we make."""
     chance = random.Random(SEED)
     ways = [(), (Hermes(),), (FencedCode(tool="run"), Think())]
-    for number in range(many(600, 20_000)):
+    for number in range(example_count(600, 20_000)):
         said = [random_delta(chance) for _ in range(chance.randrange(6))]
         if number % 2:  # as most models speak: one kind of part after the other
             said = [Delta(text=chance.choice(TEXTS)) for _ in said]
             calls = random_delta(chance).tool_calls
             said = [Delta(reasoning=chance.choice(TEXTS)), *said, Delta(tool_calls=calls)]
         said.append(Delta(finish_reason=chance.choice(["stop", "length", "tool_calls"])))
-        first = await live(Hears(Says(said), []))
+        first = await execute_in_loop(Hears(Says(said), []))
         played: list[Delta] = []
-        await live(Hears(Says([]), played), after(first, 1))
+        await execute_in_loop(Hears(Says([]), played), disk_after(first, 1))
         for formats in ways:
             assert assemble(played, formats) == assemble(said, formats)
 
@@ -410,6 +410,6 @@ async def test_what_is_played_makes_the_very_same_message() -> None:
 def test_a_message_is_read_as_it_was_written() -> None:
     """Also one whose calls are faulty, or hold what has no UTF-8."""
     chance = random.Random(SEED)
-    for _ in range(many(3000, 50_000)):
+    for _ in range(example_count(3000, 50_000)):
         said = assemble([random_delta(chance) for _ in range(chance.randrange(6))])
         assert read_message(json.loads(write_json(write_message(said)).encode())) == said

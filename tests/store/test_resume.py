@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, Kill, Life, act, doubtful, journal_of, play
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import RUN_ID, Disk, act, journal_of
+from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend
 from anabranch.commander import BackendUnavailable, Node, Retry
@@ -156,19 +157,19 @@ def resume(disk: Disk) -> None:
     asyncio.run(main())
 
 
-def broken_at_first(seed: int) -> Life:
+def broken_at_first(seed: int) -> Execution:
     """Play a program's first life."""
     BROKEN.clear()
     TRIED.clear()
     ASKED.clear()
     job, broken = program(seed)
     BROKEN.update(broken)
-    return play(lambda: job)
+    return run_execution(lambda: job)
 
 
-def unknown(life: Life) -> set[str]:
+def unknown(execution: Execution) -> set[str]:
     """Return the names of what was cut short, so that nobody knows how it ended."""
-    last = {row.ident: row for row in life.rows if row.kind in ("intent", "gave", "failed")}
+    last = {row.ident: row for row in execution.rows if row.kind in ("intent", "gave", "failed")}
     return {json.loads(row.value)["name"] for row in last.values() if row.kind == "intent"}
 
 
@@ -176,29 +177,31 @@ def unknown(life: Life) -> set[str]:
 AT_ONCE = {892, 1015, 2172}
 
 
-@pytest.mark.parametrize("seed", sorted({*seeds(many(30, 4000)), *AT_ONCE}))
+@pytest.mark.parametrize("seed", sorted({*seeds(example_count(30, 4000)), *AT_ONCE}))
 def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
     """One resume is enough where what was broken is mended; what is known is never asked about."""
-    life = broken_at_first(seed)
-    if life.state != "failed":
-        assert life.state == "completed"
+    execution = broken_at_first(seed)
+    if execution.state != "failed":
+        assert execution.state == "completed"
         return
-    kept = {row.ident for row in life.rows if row.kind in ("result", "gave", "reply")}
+    kept = {row.ident for row in execution.rows if row.kind in ("result", "gave", "reply")}
     before = Counter(TRIED)
     BROKEN.clear()
-    resume(life.disk)
-    again = play(lambda: program(seed)[0], life.disk)
+    resume(execution.disk)
+    again = run_execution(lambda: program(seed)[0], execution.disk)
     assert (again.error, again.state) == (None, "completed")
-    assert set(ASKED) <= unknown(life), "it was known"
+    assert set(ASKED) <= unknown(execution), "it was known"
     repeated = [
-        row for row in again.rows[len(life.rows) :] if row.kind in ("result", "gave", "reply")
+        row for row in again.rows[len(execution.rows) :] if row.kind in ("result", "gave", "reply")
     ]
     assert not kept & {row.ident for row in repeated}, "what had completed ran again"
     assert all(count - before[name] <= 1 for name, count in TRIED.items())
     rows = len(again.rows)
-    for number in range(len(life.rows) + 1, rows + 1):
-        for done in {frozenset(doubtful(again, number)), frozenset[str]()}:
-            last = play(lambda: program(seed)[0], Kill(number, done).of(again), seed=number)
+    for number in range(len(execution.rows) + 1, rows + 1):
+        for done in {frozenset(effects_in_doubt(again, number)), frozenset[str]()}:
+            last = run_execution(
+                lambda: program(seed)[0], Kill(number, done).of(again), seed=number
+            )
             assert last.outcome == again.outcome, f"killed after row {number}"
 
 
@@ -231,38 +234,38 @@ def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[
     def make() -> Aborted:
         return Aborted(below, Model("model"))
 
-    first = play(make)
+    first = run_execution(make)
     # Between two failures of one turn a kill leaves one of them without a consequence.
     kills = [row.seq for row in first.rows if row.kind == "aborted"] if len(below) > 1 else None
     for rows in kills or range(len(first.rows) + 1):
         BROKEN.update("abc")
-        life = play(make, Kill(rows, frozenset()).of(first))
-        assert life.outcome == first.outcome
+        execution = run_execution(make, Kill(rows, frozenset()).of(first))
+        assert execution.outcome == first.outcome
         BROKEN.clear()
-        resume(life.disk)
-        again = play(make, life.disk)
+        resume(execution.disk)
+        again = run_execution(make, execution.disk)
         assert (again.error, again.state) == (None, "completed"), f"killed after row {rows}"
 
 
-@pytest.mark.parametrize("seed", seeds(many(20, 2000)))
+@pytest.mark.parametrize("seed", seeds(example_count(20, 2000)))
 def test_a_run_may_be_resumed_again_and_again(seed: int) -> None:
     """Each time one thing more is mended; in the end it completes, and no effect is done twice."""
-    life = broken_at_first(seed)
+    execution = broken_at_first(seed)
     left = sorted(BROKEN, key=int)
     for _ in range(len(left) + 2):
-        if life.state != "failed":
+        if execution.state != "failed":
             break
-        before = len(life.rows)
-        resume(life.disk)
-        resume(life.disk)  # twice is as once
-        assert [row.kind for row in life.disk.rows[RUN_ID][before:]].count("resumed") <= 2
+        before = len(execution.rows)
+        resume(execution.disk)
+        resume(execution.disk)  # twice is as once
+        assert [row.kind for row in execution.disk.rows[RUN_ID][before:]].count("resumed") <= 2
         BROKEN.difference_update(left[-1:])
         del left[-1:]
         ASKED.clear()
-        unsure = unknown(life)
-        life = play(lambda: program(seed)[0], life.disk)
+        unsure = unknown(execution)
+        execution = run_execution(lambda: program(seed)[0], execution.disk)
         assert set(ASKED) <= unsure, "it was known"
-    assert life.error is None
+    assert execution.error is None
 
 
 class Wait(Durable[str]):
@@ -285,11 +288,11 @@ def test_a_run_in_which_nothing_has_failed_is_left_as_it_is() -> None:
         assert (await journal._file.run("other")).state == "cancelled"
         await journal.signal(RUN_ID, "go", "on")
 
-    life = play(Wait, beside=beside)
-    cut = Kill(2, frozenset(life.disk.done)).of(life)
+    execution = run_execution(Wait, beside=beside)
+    cut = Kill(2, frozenset(execution.disk.done)).of(execution)
     resume(cut)
     assert (len(cut.rows[RUN_ID]), cut.runs[RUN_ID].state) == (2, "suspended")
-    assert play(Wait, cut).result == "on"
+    assert run_execution(Wait, cut).result == "on"
 
 
 class Cleans(Durable[str]):
@@ -321,8 +324,8 @@ def test_what_was_done_because_of_a_failure_holds_nothing_that_runs_again() -> N
     """It does not come again, so the job is in time for the timer."""
     BROKEN.clear()
     BROKEN.add("job")
-    life = play(Cleans)
-    assert isinstance(life.error, ValueError)
+    execution = run_execution(Cleans)
+    assert isinstance(execution.error, ValueError)
     BROKEN.clear()
-    resume(life.disk)
-    assert str(play(Cleans, life.disk).result).startswith("ship(job)")
+    resume(execution.disk)
+    assert str(run_execution(Cleans, execution.disk).result).startswith("ship(job)")

@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, disk_here, doubtful, play
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import current_disk
+from support.seeds import example_count, seeds
 
 from anabranch import Node, Retry, ToolCall, handler, tool
 from anabranch.commander import settle
@@ -40,7 +41,7 @@ CHANCE: list[random.Random] = []
 
 
 def find(n: int, *, effect_key: str) -> Done | NotDone:
-    done = disk_here().done
+    done = current_disk().done
     return Done(done[effect_key]) if effect_key in done else NotDone()
 
 
@@ -48,7 +49,7 @@ def find(n: int, *, effect_key: str) -> Done | NotDone:
 async def charge(n: int) -> str:
     KEYS[CALL.get()].add(effect_key())
     await wait()
-    gave = disk_here().do(effect_key(), f"{n}")
+    gave = current_disk().do(effect_key(), f"{n}")
     await wait()
     return gave
 
@@ -147,15 +148,15 @@ def draw_body(draw: random.Random, depth: int) -> Body:
     return body
 
 
-def execution(seed: object, body: Body, *left: Any, order: int) -> Life:
+def execution(seed: object, body: Body, *left: Any, order: int) -> Execution:
     CHANCE.append(random.Random(f"{seed} {order}"))
     try:
-        return play(lambda: Kept(body, 1), *left, seed=order)
+        return run_execution(lambda: Kept(body, 1), *left, seed=order)
     finally:
         CHANCE.pop()
 
 
-@pytest.mark.parametrize("seed", seeds(many(30, 3000)))
+@pytest.mark.parametrize("seed", seeds(example_count(30, 3000)))
 def test_each_call_has_one_key_over_all_attempts_and_executions(seed: int) -> None:
     """And no other call has it: what was done outside is as often as there are calls."""
     draw = random.Random(seed)
@@ -171,6 +172,6 @@ def test_each_call_has_one_key_over_all_attempts_and_executions(seed: int) -> No
         if len(life.rows) - life.before < 4:
             break
         rows = draw.randint(life.before, len(life.rows) - 1)
-        done = frozenset(key for key in doubtful(life, rows) if draw.random() < 0.5)
+        done = frozenset(key for key in effects_in_doubt(life, rows) if draw.random() < 0.5)
         left = Kill(rows, done).of(life)
         life = execution(seed, body, left, order=draw.randrange(1 << 30))

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.lives import Kill, act, doubtful, every_kill, play, random_kills
-from support.scale import many, seeds
+from support.killed_executions import (
+    Kill,
+    effects_in_doubt,
+    kill_at_random,
+    kill_everywhere,
+    run_execution,
+)
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch.commander import ConfigurationError, Node, Retry, current_node
 from anabranch.commander.scope import scope_here
@@ -88,24 +95,24 @@ HOWS = ["plain", "async", "body", "child", "durable child"]
 @pytest.mark.parametrize("how", HOWS)
 def test_no_round_is_lost_or_done_twice(how: str) -> None:
     """After every kill, in both worlds, each round is done once, with its options and callbacks."""
-    first = every_kill(lambda: First(how), seeds=(None, 1))
+    first = kill_everywhere(lambda: First(how), seeds=(None, 1))
     rounds = {name.split("#")[0] for name in first.disk.done.values() if name.startswith("round")}
     assert rounds == {f"round({number})" for number in range(5 if how == "plain" else 3)}
     assert first.state == "completed"
 
 
-@pytest.mark.parametrize("seed", seeds(many(40, 500)))
+@pytest.mark.parametrize("seed", seeds(example_count(40, 500)))
 def test_rounds_survive_several_kills(seed: int) -> None:
     """Four kills at random places."""
-    random_kills(lambda: First(HOWS[seed % len(HOWS)]), seed, kills=4)
+    kill_at_random(lambda: First(HOWS[seed % len(HOWS)]), seed, kills=4)
 
 
 def test_earlier_rounds_are_not_walked() -> None:
     """Only what is not over is put again: a long chain costs its last round."""
-    first = play(lambda: First("plain"))
+    first = run_execution(lambda: First("plain"))
     walked: list[str] = []
     last = max(row.seq for row in first.rows if row.kind == "root")
-    again = play(lambda: First("plain"), Kill(last, frozenset()).of(first))
+    again = run_execution(lambda: First("plain"), Kill(last, frozenset()).of(first))
     assert again.outcome == first.outcome
     assert [row.kind for row in again.rows[last:] if row.kind == "root"] == walked
 
@@ -134,11 +141,11 @@ class Refused(Durable[str]):
 @pytest.mark.parametrize("how", ["lambda", "edge", "plain", "predicate"])
 def test_what_would_be_lost_is_refused(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """A round that could not be put again as it was fails, and says what to do."""
-    life = play(lambda: Refused(how))
-    assert life.state == "failed"
+    execution = run_execution(lambda: Refused(how))
+    assert execution.state == "failed"
     if how == "plain":
-        assert isinstance(life.error, ConfigurationError)
-        assert "Durable" in str(life.error)
+        assert isinstance(execution.error, ConfigurationError)
+        assert "Durable" in str(execution.error)
     else:
         assert "__post_init__" in caplog.text
 
@@ -152,7 +159,7 @@ class AddsInBody(Durable[str]):
 def test_a_body_adds_no_final_callback() -> None:
     """It would be lost where the body is skipped."""
     with pytest.raises(ConfigurationError, match="__post_init__"):
-        raise play(AddsInBody).error or AssertionError
+        raise run_execution(AddsInBody).error or AssertionError
 
 
 @handler
@@ -187,13 +194,13 @@ class Again(Durable[str]):
 @pytest.mark.parametrize("how", ["at once", "later", "always", "times out", "durable"])
 def test_a_round_outlives_the_attempt_that_put_it(how: str) -> None:
     """It belongs to the run: it is done once, and the next attempt puts another one."""
-    first = every_kill(lambda: Again(how), seeds=(None, 1))
+    first = kill_everywhere(lambda: Again(how), seeds=(None, 1))
     rounds = [name.split("#")[0] for name in first.disk.done.values() if name.startswith("round")]
     attempts = 1 if how in ("always", "times out") else 3
     assert sorted(rounds) == [f"round({2 * n + 2})" for n in range(attempts)]
     assert first.state == "completed"
-    for seed in seeds(many(10, 200)):
-        random_kills(lambda: Again(how), seed, kills=3, first=first)
+    for seed in seeds(example_count(10, 200)):
+        kill_at_random(lambda: Again(how), seed, kills=3, first=first)
 
 
 class Fickle(Durable[str]):
@@ -211,13 +218,13 @@ class Fickle(Durable[str]):
 def test_a_round_whose_putter_does_not_come_again_is_taken_up_in_the_end() -> None:
     """None is lost, and the run ends."""
     LEFT.clear()
-    first = play(Fickle)
+    first = run_execution(Fickle)
     begun = next(row.seq for row in first.rows if row.kind == "root")
     for rows in range(begun, len(first.rows) + 1):
-        done = frozenset(doubtful(first, rows))
-        life = play(Fickle, Kill(rows, done).of(first))
-        assert life.state == "completed"
-        assert {name.split("#")[0] for name in life.disk.done.values()} >= {"round(0)"}
+        done = frozenset(effects_in_doubt(first, rows))
+        execution = run_execution(Fickle, Kill(rows, done).of(first))
+        assert execution.state == "completed"
+        assert {name.split("#")[0] for name in execution.disk.done.values()} >= {"round(0)"}
 
 
 class Cycle(Durable[int]):
@@ -227,4 +234,4 @@ class Cycle(Durable[int]):
 
 def test_edges_among_durable_jobs_survive() -> None:
     """A graph below a durable job is followed again; its durable nodes are not done again."""
-    assert every_kill(Cycle).result == 4
+    assert kill_everywhere(Cycle).result == 4

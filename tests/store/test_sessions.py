@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.lives import Disk, journal_of, wall_of
-from support.scale import SEED, many
+from support.memory_journal import Disk, journal_of, use_disk_clock
+from support.seeds import SEED, example_count
 
 from anabranch import Agent, Commander, tool
 from anabranch.agents import JsonParser, Sequential, StepAgent, SummaryMemory
@@ -71,15 +71,15 @@ class World:
         return Agent(backend, "Be kind.", journal=journal, **given)
 
 
-def left(life: Disk, rows: int, *, done: bool, run: str = MAILS) -> Disk:
+def left(execution: Disk, rows: int, *, done: bool, run: str = MAILS) -> Disk:
     """Return what is left if the process dies after so many rows; an effect in doubt was `done`."""
-    kept = life.rows[run]
+    kept = execution.rows[run]
     ends = {row.ident for row in kept[:rows] if row.kind in ("gave", "failed")}
     began = {row.ident for row in kept[:rows] if row.kind == "intent"}
     from anabranch.store._json import digest
 
     keys = {digest(run, ident).hex() for ident in ends | (began if done else set())}
-    return life.cut(rows, {key: said for key, said in life.done.items() if key in keys})
+    return execution.cut(rows, {key: said for key, said in execution.done.items() if key in keys})
 
 
 def live(
@@ -89,7 +89,7 @@ def live(
 
     async def main() -> Any:
         world = World(disk)
-        with wall_of(disk):
+        with use_disk_clock(disk):
             async with journal_of(disk) as journal:
                 given = options.pop("make", world.agent)
                 return await script(given(journal, **options), world, journal)
@@ -152,7 +152,7 @@ def test_a_session_survives_several_kills_at_random():
     """Each life ends at any row, in whichever world."""
     first = Disk()
     memory, _ = live(first, ask_all)
-    for seed in range(SEED, SEED + many(10, 300)):
+    for seed in range(SEED, SEED + example_count(10, 300)):
         draw, disk, least = random.Random(seed), first, 0
         for _ in range(3):
             least = draw.randint(least, len(disk.rows[MAILS]))
@@ -479,7 +479,7 @@ async def test_a_cancelled_call_is_over_and_one_whose_tree_ends_goes_on(tmp_path
     assert agent.memory.messages("s")[:4] == other.memory.messages("s")
 
 
-@pytest.mark.parametrize("number", range(many(12, 200)))
+@pytest.mark.parametrize("number", range(example_count(12, 200)))
 def test_what_is_remembered_of_a_cancelled_call_is_in_the_journal(number: int):
     """Whenever it is cancelled, in the first life or in a later one: who reads it has the same."""
     draw = random.Random(f"{SEED} {number}")

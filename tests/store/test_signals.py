@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, SecretStr, field_validator
-from support.lives import RUN_ID, Kill, Life, act, play
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, run_execution
+from support.memory_journal import RUN_ID, act
+from support.seeds import example_count, seeds
 
 from anabranch.commander import ConfigurationError, Node
 from anabranch.handlers import handler
@@ -44,18 +45,18 @@ def sends(*values: object, pause: float = 1.0) -> Any:
     return beside
 
 
-def after_every_kill(first: Life, make: Any) -> None:
+def after_every_kill(first: Execution, make: Any) -> None:
     """Take a run up after each row, when all had been sent by then, and compare."""
     for rows in range(len(first.rows) + 1):
         left = Kill(rows, frozenset()).of(first)
         left.now = max(left.now, first.disk.now)
-        life = play(make, left)
-        assert life.outcome == first.outcome
-        assert refused(life) == refused(first)
+        execution = run_execution(make, left)
+        assert execution.outcome == first.outcome
+        assert refused(execution) == refused(first)
 
 
-def refused(life: Life) -> dict[int, str]:
-    return view(life.disk.runs[RUN_ID], life.rows, []).refused
+def refused(execution: Execution) -> dict[int, str]:
+    return view(execution.disk.runs[RUN_ID], execution.rows, []).refused
 
 
 @pytest.mark.parametrize("timeout", [None, 100])
@@ -63,7 +64,7 @@ def test_what_does_not_fit_is_refused_and_the_next_is_waited_for(
     timeout: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In each life: with a row, and one warning that does not say what was sent."""
-    first = play(lambda: Number(timeout), beside=sends("sk-123", {"a": 1}, 7, None, 8))
+    first = run_execution(lambda: Number(timeout), beside=sends("sk-123", {"a": 1}, 7, None, 8))
     assert first.result == [7, 8]
     assert first.state == "completed"
     said = [record.getMessage() for record in caplog.records]
@@ -77,7 +78,7 @@ def test_what_does_not_fit_is_refused_and_the_next_is_waited_for(
 
 def test_time_goes_on_while_what_comes_does_not_fit() -> None:
     """The wait ends when it would have ended."""
-    first = play(lambda: Number(10), beside=sends("x", "y", "z", pause=4))
+    first = run_execution(lambda: Number(10), beside=sends("x", "y", "z", pause=4))
     assert first.result == ["late", "late"]
     assert first.disk.now - first.rows[0].time == pytest.approx(20, abs=0.1)
     after_every_kill(first, lambda: Number(10))
@@ -95,16 +96,19 @@ async def waits(node: Node[Any], job: Both, name: str) -> str:
     return f"{name}: {found} {await act(name, found)}"
 
 
-@pytest.mark.parametrize("seed", [None, *seeds(many(3, 50))])
+@pytest.mark.parametrize("seed", [None, *seeds(example_count(3, 50))])
 def test_two_that_wait_at_once_take_each_letter_once(seed: int | None) -> None:
     """In order; and each has the same one in each life, whatever is refused between them."""
-    first = play(Both, beside=sends(1, "x", 2, 3, pause=0), seed=seed)
+    first = run_execution(Both, beside=sends(1, "x", 2, 3, pause=0), seed=seed)
     assert sorted(each.split()[1] for each in first.result) == ["1", "2"]
     for rows in range(len(first.rows) + 1):
         taken = {row.ident: row.value for row in first.rows[:rows] if row.kind == "letter"}
-        life = play(Both, Kill(rows, frozenset()).of(first), seed=None)
-        assert sorted(each.split()[1] for each in life.result) == ["1", "2"]
-        assert taken.items() <= {r.ident: r.value for r in life.rows if r.kind == "letter"}.items()
+        execution = run_execution(Both, Kill(rows, frozenset()).of(first), seed=None)
+        assert sorted(each.split()[1] for each in execution.result) == ["1", "2"]
+        assert (
+            taken.items()
+            <= {r.ident: r.value for r in execution.rows if r.kind == "letter"}.items()
+        )
 
 
 class Gathers(Durable[list[Any]]):
@@ -135,7 +139,7 @@ async def calls_in_turn(node: Node[Any], job: Gathers) -> Any:
 @pytest.mark.parametrize("what", ["signal", "now", "random", "sleep"])
 def test_tasks_of_one_body_that_could_be_mixed_up_are_refused(what: str, apart: bool) -> None:
     """Handlers are known by who they are, tasks by nothing; sleeps of one length are alike."""
-    first = play(lambda: Gathers(what, apart), beside=sends(1, 2))
+    first = run_execution(lambda: Gathers(what, apart), beside=sends(1, 2))
     if apart or what == "sleep":
         assert first.error is None
         assert len(first.result) == 2
@@ -171,6 +175,6 @@ class Wrong(Durable[Any]):
 
 def test_a_type_that_cannot_be_kept_is_refused_before_anything_is_waited_for() -> None:
     """The letter is not taken for it."""
-    life = play(Wrong, beside=sends("x"))
-    assert isinstance(life.error, NotStorable)
-    assert not [row for row in life.rows if row.kind in ("waits", "letter")]
+    execution = run_execution(Wrong, beside=sends("x"))
+    assert isinstance(execution.error, NotStorable)
+    assert not [row for row in execution.rows if row.kind in ("waits", "letter")]

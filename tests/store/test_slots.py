@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.lives import BEGAN, Kill, Life, play, random_kills
-from support.program_draw import draw_body
-from support.programs import LIVE, program, send_signals
-from support.scale import many, seeds
+from support.killed_executions import Execution, Kill, kill_at_random, run_execution
+from support.memory_journal import START_TIME
+from support.random_program_draw import draw_body
+from support.random_programs import LIVE, program, send_signals
+from support.seeds import example_count, seeds
 
 from anabranch import Node, Retry, current_node, handler, tool
 from anabranch.commander import Commander, settle
@@ -132,15 +133,17 @@ class Many(Durable[None]):
         await asyncio.gather(*(Works(number, how) for number, how in enumerate(self.hows)))
 
 
-def under(limit: int, make: Callable[[], Durable[Any]], **options: Any) -> Life:
+def under(limit: int, make: Callable[[], Durable[Any]], **options: Any) -> Execution:
     """Play a run under a limit."""
     LIMIT[0], MOST[0] = limit, 0
     FAILED.clear()
     BEGUN.clear()
-    life = play(make, around=lambda: Commander(max_concurrency=limit, slow_after=None), **options)
-    if life.error is not None:
-        raise life.error
-    return life
+    execution = run_execution(
+        make, around=lambda: Commander(max_concurrency=limit, slow_after=None), **options
+    )
+    if execution.error is not None:
+        raise execution.error
+    return execution
 
 
 @pytest.mark.parametrize("how", OWN)
@@ -183,9 +186,9 @@ WAYS = [each for each in WAYS if not any(word in each for word in OUTSIDE)]
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_waits_for_the_tree_lends_the_slot_of_its_job(way: str) -> None:
     """Else the job for which it waits could not start; it does so at once if that can be seen."""
-    life = under(1, lambda: StepWaits(way))
-    assert life.state == "completed"
-    assert life.disk.now - BEGAN < (5 if "unseen" in way else 0.1)
+    execution = under(1, lambda: StepWaits(way))
+    assert execution.state == "completed"
+    assert execution.disk.now - START_TIME < (5 if "unseen" in way else 0.1)
 
 
 class Sibling(Durable[None]):
@@ -263,10 +266,10 @@ def test_a_job_lends_its_slot_while_its_effect_waits_for_a_person() -> None:
             for approval in await journal.approvals():
                 await approval.approve()
 
-    life = under(1, Both, beside=answer)
-    assert life.result == ["hello"]
-    assert ENDED.pop() - BEGAN < 10
-    assert life.disk.now - BEGAN > 80_000
+    execution = under(1, Both, beside=answer)
+    assert execution.result == ["hello"]
+    assert ENDED.pop() - START_TIME < 10
+    assert execution.disk.now - START_TIME > 80_000
 
 
 @tool(effect="keyed")
@@ -294,10 +297,10 @@ class Changed(Durable[list[str]]):
 
 def test_a_job_lends_its_slot_while_a_new_effect_is_held_for_recorded_ones() -> None:
     """Whoever leads to these may need the slot."""
-    first = play(Changed, live={"changed": False})
+    first = run_execution(Changed, live={"changed": False})
     last = max(row.seq for row in first.rows if row.kind == "gave")
-    life = under(1, Changed, disk=Kill(last, frozenset()).of(first), live={"changed": True})
-    assert life.result == ["c", "a", "b"]
+    execution = under(1, Changed, disk=Kill(last, frozenset()).of(first), live={"changed": True})
+    assert execution.result == ["c", "a", "b"]
     assert ENDED.pop() < 1
 
 
@@ -319,14 +322,14 @@ def test_random_programs_end_alike_under_any_limit(limit: int) -> None:
     """Nothing deadlocks, also after kills: as without a limit, with the same effects."""
     drawn = ((number, draw_body(f"slots {number}", 3)) for number in seeds(1000))
     bodies = [(number, body) for number, body in drawn if not names_in(body) & TIMED]
-    for number, body in bodies[limit::3][: many(30, 400)]:
+    for number, body in bodies[limit::3][: example_count(30, 400)]:
         options: Any = {"live": LIVE, "beside": send_signals(body)}
-        free = play(program(body), seed=number, **options)
+        free = run_execution(program(body), seed=number, **options)
         options["around"] = lambda: Commander(max_concurrency=limit, slow_after=None)
-        first = play(program(body), seed=number, **options)
+        first = run_execution(program(body), seed=number, **options)
         try:
             assert first.outcome == free.outcome
-            random_kills(program(body), number, first=first, **options)
+            kill_at_random(program(body), number, first=first, **options)
         except BaseException as error:
             error.add_note(f"seed {number}, limit {limit}: {body}")
             raise
@@ -449,15 +452,15 @@ def test_random_steps_and_effects_that_await_jobs_never_deadlock_nor_pass_the_li
     limit: int,
 ) -> None:
     """Below each other in any depth, in any order, also in a later life."""
-    for number in seeds(many(25, 1000)):
+    for number in seeds(example_count(25, 1000)):
         body = draw_operations(random.Random(f"{number} {limit}"), 3)
         try:
             first = under(limit, lambda body=body: Program(body), seed=number)
             BEGUN.clear()
             last = first.rows[random.Random(number).randrange(len(first.rows))].seq
             left = Kill(last, frozenset()).of(first)
-            life = under(limit, lambda body=body: Program(body), disk=left, seed=number + 1)
-            assert life.result == first.result
+            execution = under(limit, lambda body=body: Program(body), disk=left, seed=number + 1)
+            assert execution.result == first.result
         except BaseException as error:
             error.add_note(f"seed {number}, limit {limit}: {body}")
             raise

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Disk, journal_of, play, wall_of
-from support.scale import seeds
+from support.killed_executions import run_execution
+from support.memory_journal import RUN_ID, Disk, journal_of, use_disk_clock
+from support.seeds import seeds
 
 from anabranch import Message, ToolCall, tool
 from anabranch.commander import Commander, Node, NodeCancelled, run
@@ -70,7 +71,7 @@ def test_leaving_a_run_suspends_it(how: str, seed: int | None) -> None:
             commander.call_handler(breaks())
 
     async def main() -> None:
-        with wall_of(disk):
+        with use_disk_clock(disk):
             await leave_it()
 
     async def leave_it() -> None:
@@ -92,9 +93,9 @@ def test_leaving_a_run_suspends_it(how: str, seed: int | None) -> None:
     assert not {row.kind for row in disk.rows[RUN_ID]} & OUTCOMES
     if how != "lease":
         assert disk.runs[RUN_ID].state == "suspended"
-    life = play(Parent, disk, seed=seed)
-    assert life.error is None
-    assert life.result == ["child"] * 3
+    execution = run_execution(Parent, disk, seed=seed)
+    assert execution.error is None
+    assert execution.result == ["child"] * 3
 
 
 @handler
@@ -129,13 +130,13 @@ def test_a_life_may_be_suspended_while_it_plays_what_is_kept(
     seed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At any moment: what it cut short has ended in an earlier life, and is no other code."""
-    first = play(Noting, seed=seed)
+    first = run_execution(Noting, seed=seed)
     assert first.error is None
     for turns in range(100):
         disk = left_after(first, len(first.rows) - 2, done=True)
 
         async def main(disk: Disk = disk, turns: int = turns) -> None:
-            with wall_of(disk):
+            with use_disk_clock(disk):
                 async with journal_of(disk) as journal:
                     driver = asyncio.create_task(journal.run(Noting(), run_id=RUN_ID))
                     for _ in range(turns):
@@ -146,7 +147,9 @@ def test_a_life_may_be_suspended_while_it_plays_what_is_kept(
         run_seeded(main, seed)
         assert disk.runs[RUN_ID].state != "parked", turns
         assert not caplog.text, turns
-        require_alike(first, play(Noting, disk, seed=seed), f"suspended after {turns} turns")
+        require_alike(
+            first, run_execution(Noting, disk, seed=seed), f"suspended after {turns} turns"
+        )
 
 
 def test_a_signal_suspends_the_run_of_a_program(tmp_path: Path) -> None:
@@ -188,21 +191,21 @@ def test_a_run_of_another_version_is_parked(monkeypatch: pytest.MonkeyPatch) -> 
 
     run_seeded(start)
     monkeypatch.setattr(Changed, "_node_version", 2)
-    life = play(Changed, disk)
-    assert isinstance(life.error, JournalMismatch)
-    assert "version 1" in str(life.error)
-    assert life.state == "parked"
-    assert disk.runs[RUN_ID].error == str(life.error).encode()
+    execution = run_execution(Changed, disk)
+    assert isinstance(execution.error, JournalMismatch)
+    assert "version 1" in str(execution.error)
+    assert execution.state == "parked"
+    assert disk.runs[RUN_ID].error == str(execution.error).encode()
     monkeypatch.setattr(Changed, "_node_version", 1)
-    assert play(Changed, disk).result == "x"
+    assert run_execution(Changed, disk).result == "x"
 
 
 def test_a_run_that_is_taken_up_in_vain_is_parked() -> None:
     """After `max_recoveries` claims without a row; resumed by name it goes on."""
     disk = Disk()
-    play(Changed, disk)
+    run_execution(Changed, disk)
     disk = disk.cut(0, {})
     disk.runs[RUN_ID] = disk.runs[RUN_ID]._replace(recoveries=6)
-    life = play(Changed, disk)
-    assert isinstance(life.error, RunParked)
-    assert life.state == "parked"
+    execution = run_execution(Changed, disk)
+    assert isinstance(execution.error, RunParked)
+    assert execution.state == "parked"

@@ -8,8 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.lives import Kill, Life, act, doubtful, play, require_consistent
-from support.scale import many, seeds
+from support.killed_executions import (
+    Execution,
+    Kill,
+    effects_in_doubt,
+    require_consistent,
+    run_execution,
+)
+from support.memory_journal import act
+from support.seeds import example_count, seeds
 
 from anabranch.commander import Node, NodeCancelled
 from anabranch.handlers import handler
@@ -107,27 +114,27 @@ class Watches(Durable[list[str]]):
                     await asyncio.wait_for(asyncio.shield(left[-1]), 0)
 
 
-def require_one_way(life: Life, where: str) -> None:
+def require_one_way(execution: Execution, where: str) -> None:
     """Raise if the body has gone two ways, one in each execution, or has been parked."""
-    assert life.error is None, where
-    did = sorted(text.split("(")[0] for text in life.disk.done.values())
+    assert execution.error is None, where
+    did = sorted(text.split("(")[0] for text in execution.disk.done.values())
     numbers = [each.split(":")[0] for each in did]
     assert len(set(numbers)) == len(numbers), f"{where}: {did}"
-    assert len(did) == len(life.result), f"{where}: {did} {life.result}"
-    require_consistent(life, where)
+    assert len(did) == len(execution.result), f"{where}: {did} {execution.result}"
+    require_consistent(execution, where)
 
 
-def killed(make: Any, life: Life, rows: int, chance: random.Random) -> Life:
-    done = frozenset(key for key in doubtful(life, rows) if chance.random() < 0.5)
+def killed(make: Any, execution: Execution, rows: int, chance: random.Random) -> Execution:
+    done = frozenset(key for key in effects_in_doubt(execution, rows) if chance.random() < 0.5)
     seed = chance.choice([None, chance.randrange(99)])
-    again = play(make, Kill(rows, done).of(life), seed=seed)
-    where = f"killed after row {rows} of {len(life.rows)}"
+    again = run_execution(make, Kill(rows, done).of(execution), seed=seed)
+    where = f"killed after row {rows} of {len(execution.rows)}"
     require_one_way(again, where)
     return again
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", seeds(many(1, 300)))
+@pytest.mark.parametrize("seed", seeds(example_count(1, 300)))
 def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
     """Jobs end a few turns before or after the timer, or in crowds: no execution goes another way.
 
@@ -149,7 +156,7 @@ def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
         jobs = [(SECONDS, chance.randrange(9), False)] * count
     relays, pause = chance.randrange(3), chance.choice([0, 0, 1, 3, 12])
     make = lambda: Watches(way, jobs, relays, pause)  # noqa: E731
-    first = play(make, seed=seed)
+    first = run_execution(make, seed=seed)
     assert first.error is None
     for rows in range(0, len(first.rows) + 1, 1 if count <= 5 else 7):
         again = killed(make, first, rows, chance)
@@ -180,11 +187,13 @@ class Rounds(Durable[list[str]]):
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 def test_a_round_and_a_job_of_its_putter_end_one_after_the_other(turns: int) -> None:
-    first = play(lambda: Rounds(turns))
+    first = run_execution(lambda: Rounds(turns))
     for rows in range(len(first.rows) + 1):
-        life = play(lambda: Rounds(turns), Kill(rows, frozenset(doubtful(first, rows))).of(first))
-        assert len(life.disk.done) == 1, rows
-        assert (life.error, life.result) == (None, [*life.disk.done.values()]), rows
+        execution = run_execution(
+            lambda: Rounds(turns), Kill(rows, frozenset(effects_in_doubt(first, rows))).of(first)
+        )
+        assert len(execution.disk.done) == 1, rows
+        assert (execution.error, execution.result) == (None, [*execution.disk.done.values()]), rows
 
 
 class Fails(Durable[None]):
@@ -219,10 +228,10 @@ class Hosts(Durable[list[str]]):
 def test_a_failure_waits_for_its_putter_and_not_for_its_parent() -> None:
     """An edit took the wait away: once the putter has returned, nobody comes to await the job."""
     AWAITS.append(True)
-    first = play(Hosts)
+    first = run_execution(Hosts)
     AWAITS.clear()
     ended = next(row.seq for row in first.rows if row.kind == "failure")
-    assert play(Hosts, Kill(ended, frozenset()).of(first)).result == ["failed"]
+    assert run_execution(Hosts, Kill(ended, frozenset()).of(first)).result == ["failed"]
 
 
 # --- what goes wrong inside
@@ -234,7 +243,7 @@ def test_a_run_fails_if_an_end_cannot_be_ordered(
 ) -> None:
     """It is suspended with the error, and no node is left pending."""
     make = lambda: Watches("wait", [(0.5, 0, False), (2.0, 0, False)], 0, 0)  # noqa: E731
-    first = play(make)
+    first = run_execution(make)
     ended = [row.seq for row in first.rows if row.kind == "result"][1]
     disk = Kill(ended, frozenset()).of(first) if where == "_until_timed_out" else None
 
@@ -243,6 +252,8 @@ def test_a_run_fails_if_an_end_cannot_be_ordered(
 
     with monkeypatch.context() as patch:
         patch.setattr(Endings, where, broken)
-        life = play(make, disk)
-    assert isinstance(life.error, RuntimeError), life.error
-    require_one_way(play(make, Kill(len(life.rows), frozenset()).of(life)), where)
+        execution = run_execution(make, disk)
+    assert isinstance(execution.error, RuntimeError), execution.error
+    require_one_way(
+        run_execution(make, Kill(len(execution.rows), frozenset()).of(execution)), where
+    )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import RUN_ID, Kill, act, every_kill, play
+from support.killed_executions import Kill, kill_everywhere, run_execution
+from support.memory_journal import RUN_ID, act
 
 from anabranch import messages
 from anabranch.commander import ConfigurationError, Retry, charge, run
@@ -32,7 +33,9 @@ class Sleeps(Durable[list[Any]]):
 
 def test_times_and_numbers_are_those_of_the_first_life() -> None:
     """A sleep has an absolute end; what was drawn is drawn once."""
-    first = every_kill(Sleeps, check=lambda life: _slept(life.disk.now - first_began))
+    first = kill_everywhere(
+        Sleeps, check=lambda execution: _slept(execution.disk.now - first_began)
+    )
     assert first.result[2] == 3
 
 
@@ -64,7 +67,7 @@ async def fails_three_times(node: Any) -> int:
 
 def test_attempts_their_pauses_and_their_cost_go_on() -> None:
     """Four attempts in all, 50 s apart, whatever was killed; each is paid once and no less."""
-    first = every_kill(Tries)
+    first = kill_everywhere(Tries)
     assert first.result == [4, 3, 40]
 
 
@@ -80,12 +83,12 @@ class Waits(Durable[str]):
 @pytest.mark.parametrize("seconds", [10, 1000])
 def test_a_run_s_timeout_counts_all_lives_together(seconds: float) -> None:
     """Given again, it goes on where it stood; a run that has failed by it stays failed."""
-    first = play(lambda: Waits(seconds), timeout=100)
+    first = run_execution(lambda: Waits(seconds), timeout=100)
     assert first.disk.now - first_began == pytest.approx(min(seconds, 100), abs=1)
     assert first.state == ("completed" if seconds < 100 else "failed")
     for rows in range(len(first.rows) + 1):
         left = Kill(rows, frozenset()).of(first)
-        again = play(lambda: Waits(seconds), left, timeout=100)
+        again = run_execution(lambda: Waits(seconds), left, timeout=100)
         assert (again.outcome, again.state) == (first.outcome, first.state)
 
 
@@ -130,13 +133,13 @@ async def send(journal: Journal) -> None:
 @pytest.mark.parametrize(("timeout", "third"), [(None, 7), (30.0, 7), (10.0, "late")])
 def test_signals_are_kept_and_taken_once_in_order(timeout: float | None, third: object) -> None:
     """Also after every kill: what was sent before is there, what was late stays late."""
-    first = play(lambda: Asks(timeout), beside=send)
+    first = run_execution(lambda: Asks(timeout), beside=send)
     assert first.result == ["one", "two", third]
     for rows in range(len(first.rows) + 1):
         disk = Kill(rows, frozenset()).of(first)
         disk.now = first.disk.now  # all has been sent by then
-        life = play(lambda: Asks(timeout), disk)
-        assert life.result == first.result
+        execution = run_execution(lambda: Asks(timeout), disk)
+        assert execution.result == first.result
 
 
 class Moves(Durable[list[Any]]):
@@ -161,13 +164,13 @@ class Moves(Durable[list[Any]]):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_transaction_is_done_once_with_its_row_or_not_at_all(fails: bool) -> None:
     """A kill is before it or after it; the database has what the rows say."""
-    first = play(lambda: Moves(fails))
+    first = run_execution(lambda: Moves(fails))
     assert first.error is None
     assert first.result == [["a", 100 if fails else 70]]
-    again = play(lambda: Moves(fails), Kill(len(first.rows), frozenset()).of(first))
+    again = run_execution(lambda: Moves(fails), Kill(len(first.rows), frozenset()).of(first))
     assert again.outcome == first.outcome
     last = [row.seq for row in first.rows if row.kind == "transaction"][-1]
-    again = play(lambda: Moves(fails), Kill(last, frozenset()).of(first))
+    again = run_execution(lambda: Moves(fails), Kill(last, frozenset()).of(first))
     assert again.outcome == first.outcome
 
 
@@ -222,7 +225,7 @@ class Inside(Durable[str]):
 @pytest.mark.parametrize("what", ["effect", "step", "sleep", "signal", "transaction", "node"])
 def test_nothing_else_stands_in_a_transaction(what: str) -> None:
     """It is refused, and the transaction is taken back."""
-    life = play(lambda: Inside(what))
-    assert isinstance(life.error, ConfigurationError)
-    assert "one commit" in str(life.error)
-    assert not [row for row in life.rows if row.kind == "transaction"]
+    execution = run_execution(lambda: Inside(what))
+    assert isinstance(execution.error, ConfigurationError)
+    assert "one commit" in str(execution.error)
+    assert not [row for row in execution.rows if row.kind == "transaction"]

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.journal import opened, program, row, taken, values
-from support.scale import many
+from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
+from support.seeds import example_count
 
 from anabranch.messages import sqlite
 from anabranch.store import Journal, _schema, _writer
@@ -56,27 +56,29 @@ asyncio.run(main())
 @unix
 def test_something_may_be_queued_while_something_is_queued(tmp_path: Path) -> None:
     """By the handler of a signal, or a finalizer: nobody waits for himself, no row is lost."""
-    with program(tmp_path / "runs.db", SIGNALLED, str(many(1_000, 10_000))) as child:
+    with journal_process(
+        tmp_path / "runs.db", SIGNALLED, str(example_count(1_000, 10_000))
+    ) as child:
         said, _ = child.communicate(timeout=60)
     assert said == "True\nTrue\n"
 
 
 async def test_what_many_loops_queue_at_once_is_all_answered(tmp_path: Path) -> None:
     """Threads with a journal each on one file: no wait is forgotten, rows keep their order."""
-    path, rounds = str(tmp_path / "runs.db"), many(10, 100)
+    path, rounds = str(tmp_path / "runs.db"), example_count(10, 100)
     kept: dict[str, list[bytes]] = {}
 
     async def work(name: str) -> None:
-        async with opened(path) as file:
-            fence = await taken(file, name)
+        async with open_journal(path) as file:
+            fence = await acquire_run(file, name)
 
             async def ask() -> None:
                 for _ in range(rounds):
-                    file.append(name, fence, row(0))
+                    file.append(name, fence, make_row(0))
                     await asyncio.wait_for(file.barrier(name, fence), 60)
 
             await asyncio.gather(*(ask() for _ in range(5)))
-            kept[name] = await values(file, name)
+            kept[name] = await row_values(file, name)
 
     threads = [
         threading.Thread(target=asyncio.run, args=(work(f"run {number}"),)) for number in range(4)
@@ -110,9 +112,9 @@ async def test_a_codec_whose_error_has_no_text_fails_all_who_wait(tmp_path: Path
     codec = BadCodec()
     file = JournalFile(str(tmp_path / "runs.db"), codec)
     await file.open()
-    fence = await taken(file)
+    fence = await acquire_run(file)
     codec.bad = True
-    file.append("run", fence, row(1))
+    file.append("run", fence, make_row(1))
     async with asyncio.timeout(20):
         with pytest.raises(JournalError, match="Unsaid"):
             await file.barrier("run", fence)
@@ -142,10 +144,10 @@ print(writer._thread.is_alive(), flush=True)
 
 async def test_a_transaction_whose_loop_is_closed_holds_nobody_up(tmp_path: Path) -> None:
     """Its block can never be left: nothing of it is done, and the thread ends with the loop."""
-    with program(tmp_path / "runs.db", CLOSED) as child:
+    with journal_process(tmp_path / "runs.db", CLOSED) as child:
         said, _ = child.communicate(timeout=60)
     assert said == "False\n"
-    async with opened(tmp_path / "runs.db") as file:
+    async with open_journal(tmp_path / "runs.db") as file:
         mine = "select count(*) from sqlite_schema where name = 'mine'"
         assert await file.call(lambda sql: sql.execute(mine).fetchone()) == (0,)
 
@@ -154,7 +156,7 @@ async def test_a_thread_that_is_told_to_end_ends_whatever_is_queued_after(tmp_pa
     """Another thread's loop may still append while the interpreter ends: nothing is lost."""
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.open()
-    fence = await taken(file)
+    fence = await acquire_run(file)
     writer = file._writer
     held, hold = threading.Event(), threading.Event()
 
@@ -164,17 +166,17 @@ async def test_a_thread_that_is_told_to_end_ends_whatever_is_queued_after(tmp_pa
 
     writer.follow(wait)
     await asyncio.to_thread(held.wait)
-    file.append("run", fence, row(1))
+    file.append("run", fence, make_row(1))
     refusal, writer._refusal = writer._refusal, None
     writer._stop(None)
     writer._refusal = refusal  # as the other thread has seen it just before
-    file.append("run", fence, row(2))
+    file.append("run", fence, make_row(2))
     hold.set()
     await asyncio.to_thread(writer._thread.join, 20)
     assert not writer._thread.is_alive()
     await file.close()
-    async with opened(tmp_path / "runs.db") as again:
-        assert await values(again) == [b"1", b"2"]
+    async with open_journal(tmp_path / "runs.db") as again:
+        assert await row_values(again) == [b"1", b"2"]
 
 
 async def test_a_journal_whose_opening_was_cancelled_can_be_opened_at_once(
@@ -206,7 +208,7 @@ def test_however_many_watch_the_file_is_looked_at_once(tmp_path: Path) -> None:
 
     async def main() -> None:
         nonlocal asked
-        async with opened(tmp_path / "runs.db") as file:
+        async with open_journal(tmp_path / "runs.db") as file:
             call = file.call
 
             async def counted(*args: Any, **options: Any) -> Any:

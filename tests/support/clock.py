@@ -10,7 +10,7 @@ from typing import Any
 
 from anabranch.testing import SeededLoop
 
-__all__ = ["jumping", "let_pass", "own_clock", "virtual_seconds"]
+__all__ = ["advance_clock", "install_clock", "sleep_virtual", "virtual_time"]
 
 
 class _Selector(selectors.DefaultSelector):
@@ -32,7 +32,7 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-def jumping(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test on such a loop; it must not wait for sockets or threads."""
 
     @functools.wraps(test)
@@ -43,7 +43,7 @@ def jumping(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-async def virtual_seconds(seconds: float) -> None:
+async def sleep_virtual(seconds: float) -> None:
     """Let so much time pass on the clock of a loop that jumps; refused where it would be real."""
     assert isinstance(asyncio.get_running_loop(), _JumpingLoop | SeededLoop)
     await asyncio.sleep(seconds)
@@ -60,13 +60,13 @@ class _Clock:
         return self.real() + self.ahead
 
 
-def own_clock() -> None:
+def install_clock() -> None:
     """Give the running loop a clock for `let_pass`; what reads the clock must come later."""
     loop = asyncio.get_running_loop()
     loop.time = _Clock(loop.time)  # type: ignore[method-assign]
 
 
-def let_pass(seconds: float) -> None:
+def advance_clock(seconds: float) -> None:
     """Put the running loop's clock forward; what is due by then is done in its next turn."""
     clock = asyncio.get_running_loop().time
     assert isinstance(clock, _Clock)

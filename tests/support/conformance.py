@@ -29,8 +29,8 @@ from anabranch.commander import (
     StreamInterrupted,
 )
 from anabranch.messages import Delta, Message, Request
-from support.clock import let_pass, own_clock
-from support.server import DONE, Reply, ScriptedServer, Step, calls, chunk, text, vectors
+from support.clock import advance_clock, install_clock
+from support.scripted_server import DONE, Reply, ScriptedServer, Step, calls, chunk, text, vectors
 
 __all__ = [
     "CASES",
@@ -329,7 +329,7 @@ class HttpSubject(Subject):
             await self.server.__aexit__()
         backend = self.connect(address, settings)
         if case == "whole timeout":
-            own_clock()
+            install_clock()
             pass_time_after_the_first_delta(backend)
         self.stack.push_async_callback(backend.aclose)
         self.stack.push_async_callback(self.check_attempts)
@@ -370,7 +370,7 @@ def pass_time_after_the_first_delta(backend: Any) -> None:
         async with aclosing(attempt(request)) as deltas:
             async for delta in deltas:
                 yield delta
-                let_pass(_WHOLE)
+                advance_clock(_WHOLE)
 
     backend.attempt = late
 

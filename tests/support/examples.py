@@ -12,7 +12,7 @@ from support.paths import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-def load(name: str) -> ModuleType:
+def load_example(name: str) -> ModuleType:
     """Import an example anew."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
@@ -23,7 +23,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+def run_example(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     """Run an example as a program of this process, with these arguments."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -8,10 +8,18 @@ from anabranch.commander import Commander, Node
 from anabranch.handlers import handler
 from anabranch.messages import Delta, ToolCallDelta, Usage
 
-__all__ = ["CALL", "PATIENCE", "Body", "Source", "collect", "collected", "run"]
+__all__ = [
+    "CALL_DELTAS",
+    "TIMEOUT_SECONDS",
+    "BodyNode",
+    "DeltaSource",
+    "collect",
+    "collect_in_handler",
+    "run_body",
+]
 
-PATIENCE = 10.0
-CALL = [
+TIMEOUT_SECONDS = 10.0
+CALL_DELTAS = [
     Delta("Wait."),
     Delta(tool_calls=[ToolCallDelta(0, "a", "f")]),
     Delta(tool_calls=[ToolCallDelta(0, arguments='{"to_user": "Look')]),
@@ -20,7 +28,7 @@ CALL = [
 ]
 
 
-class Source:
+class DeltaSource:
     """Gives deltas, then raises `failure` if there is one; notes how far it got and its end."""
 
     def __init__(self, *deltas: Delta, failure: Exception | None = None) -> None:
@@ -41,7 +49,7 @@ class Source:
         self.closed = True
 
 
-class Body(Node[Any]):
+class BodyNode(Node[Any]):
     """A node whose body is a function."""
 
     def __init__(self, body: Callable[[Node[Any]], Any]) -> None:
@@ -51,9 +59,9 @@ class Body(Node[Any]):
         return await self.body(self)
 
 
-async def run(body: Callable[[Node[Any]], Any]) -> Any:
-    async with asyncio.timeout(PATIENCE), Commander() as commander:
-        return await commander.run(Body(body))
+async def run_body(body: Callable[[Node[Any]], Any]) -> Any:
+    async with asyncio.timeout(TIMEOUT_SECONDS), Commander() as commander:
+        return await commander.run(BodyNode(body))
 
 
 async def collect(branch: AsyncIterator[Any]) -> list[Any]:
@@ -61,5 +69,5 @@ async def collect(branch: AsyncIterator[Any]) -> list[Any]:
 
 
 @handler
-async def collected(_: Node[Any], branch: AsyncIterator[Any]) -> list[Any]:
+async def collect_in_handler(_: Node[Any], branch: AsyncIterator[Any]) -> list[Any]:
     return await collect(branch)

@@ -9,21 +9,21 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 
 __all__ = [
-    "NOTE",
-    "Careful",
+    "NOTE_PREFIX",
     "Idle",
     "Root",
+    "SlowCleanup",
     "cancel_running",
     "drop",
     "fail",
+    "failure_notes",
     "give",
     "hang",
     "name_parent",
-    "notes",
     "wait_for",
 ]
 
-NOTE = "anabranch: failed in "
+NOTE_PREFIX = "anabranch: failed in "
 
 
 @handler
@@ -72,8 +72,8 @@ class Root(Commander):
         self.name_of_tree = name_of_tree
 
 
-def notes(error):
-    return [note for note in getattr(error, "__notes__", []) if note.startswith(NOTE)]
+def failure_notes(error):
+    return [note for note in getattr(error, "__notes__", []) if note.startswith(NOTE_PREFIX)]
 
 
 class Idle(Job[None]):
@@ -81,7 +81,7 @@ class Idle(Job[None]):
         return None
 
 
-class Careful:
+class SlowCleanup:
     """What a body does that hangs and, once cancelled, cleans up for as long as it is not let."""
 
     def __init__(self):

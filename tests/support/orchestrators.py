@@ -22,14 +22,14 @@ from anabranch.testing import ScriptedBackend
 __all__ = [
     "CountState",
     "Counter",
-    "Counting",
-    "Echo",
-    "Talking",
+    "CountingEngineer",
+    "EchoEnvironment",
+    "TalkingEngineer",
     "backend_of",
-    "counter",
-    "counting",
-    "hanging",
-    "said",
+    "counter_agent",
+    "counting_orchestrator",
+    "hanging_backend",
+    "role_contents",
 ]
 
 
@@ -41,7 +41,7 @@ class CountState(State):
     counter: Counter = Counter()
 
 
-class Counting(PromptEngineer[CountState]):
+class CountingEngineer(PromptEngineer[CountState]):
     """Asks for numbers; what is no number is asked for again."""
 
     def __init__(self) -> None:
@@ -64,18 +64,20 @@ class Counting(PromptEngineer[CountState]):
         self.resets += 1
 
 
-class Talking(PromptEngineer[State]):
+class TalkingEngineer(PromptEngineer[State]):
     def render_prompt(self, obs: str | None, history: list[Message], state: State) -> None:
         history[:] = [Message(role="user", content="Talk.")]
 
 
-def counter(backend: ScriptedBackend, **options: Any) -> PromptedAgent[CountState]:
-    return PromptedAgent("counter", Counting(), backend, **options)
+def counter_agent(backend: ScriptedBackend, **options: Any) -> PromptedAgent[CountState]:
+    return PromptedAgent("counter", CountingEngineer(), backend, **options)
 
 
-def counting(*replies: Any, modules: Any = (), **limits: Any) -> Orchestrator[CountState]:
+def counting_orchestrator(
+    *replies: Any, modules: Any = (), **limits: Any
+) -> Orchestrator[CountState]:
     """An orchestrator that always lets the counter count."""
-    agent = counter(ScriptedBackend(*replies), modules=modules)
+    agent = counter_agent(ScriptedBackend(*replies), modules=modules)
     return Orchestrator([agent], lambda obs, state: "counter", CountState(**limits))
 
 
@@ -85,11 +87,11 @@ def backend_of(orchestrator: Orchestrator[Any], name: str = "counter") -> Script
     return backend
 
 
-def said(request: Request) -> list[tuple[str, str | None]]:
+def role_contents(request: Request) -> list[tuple[str, str | None]]:
     return [(message.role, message.content) for message in request.messages]
 
 
-def hanging() -> tuple[ScriptedBackend, asyncio.Event]:
+def hanging_backend() -> tuple[ScriptedBackend, asyncio.Event]:
     asked = asyncio.Event()
 
     async def reply(request: Request) -> str:
@@ -100,7 +102,7 @@ def hanging() -> tuple[ScriptedBackend, asyncio.Event]:
     return ScriptedBackend(reply), asked
 
 
-class Echo:
+class EchoEnvironment:
     """An environment that repeats what is done, three times."""
 
     def __init__(self, last: int = 3) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from support.until import held_until
+from support.waiting import block_until
 
 __all__ = ["Server", "postgres_server"]
 
@@ -70,7 +70,7 @@ class Server:
                 **self._user,
             )
         ready = [self._programs / "pg_isready", "-q", "-h", data]
-        if not held_until(lambda: not subprocess.run(ready, check=False).returncode):
+        if not block_until(lambda: not subprocess.run(ready, check=False).returncode):
             raise OSError((self._folder / "log").read_text())
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:

@@ -19,29 +19,29 @@ from anabranch.agents import UserProxyAgent
 from anabranch.cluster import Ray
 from anabranch.commander import charge, check_cancelled, emit
 from anabranch.handlers import View, respond
-from support.ray_people import Bob
-from support.until import until
+from support.ray_agents import Bob
+from support.waiting import wait_until
 
 
-def note(file: str, line: str) -> None:
+def add_note(file: str, line: str) -> None:
     """Add a line to a file, by which a test counts what was done."""
     with Path(file).open("a") as lines:
         lines.write(f"{line}\n")
 
 
-def read(file: str) -> str:
+def read_notes(file: str) -> str:
     """Return what has been noted."""
     path = Path(file)
     return path.read_text() if path.exists() else ""
 
 
-async def line_in(file: str, beginning: str) -> str:
+async def wait_for_line(file: str, beginning: str) -> str:
     """Wait for a line that begins so, and return it."""
 
     def found() -> list[str]:
-        return [line for line in read(file).splitlines() if line.startswith(beginning)]
+        return [line for line in read_notes(file).splitlines() if line.startswith(beginning)]
 
-    await until(found, patience=60)  # a worker may take long to start
+    await wait_until(found, patience=60)  # a worker may take long to start
     return found()[0]
 
 
@@ -85,7 +85,7 @@ class Fail(Job[None]):
     file: str = os.devnull
 
     async def task(self) -> None:
-        note(self.file, "tried")
+        add_note(self.file, "tried")
         if self.kind == "refusal":
             try:
                 int("x")
@@ -147,12 +147,12 @@ class Resolve(Job[tuple[list[str], str]]):
 
 @handler
 async def stand(node: Node[Any], file: str) -> None:
-    note(file, f"standing {os.getpid()}")
+    add_note(file, f"standing {os.getpid()}")
     try:
         await asyncio.Event().wait()
     finally:
         await asyncio.sleep(0.3)  # a clean-up that takes a while
-        note(file, "cleaned")
+        add_note(file, "cleaned")
 
 
 class Strange(Job[None]):
@@ -182,7 +182,7 @@ class Last(Job[None]):
     file: str
 
     async def task(self) -> None:
-        note(self.file, "standing")
+        add_note(self.file, "standing")
         try:
             await asyncio.Event().wait()
         finally:
@@ -209,7 +209,7 @@ class Tool(Job[None]):
         await self.in_thread(self.block)
 
     def block(self) -> None:
-        note(self.file, f"standing {os.getpid()}")
+        add_note(self.file, f"standing {os.getpid()}")
         while True:
             check_cancelled()
             threading.Event().wait(0.01)
@@ -224,7 +224,7 @@ class Block(Job[None]):
     async def task(self) -> None:
         if self.how == "below":
             await self.put_job(Block(self.file, "sleep"), on=Ray(num_cpus=0, grace=0.5))
-        note(self.file, f"standing {os.getpid()}")
+        add_note(self.file, f"standing {os.getpid()}")
         if self.how == "sleep":
             time.sleep(1000)  # noqa: ASYNC251
         while self.how == "loop":
@@ -247,7 +247,7 @@ class Speak(Job[int]):
     backend: Backend | None = None
 
     async def task(self) -> int:
-        note(self.file, f"standing {os.getpid()}")
+        add_note(self.file, f"standing {os.getpid()}")
         if self.backend is not None:  # asked first, and told in the flood
             await self.put_job(Ask(self.backend))
         for number in range(self.count):
@@ -422,8 +422,8 @@ class Planned(Job[str]):
 
     def noting(self) -> Planned:
         label = self.plan["label"]
-        self.at_start(lambda _: note(self.file, f"{label} starts"))
-        self.at_end(lambda _: note(self.file, f"{label} completed"))
-        self.at_exception(lambda _: note(self.file, f"{label} failed"))
-        self.at_terminate(lambda _: note(self.file, f"{label} cancelled"))
+        self.at_start(lambda _: add_note(self.file, f"{label} starts"))
+        self.at_end(lambda _: add_note(self.file, f"{label} completed"))
+        self.at_exception(lambda _: add_note(self.file, f"{label} failed"))
+        self.at_terminate(lambda _: add_note(self.file, f"{label} cancelled"))
         return self

@@ -15,16 +15,26 @@ from anabranch import Agent, Job, Message, ToolCall, tool
 from anabranch.messages import Request
 from anabranch.serve import serve
 from anabranch.testing import ScriptedBackend, deltas
-from support.talks import Served, serving
+from support.threaded_server import ThreadedServer, serve_in_thread
 
-__all__ = ["MARKS", "Crowd", "Gates", "Open", "Talk", "agent", "calls", "chromium", "talks"]
+__all__ = [
+    "CHROMIUM_MARKS",
+    "Crowd",
+    "Gates",
+    "OpenPage",
+    "ServedPage",
+    "agent",
+    "calls",
+    "chromium",
+    "open_pages",
+]
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 PATIENCE = 20_000  # milliseconds
 
-MARKS = [
+CHROMIUM_MARKS = [
     pytest.mark.xdist_group("chromium"),  # one worker runs it
     pytest.mark.skipif(
         CHROMIUM is None, reason="NO CHROMIUM on the path: the page was not opened by anything"
@@ -122,10 +132,10 @@ def chromium() -> Generator[Any]:
         browser.close()
 
 
-class Talk:
+class ServedPage:
     """A page that is open, and what went wrong in it."""
 
-    def __init__(self, page: Any, served: Served) -> None:
+    def __init__(self, page: Any, served: ThreadedServer) -> None:
         self.page = page
         self.served = served
         self.wrong: list[str] = []
@@ -163,20 +173,20 @@ class Talk:
         return found
 
 
-Open = Callable[..., Talk]
+OpenPage = Callable[..., ServedPage]
 
 
 @contextmanager
-def talks(browser: Any) -> Generator[Open]:
+def open_pages(browser: Any) -> Generator[OpenPage]:
     """Serve things, and open the page of them; nothing may go wrong in it."""
-    opened: list[tuple[Talk, Any, Any]] = []
+    opened: list[tuple[ServedPage, Any, Any]] = []
 
-    def talk(*things: Any, width: int = 1100, scheme: str = "light", **options: Any) -> Talk:
-        server = serving(serve(*things, **options))
+    def talk(*things: Any, width: int = 1100, scheme: str = "light", **options: Any) -> ServedPage:
+        server = serve_in_thread(serve(*things, **options))
         served = server.__enter__()
         context = browser.new_context(viewport={"width": width, "height": 700}, color_scheme=scheme)
         context.set_default_timeout(PATIENCE)
-        made = Talk(context.new_page(), served)
+        made = ServedPage(context.new_page(), served)
         opened.append((made, context, server))
         made.page.goto(served.url)
         return made

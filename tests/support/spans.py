@@ -7,10 +7,10 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 
-__all__ = ["KeptSpans"]
+__all__ = ["CollectedSpans"]
 
 
-class KeptSpans(SpanProcessor):
+class CollectedSpans(SpanProcessor):
     """Keeps what begins and what ends; `provider` leads here."""
 
     def __init__(self, **options: Any) -> None:

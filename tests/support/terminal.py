@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pyte
 
-from support.chat import environment
-from support.server import Reply, ScriptedServer
-from support.until import until
-from support.warm import start_warm
+from support.chat_command import environment
+from support.forked_python import start_forked
+from support.scripted_server import Reply, ScriptedServer
+from support.waiting import wait_until
 
 __all__ = ["CTRL_C", "CTRL_D", "ESC", "TAB", "Terminal", "open_chat", "open_terminal"]
 
@@ -112,7 +112,7 @@ class Terminal:
     async def wait(self, condition: Callable[[], object], patience: float = 30) -> None:
         """Wait until what is shown makes something so."""
         try:
-            await until(condition, patience)
+            await wait_until(condition, patience)
         except TimeoutError:
             raise AssertionError(f"it did not come to be; there stands:\n{self.text}") from None
 
@@ -162,11 +162,11 @@ class Terminal:
         try:
             if self.status is None:
                 with suppress(TimeoutError):
-                    await until(lambda: self.status is not None, 10)
+                    await wait_until(lambda: self.status is not None, 10)
             if self.status is None:
                 with suppress(ProcessLookupError):
                     os.kill(int(self._told.split()[0]), signal.SIGKILL)
-                await until(lambda: self.status is not None, 30)
+                await wait_until(lambda: self.status is not None, 30)
         finally:
             loop.remove_reader(self._pipe)
             os.close(self._pipe)
@@ -185,7 +185,7 @@ async def open_terminal(
     master, slave = os.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {f"XDG_{kind}_HOME": str(folder / ".kept") for kind in ("DATA", "STATE", "CONFIG")}
-    status = start_warm(
+    status = start_forked(
         ["-m", "anabranch", "chat", *options],
         folder,
         environment(**{**kept, "TERM": term, **env}),

@@ -14,8 +14,8 @@ from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import pause
-from support.clock import virtual_seconds
-from support.odd import ERRORS, Closed, Nameless, truth
+from support.broken_objects import ERRORS, Closed, Nameless, retry_predicate
+from support.clock import sleep_virtual
 
 if TYPE_CHECKING:
     from support.tree_world import World
@@ -77,7 +77,7 @@ class Part:
         self.undecided = world.faults and a % 7 == 0
         if self.retry is not None and world.faults:
             answer = "Mute" if self.undecided else "true"
-            self.retry = replace(self.retry, on=truth(answer))
+            self.retry = replace(self.retry, on=retry_predicate(answer))
         self.node: Node[Any] = PuppetJob(self) if self.is_job else puppet(self)
         self.inbox: deque[Operation] = deque()
         self.bell: asyncio.Future[None] | None = None
@@ -207,7 +207,7 @@ class Part:
                 case "put":
                     world.put(self, a, b)
                 case "sleep":
-                    await virtual_seconds(a % 3)
+                    await sleep_virtual(a % 3)
                 case "raise_cancelled":
                     raise asyncio.CancelledError
                 case "cancel_self":
@@ -306,7 +306,7 @@ class Part:
     async def outlast_timeouts(self, node: Node[Any]) -> None:
         """Take longer than any timeout; the node's own does not count here."""
         try:
-            await virtual_seconds(5)
+            await sleep_virtual(5)
         except asyncio.CancelledError:
             cut = self.killed or record_of(node).cancelled is not None
             self.world.expect(cut, f"a final callback of {self} was cut short, but not {self}")
@@ -330,7 +330,7 @@ class Part:
             if kind % 5 == 3:
                 node.cancel("at its start")
             if kind % 5 == 4:
-                await virtual_seconds(2)
+                await sleep_virtual(2)
 
         (self.node.at_retry if kind // 5 % 2 else self.node.at_start)(start)
 

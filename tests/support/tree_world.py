@@ -25,10 +25,10 @@ from anabranch.commander import (
 from anabranch.commander._record import record_of
 from anabranch.commander._report import describe
 from anabranch.testing import SeededLoop
-from support.clock import virtual_seconds
-from support.odd import FACTORIES, broken_log, plain
+from support.broken_objects import FACTORIES, broken_log, plain
+from support.clock import sleep_virtual
 from support.tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, Told
-from support.until import settled, turns
+from support.waiting import run_turns, settle_loop
 
 # Those that fail for good, and with that the factory, come less often.
 ODD_FACTORIES = [*FACTORIES.values()] + 5 * [
@@ -274,7 +274,7 @@ class World:
         await asyncio.wait((block,))
         for waiter in self.waiters:
             await asyncio.wait((waiter,))
-        await settled()
+        await settle_loop()
         self.tasks_left = asyncio.all_tasks() - before - {block, *self.waiters}
         if not block.cancelled():
             self.block_error = block.exception()
@@ -329,9 +329,9 @@ class World:
             return
         match name:
             case "turns":
-                await turns(a % 5)
+                await run_turns(a % 5)
             case "time":
-                await virtual_seconds((0.5, 1, 2, 4)[a % 4])
+                await sleep_virtual((0.5, 1, 2, 4)[a % 4])
             case "new":
                 self.put(None if a % 4 == 0 else self.pick(a), b, c)
             case "cancel":

@@ -16,17 +16,17 @@ from support.conformance import HELLO
 
 __all__ = [
     "ARGUMENTS",
-    "LONG",
+    "LONG_REPLY",
     "MODEL",
+    "ControlledBackend",
     "Killer",
-    "Ordered",
     "close_engine",
+    "control",
     "drop_last",
-    "half_way",
+    "engine_processes",
     "keep_engine",
     "kill",
-    "ordered",
-    "processes",
+    "measure_half_reply",
     "running",
     "unfinished",
     "vllm",
@@ -40,7 +40,7 @@ ARGUMENTS = {
     "gpu_memory_utilization": 0.5,  # of the machine's memory; as much has to be free
     "disable_log_stats": False,  # the tests read what the engine says of itself
 }
-LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
+LONG_REPLY = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
 
 _kept: VLLMEngine | None = None
 
@@ -79,14 +79,14 @@ def unfinished(llm: Any) -> int:
     return llm.output_processor.get_num_unfinished_requests()
 
 
-def processes(llm: Any) -> Any:
+def engine_processes(llm: Any) -> Any:
     """Return the engine's processes."""
     return llm.engine_core.resources.engine_manager.processes
 
 
 def kill(llm: Any) -> None:
     """Kill the engine's processes; harmless once they are gone."""
-    for process in processes(llm):
+    for process in engine_processes(llm):
         process.kill()
 
 
@@ -109,7 +109,7 @@ class Killer:
             kill(self._llm)
 
 
-async def half_way(backend: Backend) -> float:
+async def measure_half_reply(backend: Backend) -> float:
     """Return how many seconds a reply takes to its middle; it depends on the machine."""
     clock = asyncio.get_running_loop().time
     async with backend:
@@ -123,12 +123,12 @@ def drop_last(cases: list[Any]) -> list[Any]:
     return sorted(cases, key=lambda each: "drop" in each.values)
 
 
-def ordered(order: str) -> dict[str, Any]:
+def control(order: str) -> dict[str, Any]:
     """Return the settings of `connect` by which an `Ordered` backend gets its order."""
     return {"extra": {"order": order}}
 
 
-class Ordered(VLLMBackend):
+class ControlledBackend(VLLMBackend):
     """The small model, in an actor; by what `ordered` gives it does there what a test cannot reach.
 
     "count" says how many requests the engine has under way, "pid" which process this is; "drop"

@@ -8,7 +8,7 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.until import settled
+from support.waiting import settle_loop
 
 from anabranch import Commander
 from anabranch.backends import Limits
@@ -96,7 +96,7 @@ async def test_an_event_holds_the_stream_until_the_test_sets_it() -> None:
     async with asyncio.timeout(5), aclosing(backend.stream(REQUEST)) as stream:
         assert (await anext(stream)).text == "before"
         held = asyncio.ensure_future(anext(stream))
-        await settled()
+        await settle_loop()
         assert not held.done()
         gate.set()
         assert (await held).text == "after"
@@ -118,7 +118,7 @@ async def test_streams_left_early_are_counted_as_closed() -> None:
     async with aclosing(backend.stream(REQUEST)) as stream:
         await anext(stream)
     task = asyncio.create_task(read(backend))
-    await settled()
+    await settle_loop()
     assert (backend.opened, backend.closed) == (2, 1)
 
     task.cancel()

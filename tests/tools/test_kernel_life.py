@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.executing import Executing, calling
-from support.left import gone, left, processes
-from support.until import until
+from support.executor_agent import ExecutorAgent, call_message
+from support.leaks import child_processes, find_leaks, has_exited
+from support.waiting import wait_until
 
 from anabranch import Agent, AgentMessage, Commander, Message, ToolCall, ToolError
 from anabranch.agents import StepAgent, ToolExecutor
@@ -27,7 +27,7 @@ NEW = "[a new session, earlier variables are lost: "
 
 
 def doing(code: str) -> AgentMessage:
-    return calling("python", code=code)
+    return call_message("python", code=code)
 
 
 def obedient() -> ScriptedBackend:
@@ -55,10 +55,10 @@ async def test_sessions_of_one_agent_run_at_once_and_share_nothing():
 
 async def test_a_call_that_names_no_session_leaves_no_kernel():
     """It keeps variables to itself, as it keeps what was said."""
-    before, agent = processes(), Agent(obedient(), tools=[PythonKernel()])
+    before, agent = child_processes(), Agent(obedient(), tools=[PythonKernel()])
     await agent("x = 1")
     assert "NameError" in (await agent("x")).content
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 def test_a_session_outlives_calls_commanders_and_loops():
@@ -92,7 +92,7 @@ async def test_an_executor_keeps_sessions_and_forgets_them_when_told():
         assert "NameError" in (await executor(doing("x"))).content
 
 
-class Solver(Executing):
+class Solver(ExecutorAgent):
     """Runs what it is told."""
 
     tool, argument = "python", "code"
@@ -108,14 +108,14 @@ async def test_an_executor_in_an_agent_works_for_the_agents_session():
 
 async def test_the_kernel_of_a_block_is_one_for_all_and_ends_with_it():
     """Agents, sessions and the block itself see the same variables, whatever else is closed."""
-    before = processes()
+    before = child_processes()
     async with PythonKernel(idle=0.001) as kernel:
         async with Agent(obedient(), tools=[kernel]) as agent:
             await agent("x = 7", session_id=1)
         assert (await agent("x", session_id=2)).content == "7"
         agent.reset(2)
         assert await kernel.tools[0].run({"code": "x"}) == "7"
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 @pytest.mark.parametrize("kind", ["agent", "step agent"])
@@ -125,22 +125,22 @@ async def test_a_session_that_is_reset_leaves_no_process(kind: str):
     def stepping(request: Request) -> str:
         return "done" if request.messages[-1].content != "?" else "```python\nx = 1\n```"
 
-    before, kernel = processes(), PythonKernel()
+    before, kernel = child_processes(), PythonKernel()
     agent = (
         StepAgent(ScriptedBackend(otherwise=stepping), interpreter=kernel)
         if kind == "step agent"
         else Agent(obedient(), tools=[kernel])
     )
     await agent("?", session_id="kept")
-    kept = processes() - before
+    kept = child_processes() - before
     for session in range(3):
         await agent("?", session_id=session)
         agent.reset(session)
-    assert not left(processes, before | kept)
-    assert processes() & kept == kept
+    assert not find_leaks(child_processes, before | kept)
+    assert child_processes() & kept == kept
     await agent.aclose()
     await agent.aclose()
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_a_closed_agent_goes_on_and_its_model_is_told():
@@ -155,10 +155,10 @@ async def test_a_closed_agent_goes_on_and_its_model_is_told():
 
 async def test_a_kernel_that_is_not_used_is_dropped_and_the_model_is_told():
     """After `idle` seconds."""
-    before, kernel = processes(), PythonKernel(idle=0.2)
+    before, kernel = child_processes(), PythonKernel(idle=0.2)
     executor = ToolExecutor([kernel])
     await executor(doing("x = 1"))
-    await until(lambda: processes() <= before)
+    await wait_until(lambda: child_processes() <= before)
     said = (await executor(doing("1"))).content
     assert said == f"{NEW}the earlier one was not used for 0.2 s]\n1"
     await executor.aclose()
@@ -166,13 +166,13 @@ async def test_a_kernel_that_is_not_used_is_dropped_and_the_model_is_told():
 
 async def test_of_too_many_kernels_the_one_least_lately_used_is_dropped():
     """And of those that are in use none: one more waits for the end of a call."""
-    before, kernel = processes(), PythonKernel(max_kernels=2)
+    before, kernel = child_processes(), PythonKernel(max_kernels=2)
     async with ToolExecutor([kernel]) as executor:
         await asyncio.gather(*(executor(doing("x = 1"), session_id=n) for n in range(2)))
-        two = processes() - before
+        two = child_processes() - before
         await executor(doing("1"), session_id=0)
         await executor(doing("1"), session_id=2)
-        assert len(processes() - before) == len(two)
+        assert len(child_processes() - before) == len(two)
         assert (await executor(doing("x"), session_id=0)).content == "1"
         said = (await executor(doing("1"), session_id=1)).content
         assert said == f"{NEW}only 2 may run, and others were used since]\n1"
@@ -180,18 +180,18 @@ async def test_of_too_many_kernels_the_one_least_lately_used_is_dropped():
         calls = (executor(doing("import os; os.getpid()"), session_id=n) for n in range(6))
         pids = {each.content.splitlines()[-1] for each in await asyncio.gather(*calls)}
         assert len(pids) >= 4
-        await until(lambda: len(processes() - before) <= len(two))
+        await wait_until(lambda: len(child_processes() - before) <= len(two))
 
 
 async def test_a_kernel_goes_with_its_agent():
     """An agent for one request, with a kernel that all share, leaves nothing when it is gone."""
-    before, kernel = processes(), PythonKernel()
+    before, kernel = child_processes(), PythonKernel()
     agent = Agent(obedient(), tools=[kernel])
     await agent("1", session_id=1)
-    assert processes() > before
+    assert child_processes() > before
     del agent
     gc.collect()
-    await until(lambda: processes() <= before)
+    await wait_until(lambda: child_processes() <= before)
 
 
 async def test_a_session_closed_while_its_code_runs_says_so(tmp_path: Path):
@@ -200,7 +200,7 @@ async def test_a_session_closed_while_its_code_runs_says_so(tmp_path: Path):
     executor = ToolExecutor([PythonKernel()])
     code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
     running = asyncio.create_task(executor(doing(code)))
-    await until(started.exists)
+    await wait_until(started.exists)
     await executor.aclose()
     assert "the Python process ended" in (await running).content
 
@@ -257,16 +257,16 @@ def test_all_that_a_kernel_started_ends_with_the_program(number: int):
         if number:
             program.send_signal(number)
     assert program.returncode == -number
-    assert [pid for pid in pids if not gone(pid)] == []
+    assert [pid for pid in pids if not has_exited(pid)] == []
 
 
 async def test_what_a_dead_kernel_started_ends_with_it():
     """Its guard sees to that, and does not go on itself."""
-    before, executor = processes(), ToolExecutor([PythonKernel()])
+    before, executor = child_processes(), ToolExecutor([PythonKernel()])
     code = "import os, subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
     said = (await executor(doing(code + "os._exit(3)"))).content
     assert "the Python process ended (status 3); all variables are lost" in said
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_no_process_is_killed_by_a_number(monkeypatch: pytest.MonkeyPatch):
@@ -292,17 +292,17 @@ async def test_calls_that_wait_when_a_kernel_is_closed_fail_and_start_no_other(
     """A call that comes after that starts a new one."""
     kernel, running = PythonKernel(), tmp_path / "running"
     first = f"open({str(running)!r}, 'w')\nimport time; time.sleep(60)"
-    before = processes()
+    before = child_processes()
     calls = [asyncio.ensure_future(kernel.run.run({"code": code})) for code in (first, "1", "2")]
     if begun:
-        await until(running.exists)
+        await wait_until(running.exists)
     else:
-        await until(lambda: processes() != before)
+        await wait_until(lambda: child_processes() != before)
     await kernel.aclose()
     said = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(each, ToolError) for each in said)
     assert [str(each) for each in said[1:]] == ["Python was closed before this ran"] * 2
-    assert left(processes, before) == set()
+    assert find_leaks(child_processes, before) == set()
     assert await kernel.run.run({"code": "1 + 1"}) == (
         f"{NEW}the earlier one was closed]\n2" if begun else "2"
     )

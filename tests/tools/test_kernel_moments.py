@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.left import left, processes
-from support.until import settled, until
+from support.leaks import child_processes, find_leaks
+from support.waiting import settle_loop, wait_until
 
 from anabranch import AgentMessage
 from anabranch.agents import ToolExecutor
@@ -30,7 +30,7 @@ def doing(code: str) -> AgentMessage:
 async def caught_up() -> None:
     """Let this loop and that of the kernels do what can be done now."""
     for _ in range(5):
-        await settled()
+        await settle_loop()
         await asyncio.wrap_future(submit(asyncio.sleep(0)))
 
 
@@ -64,16 +64,16 @@ class HeldKill:
 @pytest.mark.parametrize("how", ["aclose", "reset"])
 async def test_a_kernel_that_only_starts_ends_with_its_session_too(how: str):
     """Its call ends with a failure that the model can read; it is not cancelled."""
-    before, executor = processes(), ToolExecutor([PythonKernel()])
+    before, executor = child_processes(), ToolExecutor([PythonKernel()])
     running = asyncio.create_task(executor(doing("1")))
-    await until(lambda: processes() > before)
+    await wait_until(lambda: child_processes() > before)
     if how == "aclose":
         await executor.aclose()
-        assert processes() <= before
+        assert child_processes() <= before
     else:
         executor.reset()
     assert "Python was closed while it started" in (await running).content
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
@@ -84,7 +84,7 @@ async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
     running = asyncio.create_task(executor(doing(f"open({str(ran)!r}, 'w')"), session_id=2))
-    await until(kills.reached.is_set)
+    await wait_until(kills.reached.is_set)
     running.cancel()
     await caught_up()
     kills.let_go()
@@ -100,7 +100,7 @@ async def test_no_more_run_than_allowed_while_one_makes_room(monkeypatch: pytest
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
     newcomer = asyncio.create_task(executor(doing("2"), session_id=2))
-    await until(kills.reached.is_set)
+    await wait_until(kills.reached.is_set)
     again = asyncio.create_task(executor(doing("3"), session_id=1))
     await caught_up()
     kills.let_go()
@@ -117,7 +117,7 @@ async def test_whoever_closes_waits_for_the_end_that_another_began(
     await executor(doing("1"))
     kills = HeldKill(monkeypatch)
     closing = [asyncio.create_task(executor.aclose()) for _ in range(2)]
-    await until(kills.reached.is_set)
+    await wait_until(kills.reached.is_set)
     await caught_up()
     done = [each.done() for each in closing]
     kills.let_go()
@@ -145,7 +145,7 @@ async def test_the_kernel_of_a_block_takes_no_place_of_the_others(tmp_path: Path
     code = f"import os\nopen({str(started)!r}, 'w')\nwhile not os.path.exists({str(end)!r}): pass"
     async with ToolExecutor([kernel]) as executor:
         running = asyncio.create_task(executor(doing(code)))
-        await until(started.exists)
+        await wait_until(started.exists)
         async with kernel:
             async with asyncio.timeout(30):
                 assert (await executor(doing("2 + 2"))).content == "4"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.left import left, processes, threads
+from support.aiohttp_server import serve_app
+from support.leaks import child_processes, find_leaks, thread_ids
 from support.paths import PROGRAMS
-from support.served import served
-from support.until import turns, until
+from support.waiting import run_turns, wait_until
 
 from anabranch import Part
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
@@ -140,28 +140,28 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path):
             return await ToolExecutor([server])(AgentMessage(content=call))
 
         working = commander.call_handler(work(), claim=True)
-        await until((tmp_path / "started").exists)
+        await wait_until((tmp_path / "started").exists)
         working.cancel()
         with pytest.raises(NodeCancelled):
             await working
-        await until((tmp_path / "cancelled").exists)
+        await wait_until((tmp_path / "cancelled").exists)
         assert await use(server, "add", a=1) == "2"
 
 
 @pytest.mark.parametrize("first", [0, 1, 3, 6, 10, 20, 50, 100, 200])
 async def test_cancelled_again_in_every_turn_while_connecting_no_process_is_left(first: int):
     """The SDK's own clean-up can be interrupted by a second cancel, so it is sent one at most."""
-    before = processes()
+    before = child_processes()
     connection = _mcp_connection.Connection(
         McpServer([sys.executable, "-c", "import sys; sys.stdin.read()"])
     )
     holding = asyncio.create_task(connection.task())
-    await turns(first)
+    await run_turns(first)
     while not holding.done():
         holding.cancel()
         await asyncio.sleep(0)
     assert holding.cancelled()
-    assert processes() <= before
+    assert child_processes() <= before
 
 
 async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.MonkeyPatch):
@@ -188,14 +188,14 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
 )
 async def test_what_is_no_server_is_a_clear_error(command: Any, said: str):
     """And leaves nothing behind."""
-    before = processes()
+    before = child_processes()
     timeout = 0.2 if "within 0.2 s" in said else 20
     with pytest.raises(ConfigurationError, match=r".") as raised:
         async with asyncio.timeout(30), McpServer(command, connect_timeout=timeout):
             pass
 
     assert said in str(raised.value)
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 @pytest.mark.parametrize("answer", ["html", "500", "hang"])
@@ -211,7 +211,7 @@ async def test_a_web_server_that_speaks_no_mcp_is_a_clear_error(answer: str):
     timeout = 0.2 if answer == "hang" else 20
     app = web.Application()
     app.router.add_route("*", "/mcp", reply)
-    async with served(app) as url:
+    async with serve_app(app) as url:
         with pytest.raises(ConfigurationError, match=r"127.0.0.1"):
             async with asyncio.timeout(30), McpServer(f"{url}/mcp", connect_timeout=timeout):
                 pass
@@ -219,7 +219,7 @@ async def test_a_web_server_that_speaks_no_mcp_is_a_clear_error(answer: str):
 
 def test_a_cancelled_conversation_leaves_no_server_behind():
     """The connection is a child of the node that entered it."""
-    before = processes()
+    before = child_processes()
 
     async def main() -> None:
         ready = asyncio.Event()
@@ -236,17 +236,17 @@ def test_a_cancelled_conversation_leaves_no_server_behind():
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             talking = commander.call_handler(talk(), claim=True)
             await ready.wait()
-            assert processes() - before
+            assert child_processes() - before
             talking.cancel()
             with pytest.raises(NodeCancelled):
                 await talking
-            assert not left(processes, before)
+            assert not find_leaks(child_processes, before)
 
     asyncio.run(main())
-    still = threads()
+    still = thread_ids()
     asyncio.run(main())
-    assert not left(threads, still)
-    assert not left(processes, before)
+    assert not find_leaks(thread_ids, still)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_a_server_is_entered_once_at_a_time(url: str):
@@ -289,11 +289,11 @@ async def test_tools_are_opened_by_name(tmp_path: Path, monkeypatch: pytest.Monk
 )
 async def test_a_wrong_name_says_what_is_wrong(spec: str, said: str):
     """One error, and nothing stays open."""
-    before = processes()
+    before = child_processes()
     with pytest.raises(ConfigurationError, match=said):
         async with open_tools(spec):
             pass
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
@@ -318,7 +318,7 @@ async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
 
 async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytest.MonkeyPatch):
     """The second would answer for the first; nothing stays open."""
-    before = processes()
+    before = child_processes()
     listed = _mcp_connection._list_tools
 
     async def twice(client: Any) -> Any:
@@ -328,4 +328,4 @@ async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytes
     with pytest.raises(ConfigurationError, match="has two tools called 'add'"):
         async with McpServer(STDIO):
             pass
-    await until(lambda: processes() == before)
+    await wait_until(lambda: child_processes() == before)

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs.mcp_hostile import REFUSED
-from support.left import left, processes
+from support.leaks import child_processes, find_leaks
 from support.paths import DATA, PROGRAMS
-from support.raw_server import RawServer
+from support.threaded_byte_server import ThreadedByteServer
 
 from anabranch.commander import ConfigurationError, ToolError
 from anabranch.tools import InvalidArguments, McpServer, _mcp_wire, describe
@@ -226,7 +226,7 @@ def test_few_steps_are_enough_for_what_people_write():
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 async def test_a_hostile_server_costs_the_loop_little(caplog: pytest.LogCaptureFixture):
     """From the list of its tools to the schema of its results; the rest of its tools is there."""
-    before = processes()
+    before = child_processes()
     started = time.thread_time()
     async with asyncio.timeout(60), McpServer(HOSTILE, timeout=20) as server:
         assert len(server.tools) == len(SCHEMAS) - len(REFUSED) + 5
@@ -242,13 +242,13 @@ async def test_a_hostile_server_costs_the_loop_little(caplog: pytest.LogCaptureF
             await server.methods["result"].run({"a": "\ud800"})
         assert await server.methods["result"].run({})
     assert time.thread_time() - started < 4 * LITTLE
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 async def test_a_line_without_end_fills_no_memory():
     """Neither before there are tools, nor in place of an answer: it is waited for in vain."""
-    before, memory = processes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before, memory = child_processes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=r"did not answer within 0.3 s"):
             await McpServer([*HOSTILE, "endless"], connect_timeout=0.3).__aenter__()
@@ -256,7 +256,7 @@ async def test_a_line_without_end_fills_no_memory():
             with pytest.raises(ToolError, match="did not finish within"):
                 await server.methods["endless"].run({})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 * 1024
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_an_answer_too_long_fails_its_call_alone(monkeypatch: pytest.MonkeyPatch):
@@ -311,7 +311,7 @@ async def test_an_answer_without_end_is_no_server(
     monkeypatch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", 2**20)
     timeout = 0.5 if "within" in said else 20
     answers = {"mcp": (f"HTTP/1.1 200 OK\r\n{head}\r\n".encode(), forever)}
-    with RawServer(answers) as server, pytest.raises(ConfigurationError) as raised:
+    with ThreadedByteServer(answers) as server, pytest.raises(ConfigurationError) as raised:
         async with asyncio.timeout(30):
             await McpServer(f"{server.url}/mcp", connect_timeout=timeout).__aenter__()
 
@@ -354,7 +354,7 @@ async def test_no_key_of_an_address_or_header_gets_out(
     whole = head + b"Content-Length: %d\r\n\r\n" % len(echo) + echo
     for once, patience in ((whole, 0.5), (f"HTTP/1.1 {KEY}\r\n".encode(), 0.5)):
         path = options.get("path", "/mcp")
-        with RawServer({path.lstrip("/"): (once, b"")}) as server:
+        with ThreadedByteServer({path.lstrip("/"): (once, b"")}) as server:
             url = server.url.replace("//", f"//{options.get('user', '')}") + path
             remote = McpServer(url, headers=options.get("headers"), connect_timeout=patience)
             assert KEY not in repr(remote)

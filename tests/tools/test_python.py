@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.left import gone, left, processes, threads
-from support.until import PATIENCE, until
+from support.leaks import child_processes, find_leaks, has_exited, thread_ids
+from support.waiting import TIMEOUT_SECONDS, wait_until
 
 from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
@@ -61,7 +61,7 @@ async def late(kernel: PythonKernel, code: str) -> str:
     """Return the failure of code that is not done in time but has said something by then."""
     before = kernel.timeout
     try:
-        for kernel.timeout in (0.5, 5, PATIENCE):  # a busy machine takes longer to say it
+        for kernel.timeout in (0.5, 5, TIMEOUT_SECONDS):  # a busy machine takes longer to say it
             said = await failure(kernel, code)
             *before_last, last = said.splitlines()
             if text := [line for line in before_last if not line.startswith("[")]:
@@ -184,7 +184,7 @@ async def test_code_that_ignores_the_interrupt_is_killed():
     async with PythonKernel(grace=0.2) as kernel:
         said = await late(kernel, code)
         assert said.endswith(" s: killed]")
-        assert gone(int(said.split()[0]))
+        assert has_exited(int(said.split()[0]))
         told = "[a new session, earlier variables are lost: the earlier process was killed]\n1"
         assert await run(kernel, "1") == told
         assert await run(kernel, "1") == "1"
@@ -219,7 +219,7 @@ async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
         idle = kernel.interpreters.get()._kernel
         assert idle is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: not idle.is_alive)
+        await wait_until(lambda: not idle.is_alive)
         assert (await run(kernel, "1")).startswith(told)
 
 
@@ -242,19 +242,19 @@ async def test_resource_limits_hold():
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false", "/bin/cat"])
 async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
     """And nothing is left of it."""
-    before = processes()
+    before = child_processes()
     kernel = PythonKernel(executable=executable, start_timeout=5)
 
     assert (await failure(kernel, "1")).startswith("Python did not start")
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_a_kernel_that_cannot_begin_says_why():
     """As where the package that it needs is missing, or the memory."""
-    before, kernel = processes(), PythonKernel(limits=ResourceLimits(memory=2**20))
+    before, kernel = child_processes(), PythonKernel(limits=ResourceLimits(memory=2**20))
 
     assert "Error" in await failure(kernel, "1")
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
@@ -293,29 +293,29 @@ def test_a_closed_kernel_leaves_nothing_behind(busy: bool, tmp_path: Path):
         "sleeper = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
         f"pathlib.Path({str(started)!r}).write_text(str(sleeper.pid))\n"
     ) + ("while True: pass" if busy else "")
-    before = processes()
+    before = child_processes()
 
     async def main() -> None:
-        idle, kernel = asyncio.Event(), PythonKernel(grace=PATIENCE)
+        idle, kernel = asyncio.Event(), PythonKernel(grace=TIMEOUT_SECONDS)
         backend = ScriptedBackend(calling(code), [idle, asyncio.Event()])
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             job = commander.put_job(Talk(backend, kernel), claim=True)
-            await until(lambda: started.exists() and (busy or len(backend.requests) == 2))
-            assert processes() - before
+            await wait_until(lambda: started.exists() and (busy or len(backend.requests) == 2))
+            assert child_processes() - before
             job.cancel()
             with pytest.raises(NodeCancelled):
                 await job
             assert await run(kernel, "sleeper.poll() is None") == "True"
             await kernel.aclose()
-            assert not left(processes, before)  # while the commander goes on
-        assert gone(int(started.read_text()))
+            assert not find_leaks(child_processes, before)  # while the commander goes on
+        assert has_exited(int(started.read_text()))
 
     asyncio.run(main())  # loads what stays loaded, such as numpy's or ZeroMQ's own
     started.unlink()
-    still = threads()
+    still = thread_ids()
     asyncio.run(main())
-    assert not left(threads, still)
-    assert not left(processes, before)
+    assert not find_leaks(thread_ids, still)
+    assert not find_leaks(child_processes, before)
 
 
 @shared
@@ -327,7 +327,7 @@ async def test_a_cancelled_call_is_stopped_and_the_session_stays(
     await run(kernel, "x = 5")
     code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
     running = asyncio.create_task(run(kernel, code))
-    await until(started.exists)
+    await wait_until(started.exists)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

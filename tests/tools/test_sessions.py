@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.executing import Executing, calling
-from support.until import turns
+from support.executor_agent import ExecutorAgent, call_message
+from support.waiting import run_turns
 
 from anabranch import Agent, AgentMessage, Commander, tool
 from anabranch.agents import ConversableAgent, Directory, ToolExecutor, reply
@@ -48,14 +48,14 @@ class Book(Toolkit):
         return " ".join(notes.kept)
 
 
-class Writer(Executing):
+class Writer(ExecutorAgent):
     """Keeps what it is told."""
 
     tool, argument = "note", "word"
 
 
 def noting(word: str) -> AgentMessage:
-    return calling("note", word=word)
+    return call_message("note", word=word)
 
 
 OWNERS = st.sampled_from(["agent 0", "agent 1", "executor"])
@@ -215,13 +215,13 @@ async def test_all_are_closed_whatever_happens_meanwhile():
         each.executor.tool_sessions = each.tool_sessions
     await team("x", session_id=1)
     closing = asyncio.create_task(team.aclose())
-    await turns(3)
+    await run_turns(3)
     closing.cancel()
-    await turns(3)
+    await run_turns(3)
     for kit in (kits[0], kits[2]):
         assert not closing.done()
         kit.closing[0].set_result(None)
-        await turns(3)
+        await run_turns(3)
     with pytest.raises(asyncio.CancelledError):
         await closing
 
@@ -238,7 +238,7 @@ async def test_what_is_forgotten_is_closed_whatever_one_of_them_does():
     slow, executor = Slow(), ToolExecutor([Raising()])
     executor.tools |= {"later": slow.note}
     for name in "note", "later":
-        assert (await executor(calling(name, word="x"))).content == "x"
+        assert (await executor(call_message(name, word="x"))).content == "x"
     with pytest.raises(OSError, match="a fault"):
         executor.reset()
     assert len(slow.closing) == 1

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pexpect
-from support.server import ScriptedServer, calls, text
+from support.scripted_server import ScriptedServer, calls, text
 
 
 async def test_a_person_says_yes_to_one_call_and_no_to_another(tmp_path: Path):

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, validate_call
 from pydantic.fields import FieldInfo
-from support.pictures import PIXEL
-from support.until import turns, until
+from support.media_files import PIXEL
+from support.waiting import run_turns, wait_until
 
 from anabranch import Commander, ToolCall
 from anabranch.commander.errors import ToolError
@@ -540,7 +540,7 @@ async def test_what_a_plain_wrapper_returns_is_awaited() -> None:
     """Alone, in a tree, and from an async function that returns another awaitable."""
 
     async def double(x: int) -> int:
-        await turns(2)
+        await run_turns(2)
         return 2 * x
 
     async def later(x: int) -> Any:
@@ -578,7 +578,7 @@ async def test_what_an_awaited_wrapper_raises_is_the_tools_failure() -> None:
     @tool
     @wrapped
     async def fail() -> None:
-        await turns(1)
+        await run_turns(1)
         raise KeyError("gone")
 
     with pytest.raises(KeyError, match="gone"):
@@ -603,10 +603,10 @@ async def test_a_coroutine_of_a_cancelled_call_is_closed(late: bool) -> None:
         return made[0]
 
     running = asyncio.create_task(Tool(start).run({}))
-    await until((entered if late else returned).is_set)
+    await wait_until((entered if late else returned).is_set)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     go_on.set()
-    await until(lambda: made and made[0].cr_frame is None)
+    await wait_until(lambda: made and made[0].cr_frame is None)
     made.clear()
     gc.collect()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.left import left, processes
-from support.web import WebServer
+from support.leaks import child_processes, find_leaks
+from support.web_server import WebServer
 
 from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import (
@@ -293,7 +293,7 @@ async def test_a_name_is_looked_at_when_the_connection_is_made(
 
 async def test_cancelling_closes_the_request_and_leaves_no_process(server: WebServer):
     """A conversation that ends takes its requests with it."""
-    before = processes()
+    before = child_processes()
     async with asyncio.timeout(10), Commander() as commander:
 
         @handler
@@ -307,16 +307,16 @@ async def test_cancelling_closes_the_request_and_leaves_no_process(server: WebSe
         with pytest.raises(NodeCancelled):
             await working
         await server.answering(0)
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_reading_that_takes_too_long_is_killed(server: WebServer):
     """Its process ends with it."""
-    before = processes()
+    before = child_processes()
     read = browser(server, timeout=0.05).read
 
     assert "more than 0.05 s" in await failure(read, url=f"{server.url}/page/rivers")
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_a_dead_server_is_named():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.raw_server import RawServer
+from support.threaded_byte_server import ThreadedByteServer
 
 from anabranch.commander import ToolError
 from anabranch.tools import WebBrowser
@@ -178,7 +178,7 @@ async def test_the_address_that_was_looked_at_is_the_one_that_is_connected_to(
 ):
     """A name that leads somewhere else each time is asked for once."""
     asked: list[str] = []
-    with RawServer(
+    with ThreadedByteServer(
         {"": (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nsecret", b"")}
     ) as server:
         port = int(server.url.rpartition(":")[2])
@@ -198,7 +198,7 @@ async def test_the_address_that_was_looked_at_is_the_one_that_is_connected_to(
 
 async def test_a_proxy_of_the_environment_is_no_way_around(monkeypatch: pytest.MonkeyPatch):
     """It is not asked, neither for pages nor by the engines."""
-    with RawServer({}) as proxy:
+    with ThreadedByteServer({}) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
         monkeypatch.delenv("no_proxy", raising=False)

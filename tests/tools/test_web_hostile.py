@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.left import left, processes
+from support.leaks import child_processes, find_leaks
 from support.paths import DATA, ROOT
-from support.raw_server import Answer, RawServer
-from support.until import turns
+from support.threaded_byte_server import Answer, ThreadedByteServer
+from support.waiting import run_turns
 
 from anabranch.commander import MissingExtra, ToolError
 from anabranch.tools import WebBrowser, _web, _web_fetch
@@ -73,8 +73,10 @@ def answered(*headers: str, body: bytes = b"hello") -> Answer:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RawServer]:
-    with RawServer({name.replace(" ", "-"): answer(each) for name, each in ANSWERS.items()}) as it:
+def server() -> Iterator[ThreadedByteServer]:
+    with ThreadedByteServer(
+        {name.replace(" ", "-"): answer(each) for name, each in ANSWERS.items()}
+    ) as it:
         yield it
 
 
@@ -90,7 +92,9 @@ async def outcome(fetcher: Fetcher, url: str) -> Fetched | str:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_whatever_a_server_answers_is_a_page_or_a_clear_failure(server: RawServer, name: str):
+async def test_whatever_a_server_answers_is_a_page_or_a_clear_failure(
+    server: ThreadedByteServer, name: str
+):
     """In time, within the size, and no other error."""
     endless = "did not answer" in ANSWERS[name].get("said", "")
     fetcher = Fetcher(
@@ -145,7 +149,7 @@ async def test_headers_made_at_random_cost_little_and_are_no_other_error(
         )
         for number in range(60)
     }
-    with RawServer(answers) as server:
+    with ThreadedByteServer(answers) as server:
         fetcher = Fetcher(timeout=1, allow_private=["127.0.0.1"])
         for number in answers:
             said = await outcome(fetcher, f"{server.url}/{number}")
@@ -185,7 +189,7 @@ async def test_a_page_whose_compressed_data_breaks_off_is_no_whole_page():
     coding = "Content-Encoding: gzip"
     endless = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + packed
     answers = {"half": answered(coding, body=packed[:-9]), "more": (endless, b"x" * 9999)}
-    with RawServer(answers) as server:
+    with ThreadedByteServer(answers) as server:
         fetcher = Fetcher(timeout=10, allow_private=["127.0.0.1"])
         assert "is incomplete" in str(await outcome(fetcher, f"{server.url}/half"))
         page = await outcome(fetcher, f"{server.url}/more")
@@ -261,19 +265,19 @@ def sampled(many: int) -> list[str]:
 @pytest.mark.parametrize("first", range(9))
 async def test_cancelled_again_in_every_turn_no_process_is_left(first: int):
     """Also while the process is being started."""
-    before = processes()
+    before = child_processes()
     reading = asyncio.create_task(read_page(Fetched("http://e.com/", "", None, b"x"), "text", 50))
-    await turns(first)
+    await run_turns(first)
     while not reading.done():
         reading.cancel()
         await asyncio.sleep(0)
     assert reading.cancelled()
-    assert processes() <= before
+    assert child_processes() <= before
 
 
 async def test_a_hostile_page_costs_the_loop_nothing_and_ends_in_time():
     """Depth, width, entities, what makes a pattern try every way; its process ends with it."""
-    before = processes()
+    before = child_processes()
 
     async def read(body: str) -> None:
         page = Fetched("http://e.com/", "text/html", None, body.encode()[: 2**21])
@@ -285,20 +289,20 @@ async def test_a_hostile_page_costs_the_loop_nothing_and_ends_in_time():
     async with asyncio.timeout(60):
         await asyncio.gather(*map(read, bodies))
     assert time.thread_time() - started < LITTLE
-    assert not left(processes, before)
+    assert not find_leaks(child_processes, before)
 
 
 async def test_only_so_many_pages_are_read_at_once(monkeypatch: pytest.MonkeyPatch):
     """A reply that asks for a hundred does not start a hundred processes."""
     monkeypatch.setattr(_web_fetch, "MAX_READERS", 2)
-    before = processes()
+    before = child_processes()
     most = 0
     plain = asyncio.create_subprocess_exec
 
     async def counted(*words: Any, **options: Any) -> Any:
         nonlocal most
         process = await plain(*words, **options)
-        most = max(most, len(processes() - before))
+        most = max(most, len(child_processes() - before))
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)

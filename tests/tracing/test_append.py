@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import Commander, Node, handler
 from anabranch.commander import ConfigurationError
@@ -88,7 +88,7 @@ ready = False
 
 
 async def two() -> int:
-    await until(lambda: ready)
+    await wait_until(lambda: ready)
     return 2
 
 
@@ -102,7 +102,7 @@ async def test_a_run_that_one_process_takes_up_twice_is_one_node(tmp_path: Path)
         record(commander, tmp_path / "run.jsonl") as recorder,
     ):
         first = asyncio.create_task(journal.run(Two(), run_id="two"))
-        await until(lambda: any(node.name == "two" for node in commander.tree()))
+        await wait_until(lambda: any(node.name == "two" for node in commander.tree()))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first

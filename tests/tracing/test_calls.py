@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.until import settled, turns
+from support.waiting import run_turns, settle_loop
 
 from anabranch import Commander, Message, Node, ToolCall, handler, tool
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
@@ -125,7 +125,7 @@ async def told_of(way: Any, *calls: ToolCall, answer: Any = None, cancel: bool =
         told = Told(commander)
         node = commander.call_handler(work(way, [*calls], answer))
         if cancel:
-            await settled()
+            await settle_loop()
             node.cancel("enough")
     return told
 
@@ -213,7 +213,7 @@ async def test_a_call_that_is_tried_again_is_told_once():
     async with asyncio.timeout(10), Commander() as commander:
         told = Told(commander)
         await commander.call_handler(respond(backend, talk, [once_more]))
-        await turns(3)
+        await run_turns(3)
     assert told.calls() == [("once_more", "ok")]
     assert len(tries) == 2
 

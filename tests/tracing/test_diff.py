@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
+from support.seeds import example_count
 from support.traces import Spec, make_trace, specs
 
 from anabranch.agents import Agent
@@ -24,8 +24,8 @@ from anabranch.tracing import Change, Difference, diff, record
 
 pytestmark = pytest.mark.contract("S8")
 
-DEPTH, WIDTH = many(5_000, 50_000), many(2_000, 10_000)
-EXAMPLES = settings(max_examples=many(50, 1_000), deadline=None)
+DEPTH, WIDTH = example_count(5_000, 50_000), example_count(2_000, 10_000)
+EXAMPLES = settings(max_examples=example_count(50, 1_000), deadline=None)
 CITIES = ["Rome", "Bern", "Kyiv", "Lima"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import Commander, ConfigurationError, Job
 from anabranch.commander._record import record_of
@@ -74,7 +74,7 @@ async def test_a_tree_is_seen_while_it_runs() -> None:
     async with Commander() as commander:
         seen = live(commander)
         job = commander.put_job(Hold(go_on))
-        await until(lambda: ("Leaf", "completed") in states(seen.trace()))
+        await wait_until(lambda: ("Leaf", "completed") in states(seen.trace()))
         assert states(seen.trace()) == [("Hold", "running"), ("Leaf", "completed")]
         assert seen.trace().live
         go_on.set()
@@ -195,7 +195,7 @@ async def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(file))
     try:
-        await until(lambda: file.exists() and "started" in file.read_text())
+        await wait_until(lambda: file.exists() and "started" in file.read_text())
         async with aclosing(follow(file)) as following:
             trace = await anext(following)
             assert states(trace) == [("Stay", "running")]

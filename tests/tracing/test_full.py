@@ -18,8 +18,8 @@ from weakref import ref
 
 import pytest
 from support.nodes import give
-from support.scale import many
-from support.until import held_until, until
+from support.seeds import example_count
+from support.waiting import block_until, wait_until
 
 from anabranch import Commander, Job
 from anabranch.commander._record import record_of
@@ -178,7 +178,7 @@ async def test_a_disk_that_hangs_delays_no_node(tmp_path: Path, monkeypatch: pyt
         await commander.run(give())
         disk.goes.clear()
         await commander.run(give())
-        await until(lambda: disk.stuck)
+        await wait_until(lambda: disk.stuck)
         for _ in range(20):
             await commander.run(Fan(100))
         assert disk.stuck
@@ -201,7 +201,7 @@ async def test_the_end_of_a_tree_does_not_wait_for_a_disk_for_ever(
         recorder._feed._wait = 0.01
     assert disk.stuck
     disk.goes.set()
-    assert held_until(lambda: disk.file is not None and disk.file.closed)
+    assert block_until(lambda: disk.file is not None and disk.file.closed)
     trace = read(file)
     assert [node.state for node in trace] == ["completed"]
     assert trace.lives[0].ended
@@ -220,7 +220,7 @@ async def test_a_disk_that_is_full_ends_the_recording_alone(
         for _ in range(10):
             await commander.run(Fan(100))
             recorder.trace()
-        await until(lambda: not record_of(commander).tree.listeners)  # it costs nothing more
+        await wait_until(lambda: not record_of(commander).tree.listeners)  # it costs nothing more
         assert commander.state == "running"
     assert isinstance(recorder.error, OSError)
     assert recorder.error.errno == errno.ENOSPC
@@ -284,12 +284,12 @@ async def test_a_pipe_that_nobody_empties_holds_up_no_node(tmp_path: Path):
         async with Commander() as commander, record(commander, pipe) as recorder:
             for _ in range(30):
                 await commander.run(Fan(100))
-            await until(lambda: recorder._feed._taken)
+            await wait_until(lambda: recorder._feed._taken)
             assert recorder._feed._taken < recorder._feed._given + recorder._feed._missed
             assert recorder.error is None
             os.close(reader)
             reader = -1
-            await until(lambda: recorder.error is not None)
+            await wait_until(lambda: recorder.error is not None)
             assert await commander.run(give(7)) == 7
         assert isinstance(recorder.error, BrokenPipeError)
     finally:
@@ -317,7 +317,7 @@ async def test_memory_does_not_grow_with_the_nodes_that_were_recorded(tmp_path: 
     """Neither in the loop nor in the thread: what has ended and was written is gone."""
     tracemalloc.start()
     try:
-        sizes = await record_many(tmp_path / "run.jsonl", many(12, 200))
+        sizes = await record_many(tmp_path / "run.jsonl", example_count(12, 200))
     finally:
         tracemalloc.stop()
     assert min(sizes[-4:]) - min(sizes[4:8]) < 50_000  # 4,000 nodes later, or 190,000
@@ -335,4 +335,4 @@ async def test_nothing_keeps_what_a_recorded_node_has_returned(tmp_path: Path):
 
     async with Commander() as commander, record(commander, tmp_path / "run.jsonl"):
         result = ref(await commander.run(Gives()))
-        await until(lambda: result() is None)
+        await wait_until(lambda: result() is None)

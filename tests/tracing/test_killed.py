@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.scale import SEED, many
+from support.seeds import SEED, example_count
 
 from anabranch.commander import ConfigurationError
 from anabranch.tracing import read
@@ -52,7 +52,7 @@ LATE = 0.5
 def test_a_killed_process_leaves_what_had_happened(tmp_path: Path) -> None:
     """S4: all that ended a moment before is there as ended, and what was open is lost."""
     chance = random.Random(SEED)
-    for number in range(many(3, 40)):
+    for number in range(example_count(3, 40)):
         file, done = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.done"
         command = [sys.executable, "-c", PROGRAM, str(file), str(done)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lives import Disk, Kill, Life, MemoryFile, doubtful, play
+from support.killed_executions import Execution, Kill, effects_in_doubt, run_execution
+from support.memory_journal import Disk, MemoryFile
 from support.paths import PROGRAMS
-from support.program_draw import draw_body
-from support.programs import LIVE, program, send_signals
-from support.scale import SEED, many, seeds
+from support.random_program_draw import draw_body
+from support.random_programs import LIVE, program, send_signals
+from support.seeds import SEED, example_count, seeds
 
 from anabranch.commander import Commander
 from anabranch.messages import Usage
@@ -57,9 +58,9 @@ class Recorded:
 
         return Noted(disk)
 
-    def live(self, body: Any, seed: int, disk: Disk | None = None) -> Life:
+    def live(self, body: Any, seed: int, disk: Disk | None = None) -> Execution:
         self.sizes = {}
-        return play(
+        return run_execution(
             program(body),
             disk,
             seed=seed,
@@ -91,7 +92,7 @@ def parent_of(node: TraceNode) -> Key:
     return node.parent.run_id, node.parent.identity
 
 
-@pytest.mark.parametrize("seed", seeds(many(12, 300)))
+@pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
     """Each node once, below its parent, ended; and spent is what the last life says."""
     body, draw = draw_body(f"tracing {seed}", 1 + seed % 3), random.Random(seed)
@@ -109,7 +110,7 @@ def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
             if draw.random() < 0.5:  # the last events were not written yet
                 size, lossless = draw.randint(0, size), False
             os.truncate(lives.path, size)
-        done = frozenset(key for key in doubtful(life, rows) if draw.random() < 0.5)
+        done = frozenset(key for key in effects_in_doubt(life, rows) if draw.random() < 0.5)
         life = lives.live(body, draw.randrange(1 << 30), Kill(rows, done).of(life))
         assert life.outcome == first.outcome
 
@@ -131,7 +132,7 @@ def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
 def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
     """With `kill -9` at any moment, in a run with agents, retries and races, and a session."""
     script = str(PROGRAMS / "recorded_lives.py")
-    command = [sys.executable, script, str(tmp_path), str(many(6, 60)), str(SEED)]
+    command = [sys.executable, script, str(tmp_path), str(example_count(6, 60)), str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

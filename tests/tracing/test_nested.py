@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import Agent, Commander, Job, Message, Node, handler
 from anabranch.commander import charge
@@ -106,7 +106,7 @@ class Asks(Durable[str]):
     async def task(self) -> str:
         writer = Agent(backend(), name="writer")
         said = f"{await writer('Write.')} {await self.put_job(Part())}"
-        await until(lambda: goes_on)
+        await wait_until(lambda: goes_on)
         return said
 
 
@@ -138,8 +138,8 @@ async def test_what_a_run_counts_again_counts_in_all_trees(tmp_path: Path) -> No
             if goes_on:
                 await node
             else:
-                await until(lambda outer=outer: outer.usage() == spent(2))
-                await until(lambda: "Part" not in str(outer))
+                await wait_until(lambda outer=outer: outer.usage() == spent(2))
+                await wait_until(lambda: "Part" not in str(outer))
                 node.cancel()
         require_sums(recorder.trace(), outer, 2)
     both = read(tmp_path / "inner")

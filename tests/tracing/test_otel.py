@@ -17,7 +17,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
-from support.spans import KeptSpans
+from support.spans import CollectedSpans
 
 from anabranch import Agent, Commander, Job, Message, Node, ToolCall, handler, tool
 from anabranch.commander import Actor, Retry
@@ -66,7 +66,7 @@ def make_agent(*replies: Any, **options: Any) -> Agent:
 
 async def test_each_node_has_a_span_and_the_parents_are_the_trees() -> None:
     """Those at the top are roots and workflows; the commander has none."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         await commander.put_job(Tree())
     assert spans.flush()
@@ -90,7 +90,7 @@ async def test_each_node_has_a_span_and_the_parents_are_the_trees() -> None:
 
 async def test_the_top_is_below_the_span_that_was_current() -> None:
     """It is read once; no node sees another current span than the one of whoever put it."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     tracer = kept.provider.get_tracer("test")
     seen: list[Any] = []
 
@@ -116,7 +116,7 @@ async def test_the_top_is_below_the_span_that_was_current() -> None:
 
 async def test_an_agents_call_its_requests_and_its_tools_have_the_conventions_names() -> None:
     """Options, tokens, the session and the call's id, under the names that others look for."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     usage = Usage(input_tokens=39, output_tokens=6, cached_input_tokens=8, reasoning_tokens=3)
     asks = Message(role="assistant", tool_calls=[CALL], usage=usage)
     agent = make_agent(
@@ -167,7 +167,7 @@ async def test_an_agents_call_its_requests_and_its_tools_have_the_conventions_na
 
 async def test_content_has_the_conventions_shape_and_no_key() -> None:
     """Messages, arguments, results and errors: only where they are asked for."""
-    kept, bare = KeptSpans(), KeptSpans()
+    kept, bare = CollectedSpans(), CollectedSpans()
     call = ToolCall(id="c1", name="look_up", arguments={"word": KEY})
     agent = make_agent(Message(role="assistant", tool_calls=[call]), f"Not {KEY}.")
     async with Commander() as commander:
@@ -205,7 +205,7 @@ async def test_content_has_the_conventions_shape_and_no_key() -> None:
 
 async def test_how_a_node_ended_is_said() -> None:
     """A failure by its type and its line; a cancel is no error; each try is an event."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     tries: list[int] = []
 
     class Twice(Job[int]):
@@ -248,7 +248,7 @@ async def test_how_a_node_ended_is_said() -> None:
 
 async def test_a_request_that_fails_and_a_tool_that_does_are_errors() -> None:
     """With the type of the failure, and the state of the call."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     calls = [ToolCall(id="c1", name="look_up", arguments={"no": 1})]
     agent = make_agent(Message(role="assistant", tool_calls=calls), ConnectionError("down"))
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
@@ -265,7 +265,7 @@ async def test_a_request_that_fails_and_a_tool_that_does_are_errors() -> None:
 
 async def test_a_stream_that_is_left_ends_with_its_node_at_the_latest() -> None:
     """One that was closed ends there, one that nobody closed with the node."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     backend = ScriptedBackend("one two three", "one two three", size=4, model="m1")
     streams: list[AsyncGenerator[Any, None]] = []
 
@@ -297,7 +297,7 @@ async def test_a_stream_that_is_left_ends_with_its_node_at_the_latest() -> None:
 
 async def test_what_runs_on_another_machine_has_that_machines_name() -> None:
     """Its times, its parents and its agents are as if it ran here."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     go_on = asyncio.Event()
 
     class Away(Job[None]):
@@ -336,7 +336,7 @@ async def test_what_runs_on_another_machine_has_that_machines_name() -> None:
 
 async def test_a_sampler_that_takes_nothing_costs_nothing_more() -> None:
     """No span, no failure."""
-    kept = KeptSpans(sampler=ALWAYS_OFF)
+    kept = CollectedSpans(sampler=ALWAYS_OFF)
     async with Commander() as commander:
         with otel(commander, tracer_provider=kept.provider, content=True) as spans:
             await make_agent()("What is a plum?")
@@ -346,7 +346,7 @@ async def test_a_sampler_that_takes_nothing_costs_nothing_more() -> None:
 
 async def test_requests_are_measured() -> None:
     """How long they took and what they used, if somebody wants it."""
-    reader, kept = InMemoryMetricReader(), KeptSpans()
+    reader, kept = InMemoryMetricReader(), CollectedSpans()
     meters = MeterProvider([reader], shutdown_on_exit=False)
     said = Message(role="assistant", content="Hi.", usage=Usage(input_tokens=7, output_tokens=2))
     async with Commander() as commander:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from support.spans import KeptSpans
-from support.until import held_until
+from support.spans import CollectedSpans
+from support.waiting import block_until
 
 from anabranch import Agent, Commander, Job
 from anabranch.commander import Retry
@@ -91,7 +91,7 @@ def test_two_processes_of_a_run_are_one_trace(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), str(file)]
     first = subprocess.Popen([*command, "hangs"])
     try:
-        assert held_until(
+        assert block_until(
             lambda: any(name.startswith("invoke_agent") for _, name, *_ in read(file))
         )
     finally:
@@ -145,7 +145,7 @@ class Order(Durable[int]):
         return 1
 
 
-async def live(path: Path, kept: KeptSpans, job: Any, *, stops: bool = False) -> None:
+async def live(path: Path, kept: CollectedSpans, job: Any, *, stops: bool = False) -> None:
     """Let a run live once, to its end or until it stops and is suspended."""
     global stop
     stop = asyncio.Event() if stops else None
@@ -166,7 +166,7 @@ async def live(path: Path, kept: KeptSpans, job: Any, *, stops: bool = False) ->
 
 async def test_a_run_that_is_suspended_has_one_span_for_all_its_lives(tmp_path: Path) -> None:
     """It ends where the run does, and no id comes twice."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     await live(tmp_path / "runs.db", kept, Order(), stops=True)
     assert [span.name for span in kept.ended] == ["Leaf"]
     await live(tmp_path / "runs.db", kept, Order())
@@ -182,7 +182,7 @@ async def test_a_run_that_is_suspended_has_one_span_for_all_its_lives(tmp_path: 
 
 async def test_a_run_that_is_over_has_no_second_span(tmp_path: Path) -> None:
     """Its outcome is recorded: nothing runs."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     for _ in "12":
         await live(tmp_path / "runs.db", kept, Order())
     assert len(kept.ended) == 2
@@ -191,7 +191,7 @@ async def test_a_run_that_is_over_has_no_second_span(tmp_path: Path) -> None:
 
 async def test_what_a_node_puts_again_in_another_attempt_has_another_id(tmp_path: Path) -> None:
     """One span is the node's, however often it is tried; each child has one of its own."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     tries: list[int] = []
 
     class Twice(Durable[int]):
@@ -218,7 +218,7 @@ async def test_what_a_node_puts_again_in_another_attempt_has_another_id(tmp_path
 
 async def test_a_run_leads_to_what_it_was_started_in(tmp_path: Path) -> None:
     """It is a trace of its own, as its next life may be started elsewhere: so that is a link."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     with kept.provider.get_tracer("test").start_as_current_span("around") as around:
         await live(tmp_path / "runs.db", kept, Order())
     order = kept.named("invoke_workflow Order")
@@ -229,7 +229,7 @@ async def test_a_run_leads_to_what_it_was_started_in(tmp_path: Path) -> None:
 
 async def test_a_replayed_reply_has_no_second_span(tmp_path: Path) -> None:
     """The life that has asked has told of it."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
 
     class Asks(Durable[str]):
         async def task(self) -> str:
@@ -245,7 +245,7 @@ async def test_a_replayed_reply_has_no_second_span(tmp_path: Path) -> None:
 
 async def test_another_providers_tracer_has_its_own_ids(tmp_path: Path) -> None:
     """One whose ids cannot be given is used as it is: each life is then a trace."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
 
     class Other(trace.TracerProvider):
         def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import INVALID_SPAN, StatusCode, get_current_span
-from support.scale import many, seeds
-from support.spans import KeptSpans
+from support.seeds import example_count, seeds
+from support.spans import CollectedSpans
 from support.tree_world import COMMANDS, STEPS, World
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import Commander, Job
 from anabranch.commander import Event, quorum
@@ -28,7 +28,7 @@ from anabranch.tracing._spans import SpanSink
 
 pytestmark = pytest.mark.contract("S1")
 
-PROGRAMS = many(300, 6_000)
+PROGRAMS = example_count(300, 6_000)
 NODE = "anabranch.node.id"
 
 
@@ -60,12 +60,12 @@ class Gate(Job[None]):
 class SpanWorld(World):
     """A world whose tree has spans; they are closed at some step, or go on to the end."""
 
-    kept: KeptSpans | None = None
+    kept: CollectedSpans | None = None
     close_at = -1
 
     def put(self, parent: Any, a: int, b: int) -> Any:
         if self.kept is None:
-            self.kept = KeptSpans()
+            self.kept = CollectedSpans()
             self.events = self.commander.events(capacity=100_000)
             self.spans = otel(self.commander, tracer_provider=self.kept.provider)
         return super().put(parent, a, b)
@@ -143,7 +143,7 @@ def test_spans_do_not_hold_up_a_seeded_loop() -> None:
     """They are made in a thread that never calls in: the clock jumps, a deadlock is one at once."""
 
     async def main() -> None:
-        kept = KeptSpans()
+        kept = CollectedSpans()
         async with Commander() as commander, otel(commander, tracer_provider=kept.provider):
             await asyncio.Event().wait()
 
@@ -160,7 +160,7 @@ def test_spans_do_not_hold_up_a_seeded_loop() -> None:
 
 async def test_what_is_open_when_it_is_closed_ends_there() -> None:
     """Marked as such; what comes later has no span."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander:
         with otel(commander, tracer_provider=kept.provider) as spans:
             gate = commander.put_job(Gate())
@@ -176,7 +176,7 @@ async def test_what_is_open_when_it_is_closed_ends_there() -> None:
 
 async def test_what_runs_already_when_it_begins_has_a_span_too() -> None:
     """From there on, so that what is put below it has its parent."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander:
         gate = commander.put_job(Gate())
         await asyncio.sleep(0)
@@ -191,7 +191,7 @@ async def test_what_runs_already_when_it_begins_has_a_span_too() -> None:
 
 async def test_leaving_the_block_goes_on_until_nothing_runs() -> None:
     """What still runs has its whole span."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander:
         async with otel(commander, tracer_provider=kept.provider) as spans:
             gate = commander.put_job(Gate())
@@ -199,13 +199,13 @@ async def test_leaving_the_block_goes_on_until_nothing_runs() -> None:
         gate.told.put_nowait(True)
         gate.told.put_nowait(False)
         await gate
-        await until(lambda: len(kept.ended) == 2)
+        await wait_until(lambda: len(kept.ended) == 2)
     assert spans.flush()
     kept.check()
     assert kept.parents() == {"Leaf": "invoke_workflow Gate", "invoke_workflow Gate": None}
 
 
-class Holds(KeptSpans):
+class Holds(CollectedSpans):
     """Takes no span that begins while it is shut."""
 
     def __init__(self) -> None:
@@ -228,10 +228,10 @@ async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.Mo
     kept = Holds()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         stays, ends = commander.put_job(Gate()), commander.put_job(Gate())
-        await until(lambda: len(kept.started) == 2)
+        await wait_until(lambda: len(kept.started) == 2)
         kept.open.clear()
         commander.put_job(Leaf())
-        await until(kept.holds.is_set)
+        await wait_until(kept.holds.is_set)
         await commander.put_job(Fan(50))  # more than there is room for
         unseen = commander.put_job(Gate())
         ends.told.put_nowait(False)
@@ -244,13 +244,13 @@ async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.Mo
             ended = [span.attributes[NODE] for span in kept.ended]
             return unseen.node_id in started and ends.node_id in ended
 
-        await until(seen)
+        await wait_until(seen)
         for gate in (unseen, stays):
             before = len(kept.ended)
             gate.told.put_nowait(True)
             gate.told.put_nowait(False)
             await gate
-            await until(lambda before=before: len(kept.ended) > before)
+            await wait_until(lambda before=before: len(kept.ended) > before)
     assert spans.flush()
     kept.check()
     assert spans.error is None
@@ -283,7 +283,7 @@ async def test_what_a_processor_raises_concerns_no_node(
         raise error
 
     setattr(Broken, moment, fail)
-    kept = KeptSpans()
+    kept = CollectedSpans()
     kept.provider.add_span_processor(Broken())
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         await commander.put_job(Fan(5))
@@ -305,7 +305,7 @@ async def test_a_fault_of_our_own_ends_the_spans_and_nothing_else(
 
     monkeypatch.setattr(SpanSink, "take", fail)
     async with Commander() as commander:
-        with otel(commander, tracer_provider=KeptSpans().provider) as spans:
+        with otel(commander, tracer_provider=CollectedSpans().provider) as spans:
             await commander.put_job(Fan(5))
     assert spans.flush()
     assert isinstance(spans.error, SystemExit)
@@ -322,7 +322,7 @@ async def test_no_context_is_attached_in_the_thread_that_makes_spans() -> None:
         def on_end(self, span: Any) -> None:
             seen.append(get_current_span())
 
-    kept = KeptSpans()
+    kept = CollectedSpans()
     kept.provider.add_span_processor(Looks())
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         await commander.put_job(Fan(2))
@@ -396,7 +396,7 @@ def test_a_program_that_ends_at_once_has_told_all(tmp_path: Path) -> None:
 
 async def test_an_error_that_could_not_be_sent_here_is_told_by_its_type() -> None:
     """An event of another machine has then what it showed there: its span fails as any other."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     sink = SpanSink(kept.provider, None, content=False)
     source = EventSource(7, 0, "far", Origin(0.0, "there"), "Commander/far#7")
     sink.begin(0.0, Gap(0, (), {}, 0.0))

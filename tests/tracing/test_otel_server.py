@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from support.scale import many
-from support.server import DONE, Reply, ScriptedServer, chunk, event
-from support.spans import KeptSpans
+from support.scripted_server import DONE, Reply, ScriptedServer, chunk, event
+from support.seeds import example_count
+from support.spans import CollectedSpans
 
 from anabranch import Commander, Message, Node, connect, handler
 from anabranch.messages import Asked, Delta, Replied, Request
@@ -37,7 +37,7 @@ async def ask(node: Node[None], backend: Any) -> None:
 
 async def span_of(backend: Any, **options: Any) -> dict[str, Any]:
     """Return the attributes of the one request's span that tell of the server."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     async with Commander() as commander, backend:
         with otel(commander, tracer_provider=kept.provider, **options) as spans:
             await commander.call_handler(ask(backend))
@@ -102,7 +102,7 @@ async def test_a_model_in_this_process_has_no_server() -> None:
     assert await span_of(ScriptedBackend("Hi.", model="m")) == {}
 
 
-@settings(max_examples=many(15, 150), deadline=None)
+@settings(max_examples=example_count(15, 150), deadline=None)
 @given(
     cuts=st.lists(st.integers(1, 60), max_size=12),
     events=st.lists(st.sampled_from([AZURE, b": comment\n\n"]), max_size=2),

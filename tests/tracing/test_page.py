@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.page import (
+from support.recording_page import (
     CONTRASTS,
-    HOSTILE,
+    HOSTILE_TEXTS,
     SELECTED,
-    Opened,
-    asked,
-    bare,
-    cells,
-    chosen,
-    crowd,
-    event,
-    rows,
-    run_sage,
-    talk,
+    RecordingPage,
+    conversation_trace,
+    event_line,
+    node_lines,
+    record_agent,
+    request_lines,
+    selected_row,
+    table_cells,
     trace_of,
+    visible_rows,
+    wide_trace,
 )
 
 from anabranch.backends import Price
@@ -50,7 +50,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def opened() -> Generator[Opened]:
+def opened() -> Generator[RecordingPage]:
     """One Chromium for all tests of the module, its network off."""
     from playwright.sync_api import sync_playwright
 
@@ -58,7 +58,7 @@ def opened() -> Generator[Opened]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = browser.new_context(offline=True)
         context.set_default_timeout(PATIENCE)
-        yield Opened(context.new_page())
+        yield RecordingPage(context.new_page())
         browser.close()
 
 
@@ -66,7 +66,7 @@ Show = Callable[..., Any]
 
 
 @pytest.fixture
-def show(opened: Opened, tmp_path: Path) -> Generator[Show]:
+def show(opened: RecordingPage, tmp_path: Path) -> Generator[Show]:
     """Open the page of a trace; nothing may be asked for, or go wrong."""
     page = opened.page
     opened.wrong.clear()
@@ -97,9 +97,9 @@ def show(opened: Opened, tmp_path: Path) -> Generator[Show]:
 @pytest.mark.parametrize(("size", "listed"), [(5, 7), (498, 3), (9_998, 3)])
 def test_page_opens_with_the_network_off(show: Show, size: int, listed: int) -> None:
     """The page of a tree of any size asks nobody, and draws only what is in sight."""
-    page = show(crowd(size))
+    page = show(wide_trace(size))
 
-    assert len(rows(page)) == listed
+    assert len(visible_rows(page)) == listed
     assert page.locator("#numbers").inner_text().startswith(tuple("0123456789"))
     assert f"{size + 1:,} nodes" in page.locator("#numbers").inner_text()
     assert page.evaluate("window.anabranchReady") > 0
@@ -107,7 +107,7 @@ def test_page_opens_with_the_network_off(show: Show, size: int, listed: int) -> 
 
 def test_page_forbids_itself_every_request(show: Show) -> None:
     """The page's policy lets nothing out, and no script in but its own."""
-    page = show(crowd(1))
+    page = show(wide_trace(1))
     policy = page.locator("meta[http-equiv]").get_attribute("content")
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
@@ -115,10 +115,10 @@ def test_page_forbids_itself_every_request(show: Show) -> None:
 
 def test_many_alike_are_one_row(show: Show) -> None:
     """Finished siblings alike begin as one row; the one that failed stands beside it."""
-    page = show(crowd(9_998, failed=5000))
+    page = show(wide_trace(9_998, failed=5000))
 
-    assert rows(page)[2] == "Leaf, 9,997 alike, completed"
-    assert rows(page)[3].startswith("Leaf #5000, failed, ")
+    assert visible_rows(page)[2] == "Leaf, 9,997 alike, completed"
+    assert visible_rows(page)[3].startswith("Leaf #5000, failed, ")
     assert (
         page.locator(".row.group")
         .inner_text()
@@ -129,24 +129,24 @@ def test_many_alike_are_one_row(show: Show) -> None:
 
 def test_row_of_many_opens_and_folds(show: Show) -> None:
     """Opened, a row of many has thousands below it; only those in sight are elements."""
-    page = show(crowd(9_998))
+    page = show(wide_trace(9_998))
     page.locator(".row.group").click()
 
     page.keyboard.press("Enter")
-    assert 20 < len(rows(page)) < 80
+    assert 20 < len(visible_rows(page)) < 80
     page.keyboard.press("End")
-    assert chosen(page).startswith("Leaf #9999, completed")
+    assert selected_row(page).startswith("Leaf #9999, completed")
     assert page.locator(SELECTED).get_attribute("aria-posinset") == "9998"
     assert page.locator(SELECTED).get_attribute("aria-setsize") == "9998"
     page.keyboard.press("ArrowLeft")
-    assert chosen(page) == "Leaf, 9,998 alike, completed"
+    assert selected_row(page) == "Leaf, 9,998 alike, completed"
     page.keyboard.press(" ")
-    assert len(rows(page)) == 3
+    assert len(visible_rows(page)) == 3
 
 
 def test_keys_walk_the_tree(show: Show) -> None:
     """Arrows go up, down, in and out; the focus goes with the selection."""
-    page = show(talk())
+    page = show(conversation_trace())
 
     walked = []
     for key in (
@@ -160,7 +160,7 @@ def test_keys_walk_the_tree(show: Show) -> None:
         "End",
     ):
         page.keyboard.press(key)
-        walked.append(chosen(page).partition(",")[0])
+        walked.append(selected_row(page).partition(",")[0])
     assert walked == [
         "Talk #1",
         "ask #2",
@@ -176,7 +176,7 @@ def test_keys_walk_the_tree(show: Show) -> None:
 
 def test_screen_reader_finds_the_tree(show: Show) -> None:
     """The accessibility tree has the tree and its items, each with name, level, place and state."""
-    page = show(talk())
+    page = show(conversation_trace())
 
     said = page.locator("[role=tree]").aria_snapshot()
     assert said.startswith('- tree "Nodes of the run"')
@@ -205,13 +205,13 @@ def test_screen_reader_finds_the_tree(show: Show) -> None:
 
 def test_first_failure_is_one_key_away(show: Show) -> None:
     """`f` goes to what failed first, wherever it is folded, and tells with what and where."""
-    page = show(crowd(9_998, failed=7000))
+    page = show(wide_trace(9_998, failed=7000))
     page.locator(".row").nth(1).click()
     page.keyboard.press("ArrowLeft")
-    assert len(rows(page)) == 2
+    assert len(visible_rows(page)) == 2
 
     page.keyboard.press("f")
-    assert chosen(page).startswith("Leaf #7000, failed")
+    assert selected_row(page).startswith("Leaf #7000, failed")
     said = page.locator("#pane-node").inner_text()
     assert "ValueError" in said
     assert "too small" in said
@@ -220,21 +220,21 @@ def test_first_failure_is_one_key_away(show: Show) -> None:
 
 def test_search_and_filters_leave_what_matches_and_what_is_above(show: Show) -> None:
     """Names, agents, models, kinds and states are found; Escape shows all again."""
-    page = show(talk())
-    everything = rows(page)
+    page = show(conversation_trace())
+    everything = visible_rows(page)
 
     page.keyboard.press("/")
     page.keyboard.type("SLOW DOWN")
-    assert rows(page) == []
+    assert visible_rows(page) == []
     page.keyboard.press("Control+A")
     page.keyboard.type("no such node")
     assert page.locator("#nothing").is_visible()
     page.keyboard.press("Escape")
-    assert rows(page) == everything
+    assert visible_rows(page) == everything
     page.keyboard.type("#3")
     page.keyboard.press("Enter")
     assert page.locator("#found").inner_text() == "1 of 7 match"
-    assert [row.partition(",")[0] for row in rows(page)] == [
+    assert [row.partition(",")[0] for row in visible_rows(page)] == [
         "Commander",
         "Talk #1",
         "ask #2",
@@ -245,30 +245,38 @@ def test_search_and_filters_leave_what_matches_and_what_is_above(show: Show) -> 
     assert page.locator("#found").inner_text() == "2 of 7 match"
     page.locator("#kind").select_option("")
     page.locator("#agent").select_option("critic")
-    assert [row.partition(",")[0] for row in rows(page)] == ["Commander", "Talk #1", "ask #4"]
+    assert [row.partition(",")[0] for row in visible_rows(page)] == [
+        "Commander",
+        "Talk #1",
+        "ask #4",
+    ]
     page.locator("#agent").select_option("")
     page.locator("#model").select_option("small")
-    assert [row.partition(",")[0] for row in rows(page)] == ["Commander", "Talk #1", "ask #2"]
+    assert [row.partition(",")[0] for row in visible_rows(page)] == [
+        "Commander",
+        "Talk #1",
+        "ask #2",
+    ]
     page.locator("#model").select_option("")
     page.locator("[data-state=running]").click()
-    assert "ever #6" in rows(page)[-1]
+    assert "ever #6" in visible_rows(page)[-1]
 
 
 def test_details_tell_what_a_node_waits_for(show: Show) -> None:
     """A node that waits names what for, at which line, and leads there."""
-    page = show(talk())
+    page = show(conversation_trace())
     page.locator("[aria-label^='wait #5']").click()
 
     said = page.locator("#pane-node").inner_text()
     assert "is running, awaits ever#6" in said
     assert "app.py:50 in task" in said
     page.locator("#pane-node .links button").click()
-    assert chosen(page).startswith("ever #6")
+    assert selected_row(page).startswith("ever #6")
 
 
 def test_details_tell_all_of_requests_tools_and_attempts(show: Show) -> None:
     """Requests with times, options and tokens; calls with arguments and results; each attempt."""
-    page = show(talk())
+    page = show(conversation_trace())
 
     page.locator("[aria-label^='ask #2']").click()
     said = page.locator("#pane-node").inner_text()
@@ -302,7 +310,7 @@ def test_details_tell_all_of_requests_tools_and_attempts(show: Show) -> None:
 
 def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
     """What failed, is open, was tried again or blocked the loop stands in one list."""
-    page = show(talk())
+    page = show(conversation_trace())
     page.keyboard.press("2")
 
     said = page.locator("#pane-problems").inner_text()
@@ -324,7 +332,7 @@ def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
 
 def test_sums_are_those_of_the_trace(show: Show) -> None:
     """Tokens and money by agent and by model equal `usage_by_agent`, `usage` and `cost`."""
-    trace = talk()
+    trace = conversation_trace()
     prices = {"small": Price(10.0, 100.0)}
     page = show(trace, prices=prices)
     page.keyboard.press("3")
@@ -339,16 +347,16 @@ def test_sums_are_those_of_the_trace(show: Show) -> None:
     by_agent = {agent: line(used) for agent, used in trace.usage_by_agent().items()}
     by_model = {model: line({model: used}) for model, used in trace.usage().items()}
     everything = {"all": line(trace.usage())}
-    assert cells(page, "By agent") == by_agent | everything
-    assert cells(page, "By model") == by_model | everything
+    assert table_cells(page, "By agent") == by_agent | everything
+    assert table_cells(page, "By model") == by_model | everything
 
 
 def test_time_of_a_name_is_parted_into_what_it_was_spent_on(show: Show) -> None:
     """Own code, tools, models, children and queues are told apart, and add up to the lives."""
-    page = show(talk())
+    page = show(conversation_trace())
     page.keyboard.press("4")
 
-    found = cells(page, "By name of node")
+    found = table_cells(page, "By name of node")
     # ask #2 lived 280 ms: 10 queued, 100 at models, 50 with its child. ask #4 lived 300 ms: 110
     # queued (100 of them between attempts), 50 at a model.
     assert found["ask \u00d7 2"] == ["260 ms", "\u2013", "150 ms", "50.0 ms", "120 ms"]
@@ -358,7 +366,7 @@ def test_time_of_a_name_is_parted_into_what_it_was_spent_on(show: Show) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_read(show: Show, scheme: str) -> None:
     """Text has the contrast that WCAG AA asks for, light and dark, on all that it stands on."""
-    page = show(talk(), scheme=scheme)
+    page = show(conversation_trace(), scheme=scheme)
 
     texts = ["text", "dim", "accent", "failed-text", "lost", "model", "tool"]
     pairs = [(text, under) for text in texts for under in ("panel", "chosen", "hover", "sunk")]
@@ -374,7 +382,7 @@ def test_colours_can_be_read(show: Show, scheme: str) -> None:
 
 def test_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
     """The page is dark where the system is; `t` turns it, the canvas too."""
-    page = show(talk(), scheme="dark")
+    page = show(conversation_trace(), scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
 
@@ -387,26 +395,26 @@ def test_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
 
 def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
     """The wheel zooms where the pointer is, `z` to a node, `0` shows the whole run again."""
-    page = show(talk())
+    page = show(conversation_trace())
     sight = page.locator("#range")
     whole = sight.inner_text()
     box = page.locator("#timeline").bounding_box()
 
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 100)
     page.mouse.wheel(0, -600)
-    rows(page)
+    visible_rows(page)
     zoomed = sight.inner_text()
     assert zoomed != whole
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 100, steps=3)
     page.mouse.up()
-    rows(page)
+    visible_rows(page)
     assert sight.inner_text() != zoomed
     page.keyboard.press("0")
-    rows(page)
+    visible_rows(page)
     assert sight.inner_text() == whole
     page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 3.5 * 24)
-    rows(page)
+    visible_rows(page)
     assert "search #3" in page.locator("#pane-node h2").inner_text()
     assert (
         sight.inner_text() == "195 ms \u2013 255 ms" or sight.inner_text() == "196 ms \u2013 254 ms"
@@ -415,7 +423,7 @@ def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
 
 def test_pointer_tells_what_happened_there(show: Show) -> None:
     """Over the timeline stands what the node did at that time, and nothing beside it."""
-    page = show(talk())
+    page = show(conversation_trace())
     box = page.locator("#timeline").bounding_box()
     whole = 0.7 * 1.075  # seconds in sight, the margins too
 
@@ -434,7 +442,7 @@ def test_pointer_tells_what_happened_there(show: Show) -> None:
 
 def test_panes_are_made_wider_by_keys(show: Show) -> None:
     """The edge between two panes is moved by arrows."""
-    page = show(talk())
+    page = show(conversation_trace())
     before = page.locator("#tree").bounding_box()["width"]
 
     page.locator("#split").focus()
@@ -445,7 +453,7 @@ def test_panes_are_made_wider_by_keys(show: Show) -> None:
 
 def test_help_lists_the_keys(show: Show) -> None:
     """`?` opens and closes the list of keys."""
-    page = show(talk())
+    page = show(conversation_trace())
 
     page.keyboard.press("?")
     assert "what failed first" in page.get_by_role("dialog").inner_text()
@@ -456,10 +464,10 @@ def test_help_lists_the_keys(show: Show) -> None:
 def test_names_and_content_stay_text(show: Show) -> None:
     """No name, error, argument, reply or option becomes a part of the page."""
     lines: list[dict[str, Any]] = []
-    for number, text in enumerate(HOSTILE, 1):
+    for number, text in enumerate(HOSTILE_TEXTS, 1):
         at = number / 100
         lines += [
-            event(
+            event_line(
                 "put",
                 at,
                 number,
@@ -471,11 +479,11 @@ def test_names_and_content_stay_text(show: Show) -> None:
                 run=text,
                 id=text,
             ),
-            event("started", at, number),
-            event(
+            event_line("started", at, number),
+            event_line(
                 "called", at, number, tool=text or "t", call=text, size=1, arguments={text: [text]}
             ),
-            *asked(
+            *request_lines(
                 number,
                 text,
                 at,
@@ -488,10 +496,12 @@ def test_names_and_content_stay_text(show: Show) -> None:
                 },
                 error={"type": text, "message": text, "at": text},
             ),
-            event("answered", at, number, status=text, size=2, result=text),
-            event("waiting", at, number, on=[1, 99], at=text, text=text),
-            event("text", at, number, text=text),
-            event("failed", at + 0.06, number, error={"type": text, "message": text, "at": text}),
+            event_line("answered", at, number, status=text, size=2, result=text),
+            event_line("waiting", at, number, on=[1, 99], at=text, text=text),
+            event_line("text", at, number, text=text),
+            event_line(
+                "failed", at + 0.06, number, error={"type": text, "message": text, "at": text}
+            ),
         ]
     page = show(
         trace_of(
@@ -501,7 +511,7 @@ def test_names_and_content_stay_text(show: Show) -> None:
     )
     page.locator("[role=treeitem]").first.focus()
 
-    for number, text in enumerate(HOSTILE, 1):
+    for number, text in enumerate(HOSTILE_TEXTS, 1):
         page.keyboard.press("ArrowDown")
         assert f"#{number}" in page.locator("#pane-node h2").inner_text()
         seen = page.locator("#pane-node .error b").first.evaluate("each => each.textContent")
@@ -517,8 +527,8 @@ def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
     """A killed process's open nodes are marked, and a gap is told with its size."""
     page = show(
         trace_of(
-            *bare(1, "Job", parent=0)[:2],
-            *bare(2, "Leaf")[:2],
+            *node_lines(1, "Job", parent=0)[:2],
+            *node_lines(2, "Leaf")[:2],
             {
                 "e": "gap",
                 "t": 0.1,
@@ -529,7 +539,7 @@ def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
         )
     )
 
-    assert rows(page)[1].startswith("Job #1, lost")
+    assert visible_rows(page)[1].startswith("Job #1, lost")
     said = page.locator("#notes").inner_text()
     assert "2 nodes" in said
     assert "12 events are missing" in said
@@ -537,21 +547,21 @@ def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
 
 def test_run_of_two_processes_is_one_picture(show: Show) -> None:
     """The lives of a durable run are named, and each is one click away."""
-    trace = trace_of(*bare(1, "Job", parent=0)[:2])
+    trace = trace_of(*node_lines(1, "Job", parent=0)[:2])
     trace.feed({"recording": 1, "time": 1_790_000_600.0, "pid": 8, "host": "two", "content": True})
-    for line in (*bare(1, "Job", parent=0), {"e": "end", "t": 1.0, "usage": {}}):
+    for line in (*node_lines(1, "Job", parent=0), {"e": "end", "t": 1.0, "usage": {}}):
         trace.feed(line)
     page = show(trace)
 
     assert "2 processes" in page.locator("#notes").inner_text()
     page.get_by_text("life 2 (pid 8, two)").click()
-    rows(page)
+    visible_rows(page)
     assert page.locator("#range").inner_text().startswith("10 m 0 s")
 
 
 def test_page_fits_a_narrow_screen(show: Show) -> None:
     """At 400 pixels the tree, the timeline and the details are in sight, and nothing is cut off."""
-    page = show(crowd(300, failed=100), width=400, height=800)
+    page = show(wide_trace(300, failed=100), width=400, height=800)
     page.keyboard.press("f")
 
     assert page.evaluate("document.documentElement.scrollWidth") == 400
@@ -567,14 +577,16 @@ def test_page_fits_a_narrow_screen(show: Show) -> None:
 def test_deep_tree_is_walked_to_its_end(show: Show) -> None:
     """A tree of 3,000 levels opens, and its last level is found."""
     lines = [
-        line for number in range(1, 3001) for line in bare(number, f"Level{number}", number - 1)
+        line
+        for number in range(1, 3001)
+        for line in node_lines(number, f"Level{number}", number - 1)
     ]
     page = show(trace_of(*lines))
 
     page.keyboard.press("/")
     page.keyboard.type("Level3000")
     page.keyboard.press("Enter")
-    rows(page)  # it is drawn
+    visible_rows(page)  # it is drawn
     assert page.locator(SELECTED).get_attribute("aria-level") == "3001"
 
 
@@ -582,11 +594,11 @@ def test_real_run_is_told_whole(show: Show, tmp_path: Path) -> None:
     """The page of a run that was recorded has its agent, its tool's answer, tokens and cost."""
     file = tmp_path / "run.jsonl"
     with ThreadPoolExecutor(1) as pool:  # the browser's loop is this thread's
-        pool.submit(asyncio.run, run_sage(file)).result()
+        pool.submit(asyncio.run, record_agent(file)).result()
     page = show(read(file))
 
     assert "220 tokens 0.0004 cost" in page.locator("#numbers").inner_text().replace("\n", " ")
     page.keyboard.press("f")
     assert "no entry for anabranch" in page.locator("#pane-node").inner_text()
     page.keyboard.press("3")
-    assert cells(page, "By agent")["sage"] == ["200", "0", "20", "0", "0.0004"]
+    assert table_cells(page, "By agent")["sage"] == ["200", "0", "20", "0", "0.0004"]

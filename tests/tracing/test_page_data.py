@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.page import HOSTILE, bare, crowd, event, trace_of
+from support.recording_page import HOSTILE_TEXTS, event_line, node_lines, trace_of, wide_trace
 
 pytestmark = pytest.mark.contract("S3")
 
@@ -27,7 +27,7 @@ def data_of(page: str) -> dict[str, Any]:
 @pytest.mark.parametrize("size", [0, 10, 500, 10_000])
 def test_page_of_bare_nodes_is_small(size: int, tmp_path: Path) -> None:
     """10,000 bare nodes take at most a megabyte, the page with them."""
-    crowd(size).html(tmp_path / "page.html")
+    wide_trace(size).html(tmp_path / "page.html")
 
     assert (tmp_path / "page.html").stat().st_size < MEGABYTE
 
@@ -35,7 +35,7 @@ def test_page_of_bare_nodes_is_small(size: int, tmp_path: Path) -> None:
 trees = st.lists(
     st.tuples(
         st.integers(0, 1000),
-        st.text() | st.sampled_from(HOSTILE),
+        st.text() | st.sampled_from(HOSTILE_TEXTS),
         st.floats(0, 1e5),
         st.sampled_from(["pending", "running", "completed", "failed", "retried"]),
     ),
@@ -46,11 +46,11 @@ trees = st.lists(
 def lines_of(tree: list[tuple[int, str, float, str]]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for number, (parent, name, at, end) in enumerate(tree, 1):
-        lines.append(event("put", at, number, p=parent % number, name=name))
+        lines.append(event_line("put", at, number, p=parent % number, name=name))
         if end != "pending":
-            lines.append(event("started", at + 0.5, number))
+            lines.append(event_line("started", at + 0.5, number))
         if end in ("completed", "failed", "retried"):
-            lines.append(event(end, at + 1.25, number))
+            lines.append(event_line(end, at + 1.25, number))
     return lines
 
 
@@ -86,10 +86,10 @@ def test_page_holds_each_node_as_it_was(
 def test_numbers_that_json_lacks_are_written_as_text(tmp_path: Path) -> None:
     """An infinity or a huge number in what was recorded leaves a page that can be read."""
     odd = {"a": float("inf"), "b": float("nan"), "c": 10**400}
-    charged = event("charged", 0.1, 1, usage={"dollars": float("inf")})
+    charged = event_line("charged", 0.1, 1, usage={"dollars": float("inf")})
     trace = trace_of(
-        *bare(1, parent=0)[:2],
-        event("called", 0.1, 1, tool="t", call="c", size=3, arguments=odd),
+        *node_lines(1, parent=0)[:2],
+        event_line("called", 0.1, 1, tool="t", call="c", size=3, arguments=odd),
         charged,
     )
     trace.html(tmp_path / "page.html")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many
+from support.seeds import example_count
 from support.traces import Spec, make_trace, specs
 
 from anabranch.agents import Agent
@@ -27,7 +27,7 @@ from anabranch.tracing._perfetto import DEEPEST, _write
 
 pytestmark = pytest.mark.contract("S9")
 
-EXAMPLES = settings(max_examples=many(60, 1_000), deadline=None)
+EXAMPLES = settings(max_examples=example_count(60, 1_000), deadline=None)
 
 
 @tool
@@ -196,7 +196,7 @@ def test_each_life_and_each_machine_is_a_process() -> None:
 @pytest.mark.parametrize("shape", ["deep", "wide"])
 def test_a_large_trace_is_written(shape: str) -> None:
     """Thousands of nodes below each other, or at once."""
-    count = many(2_000, 20_000)
+    count = example_count(2_000, 20_000)
     spec = Spec(seconds=0)
     for number in range(count):
         if shape == "deep":

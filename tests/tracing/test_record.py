@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.until import until
+from support.waiting import wait_until
 
 from anabranch import Commander, Node, handler
 from anabranch.commander import ConfigurationError, Event, emit
@@ -110,7 +110,7 @@ async def test_the_block_may_be_left_before_the_tree_s_end(tmp_path: Path) -> No
         below = commander.call_handler(give())
         await below
         node.cancel()
-        await until(lambda: not is_recorded(tmp_path / "r"))
+        await wait_until(lambda: not is_recorded(tmp_path / "r"))
         await commander.call_handler(give())
         assert len(record_of(commander).tree.listeners) == 0
     assert names(tmp_path / "r") == ["hang", "give"]
@@ -145,7 +145,7 @@ async def test_it_may_be_closed_at_any_time_in_any_thread(where: str, tmp_path: 
             recorder.close()
         if where != "loop":
             await asyncio.gather(*(asyncio.to_thread(recorder.close) for _ in range(5)))
-        await until(lambda: not is_recorded(tmp_path / "r"))
+        await wait_until(lambda: not is_recorded(tmp_path / "r"))
         await commander.call_handler(give())
         first.cancel()
     recorder.close()
@@ -327,7 +327,7 @@ async def test_a_file_that_cannot_be_written_is_refused(place: str, tmp_path: Pa
             record(commander, tmp_path / place)
         assert await commander.call_handler(give(1)) == 1
         assert record_of(commander).tree.listeners == []
-    await until(lambda: threading.active_count() <= threads)
+    await wait_until(lambda: threading.active_count() <= threads)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -382,7 +382,7 @@ async def test_who_looks_whether_it_is_recorded_keeps_nobody_from_recording(tmp_
         async with Commander() as commander:
             for _ in range(100):
                 record(commander, file).close()
-                await until(lambda: not _is_held(file))
+                await wait_until(lambda: not _is_held(file))
     finally:
         over.set()
         looking.join()
@@ -469,7 +469,7 @@ async def test_a_fork_keeps_no_recording_open(tmp_path: Path) -> None:
         child.start()
         await commander.call_handler(give())
     try:
-        await until(lambda: not is_recorded(tmp_path / "r"))  # the child has begun
+        await wait_until(lambda: not is_recorded(tmp_path / "r"))  # the child has begun
         assert [node.state for node in read(tmp_path / "r")] == ["completed"] * 2
     finally:
         go_on.set()

@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.spans import KeptSpans
-from support.until import settled, turns, until
+from support.spans import CollectedSpans
+from support.waiting import run_turns, settle_loop, wait_until
 
 from anabranch import BackendUnavailable, Commander, Message, Node, handler
 from anabranch.backends import Backend, Fallback
@@ -73,7 +73,7 @@ async def told_of(work) -> Told:
         node = commander.call_handler(work)
         await asyncio.wait([asyncio.ensure_future(_outcome(node))])
         node = None
-    await settled()
+    await settle_loop()
     told.check()
     return told
 
@@ -119,7 +119,7 @@ async def test_a_reply_whose_node_is_cancelled(begun: bool):
     async with asyncio.timeout(5), Commander() as commander:
         told = Told(commander)
         node = commander.call_handler(ask(backend))
-        await turns(20)
+        await run_turns(20)
         node.cancel("enough")
     told.check()
     assert [(each.left, each.error) for each in told.replied] == [(True, None)]
@@ -140,7 +140,7 @@ async def test_a_stream_that_is_left_early():
         async for _ in backend.stream(REQUEST):
             break
         gc.collect()
-        await turns(3)
+        await run_turns(3)
 
     for work in (closes(), forgets()):
         (replied,) = (await told_of(work)).replied
@@ -300,7 +300,7 @@ async def test_a_reply_from_a_journal_says_so(tmp_path):
             async with Commander() as commander:
                 lives.append(Told(commander))
                 run = asyncio.ensure_future(journal.run(Twice(), run_id="r", live=given))
-                await until(lambda: len(lives[-1].replied) == 2)
+                await wait_until(lambda: len(lives[-1].replied) == 2)
                 if go_on.is_set():
                     assert await run == "one two"
                 else:  # it is suspended
@@ -327,7 +327,7 @@ def test_any_mixture_of_ends_is_told_in_full(ends: list[str]):
             told = Told(commander)
             for end in ends:
                 commander.call_handler(one(end), claim=True)
-            await turns(50)
+            await run_turns(50)
             for node in commander.children:
                 node.cancel()
         told.check()
@@ -354,7 +354,7 @@ def test_any_mixture_of_ends_is_told_in_full(ends: list[str]):
 @pytest.mark.parametrize("content", [False, True])
 async def test_a_server_s_own_word_for_the_end_is_content(content: bool, tmp_path):
     """In spans as in recordings."""
-    kept = KeptSpans()
+    kept = CollectedSpans()
     delta = Delta(text="plums", finish_reason="plums are ripe")
     backend = ScriptedBackend([delta], model="m")
 

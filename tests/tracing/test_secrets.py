@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.scale import many, seeds
-from support.server import Reply as Scripted
-from support.server import ScriptedServer, calls, chunk, event, text
+from support.scripted_server import Reply as Scripted
+from support.scripted_server import ScriptedServer, calls, chunk, event, text
+from support.seeds import example_count, seeds
 
 from anabranch import Commander, Conversation, Message, Node, handler, tool
 from anabranch.agents import Agent
@@ -146,7 +146,7 @@ def stands_in(file: Path, words: str) -> bool:
     return any(form in said for form in forms)
 
 
-@pytest.mark.parametrize("seed", seeds(many(4, 60)))
+@pytest.mark.parametrize("seed", seeds(example_count(4, 60)))
 async def test_without_content_nothing_that_was_said_is_there(seed: int, tmp_path: Path) -> None:
     """S6: no prompt, reply, argument, result, message, note, reason or option; and no key."""
     key = drawn(Random(seed))
@@ -157,7 +157,7 @@ async def test_without_content_nothing_that_was_said_is_there(seed: int, tmp_pat
     assert not shows(file.read_text(), key)
 
 
-@pytest.mark.parametrize("seed", seeds(many(4, 60)))
+@pytest.mark.parametrize("seed", seeds(example_count(4, 60)))
 async def test_with_content_no_key_is_there(seed: int, tmp_path: Path) -> None:
     """S6: though the backends that had it are gone when it is written."""
     key = drawn(Random(seed))

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.chat import environment
-from support.scale import LONG
-from support.until import until
-from support.warm import run_warm
+from support.chat_command import environment
+from support.forked_python import run_forked
+from support.seeds import LONG
+from support.waiting import wait_until
 
 from anabranch.tracing import read
 
@@ -115,7 +115,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def call(folder: Path, *options: str, **env: str) -> tuple[int, str, str]:
     """Run the command with pipes; return its status, output and errors."""
-    return await run_warm(["-m", "anabranch", *options], folder, "", environment(**env))
+    return await run_forked(["-m", "anabranch", *options], folder, "", environment(**env))
 
 
 @asynccontextmanager
@@ -318,7 +318,7 @@ async def test_a_page_is_written_and_its_path_is_printed(folder: Path) -> None:
     assert status == 0
     page = Path(out.rstrip("\n"))
     assert page.parent == folder
-    await until(lambda: (folder / "opened").exists() and (folder / "opened").read_text())
+    await wait_until(lambda: (folder / "opened").exists() and (folder / "opened").read_text())
     assert (folder / "opened").read_text() == f"{page.as_uri()}\n"
     assert (folder / page.name).read_text() == (folder / "page.html").read_text()
 
@@ -359,7 +359,7 @@ async def test_an_interrupt_leaves_the_recording_whole(folder: Path) -> None:
         async with started(
             folder, "run", "work:Forest", "stay=true", "leaves=3", "--record", "r.jsonl", "--json"
         ) as run:
-            await until((folder / "staying").exists)
+            await wait_until((folder / "staying").exists)
             run.send_signal(number)
             out, err = await run.communicate()
         assert (run.returncode, err) == (status, b"")
@@ -388,15 +388,15 @@ async def test_a_run_is_drawn_while_it_goes_on(tmux: Tmux, folder: Path) -> None
     """Below what it prints, never more than there is room for; the last drawing stays."""
     tmux.type(f"{COMMAND} run work:Forest leaves=300 stay=true --watch; echo status $?")
     stands = r"● Forest#1 +\d+\.\d+ s +running at work.py:\d+ in task"
-    await until(lambda: "299 completed" in (seen := tmux.seen()) and re.search(stands, seen))
+    await wait_until(lambda: "299 completed" in (seen := tmux.seen()) and re.search(stands, seen))
     seen = tmux.seen()
     assert "✗ Leaf#5" in seen
     assert re.search(r"… 2\d\d Leaf completed", seen)
     tmux.resize(70, 15)
-    await until(lambda: len(re.findall("Forest#1 ", tmux.seen())) == 1)
+    await wait_until(lambda: len(re.findall("Forest#1 ", tmux.seen())) == 1)
     tmux.resize(120, 30)
     (folder / "go").touch()
-    await until(lambda: "status 0" in tmux.seen())
+    await wait_until(lambda: "status 0" in tmux.seen())
     seen = tmux.seen(all=True)
     assert "half a line\n" in seen
     assert re.search(r"✓ Forest#1 +\d+\.\d+ s +completed", seen)
@@ -407,9 +407,9 @@ async def test_a_run_is_drawn_while_it_goes_on(tmux: Tmux, folder: Path) -> None
 async def test_ctrl_c_leaves_a_still_drawing(tmux: Tmux, folder: Path) -> None:
     """Of the tree as it was cancelled; what cleaning up prints stands above it."""
     tmux.type(f"{COMMAND} run work:Forest stay=true -w --record r.jsonl; echo status $?")
-    await until(lambda: "● Forest#1" in tmux.seen())
+    await wait_until(lambda: "● Forest#1" in tmux.seen())
     tmux.key("C-c")
-    await until(lambda: "status 130" in tmux.seen())
+    await wait_until(lambda: "status 130" in tmux.seen())
     seen = tmux.seen()
     assert seen.index("cleaned up") < seen.index("⊘ Forest#1") < seen.index("1 cancelled")
     assert "●" not in seen
@@ -419,11 +419,11 @@ async def test_ctrl_c_leaves_a_still_drawing(tmux: Tmux, folder: Path) -> None:
 async def test_the_end_of_a_killed_process_is_told(tmux: Tmux, folder: Path) -> None:
     """Its open nodes are lost, and nothing more moves."""
     async with started(folder, "run", "work:Forest", "stay=true", "--record", "r.jsonl") as run:
-        await until((folder / "staying").exists)
+        await wait_until((folder / "staying").exists)
         tmux.type(f"{COMMAND} watch r.jsonl; echo status $?")
-        await until(lambda: "● Forest#1" in tmux.seen())
+        await wait_until(lambda: "● Forest#1" in tmux.seen())
         os.kill(run.pid, signal.SIGKILL)
-        await until(lambda: "status 1" in tmux.seen())
+        await wait_until(lambda: "status 1" in tmux.seen())
     seen = tmux.seen()
     assert "? Forest#1" in seen
     assert re.search(rf"the process {run.pid} on \S+ ended before the run: 1 node was open", seen)

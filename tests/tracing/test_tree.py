@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scale import many, seeds
+from support.seeds import example_count, seeds
 from support.tree_world import World
-from support.until import held_until, until
+from support.waiting import block_until, wait_until
 
 from anabranch import Commander, Message, Node, handler
 from anabranch.backends import Limits, Price
@@ -99,7 +99,7 @@ def compare(world: World, trace: Trace) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_are_recorded_as_they_were(part: int, tmp_path: Path) -> None:
     """S1, S2: each node has one end, which is its own, below the parent that it had."""
-    for seed in seeds(many(200, 4000))[part::4]:
+    for seed in seeds(example_count(200, 4000))[part::4]:
         try:
             play(tmp_path / "run.jsonl", seed)
         except BaseException as error:
@@ -190,7 +190,7 @@ def check_sums(used: dict[str, Usage], trace: Trace) -> None:
 
 
 @pytest.mark.contract("S5")
-@settings(max_examples=many(40, 400))
+@settings(max_examples=example_count(40, 400))
 @given(plans=st.lists(PLANS, max_size=3))
 def test_sums_are_those_of_the_tree(plans: Any, tmp_path_factory: Any) -> None:
     """S5: over nodes, per agent, per model, in money; commanders in nodes included."""
@@ -282,9 +282,9 @@ async def test_a_blocked_writer_loses_events_and_no_truth(
 
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
         top = commander.call_handler(chain(20))
-        await until(lambda: recorder._feed._missed > 50)
+        await wait_until(lambda: recorder._feed._missed > 50)
         blocked.open.set()
-        await until(lambda: not recorder._feed._missed)
+        await wait_until(lambda: not recorder._feed._missed)
         trace = recorder.trace()
         alive = {node.number: node for node in trace if node.is_open}
         real = {each.node_id: each for each in commander.tree() if each.node_id}
@@ -315,7 +315,7 @@ def test_a_tree_that_closes_while_events_are_under_way_is_whole(tmp_path: Path) 
                 commander.call_handler(work(([], [], "plain"))).cancel()
         check_ends(file)
 
-    explore(main, seeds(many(60, 1000)))
+    explore(main, seeds(example_count(60, 1000)))
 
 
 def test_a_seeded_loop_does_not_wait_for_the_writer(tmp_path: Path) -> None:
@@ -337,12 +337,12 @@ async def test_a_body_that_blocks_the_loop_is_told_and_recorded(tmp_path: Path) 
 
     @handler
     async def blocks(node: Node) -> bool:
-        return held_until(lambda: commander._watch._looks._reported)  # type: ignore[union-attr]
+        return block_until(lambda: commander._watch._looks._reported)  # type: ignore[union-attr]
 
     async with Commander(slow_after=0.02) as commander:
         with record(commander, tmp_path / "r") as recorder:
             assert await commander.call_handler(blocks())
-            await until(lambda: any(node.slow for node in recorder.trace()))
+            await wait_until(lambda: any(node.slow for node in recorder.trace()))
     (node,) = recorder.trace()
     ((_, seconds, line),) = node.slow
     assert seconds > 0.02

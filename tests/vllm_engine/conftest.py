@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.suite import skip_suite, tell_skipped
+from support.optional_suites import report_skipped, skip_suite
 from support.vllm import MODEL, close_engine, keep_engine
 
 from anabranch.backends._vllm_engine import VLLMEngine
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    tell_skipped(terminalreporter, "vLLM", "of the real engine did not run: make test-vllm")
+    report_skipped(terminalreporter, "vLLM", "of the real engine did not run: make test-vllm")
 
 
 def pytest_sessionfinish() -> None:

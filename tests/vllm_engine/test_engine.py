@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from support.vllm import close_engine, keep_engine, kill, processes, unfinished, vllm
+from support.vllm import close_engine, engine_processes, keep_engine, kill, unfinished, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
@@ -146,7 +146,7 @@ async def test_one_engine_serves_code_of_any_loop_or_none(engine: VLLMEngine) ->
 async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: VLLMEngine) -> None:
     """Ctrl-C goes to every process of a terminal's group; it may stop a reply, not the engine."""
     async with asyncio.timeout(120), vllm() as backend:
-        for process in processes(_llm(engine)):
+        for process in engine_processes(_llm(engine)):
             os.kill(process.pid, signal.SIGINT)
 
         assert (await backend.complete(FRANCE)).content
@@ -278,7 +278,7 @@ async def test_a_reply_goes_on_when_its_engine_dies(engine: VLLMEngine) -> None:
 
 async def test_the_last_one_to_close_shuts_the_engine_down(engine: VLLMEngine) -> None:
     """Its processes and its thread have ended when the close returns."""
-    running = list(processes(_llm(engine)))
+    running = list(engine_processes(_llm(engine)))
     async with asyncio.timeout(120):
         async with vllm() as backend:
             assert (await backend.complete(FRANCE)).content

@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 from support.conformance import Subject, cases, show
-from support.vllm import LONG, Killer, drop_last, half_way, running, unfinished, vllm
+from support.vllm import (
+    LONG_REPLY,
+    Killer,
+    drop_last,
+    measure_half_reply,
+    running,
+    unfinished,
+    vllm,
+)
 
 from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import VLLMEngine
@@ -29,8 +37,8 @@ class VLLMSubject(Subject):
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         if case == "whole timeout":
-            settings["timeouts"] = Timeouts(whole=await half_way(vllm(**LONG)))
-        backend = vllm(**self.settings.get(case, LONG), **settings)
+            settings["timeouts"] = Timeouts(whole=await measure_half_reply(vllm(**LONG_REPLY)))
+        backend = vllm(**self.settings.get(case, LONG_REPLY), **settings)
         self.stack.push_async_callback(backend.aclose)
         if case == "drop":
             self.stack.enter_context(Killer(running(self.engine)))

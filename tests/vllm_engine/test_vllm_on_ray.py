@@ -13,9 +13,18 @@ from typing import Any, ClassVar
 
 import pytest
 from support.conformance import HELLO, Subject, cases, show
-from support.left import gone, processes
+from support.leaks import child_processes, has_exited
 from support.paths import TESTS
-from support.vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way, ordered
+from support.vllm import (
+    ARGUMENTS,
+    LONG_REPLY,
+    MODEL,
+    ControlledBackend,
+    close_engine,
+    control,
+    drop_last,
+    measure_half_reply,
+)
 
 from anabranch import WorkerLost, connect
 from anabranch.backends import Backend, Timeouts
@@ -45,12 +54,12 @@ def served(cluster: None) -> Iterator[Engine]:
 
 
 async def _served() -> Engine:
-    return await serve("llm", partial(Ordered, MODEL, engine=ARGUMENTS, temperature=0.0))
+    return await serve("llm", partial(ControlledBackend, MODEL, engine=ARGUMENTS, temperature=0.0))
 
 
 async def ask(order: str) -> int:
     """Have the actor tell something of itself."""
-    message = await connect("ray:llm", **ordered(order)).complete(HELLO)
+    message = await connect("ray:llm", **control(order)).complete(HELLO)
     return int(message.content or "")
 
 
@@ -60,14 +69,16 @@ class RaySubject(Subject):
     settings: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {},
         "one call": {},
-        "too long": ordered("long"),
-        "drop": {**ordered("drop"), **LONG},
+        "too long": control("long"),
+        "drop": {**control("drop"), **LONG_REPLY},
     }
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         if case == "whole timeout":
-            settings["timeouts"] = Timeouts(whole=await half_way(connect("ray:llm", **LONG)))
-        backend = connect("ray:llm", **self.settings.get(case, LONG), **settings)
+            settings["timeouts"] = Timeouts(
+                whole=await measure_half_reply(connect("ray:llm", **LONG_REPLY))
+            )
+        backend = connect("ray:llm", **self.settings.get(case, LONG_REPLY), **settings)
         self.stack.push_async_callback(backend.aclose)
         return backend
 
@@ -93,16 +104,16 @@ async def test_an_engine_that_died_in_its_actor_is_started_anew() -> None:
 async def test_an_actor_that_is_killed_takes_the_engine_along() -> None:
     """What it had said has come; none of vLLM's processes is left, and its memory is free."""
     pid = await ask("pid")
-    below = processes(pid)
+    below = child_processes(pid)
     assert below
     said = 0
     with pytest.raises(WorkerLost, match="went away"):
-        async with aclosing(connect("ray:llm", **LONG).stream(HELLO)) as deltas:
+        async with aclosing(connect("ray:llm", **LONG_REPLY).stream(HELLO)) as deltas:
             async for _ in deltas:
                 said += 1
                 os.kill(pid, signal.SIGKILL)
     assert said
-    assert all(map(gone, {pid, *below}))
+    assert all(map(has_exited, {pid, *below}))
 
 
 @pytest.mark.usefixtures("cluster")

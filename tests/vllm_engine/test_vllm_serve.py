@@ -19,8 +19,8 @@ from urllib.request import urlopen
 
 import pytest
 from support.conformance import CASES, HELLO, SUM, Subject, show
-from support.until import LOOK
 from support.vllm import MODEL
+from support.waiting import POLL_SECONDS
 
 from anabranch.backends import Backend, ModelBackend, Retries, connect
 from anabranch.commander import StreamInterrupted
@@ -129,7 +129,7 @@ class ServeSubject(Subject):
     async def left(self) -> None:
         """Wait until the engine has no request; the last one did not run to its full length."""
         while await self._count(_RUNNING):  # noqa: ASYNC110 - the server sets no event
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
         assert await self._count(_FULL_LENGTH) == self.full_length
 
     async def _count(self, metric: str) -> float:

@@ -1,0 +1,32 @@
+"""An agent that has its tools called by an executor, and the messages that ask for that."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from anabranch import Agent, AgentMessage
+from anabranch.agents import ToolExecutor
+
+__all__ = ["ExecutorAgent", "call_message"]
+
+
+def call_message(tool: str, **arguments: object) -> AgentMessage:
+    return AgentMessage(content={"name": tool, "parameters": arguments})
+
+
+class ExecutorAgent(Agent[Any]):
+    """Writes its own `forward`, with an executor that is told no session.
+
+    What it is told is the one argument, `argument`, of a call of `tool`.
+    """
+
+    tool: ClassVar[str]
+    argument: ClassVar[str]
+
+    def __init__(self, kit: Any) -> None:
+        super().__init__()
+        self.executor = ToolExecutor([kit])
+
+    async def forward(self, *messages: Any, **options: Any) -> str:
+        call = call_message(self.tool, **{self.argument: messages[-1].content})
+        return (await self.executor(call)).content

@@ -1,0 +1,43 @@
+"""What is in the file of an index, looked at from outside."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from anabranch.knowledge._words import apart
+
+__all__ = ["has_current_words", "stored_pieces"]
+
+
+def stored_pieces(path: Path) -> dict[str, list[str]]:
+    """Return the texts of the pieces of each document, by the end of its name."""
+    statement = """select source.name, piece.text from source
+        left join piece on piece.source = source.id order by piece.id"""
+    found: dict[str, list[str]] = {}
+    with closing(sqlite3.connect(path)) as sql:
+        for name, text in sql.execute(statement):
+            found.setdefault(Path(name).name, []).append(text)
+        (lost,) = sql.execute(
+            "select count(*) from piece where source not in (select id from source)"
+        ).fetchone()
+    assert lost == 0
+    return found
+
+
+def has_current_words(path: Path) -> bool:
+    """Say whether the index of words is what a new one of the same pieces would be."""
+    seen = "select doc, term, col, offset from temp.{} order by 1, 2, 3, 4"
+    with closing(sqlite3.connect(path)) as sql:
+        (made,) = sql.execute("select sql from sqlite_schema where name = 'words'").fetchone()
+        sql.execute(made.replace("words", "temp.fresh", 1))
+        for number, *texts in sql.execute("select id, heading, text from piece").fetchall():
+            sql.execute(
+                "insert into temp.fresh (rowid, heading, text) values (?, ?, ?)",
+                (number, *map(apart, texts)),
+            )
+        sql.execute("create virtual table temp.old using fts5vocab('main', 'words', 'instance')")
+        sql.execute("create virtual table temp.new using fts5vocab('temp', 'fresh', 'instance')")
+        old, new = (sql.execute(seen.format(each)).fetchall() for each in ("old", "new"))
+    return old == new

@@ -1,0 +1,118 @@
+"""Random bodies of durable programs, and smaller ones. See `random_programs.py`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from support.random_programs import KINDS, TOOLS, Body
+
+__all__ = ["draw_body", "shrink_body"]
+
+LEAVES = ["act", "fail", "step", "thread", "random", "now", "pause", "ask", "tools", "table"]
+WAITS = ["sleep", "signal", "silence", "talk"]
+ONE = ["below", "keyed", "left", "later", "retry", "caught", "rounds"]
+MANY = ["settle", "race"]
+CUTS = ["quorum", "break", "collect", "cancel", "limit"]
+
+
+class _Draw:
+    def __init__(self, seed: object, unit: float) -> None:
+        self.unit = unit
+        self.draw = draw = random.Random(f"{seed}")
+        self.times = self.names = 0
+        # How many nodes above may fail, or be tried again. Then no rounds are put, and no nodes
+        # that nobody waits for, as they would be cut short at a moment that differs.
+        self.unsure = 0
+        # Where others are cut short, no time passes but that of the journal.
+        self.cuts = draw.random() < 0.5
+
+    def seconds(self) -> float:
+        """No sum of these, each taken at most twice, is equal to another."""
+        self.times += 1
+        return self.unit * 3 ** (self.times - 1)
+
+    def name(self) -> str:
+        self.names += 1
+        return f"n{self.names}"
+
+    def body(self, depth: int) -> Body:
+        return [self.operation(depth) for _ in range(self.draw.randint(1, 3))]
+
+    def operation(self, depth: int) -> list[Any]:
+        draw = self.draw
+        more = CUTS if depth and self.cuts else WAITS if self.cuts else ["nap"]
+        groups = [LEAVES, LEAVES, WAITS, more] + ([ONE, ONE, MANY] if depth else [])
+        name = draw.choice(draw.choice(groups))
+        if self.times > 6 and name in ("sleep", "silence", *CUTS):
+            name = "act"
+        if self.unsure and name == "left":
+            name = "below"
+        few = draw.randint(1, 2)
+        match name:
+            case "random" | "now":
+                return [name]
+            case "sleep" | "silence":
+                return [name, self.seconds()]
+            case "nap":
+                return [name, few / 10]
+            case "signal":
+                return [name, self.name()]
+            case "talk":
+                return [name, self.name(), few]
+            case "ask":
+                return [name, draw.choice(["say", "act"])]
+            case "tools":
+                chosen = draw.choices([each.name for each in TOOLS], k=draw.randint(1, 3))
+                return [name, [[each, draw.randint(1, 2)] for each in chosen]]
+            case "rounds":
+                return [name, self.body(depth - 1), self.body(depth - 1)]
+            case _ if name in LEAVES:
+                return [name, few]
+            case _:
+                pass
+        fails = name in ("retry", "caught", *CUTS)
+        self.unsure += fails
+        drawn = self.with_bodies(name, few, depth)
+        self.unsure -= fails
+        return drawn
+
+    def with_bodies(self, name: str, few: int, depth: int) -> list[Any]:
+        kind = self.draw.choice([*KINDS])
+        if name in ("cancel", "limit"):
+            return [name, self.seconds(), kind, self.timed(depth - 1)]
+        if name in CUTS:
+            return [name, kind, *[self.timed(depth - 1) for _ in range(1 + few)]]
+        bodies = 1 if name in ONE else 1 + few
+        return [name, kind, *[self.body(depth - 1) for _ in range(bodies)]]
+
+    def timed(self, depth: int) -> Body:
+        return [["sleep", self.seconds()], *self.body(depth)]
+
+
+def draw_body(seed: object, depth: int = 2, unit: float = 0.5) -> Body:
+    """Draw a program whose shortest sleep takes `unit` seconds."""
+    return _Draw(seed, unit).body(depth)
+
+
+def smaller(body: Body) -> Iterator[Body]:
+    """Yield what is left of a body without one of its operations, or with a smaller one."""
+    for at, (name, *parts) in enumerate(body):
+        before, after = body[:at], body[at + 1 :]
+        yield [*before, *after]
+        for place, part in enumerate(parts):
+            if not isinstance(part, list) or name == "tools":
+                continue
+            kept = part[:1] if name in CUTS else []  # the sleep
+            yield [*before, *part, *after]
+            for less in smaller(part[len(kept) :]):
+                yield [*before, [name, *parts[:place], kept + less, *parts[place + 1 :]], *after]
+
+
+def shrink_body(body: Body, fails: Callable[[Body], bool]) -> Body:
+    """Return the smallest body, as far as one finds it, with which it fails still."""
+    for less in smaller(body):
+        if fails(less):
+            return shrink_body(less, fails)
+    return body
