@@ -65,7 +65,7 @@ class Play:
         points = chosen.sample(["forward", "tool 0", "tool 1", "tool 2"], 2)
         self.at = {point: chosen.choice(["inner", "outer", "both"]) for point in points}
 
-    async def execution(self, disk: Disk, *, steers: bool) -> tuple[list[str], list[str], int]:
+    async def run(self, disk: Disk, *, steers: bool) -> tuple[list[str], list[str], int]:
         """Return what the worker remembers of that, what nobody heard, and how often it asked."""
 
         async def tell(point: str, boss: Boss) -> None:
@@ -109,16 +109,14 @@ def told(messages: list[AgentMessage]) -> list[str]:
 def test_calls_in_calls_that_are_killed_hear_once_what_they_were_told(number: int) -> None:
     """S20, S21: each stored message is delivered once or undelivered; no reply is repeated."""
     play, first = Play(random.Random(SEED + number)), Disk()
-    run_seeded(lambda: play.life(first, steers=True), None)
+    run_seeded(lambda: play.run(first, steers=True), None)
     rows = first.rows[RUN]
     over = next(n for n, row in enumerate(rows) if row.kind == "result")
     for kept in range(1, over):
         notes: list[Any] = [json.loads(row.value) for row in rows[:kept] if row.kind == "note"]
         was_told = sorted(each["message"]["content"] for each in notes if "message" in each)
         cut = first.cut(kept, first.done)
-        heard, undelivered, requests = run_seeded(
-            lambda cut=cut: play.life(cut, steers=False), None
-        )
+        heard, undelivered, requests = run_seeded(lambda cut=cut: play.run(cut, steers=False), None)
         assert sorted([*heard, *undelivered]) == was_told, f"killed after {kept} rows"
         replies = sum(row.kind == "reply" for row in rows[:kept])
         assert replies + requests == play.rounds + 1, f"killed after {kept} rows"

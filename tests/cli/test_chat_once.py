@@ -354,7 +354,7 @@ async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: ChatFold
     status, out, err = await cut.ask("-c", "--tools", "slow:launch", said="/retry\n")
     assert (status, out) == (0, "I cannot tell.\n"), err
     assert "was cut off: /retry goes on with it" in err
-    assert "nobody knows whether this was done" in cut.heard()[-1][1]
+    assert "nobody knows whether this was done" in cut.sent_messages()[-1][1]
     assert (cut.folder / "launched").read_text() == "r"
 
 
@@ -362,7 +362,7 @@ async def test_what_was_cut_can_be_written_anew(cut: ChatFolder) -> None:
     """`/edit` is about the question that was cut, and the call below it is forgotten."""
     options = ["-c", "--tools", "slow:launch"]
     status, _, err = await cut.ask(*options, said="/edit\nDo not launch!\n")
-    assert (status, cut.heard()) == (0, [("user", "Do not launch!")])
+    assert (status, cut.sent_messages()) == (0, [("user", "Do not launch!")])
     assert "Launch!" in err.splitlines()
     assert (cut.folder / "launched").read_text() == "r"
 
