@@ -188,7 +188,7 @@ class RemoteAgentCall(RemoteNode):
 
 def _tell_listeners(part: AgentMessage) -> None:
     if (scope := audible_scope()) is not None:
-        scope.tell(part)
+        scope.publish(part)
 
 
 # --- making and finding

@@ -403,13 +403,13 @@ class _Broken(Feed):
     def put(self, message: AgentMessage) -> None:
         """Ignore a complete message."""
 
-    def grow(self, speech: StreamedReply, text: str) -> None:
+    def grow(self, reply: StreamedReply, text: str) -> None:
         """Note that a text has begun."""
-        speech.said = speech.said or text
+        reply.text_before = reply.text_before or text
 
-    def fail(self, speech: StreamedReply) -> None:
+    def fail(self, reply: StreamedReply) -> None:
         """Report the agent whose text broke off."""
-        self._on_broken(speech.sender)
+        self._on_broken(reply.sender)
 
 
 def _deny(_: ToolQuestion) -> Decision:

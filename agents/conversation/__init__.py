@@ -7,7 +7,7 @@ answers it. Listeners receive the answer while it grows.
 - `_conversable`: agents that converse; `_reply`: their reply functions, and one reply as a node
 - `_human`: questions to people, and the transcript
 - `_chat`: a conversation of two participants, as a node
-- `_group`: groups in which a policy chooses the speaker; `_turns`: groups whose members ask for
+- `_group`: groups with a policy that chooses the speaker; `_turns`: groups whose members ask for
   their turn
 - `_scope`: the session, the message limit and the listeners of a complete conversation
 """

@@ -1,4 +1,4 @@
-"""`Chat`: a conversation of two, message by message, as a node of the tree."""
+"""`Chat`: a conversation of two participants, message by message, as a node of the tree."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ logger = logging.getLogger("anabranch.agents")
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """What was said between two in one conversation, oldest first, and why it ended."""
+    """The messages of one conversation of two, oldest first, and why it ended.
+
+    result = await alice.initiate_chat("bob", "Hello")
+    print(result.status, result.text)
+    """
 
     status: Status
     messages: tuple[AgentMessage, ...]
 
     @property
     def last(self) -> AgentMessage:
-        """The last message, whoever said it."""
+        """The last message, of either participant."""
         return self.messages[-1]
 
     @property
@@ -48,7 +52,7 @@ class ChatResult:
 
 
 class ChatOptions(TypedDict, total=False):
-    """The limits of a conversation, see `Chat`."""
+    """The limits of a conversation; see `Chat`."""
 
     request_reply: bool
     max_turns: int | None
@@ -59,7 +63,7 @@ class ChatOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a conversation came: the message of its sender, and the partner's answer to it."""
+    """The current message of the sender, and the partner's answer to it."""
 
     message: AgentMessage
     begun: bool = False
@@ -69,32 +73,33 @@ class _Progress:
     turn: int = 0
 
     def go_on(self, message: AgentMessage) -> None:
-        """Take the sender's next message."""
+        """Replace the message by the sender's next one."""
         self.message, self.delivered, self.answer, self.heard = message, False, None, False
 
 
 class Chat(Node[ChatResult], internal=True):
-    """A conversation that `sender` begins; `send` and `initiate_chat` make one and await it.
+    """A conversation that `sender` begins. `send` and `initiate_chat` create and await one.
 
         chat = node.call_handler(Chat(alice, "bob", "Hello"), timeout=60)
 
-    The two answer in turn until one has no answer. Each message and each answer is a child. A
-    fault (an unknown name, a partner that fails or does not answer in time) is the chat's own; a
-    limit is a result with its `status`. `max_turns` limits the partner's answers. The outermost
-    chat, with all that is said inside it, has at most `max_messages` messages. `timeout` is in
-    seconds for each answer of the partner.
+    The two answer in turn until one gives no answer. Each message and each answer is a child. The
+    chat raises an unknown name, and the failure or timeout of a partner. A limit is a result with
+    its `status`. `max_turns` limits the partner's answers. `max_messages` limits the messages of
+    the outermost chat and of all conversations inside it. `timeout`, in seconds, holds for each
+    answer of the partner.
 
-    A conversation, with all inside it, belongs to a session: agents remember what was said in one
-    apart from what was said in another. It is `session_id`, else that of the conversation in which
-    this one begins, else the sender's own.
+    A conversation belongs to a session, and so do all conversations inside it. Agents remember each
+    session separately. The session is `session_id`, else that of the conversation around this one,
+    else the sender's own.
 
     However it ends, both have the same history of it: a message is in both or in neither. With
-    `retry` the next attempt goes on with the message that has no answer yet, and no agent or group
-    hears it twice. In a durable run it begins again instead, and what the attempt before it has
-    said is forgotten.
+    `retry` the next attempt continues at the message without an answer, and no agent or group
+    receives it twice. In a durable run the next attempt starts from the beginning, and the messages
+    of the attempt before are forgotten.
     """
 
-    # How far all attempts came; of an engine's name, as it is no part of what was called.
+    # The progress of all attempts. Named like the engine's attributes, because the identity of a
+    # node contains all others.
     _node_progress: _Progress | None = None
 
     def __init__(
@@ -129,7 +134,7 @@ class Chat(Node[ChatResult], internal=True):
         self._messages: list[AgentMessage] = []
 
     async def task(self) -> ChatResult:
-        """Talk; the outermost chat takes the limit of messages for its end."""
+        """Exchange messages. For the outermost chat, the limit of messages is an end."""
         if self._node_progress is None or scope_here() is not None:
             self._node_progress, self._messages = _Progress(self._first), []
         session = current_session() or self._sender.identity
@@ -152,37 +157,37 @@ class Chat(Node[ChatResult], internal=True):
                     self._sender.abandon(self._messages[-1], name_of(self._recipient))
         return ChatResult(status, tuple(self._messages))
 
-    async def _talk(self, scope: ConversationScope, at: _Progress) -> Status:
+    async def _talk(self, scope: ConversationScope, progress: _Progress) -> Status:
         partner, sender = await self._sender.find(self._recipient), self._sender
-        if not at.begun:
+        if not progress.begun:
             await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
-            at.begun = True
+            progress.begun = True
         while True:
-            if at.answer is None:
+            if progress.answer is None:
                 scope.spend()
                 try:
-                    node = self.deliver(scope, partner, at.message)
+                    node = self.deliver(scope, partner, progress.message)
                     answer = await self.call_handler(node, timeout=self._timeout, claim=True)
                 except Exception as error:
-                    error.add_note(f"{partner.name} was to answer {sender.name}")
+                    error.add_note(f"while {partner.name} answered {sender.name}")
                     raise
                 if answer.message is None:
                     return answer.status
-            assert at.answer is not None
-            if at.heard:
-                sender.reopen(at.answer, partner.name)
-            at.heard = True
-            if at.turn == self._max_turns:
-                await sender.admit(at.answer, partner.name)
+            assert progress.answer is not None
+            if progress.heard:
+                sender.reopen(progress.answer, partner.name)
+            progress.heard = True
+            if progress.turn == self._max_turns:
+                await sender.admit(progress.answer, partner.name)
                 return "turn_limit"
-            own = await sender.answer(at.answer)
-            if own.message is None:
-                return own.status
-            at.go_on(own.message)
+            next_message = await sender.answer(progress.answer)
+            if next_message.message is None:
+                return next_message.status
+            progress.go_on(next_message.message)
 
     @handler
     async def begin(self, node: Node[Any], partner: Participant) -> None:
-        """Tell both that a conversation begins."""
+        """Announce the conversation to both participants."""
         await self._sender.begin_chat(partner.name, clear_history=self._clear)
         await partner.begin_chat(self._sender.name, clear_history=self._clear)
 
@@ -190,27 +195,32 @@ class Chat(Node[ChatResult], internal=True):
     async def deliver(
         self, node: Node[Any], scope: ConversationScope, partner: Participant, message: AgentMessage
     ) -> Answer:
-        """Say one message to the partner, and return its answer."""
-        at = self._node_progress
-        assert at is not None
-        # No wait parts what the two remember: a cancel finds a message in both or in neither.
-        if not at.delivered:
+        """Deliver one message to the partner, and return its answer."""
+        progress = self._node_progress
+        assert progress is not None
+        # No await between the sender's `_add` and the partner's `receive`, which stores the message
+        # before it first waits. So a cancel finds a message in both histories or in neither.
+        if not progress.delivered:
             self._add(scope, message)
         receive: Any = partner.receive
-        if at.delivered:
+        if progress.delivered:
             receive = getattr(partner, "receive_again", receive)
-        at.delivered = True
+        progress.delivered = True
         answer = await receive(message, request_reply=self._request_reply)
         if not isinstance(answer, Answer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{partner.name} gave {answer!r:.200} for an Answer")
+            raise TypeError(
+                f"receive() of {partner.name} must return an Answer, not {answer!r:.200}"
+            )
         if answer.message is not None:
-            scope.left -= 1  # it has been given: it is counted, never refused
+            scope.left -= (
+                1  # counted and not refused at the limit: the partner remembers it already
+            )
             self._add(scope, answer.message)
-            at.answer = answer.message
-            at.turn += 1
+            progress.answer = answer.message
+            progress.turn += 1
         return answer
 
     def _add(self, scope: ConversationScope, message: AgentMessage) -> None:
         self._sender.remember(message, name_of(self._recipient))
         self._messages.append(message)
-        scope.tell(message)
+        scope.publish(message)

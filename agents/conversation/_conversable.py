@@ -1,4 +1,4 @@
-"""`ConversableAgent`: an agent that talks with others, and `UserProxyAgent`, which is a person."""
+"""`ConversableAgent`: an agent that converses. `UserProxyAgent`: a person as an agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TERMINAL = TerminalInput()
 
 
 class ConversableAgent(Agent[Any]):
-    """An agent that receives messages and answers them, each partner's history for itself.
+    """An agent that receives messages and answers them. It keeps a history for each partner.
 
         class Bob(ConversableAgent):
             @reply
@@ -40,20 +40,19 @@ class ConversableAgent(Agent[Any]):
 
         await alice.initiate_chat("bob", "Who are you?")
 
-    A message is answered by the first of these that has something to say:
+    It looks for an answer in this order:
 
-    1. Nobody, if it ends the conversation (`TERMINATE`, or the predicate `is_termination`), or
-       after `max_consecutive_auto_reply` answers in a row to this partner (None: no such limit).
-    2. A person, asked by `human_input`: with `human_input_mode` "TERMINATE" in these two cases,
-       with "ALWAYS" for each message. An empty line lets the agent answer by itself, "exit" and
-       None end the conversation.
-    3. The reply functions, in the order in which they are written (see `reply`).
-    4. The model, if there is a `backend`, as `Agent` does it; else `default_auto_reply`.
+    1. The conversation ends without an answer if the message ends it (`TERMINATE`, or the predicate
+    `is_termination`), or after `max_consecutive_auto_reply` automatic answers in a row to this
+    partner (None: no limit). 2. `human_input` asks a person: with `human_input_mode` "TERMINATE" in
+    these two cases, with "ALWAYS" for each message. An empty line leaves the answer to the agent,
+    "exit" and None end the conversation. 3. The reply functions, in the order of their definitions
+    (see `reply`). 4. The model if there is a `backend`, as in `Agent`; else `default_auto_reply`.
 
-    What was said with a partner, or in a group, is a session of the memory: that of its name where
-    one of the two began the conversation, else one for each session of the conversations in which
-    they have met (see `Chat` and `session_with`). `directory` is where others are found by name,
-    and where this agent is entered. The other options are those of `Agent`.
+    The messages with a partner, or in a group, are a session of the memory. It has the partner's
+    name if one of the two began the conversation. Otherwise there is one for each session of the
+    conversations in which they have met (see `Chat` and `session_with`). `directory` finds others
+    by name, and the agent adds itself to it. The other options are those of `Agent`.
     """
 
     _reserved_names = ()  # a person who takes part may be called "user"
@@ -76,7 +75,8 @@ class ConversableAgent(Agent[Any]):
     ) -> None:
         aggregator = aggregator or GroupAggregator()
         super().__init__(backend, system, name=name, aggregator=aggregator, **options)
-        # The session of what it begins: another agent of this name continues it.
+        # The session of conversations that it begins. It depends on the name alone, so that another
+        # agent of this name, as after a restart, continues it.
         self.identity = f"@{key_of(name)}"
         self.directory = directory
         self.human_input_mode: HumanInputMode = human_input_mode
@@ -86,14 +86,14 @@ class ConversableAgent(Agent[Any]):
         self.default_auto_reply = default_auto_reply
         self.rules = reply_rules(type(self))
         self.auto_replies: Counter[str] = Counter()
-        # By session: messages that have not passed the hooks, whose text nobody may read before.
-        # Those that arrived wait for their own answer, the abandoned ones for that of another.
+        # By session: messages that have not passed the hooks, and so must not reach the memory.
+        # `admit` of an arrived message passes it; an abandoned one passes with the next message.
         self._arrived: dict[SessionId, list[AgentMessage]] = {}
         self._abandoned: dict[SessionId, list[AgentMessage]] = {}
         if directory is not None:
             directory.add(self)
 
-    # --- talking
+    # --- conversations
 
     async def initiate_chat(
         self,
@@ -104,10 +104,10 @@ class ConversableAgent(Agent[Any]):
         transcript: bool | Transcript = False,
         **options: Unpack[ChatOptions],
     ) -> ChatResult:
-        """Begin a conversation, by default without what was said before; return it at its end.
+        """Hold a new conversation, by default without earlier history; return it at its end.
 
-        With `transcript` all that is said, also by others on the way, is written to the terminal.
-        The other options, and what it raises, are those of `Chat`. Cancelling it cancels the
+        With `transcript` the terminal shows all messages, also those of agents that take part on
+        the way. `Chat` has the other options and the errors. Cancelling this call cancels the
         conversation.
         """
         listener = Transcript() if transcript is True else transcript or None
@@ -124,11 +124,10 @@ class ConversableAgent(Agent[Any]):
         listener: Listener | None = None,
         **options: Unpack[ChatOptions],
     ) -> ChatResult:
-        """Say something; return the conversation that came of it, at its end.
+        """Send a message, and return the conversation that follows at its end.
 
         Mostly called by reply functions. With `request_reply=False` the message is delivered and
-        not answered, with `max_turns=1` answered once. The options, and what it raises, are those
-        of `Chat`.
+        not answered, with `max_turns=1` answered once. `Chat` has the options and the errors.
         """
         chat = Chat(
             self, recipient, message, clear_history=clear_history, listener=listener, **options
@@ -143,10 +142,14 @@ class ConversableAgent(Agent[Any]):
         clear_history: bool = True,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[AgentMessage, None]:
-        """Begin a conversation, as `initiate_chat` does, and give all that is said as it grows.
+        """Hold a new conversation, as `initiate_chat` does, and yield its messages while they grow.
 
-        Parts of a message have the text so far, and what is new as `extra["delta"]`; each message
-        comes whole at its end. The conversation's failure is raised at the end. Closing the
+            async with aclosing(alice.stream_chat("bob", "Hello")) as messages:
+                async for message in messages:
+                    print(message.extra.get("delta", ""), end="")
+
+        Parts of a message have the text so far, and the new text as `extra["delta"]`. Each message
+        comes complete at its end. The conversation's failure is raised at the end. Closing the
         generator cancels the conversation: use `contextlib.aclosing` if you may leave early.
         """
         chat = Chat(self, recipient, message, clear_history=clear_history, **options)
@@ -155,78 +158,88 @@ class ConversableAgent(Agent[Any]):
     async def stream_reply(
         self, texts: AsyncIterable[str] | Iterable[str], **extra: Any
     ) -> AgentMessage:
-        """Give an answer while it arrives: `return await self.stream_reply(texts)`.
+        """Publish an answer while it arrives, and return it as a message.
 
-        Each text goes at once to those who listen to the conversation and is an event of kind
-        `text`. Only for reply functions; `extra` is the message's. If `texts` fails, so does this,
-        and who listens is told.
+            return await self.stream_reply(texts)
+
+        Each text goes at once to the listeners of the conversation and is an event of kind `text`.
+        Only for reply functions. `extra` is the message's. If `texts` fails, the listeners receive
+        the end of a failed message, and the error is raised.
         """
         node = current_node()
-        for answering in (node, *node.ancestors):
-            if isinstance(answering, ReplyNode) and answering.agent is self:
+        for reply_node in (node, *node.ancestors):
+            if isinstance(reply_node, ReplyNode) and reply_node.agent is self:
                 break
         else:
-            raise RuntimeError(f"{self.name} is not answering: stream_reply is for reply functions")
-        feed, speech = ScopeFeed(answering.partner), StreamedReply(self.name)
+            raise RuntimeError(
+                f"{self.name} is not answering a message. Call stream_reply in a reply function."
+            )
+        feed, streamed = ScopeFeed(reply_node.partner), StreamedReply(self.name)
         try:
             async with aclosing(_iterate(texts)) as each:
                 async for text in each:
-                    emit(answering, "text", text)
-                    feed.grow(speech, text)
+                    emit(reply_node, "text", text)
+                    feed.grow(streamed, text)
         except BaseException:
-            if speech.begun:
-                feed.fail(speech)
+            if streamed.begun:
+                feed.fail(streamed)
             raise
-        return AgentMessage(content=speech.text, sender=self.name, extra=extra)
+        return AgentMessage(content=streamed.text, sender=self.name, extra=extra)
 
-    # --- what was said
+    # --- history
 
     @property
     def chat_messages(self) -> dict[str, list[AgentMessage]]:
-        """What was said with each partner, oldest first, in new lists.
+        """The messages with each partner, oldest first, in new lists.
 
-        Inside a conversation it is what was said in its session, outside it is that of all.
+        Inside a conversation these are the messages in its session, outside they are the messages
+        in all sessions.
         """
-        said: dict[str, list[AgentMessage]] = {}
+        histories: dict[str, list[AgentMessage]] = {}
         for session in self.memory.sessions:
-            kept = self.memory.messages(session)
-            history = [each for each in kept if each.type != TOOLS and each.stream_state == "end"]
+            messages = self.memory.messages(session)
+            history = [
+                each for each in messages if each.type != TOOLS and each.stream_state == "end"
+            ]
             partner = self._partner(history[0]) if history else ""
-            elsewhere = current_session() is not None and session != self.session_with(partner)
-            if is_with(session, key_of(partner)) and not elsewhere:
-                said.setdefault(partner, []).extend(history)
-        return said
+            is_other_session = current_session() is not None and session != self.session_with(
+                partner
+            )
+            if is_with(session, key_of(partner)) and not is_other_session:
+                histories.setdefault(partner, []).extend(history)
+        return histories
 
     def usage(self, session_id: SessionId | None = None) -> dict[str, Usage]:
-        """Return what all its calls have taken, those of one session, or those with one partner.
+        """Return the usage of all its calls, of those in one session, or of those with one partner.
 
-        A session is as `session_with` gives it, and a partner's name, in quotes if there is a `#`
-        or an `@` in it, stands for all sessions with it. The rest is as in `Agent`.
+        Name a session as `session_with` returns it. A partner's name, in quotes if it contains `#`
+        or `@`, stands for all sessions with that partner. The rest is as in `Agent`.
         """
         if not isinstance(session_id, str):
             return super().usage(session_id)
         total: dict[str, Usage] = {}
-        for session, spent in self.usage_totals.sessions.items():
+        for session, used in self.usage_totals.sessions.items():
             if is_with(session, session_id):
-                add_usage(total, spent)
+                add_usage(total, used)
         return total
 
     def last_message(self, partner: Participant | str | None = None) -> AgentMessage | None:
-        """Return what was last said with `partner`, or with the only partner there is.
+        """Return the last message with `partner`, or with the only partner there is.
 
-        None if nothing was. Raises `ValueError` if there are several and none is named.
+        Returns None without messages. Raises `ValueError` if there are several partners and none is
+        named.
         """
         conversations = self.chat_messages
         if partner is not None:
             return conversations.get(name_of(partner), [None])[-1]
         if len(conversations) > 1:
-            raise ValueError(f"{self.name} talks with several: name one of {[*conversations]}")
-        return next((said[-1] for said in conversations.values()), None)
+            raise ValueError(f"{self.name} has several partners: name one of {[*conversations]}")
+        return next((history[-1] for history in conversations.values()), None)
 
     def session_with(self, partner: Participant | str, session_id: SessionId | None = None) -> str:
-        """Return the memory's session for what is said with `partner`.
+        """Return the memory's session for the messages with `partner`.
 
-        It is that of the conversation in which this is called, or of those in `session_id`.
+        It belongs to the conversation around this call, or to conversations with that `session_id`.
         """
         session, key = current_session(), key_of(name_of(partner))
         if session_id is not None:
@@ -238,25 +251,25 @@ class ConversableAgent(Agent[Any]):
     def clear_history(
         self, partner: Participant | str, session_id: SessionId | None = None
     ) -> None:
-        """Forget what was said with `partner`, in the session of `session_with`."""
+        """Forget the messages with `partner`, in the session of `session_with`."""
         self.forget(self.session_with(partner, session_id))
 
     def remember(self, message: AgentMessage, partner: str) -> None:
-        """Add to the history with `partner`; it never waits.
+        """Add a message to the history with `partner`, without waiting.
 
-        If there are `before_agent` hooks, a message that comes is added by `admit`: the memory, and
-        so the model, never has what they have not seen.
+        If there are `before_agent` hooks, `admit` adds a received message later: the memory, and so
+        the model, never has a message that the hooks have not seen.
         """
-        session, kept_in = current_session(), self.session_with(partner)
+        session, memory_session = current_session(), self.session_with(partner)
         if isinstance(session, TemporarySession) and session is not self.identity:
-            session.forget[self, kept_in] = partial(self._forget_session, kept_in)
+            session.forget[self, memory_session] = partial(self._forget_session, memory_session)
         if message.sender != self.name and self.hooks_of("before_agent"):
-            self._arrived.setdefault(kept_in, []).append(message)
+            self._arrived.setdefault(memory_session, []).append(message)
         else:
-            self.memory.add(message, session_id=kept_in)
+            self.memory.add(message, session_id=memory_session)
 
     def forget(self, session_id: SessionId) -> None:
-        """Forget a session, with what has not passed the hooks; see `Agent`."""
+        """Forget a session, and its messages that have not passed the hooks; see `Agent`."""
         self._arrived.pop(session_id, None)
         self._abandoned.pop(session_id, None)
         super().forget(session_id)
@@ -279,7 +292,7 @@ class ConversableAgent(Agent[Any]):
         return await self._respond(message, request_reply)
 
     async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
-        """Answer a message that is in the history without an answer, or else `receive` it."""
+        """Answer a message that the history has without an answer, or else `receive` it."""
         if self.reopen(message, self._partner(message)):
             return await self._respond(message, request_reply)
         return await self.receive(message, request_reply=request_reply)
@@ -295,35 +308,35 @@ class ConversableAgent(Agent[Any]):
         return answer
 
     def reopen(self, message: AgentMessage, partner: str) -> bool:
-        """Let a message without an answer be heard as if it had just come; False if there is none.
+        """Make a message without an answer pending again; return False if there is none.
 
-        What this agent had begun to say to it is forgotten, but for the calls that have run.
+        The text that this agent had begun to answer is forgotten, but not calls that have run.
         """
         session = self.session_with(partner)
-        left = self._abandoned.get(session, [])
-        for place, each in enumerate(left):
-            if each == message:  # not the same object if it came from another process
-                del left[place]
+        abandoned = self._abandoned.get(session, [])
+        for place, each in enumerate(abandoned):
+            if each == message:  # by value: a message from another process is another object
+                del abandoned[place]
                 self._arrived.setdefault(session, []).append(message)
                 return True
-        since: list[AgentMessage] = []  # this agent spoke last
+        since: list[AgentMessage] = []  # the messages after this agent's last complete one
         for each in reversed(self.memory.messages(session)):
-            own = each.sender == self.name
-            if own and each.type != TOOLS and each.stream_state == "end":
+            is_own = each.sender == self.name
+            if is_own and each.type != TOOLS and each.stream_state == "end":
                 break
             since.append(each)
-        broken = [each for each in since if each.sender == self.name and each.type != TOOLS]
-        self.memory.retract(broken, session)
+        incomplete = [each for each in since if each.sender == self.name and each.type != TOOLS]
+        self.memory.retract(incomplete, session)
         return any(each.sender == message.sender for each in since)
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
-        """Start counting again, and forget if asked to; see `Participant`."""
+        """Count automatic answers from 0 again, and forget the history if asked to."""
         self.auto_replies[self.session_with(partner)] = 0
         if clear_history:
             self.clear_history(partner)
 
     async def answer(self, message: AgentMessage) -> Answer:
-        """Answer a message that is part of the history already; the answer is not yet."""
+        """Answer a message that is in the history already. The answer is not added to it."""
         partner = self._partner(message)
         try:
             return await run_in_tree(ReplyNode(self, partner, message))
@@ -331,30 +344,30 @@ class ConversableAgent(Agent[Any]):
             self.abandon(message, partner)
 
     async def admit(self, message: AgentMessage, partner: str) -> AgentMessage:
-        """Pass a message that came through the hooks; remember and return what they make of it.
+        """Pass a received message through the hooks, then remember and return the result.
 
-        Messages that were abandoned before it pass first. If a hook fails or is cancelled, those
-        that have not passed are abandoned.
+        Abandoned messages pass first, in their order. If a hook fails or is cancelled, the messages
+        that have not passed stay abandoned.
         """
         session = self.session_with(partner)
         waiting = [*self._abandoned.pop(session, ()), message]
-        came = self._take(message, session)
+        has_arrived = self._take(message, session)
         hooks = self.hooks_of("before_agent")
         try:
             while len(waiting) > 1:
                 self.memory.add(await hooks.run(self, waiting[0], session), session_id=session)
                 del waiting[0]
-            heard = await hooks.run(self, message, session)
+            admitted = await hooks.run(self, message, session)
         except BaseException:
-            left = waiting if came else waiting[:-1]
-            self._abandoned[session] = [*left, *self._abandoned.get(session, ())]
+            waiting_still = waiting if has_arrived else waiting[:-1]
+            self._abandoned[session] = [*waiting_still, *self._abandoned.get(session, ())]
             raise
-        if came:
-            self.memory.add(heard, session_id=session)
-        return heard
+        if has_arrived:
+            self.memory.add(admitted, session_id=session)
+        return admitted
 
     def abandon(self, message: AgentMessage, partner: str) -> None:
-        """Let a message that has not been heard pass the hooks before the next one that is."""
+        """Let the next `admit` pass this message through the hooks, unless it has passed."""
         session = self.session_with(partner)
         if self._take(message, session):
             self._abandoned.setdefault(session, []).append(message)
@@ -370,42 +383,45 @@ class ConversableAgent(Agent[Any]):
         return bool(found)
 
     async def generate_reply(self, message: AgentMessage) -> ReplyResult:
-        """Return what the agent says if no reply function does; they may call it too.
+        """Return the answer to a message that no reply function answers.
 
-        The model is asked about the whole history with the partner, and its text streams to those
-        who listen.
+        The model reads the whole history with the partner, and its text streams to the listeners.
+        Reply functions may call it too.
         """
         if self.backend is None:
             return self.default_auto_reply
         partner = self._partner(message)
         token = MESSAGE_FEED.set(ScopeFeed(partner))
         try:
-            saying = self.forward(message, session_id=self.session_with(partner))
-            return await require_awaitable(saying, self, "forward")
+            forwarding = self.forward(message, session_id=self.session_with(partner))
+            return await require_awaitable(forwarding, self, "forward")
         finally:
             MESSAGE_FEED.reset(token)
 
     def register_reply(
         self, function: Callable[..., Any], *, sender: SenderFilter | None = None
     ) -> None:
-        """Add a reply function `function(agent, message)`; it is tried before those there are."""
+        """Add a reply function `function(agent, message)`; it is tried before all others."""
         self.rules.insert(0, ReplyRule(function, sender))
 
     def _partner(self, message: AgentMessage) -> str:
-        """Return with whom a message is: a message to somebody else came through a group."""
+        """Return the partner of a message: its sender, or the group that it came through."""
         if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{self.name} receives AgentMessages, not {message!r:.200}")
+            raise TypeError(f"{self.name} must receive an AgentMessage, not {message!r:.200}")
         return message.sender if message.receiver in (None, self.name) else message.receiver
 
 
 class UserProxyAgent(ConversableAgent):
-    """A person among the agents: by default asked for each answer, on the terminal.
+    """A person as an agent, by default asked on the terminal for each answer.
+
+        user = UserProxyAgent("user")
+        await user.initiate_chat(assistant, "Which is the longest river?")
 
     Without a person (`human_input_mode="NEVER"`, `max_consecutive_auto_reply=0`) it only asks
     questions for a program.
 
-    One without a name is called "user" and is nobody else: the conversations that it begins have a
-    session of their own, which others forget when this agent is gone.
+    Without a name it is called "user". Such an agent shares no history with another: its
+    conversations have a separate session, which the others forget when this agent is collected.
     """
 
     def __init__(
@@ -427,13 +443,14 @@ class UserProxyAgent(ConversableAgent):
 
 
 class GroupAggregator(Aggregator):
-    """The default of conversable agents: what was said in a group has its speaker's name before it.
+    """The default aggregator of conversable agents.
 
-    So the model can tell its members apart.
+    A message in a group begins with its speaker's name, so that the model can tell the members
+    apart.
     """
 
     def render_received(self, message: AgentMessage, name: str) -> str:
-        """Name the speaker of what was said to more than this agent."""
+        """Return the text, with the speaker's name before it if others receive the message too."""
         if message.receiver in (None, name, message.sender):
             return message.text
         return f"{message.sender}: {message.text}"

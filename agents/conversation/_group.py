@@ -1,4 +1,4 @@
-"""Groups: participants who read each other's messages, one speaking at a time."""
+"""`Group`: participants who read each other's messages. `GroupChat`: a policy names the speaker."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ __all__ = [
 
 logger = logging.getLogger("anabranch.agents")
 
-GO_ON = "Please go on."
-FREE = nullcontext()
+CONTINUE_PROMPT = "Please go on."
+NO_TURN = nullcontext()
 
 
 class GroupConversation:
-    """The conversation of a group with one asker, in one session.
+    """The conversation of a group in one session, started by one participant.
 
-    `asker` is the name of who started it. `messages` has all messages, oldest first; `status` is
-    how it ended last. `last_speaker` spoke last, and `speaking` has its turn now, None if nobody.
+    `asker` is the name of that participant. `messages` has all messages, oldest first. `status`
+    says how the conversation ended last. `last_speaker` gave the last message. `speaking` is the
+    member whose turn it is, or None.
     """
 
     def __init__(self, group: Group, asker: str) -> None:
@@ -62,13 +63,13 @@ class GroupConversation:
         self.status: Status = "no_answer"
         self.last_speaker: str | None = None
         self.speaking: str | None = None
-        # The messages that each one who was a member so far has not received yet.
+        # By name: the messages that a present or removed member has not received yet.
         self._undelivered: dict[str, list[AgentMessage]] = {each: [] for each in group.members}
         self.on_message: Callable[[], object] | None = None
-        # The members while these must not change.
+        # Replaces the group's members while these must not change, in a durable run.
         self.fixed_members: Mapping[str, Participant | str] | None = None
         self.is_active = False
-        # The message that the members answer, or answered when the conversation failed.
+        # The message that the members answer. It stays after a failure, for `receive_again`.
         self.failed: AgentMessage | None = None
 
     @property
@@ -78,21 +79,21 @@ class GroupConversation:
 
     @property
     def names(self) -> list[str]:
-        """The members' names, in the order in which they were given."""
+        """The members' names, in the order of the members."""
         return [*self.members]
 
     def undelivered(self, name: str) -> list[AgentMessage]:
-        """Return the messages that a member has not received: all, if it has just been added."""
+        """Return the messages that a member has not received: all, for a new member."""
         if name not in self._undelivered:
-            own = (each for each in self.messages if each.sender != name)
-            self._undelivered[name] = [self._for_all(each) for each in own]
+            others = (each for each in self.messages if each.sender != name)
+            self._undelivered[name] = [self._for_all(each) for each in others]
         return self._undelivered[name]
 
     def _for_all(self, message: AgentMessage) -> AgentMessage:
         return message.model_copy(update={"receiver": self.group.name})
 
     def add(self, message: AgentMessage) -> None:
-        """Add a message, which all but its sender will receive."""
+        """Add a message, which all members but its sender will receive."""
         self.messages.append(message)
         for name, undelivered in self._undelivered.items():
             if name != message.sender:
@@ -101,23 +102,24 @@ class GroupConversation:
             self.on_message()
 
     def publish(self, message: AgentMessage) -> None:
-        """Count a member's message against the limit, and add it."""
+        """Count a member's message against the limit, publish it to listeners, and add it."""
         scope = current_scope()
         assert scope is not None
         scope.spend()
-        scope.tell(message)
+        scope.publish(message)
         self.add(message)
 
     async def ask(
         self,
         name: str,
-        nudge: str = GO_ON,
+        nudge: str = CONTINUE_PROMPT,
         *,
-        turn: AbstractAsyncContextManager[None] = FREE,
+        turn: AbstractAsyncContextManager[None] = NO_TURN,
     ) -> Answer:
-        """Deliver to a member what it has not received, and let it answer the last message.
+        """Deliver the missing messages to a member, and return its answer to the last one.
 
-        The block of `turn` decides which messages these are.
+        The block of `turn` decides which messages these are. A member without missing messages
+        receives `nudge`.
         """
         member = await self.group.find(name, self.members)
         async with turn:
@@ -129,7 +131,7 @@ class GroupConversation:
         return self._answer(name, await member.receive(undelivered[-1]))
 
     async def send(self, name: str, text: str, *, request_reply: bool = True) -> Answer:
-        """Send a member a message of the group itself."""
+        """Send a message of the group itself to a member."""
         message = as_message(text, self.group.name, self.group.name)
         member = await self.group.find(name, self.members)
         return self._answer(name, await member.receive(message, request_reply=request_reply))
@@ -145,11 +147,11 @@ class ConversationNode(Node[Answer], internal=True, name="TalkNode"):
 
     def __init__(self, conversation: GroupConversation, message: AgentMessage) -> None:
         super().__init__(f"{conversation.group.name}.talk")
-        self.talk = conversation  # journals have the names of attributes
+        self.talk = conversation  # not renamed: node identities in journals have this name
         self._message = message
 
     async def task(self) -> Answer:
-        """Hold the conversation, then deliver to each member what it has not received."""
+        """Hold the conversation, then deliver the missing messages to each member."""
         conversation, group = self.talk, self.talk.group
         with open_scope(group.max_messages) as (_, is_outermost):
             try:
@@ -159,18 +161,18 @@ class ConversationNode(Node[Answer], internal=True, name="TalkNode"):
                 if not is_outermost:
                     raise
                 logger.warning("%s: %s", self.path, error)
-        for name in conversation.names:  # so that all histories are complete
+        for name in conversation.names:  # so that the histories of all members are complete
             while name in group.members and (undelivered := conversation.undelivered(name)):
                 member = await group.find(name)
                 await member.receive(undelivered.pop(0), request_reply=False)
         last = conversation.messages[-1]
         if conversation.asker in group.members or last is self._message:
-            return Answer(status=conversation.status)  # the asker has all messages
+            return Answer(status=conversation.status)  # the asker has received all messages
         return Answer(as_message(last, group.name, self._message.sender), conversation.status)
 
 
 def _running_conversation(group: str) -> GroupConversation | None:
-    """Return the conversation of `group` in which this is called, None outside of one."""
+    """Return the conversation of `group` around this call, None outside of one."""
     try:
         node: Node[Any] = current_node()
     except LookupError:
@@ -185,7 +187,7 @@ def _running_conversation(group: str) -> GroupConversation | None:
 
 
 def round_robin(conversation: GroupConversation) -> str:
-    """Name the member after the last speaker, in the order of the members."""
+    """Return the member after the last speaker, in the order of the members."""
     names = conversation.names
     if conversation.last_speaker not in names:
         return names[0]
@@ -193,9 +195,10 @@ def round_robin(conversation: GroupConversation) -> str:
 
 
 def random_speaker(seed: int | None = None) -> Callable[[GroupConversation], str]:
-    """Make a policy that names any member but the last speaker, always the same with a `seed`.
+    """Make a policy that chooses any member but the last speaker.
 
-    Without one, each execution of a durable run names the same.
+    With a `seed`, it chooses the same in each program. Without one, each execution of a durable run
+    chooses the same.
     """
     chance = random.Random(seed)  # noqa: S311 - not for secrets
 
@@ -210,9 +213,12 @@ def random_speaker(seed: int | None = None) -> Callable[[GroupConversation], str
 def choose_by_model(
     backend: Backend, **options: Any
 ) -> Callable[[GroupConversation], Awaitable[str]]:
-    """Make a policy that lets a model choose by the conversation and members' `description`s.
+    """Make a policy that lets a model choose, by the conversation and the members' `description`s.
 
-    If it names none of them, or more than one, the next in turn speaks, which is logged.
+        GroupChat("team", members, speaker=choose_by_model(backend))
+
+    If the reply names none of them, or more than one, the next in turn speaks and a warning is
+    logged.
     """
     ask = choose_speaker.with_backend(backend, **options)
 
@@ -226,7 +232,7 @@ def choose_by_model(
         )
         lines = (f"{message.sender}: {message.text}" for message in conversation.messages)
         reply = await ask("\n".join(roles), "\n".join(lines), ", ".join(names))
-        # The longest first: a longer name is not also the shorter one in it.
+        # The longest first, so that "anna" in the reply does not count as "ann" too.
         by_length = sorted(names, key=len, reverse=True)
         pattern = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in by_length)
         found = {each.lower() for each in re.findall(pattern, reply, re.IGNORECASE)}
@@ -234,7 +240,7 @@ def choose_by_model(
         if len(mentioned) == 1:
             return mentioned[0]
         name = round_robin(conversation)
-        logger.warning("the model named no speaker of %s: %.200r; %s is next", names, reply, name)
+        logger.warning("The model chose none of %s: %.200r. Next is %s.", names, reply, name)
         return name
 
     return choose
@@ -259,27 +265,27 @@ def _others(conversation: GroupConversation) -> list[str]:
 
 
 SpeakerPolicy: TypeAlias = Callable[[GroupConversation], str | Awaitable[str | None] | None]
-"""Names the next speaker of a conversation, None to end it; plain or async."""
+"""Returns the next speaker's name, None to end the conversation; plain or async."""
 
 
-# The groups that tell each other, as their members, that a conversation begins.
-_ASKING: ContextVar[tuple[str, ...]] = ContextVar("anabranch.conversation.asking", default=())
+# The groups whose `begin_chat` is running around this call, to find a group that contains itself.
+_BEGINNING: ContextVar[tuple[str, ...]] = ContextVar("anabranch.conversation.asking", default=())
 
 
 class Group(ABC):
-    """Several participants under one name, itself a participant: what all groups share.
+    """Several participants under one name, themselves a participant: the base of groups.
 
-    A message to the group starts a conversation of its members, whose last message is the group's
-    answer. All members receive each message, under its sender's name. `members` are participants,
+    A message to the group starts a conversation of its members. Their last message is the group's
+    answer. Each member receives each message, under its sender's name. `members` are participants,
     or names that `directory` knows. A subclass writes `hold`.
 
-    The attribute `members`, by name, may be changed at any time, also during a conversation. A new
-    member first receives the earlier messages; a member that is removed is not asked any more.
+    The attribute `members`, by name, may change at any time, also during a conversation. A new
+    member first receives the earlier messages. A removed member is not asked again.
 
-    `talks` has one conversation for each asker and session: "ann", "ann#7" for the session 7, and
-    "alice@ann" if alice asks in a conversation that ann began. A name with such a mark in it is in
-    quotes, as Python writes it. They are separate and may be active at once. Members remember them
-    separately too, as their sessions are (see `Chat`).
+    `talks` has one conversation for each asker and session: "ann", "ann#7" for session 7, and
+    "alice@ann" if alice asks in a conversation that ann began. A name that contains such a mark is
+    quoted as in Python. Conversations are separate, also in the members' memories, and may run at
+    once (see `Chat`).
     """
 
     @checked
@@ -317,9 +323,9 @@ class Group(ABC):
         return {key: list(each.messages) for key, each in self.talks.items()}
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
-        """Take a message from outside, or from a member, and let the members answer it.
+        """Take a message from outside or from a member, and let the members answer it.
 
-        A message from within a conversation, or during it, becomes a part of it.
+        A message that arrives during the conversation, or from within it, becomes a part of it.
         """
         conversation = self._conversation_of(message)
         conversation.add(message)
@@ -328,7 +334,7 @@ class Group(ABC):
         return await self._hold(conversation, message)
 
     async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
-        """Continue the conversation that failed with this message, or `receive` the message."""
+        """Continue the conversation that failed at this message, or `receive` the message."""
         conversation = self._conversation_of(message)
         if request_reply and conversation.failed == message and not conversation.is_active:
             return await self._hold(conversation, message)
@@ -345,7 +351,7 @@ class Group(ABC):
 
     def _conversation_of(self, message: AgentMessage) -> GroupConversation:
         """Return the conversation that a message belongs to, a new one if there is none."""
-        # A message to another group comes from that, of which this one is a member.
+        # A message to another group comes through that group, which has this one as a member.
         asker = message.sender if message.receiver in (None, self.name) else message.receiver
         key = with_session(asker)
         found = _running_conversation(self.name) or self.talks.get(key)
@@ -357,34 +363,36 @@ class Group(ABC):
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """Begin a conversation with `partner`, and so with all the members."""
-        asking = _ASKING.get()
-        if self.name in asking:
-            circle = " > ".join((*asking[asking.index(self.name) :], self.name))
+        beginning = _BEGINNING.get()
+        if self.name in beginning:
+            circle = " > ".join((*beginning[beginning.index(self.name) :], self.name))
             raise ValueError(f"the group {self.name!r} is a member of itself: {circle}")
         if clear_history:
             self.talks.pop(with_session(partner), None)
-        token = _ASKING.set((*asking, self.name))
+        token = _BEGINNING.set((*beginning, self.name))
         try:
-            for name in [*self.members]:  # they may change during this
-                if name != partner or name in asking:  # a group is told, and refuses the circle
+            for name in [*self.members]:  # a copy: members may change during the awaits
+                # The partner knows already. But a partner in `beginning` is a group that contains
+                # itself, and its `begin_chat` raises the error.
+                if name != partner or name in beginning:
                     member = await self.find(name)
                     await member.begin_chat(self.name, clear_history=clear_history)
         finally:
-            _ASKING.reset(token)
+            _BEGINNING.reset(token)
 
     @abstractmethod
     async def hold(self, conversation: GroupConversation, node: Node[Any]) -> Status:
-        """Let the members speak below `node`, by `conversation.ask` and `conversation.publish`.
+        """Let the members speak below `node`, and return how the conversation ended.
 
-        Returns how the conversation ended. Several may be active at once.
+        Use `conversation.ask` and `conversation.publish`. Several conversations may run at once.
         """
 
     async def find(
         self, name: str, members: Mapping[str, Participant | str] | None = None
     ) -> Participant:
-        """Return a member; raise `UnknownAgent` for another name, or one that nobody has.
+        """Return a member; raise `UnknownAgent` for another name, or one without an agent.
 
-        `members` are those to look among, by default those of the group.
+        It looks among `members`, by default those of the group.
         """
         members = self.members if members is None else members
         if name not in members:
@@ -399,13 +407,13 @@ class Group(ABC):
 
 
 class GroupChat(Group):
-    """A group in which one speaks at a time, and `speaker` says who: by default, in turn.
+    """A group with one speaker at a time, which `speaker` chooses. By default it is the next in order.
 
         team = GroupChat("team", [planner, writer, critic], speaker=choose_by_model(backend))
         result = await user.initiate_chat(team, "Write a poem about a river.")
 
-    A conversation ends when a message says so (`TERMINATE`, or the predicate `is_termination`),
-    when a person leaves, when `speaker` names nobody, when all members in a row had no answer, or
+    A conversation ends when a message ends it (`TERMINATE`, or the predicate `is_termination`),
+    when a person leaves, when `speaker` returns None, when all members in a row give no answer, or
     after `max_turns` messages, which is logged.
     """
 
@@ -428,10 +436,10 @@ class GroupChat(Group):
         self.is_termination = is_termination
 
     async def hold(self, conversation: GroupConversation, node: Node[Any]) -> Status:
-        """Ask one after the other."""
-        said = silent = 0
+        """Ask one member after the other."""
+        count = silent = 0
         conversation.last_speaker = conversation.messages[-1].sender
-        while said < self.max_turns:
+        while count < self.max_turns:
             names = conversation.names
             if not names:
                 return "no_answer"
@@ -440,7 +448,7 @@ class GroupChat(Group):
             if name is None:
                 return "no_answer"
             if name in names and name not in self.members:
-                continue  # it was removed while it was chosen
+                continue  # removed while `speaker` waited
             answer = await conversation.ask(name)
             conversation.last_speaker = name
             if answer.message is None:
@@ -449,8 +457,8 @@ class GroupChat(Group):
                     return answer.status
                 continue
             conversation.publish(answer.message)
-            said, silent = said + 1, 0
+            count, silent = count + 1, 0
             if self.is_termination(answer.message):
                 return "terminated"
-        logger.info("%s: the group was stopped after %d messages (max_turns)", node.path, said)
+        logger.info("%s: the group stopped after %d messages (max_turns)", node.path, count)
         return "turn_limit"

@@ -1,4 +1,4 @@
-"""People in a conversation: where their input comes from, and the transcript they read."""
+"""People in a conversation: sources of their input, and the transcript that they read."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ..layers import AgentMessage
 __all__ = ["HumanInput", "Question", "Questions", "QueueInput", "TerminalInput", "Transcript"]
 
 HumanInput: TypeAlias = Callable[[str], Awaitable[str | None]]
-"""Asks a person: takes what to show, gives what they say, None if they have left.
+"""Shows a prompt to a person and returns their text, None if they have left.
 
-While it waits nothing else is held up; cancelled, it leaves nothing behind.
+It must not block the loop. When cancelled, it must leave no thread or reader behind.
 """
 
 
 class TerminalInput:
     """Asks on the terminal, one question at a time.
 
-    It waits for the standard input in the loop, without a thread, so a cancelled question leaves
-    none behind, and what the person types later goes to the next question. It reads the standard
-    input itself: do not use `input()` or `sys.stdin` beside it. Where a loop cannot watch the
-    standard input (Windows) it asks by `anabranch.jobs.read_line`, which has a thread.
+    It waits for the standard input in the loop, without a thread. So a cancelled question leaves no
+    thread behind, and later input goes to the next question. Do not use `input()` or `sys.stdin`
+    beside it. Where a loop cannot watch the standard input (Windows), it uses
+    `anabranch.jobs.read_line`, which has a thread.
     """
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._held = b""
+        self._buffer = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = asyncio.Lock()
 
@@ -42,49 +42,51 @@ class TerminalInput:
         """Show `prompt`; return the next line without its end, None at the end of the input."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._turn = loop, asyncio.Lock()  # a lock belongs to one loop
+            self._loop, self._turn = loop, asyncio.Lock()  # a lock works in one loop only
         async with self._turn:
             sys.stdout.write(prompt)
             sys.stdout.flush()
-            while b"\n" not in self._held:
+            while b"\n" not in self._buffer:
                 ready = asyncio.Event()
                 try:
                     loop.add_reader(self._descriptor, ready.set)
                 except NotImplementedError:
                     return await read_line()
                 except PermissionError:
-                    ready.set()  # a plain file, which never makes anyone wait
+                    ready.set()  # a plain file, which is always readable
                 try:
                     await ready.wait()
                 finally:
                     loop.remove_reader(self._descriptor)
                 if not (data := os.read(self._descriptor, 65_536)):
                     break
-                self._held += data
-            line, end, self._held = self._held.partition(b"\n")
+                self._buffer += data
+            line, end, self._buffer = self._buffer.partition(b"\n")
         return line.decode(errors="replace").rstrip("\r") if line or end else None
 
 
 class QueueInput:
-    """Takes a person's answers from a queue, in order; `put` may be called before the question.
+    """Takes a person's answers from a queue, in order. `put` may be called before the question.
 
-    Attribute: `prompts`, all questions. It belongs to one loop.
+        user = UserProxyAgent("user", human_input=QueueInput("Hello", None))
+
+    Attribute: `prompts`, all questions so far. Use it in one loop.
     """
 
-    def __init__(self, *said: str | None) -> None:
+    def __init__(self, *answers: str | None) -> None:
         self.prompts: list[str] = []
-        self._said: asyncio.Queue[str | None] = asyncio.Queue()
-        for text in said:
+        self._answers: asyncio.Queue[str | None] = asyncio.Queue()
+        for text in answers:
             self.put(text)
 
     def put(self, text: str | None) -> None:
         """Add an answer; None means that the person leaves."""
-        self._said.put_nowait(text)
+        self._answers.put_nowait(text)
 
     async def __call__(self, prompt: str) -> str | None:
         """Wait for the next answer."""
         self.prompts.append(prompt)
-        return await self._said.get()
+        return await self._answers.get()
 
 
 class Question(Pending["str | None"], internal=True):
@@ -95,12 +97,12 @@ class Question(Pending["str | None"], internal=True):
         self.prompt = prompt
 
     def answer(self, text: str | None) -> bool:
-        """Answer; None leaves the conversation. False if the question is settled."""
+        """Answer; None leaves the conversation. Returns False if the question is settled."""
         return self.settle(text)
 
 
 class Questions(PendingList[Question]):
-    """Where questions wait until an application, such as a web page, has asked the person.
+    """Open questions to people, for an application such as a web page.
 
         questions = Questions()
         user = UserProxyAgent("user", human_input=questions)
@@ -109,16 +111,15 @@ class Questions(PendingList[Question]):
         ...
         questions.get(2).answer("yes")          # whenever the person answers
 
-    Any number may wait at once, each a node below the agent that asks. All this belongs to one
-    loop.
+    Any number may be open at once. Each is a node below the agent that asks. Use it in one loop.
     """
 
     async def __call__(self, prompt: str) -> str | None:
-        """Put the question as a child of the current node and wait for its answer."""
+        """Open a question as a child of the current node, and wait for its answer."""
         return await self.put(Question(prompt))
 
 
-RULE = "-" * 80
+SEPARATOR = "-" * 80
 BROKEN_OFF = "\n(broken off)"
 
 
@@ -126,15 +127,15 @@ BROKEN_OFF = "\n(broken off)"
 class _Entry:
     heading: str
     text: str = ""
-    shown: int = -1  # -1 until the heading is written
+    written: int = -1  # characters of the text; -1 until the heading is written
     ending: str | None = None
 
 
 class Transcript:
     """Writes messages: `alice (to bob):`, an empty line, the text, a line of dashes.
 
-    A message that streams is written as it arrives; other messages wait for its end, so that no two
-    are mixed. Without `file` it writes to the standard output of the moment.
+    It writes a streaming message as it arrives. Other messages wait for the end of that one, so
+    that no two are mixed. Without `file` it writes to the current standard output.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -142,7 +143,7 @@ class Transcript:
         self._entries: list[_Entry] = []
 
     def __call__(self, part: AgentMessage) -> None:
-        """Take a part of a message, or a complete one; those without a receiver are not shown."""
+        """Take a part of a message, or a complete message; ignore those without a receiver."""
         if part.receiver is None or part.type in ("tool_call", "tool_result"):
             return
         heading = f"{part.sender} (to {part.receiver}):"
@@ -151,7 +152,7 @@ class Transcript:
                 if part.text.startswith(entry.text):
                     entry.text = part.text
                     break
-                entry.ending = BROKEN_OFF  # it became something else
+                entry.ending = BROKEN_OFF  # the new text replaces it: the reply was tried again
         else:
             entry = _Entry(heading, part.text)
             self._entries.append(entry)
@@ -162,13 +163,13 @@ class Transcript:
         out = self._file or sys.stdout
         while self._entries:
             entry = self._entries[0]
-            if entry.shown < 0:
+            if entry.written < 0:
                 out.write(f"{legible(entry.heading)}\n\n")
-                entry.shown = 0
-            out.write(legible(entry.text[entry.shown :]))
-            entry.shown = len(entry.text)
+                entry.written = 0
+            out.write(legible(entry.text[entry.written :]))
+            entry.written = len(entry.text)
             if entry.ending is None:
                 break
-            out.write(f"{entry.ending}\n\n{RULE}\n")
+            out.write(f"{entry.ending}\n\n{SEPARATOR}\n")
             del self._entries[0]
         out.flush()

@@ -1,4 +1,4 @@
-"""What takes part in a conversation: participants, their messages, and a directory of them."""
+"""Participants of a conversation, their messages, and a directory of them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = [
 ]
 
 TERMINATE = "TERMINATE"
-"""At the end of a text, or true in a message's `extra`, it ends a conversation."""
+"""Ends a conversation at the end of a text, or as a key of `extra` with a true value."""
 
 MessageLike: TypeAlias = str | AgentMessage | Mapping[str, Any]
-"""A text, a message, or a mapping with `content`, and more of what a message has."""
+"""A text, a message, or a mapping with `content` and other fields of a message."""
 
-FIELDS = frozenset(("content", "parts", "formatted", "metadata", "extra", "type"))
+MESSAGE_FIELDS = frozenset(("content", "parts", "formatted", "metadata", "extra", "type"))
 
 
 def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
-    """Return a message of `sender` to `receiver`; a message is copied, whoever sent it.
+    """Return a message of `sender` to `receiver`; a given message is copied.
 
-    Raises `TypeError` for anything else, `ValueError` for a message without content or with unknown
+    Raises `TypeError` for another type, `ValueError` for a message without content or with unknown
     fields.
     """
     if isinstance(given, str):
@@ -42,20 +42,24 @@ def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
     elif isinstance(given, AgentMessage):
         message = given
     elif not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"a message is a text, an AgentMessage or a mapping, not {given!r:.200}")
+        raise TypeError(
+            f"a message must be a text, an AgentMessage or a mapping, not {given!r:.200}"
+        )
     else:
         fields = dict(given)
-        if unknown := [name for name in fields if name not in FIELDS]:
-            raise ValueError(f"a message has no {unknown!r}; it has {sorted(FIELDS)}")
+        if unknown := [name for name in fields if name not in MESSAGE_FIELDS]:
+            raise ValueError(
+                f"a message has no fields {unknown!r}, it may have {sorted(MESSAGE_FIELDS)}"
+            )
         extra: dict[str, Any] = {}
         try:
             extra |= fields.pop("extra", None) or {}
             extra |= fields.pop("metadata", None) or {}
             message = AgentMessage(**fields, extra=extra)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"this is no message: {given!r:.200} ({error})") from None
+            raise ValueError(f"cannot make a message of {given!r:.200}: {error}") from None
     if message.content is None and message.formatted is None:
-        raise ValueError(f"{sender} says nothing to {receiver}: the message needs content")
+        raise ValueError(f"the message of {sender} to {receiver} must have content")
     return message.model_copy(
         update={
             "content": message.formatted if message.content is None else message.content,
@@ -68,7 +72,7 @@ def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
 
 
 def is_termination(message: AgentMessage) -> bool:
-    """Return whether a message ends the conversation, without a predicate of the user's."""
+    """Return whether a message ends the conversation, by `TERMINATE`."""
     if message.extra.get(TERMINATE):
         return True
     return isinstance(message.content, str) and message.content.rstrip().endswith(TERMINATE)
@@ -84,18 +88,19 @@ Status: TypeAlias = Literal[
     "turn_limit",
     "message_limit",
 ]
-"""How a message was received, and how a conversation ended.
+"""Why a message has an answer or none, and why a conversation ended.
 
-`answered`: there is an answer. `delivered`: none was asked for. `no_answer`: a reply function was
-done without one, or nobody had any. `terminated`: the message ended the conversation. `left`: the
-person left. `auto_reply_limit`: `max_consecutive_auto_reply` was reached; `turn_limit`: the number
-of answers that was asked for; `message_limit`: the limit of messages that every conversation has.
+- `answered`: there is an answer; `delivered`: no answer was requested
+- `no_answer`: the reply function returned None, or no participant had an answer
+- `terminated`: a message ended the conversation; `left`: the person left
+- `auto_reply_limit`: `max_consecutive_auto_reply` automatic answers; `turn_limit`: `max_turns`
+- `message_limit`: `max_messages` of the outermost conversation
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a message: the answer, None if there is none, and why."""
+    """The result of `receive`: the answer, or None, and the reason."""
 
     message: AgentMessage | None = None
     status: Status = "answered"
@@ -103,11 +108,11 @@ class Answer:
 
 @runtime_checkable
 class Participant(Protocol):
-    """Anything that can receive a message: an agent here, a group, a handle of an agent elsewhere.
+    """Anything that can receive messages: an agent, a group, a handle of a remote agent.
 
-    Messages, answers and names are all that passes between participants, and all can be pickled.
-    One that also has `receive_again`, as agents and groups have, is given a message by that which
-    it has received in a failed attempt, and does not hear it twice.
+    Only messages, answers and names pass between participants, and all of them can be pickled. A
+    participant may also have `receive_again`, as agents and groups do. It then gets a message that
+    it received in a failed attempt by that method, and does not store it twice.
     """
 
     @property
@@ -116,19 +121,18 @@ class Participant(Protocol):
         ...
 
     def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Awaitable[Answer]:
-        """Take a message and, if asked to, answer it.
+        """Store a message and, with `request_reply`, answer it.
 
-        The message is part of the participant's history from the first moment on, or once it has
-        passed the `before_agent` hooks of an agent that has some; the answer is before it is
-        returned. The partner is `message.receiver` if that is a group's name, else
-        `message.sender`.
+        The message enters the history before the first wait, or, if an agent has `before_agent`
+        hooks, after these. The answer enters the history before it is returned. The partner is
+        `message.receiver` if that is a group's name, else `message.sender`.
         """
         ...
 
     def begin_chat(self, partner: str, *, clear_history: bool = False) -> Awaitable[None]:
-        """Take note that a conversation with `partner` begins: counters start again.
+        """Begin a conversation with `partner`: counters start again.
 
-        With `clear_history` what was said to and by `partner` before is forgotten.
+        With `clear_history` the messages to and from `partner` are forgotten.
         """
         ...
 
@@ -136,7 +140,10 @@ class Participant(Protocol):
 class Directory:
     """Participants by name.
 
-    A subclass whose `find` looks further (agents on other machines) needs no change in the agents.
+        directory = Directory(alice, bob)
+        await alice.initiate_chat("bob", "Hello")  # with Alice(..., directory=directory)
+
+    A subclass whose `find` also finds agents on other machines needs no change in the agents.
     """
 
     def __init__(self, *participants: Participant) -> None:
@@ -145,13 +152,13 @@ class Directory:
             self.add(participant)
 
     def add(self, participant: Participant) -> None:
-        """Enter a participant; twice is harmless. Raises `ValueError` if another has its name."""
+        """Add a participant; twice is harmless. Raises `ValueError` for a second one of a name."""
         require(participant, Participant, "a directory must be of participants")
         if self._participants.setdefault(participant.name, participant) is not participant:
             raise ValueError(f"there are two agents called {participant.name!r} in the directory")
 
     def remove(self, name: str) -> None:
-        """Take a name out; one that is not there is harmless."""
+        """Remove a name; an unknown name is harmless."""
         self._participants.pop(name, None)
 
     async def find(self, name: str) -> Participant:
@@ -169,7 +176,7 @@ class Directory:
 
 
 def name_of(partner: Participant | str) -> str:
-    """Return the name of a participant, or the name itself."""
+    """Return the name of a participant; a name is returned unchanged."""
     if isinstance(partner, str):
         return partner
     require(partner, Participant, "a partner must be a participant or a name")

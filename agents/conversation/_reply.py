@@ -1,4 +1,4 @@
-"""How a conversable agent replies: its reply functions, and one reply as a node."""
+"""The replies of a conversable agent: its reply functions, and one reply as a node."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ class _Mark(enum.Enum):
 
 
 NOT_MINE: Final = _Mark.NOT_MINE
-"""A reply function returns this to leave the message to the next one."""
+"""Returned by a reply function that leaves the message to the next one."""
 
 ReplyResult: TypeAlias = "MessageLike | Literal[_Mark.NOT_MINE] | None"
-"""What a reply function returns: an answer, None for "done, no answer", or `NOT_MINE`."""
+"""The result of a reply function: an answer, None for "no answer", or `NOT_MINE`."""
 
 Sender: TypeAlias = "Participant | str"
 SenderFilter: TypeAlias = "Sender | Iterable[Sender] | Callable[[Any], Sender | Iterable[Sender]]"
-"""Whose messages a reply function sees: agents or names, or a function from the agent to them."""
+"""The senders that a reply function sees: agents, names, or a function from the agent to them."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NUMBERS = count()
+RULE_NUMBERS = count()
 
 
 class Decorator(Protocol):
-    """Marks a function and gives it back."""
+    """A decorator that returns the function itself."""
 
     def __call__(self, function: F, /) -> F:
-        """Mark it."""
+        """Mark the function."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyRule:
-    """A reply function and whose messages it sees; None is everybody's."""
+    """A reply function and the senders whose messages it sees; None means all."""
 
     function: Callable[..., Any]
     sender: SenderFilter | None = None
-    number: int = 0  # of the mark: the order in which they were written, whoever sorted the class
+    number: int = 0  # the order of definition, also after cloudpickle has sorted the class by name
 
     async def __call__(self, agent: Any, message: AgentMessage) -> ReplyResult:
-        """Answer `message`, or say that it is another's."""
+        """Return the function's answer to `message`, or `NOT_MINE` for another sender."""
         if self.sender is not None:
             sender: Any = self.sender
             if callable(sender) and not isinstance(sender, Participant):
@@ -96,43 +96,43 @@ def reply(
         async def to_bob(self, message: AgentMessage) -> ReplyResult:
             return None
 
-    They are tried in the order in which they are written, those that a subclass adds before those
-    of its bases. One that a subclass overrides keeps its place, and is tried only if it is marked
-    there again. Plain or async, each returns an answer, None for "done, no answer", or `NOT_MINE`,
-    and the next is tried. With `sender` it sees only messages of these agents, or of groups of
-    these names.
+    They are called in the order of their definitions, those of a subclass before those of its
+    bases. A method that a subclass overrides keeps its place, and is called only if it is marked
+    there again. Plain or async, each returns an answer, None for "handled without an answer", or
+    `NOT_MINE`: then the next is called. With `sender` a function sees only messages of these
+    agents, or of groups with these names.
     """
 
     def mark(function: F) -> F:
-        function.__anabranch_reply__ = ReplyRule(function, sender, next(NUMBERS))  # pyright: ignore[reportFunctionMemberAccess]
+        function.__anabranch_reply__ = ReplyRule(function, sender, next(RULE_NUMBERS))  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     return mark if function is None else mark(function)
 
 
 def reply_rules(agent: type[Any]) -> list[ReplyRule]:
-    """Return the reply functions of a class, in the order in which they are tried."""
-    rules: dict[str, ReplyRule | None] = {}  # None: overridden by a method without a mark
+    """Return the reply functions of a class, in the order of their calls."""
+    rules: dict[str, ReplyRule | None] = {}  # None: a method without a mark overrides it
     for base in reversed(agent.__mro__):
-        own: dict[str, ReplyRule] = {}
+        new_rules: dict[str, ReplyRule] = {}
         for name, member in vars(base).items():
             rule = getattr(member, "__anabranch_reply__", None)
             if name in rules:
                 rules[name] = rule if isinstance(rule, ReplyRule) else None
             elif isinstance(rule, ReplyRule):
-                own[name] = rule
-        # Not in the order of the class's dictionary: cloudpickle sorts it by name.
-        rules = dict(sorted(own.items(), key=lambda item: item[1].number)) | rules
+                new_rules[name] = rule
+        # By number and not in the order of the class's dictionary, which cloudpickle sorts by name.
+        rules = dict(sorted(new_rules.items(), key=lambda item: item[1].number)) | rules
     return [rule for rule in rules.values() if rule is not None]
 
 
 logger = logging.getLogger("anabranch.agents")
 
-EXIT = "exit"
+EXIT_INPUT = "exit"
 
 
 class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
-    """One reply of `agent` to a message that is in its history with `partner` already.
+    """One reply of `agent` to a message that its history with `partner` contains already.
 
     Attributes: `agent`, `partner`, `message`.
     """
@@ -145,12 +145,12 @@ class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
         self.message = message
 
     async def task(self) -> Answer:
-        """Ask the person if it is their turn, else answer without one, or end."""
+        """Return an answer of the person, of a reply function or of the model, or the end."""
         agent, mode = self.agent, self.agent.human_input_mode
         if agent.journal is not None or OUTER_SESSION.get() is not None:
             raise ConfigurationError(
-                f"{agent.name} talks with others, and no session of an agent's journal= keeps what"
-                " they remember: let them talk in a Durable job"
+                f"{agent.name} cannot converse in the session of an agent with journal=, which does"
+                " not store conversations. Use a Durable job instead."
             )
         session = agent.session_with(self.partner)
         self.begin(agent, session)
@@ -159,25 +159,25 @@ class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
             scope = current_scope()
             listeners = () if scope is None else scope.listeners
-            seen = any(isinstance(each, Transcript) for each in listeners)
-            # All messages since the agent's last one: in a group, those of several.
+            has_transcript = any(isinstance(each, Transcript) for each in listeners)
+            # All messages since the agent's last one, because a group may have sent several.
             history = agent.memory.messages(session)
-            own = [number for number, each in enumerate(history) if each.sender == agent.name]
-            shown = "".join(
+            own_places = [place for place, each in enumerate(history) if each.sender == agent.name]
+            messages = "".join(
                 f"{each.sender} (to {each.receiver or agent.name}):\n\n{each.text}\n\n"
-                for each in history[own[-1] + 1 if own else 0 :] or [self.message]
+                for each in history[own_places[-1] + 1 if own_places else 0 :] or [self.message]
             )
-            enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
+            enter = "to end" if ending == "terminated" else "for an automatic answer"
             question = (
-                f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
-                f" '{EXIT}' to leave): "
+                f"{'' if has_transcript else messages}Answer {self.partner} as {agent.name}"
+                f" (Enter {enter}, '{EXIT_INPUT}' to leave): "
             )
 
             async def ask() -> str | None:
                 return await require_awaitable(agent.human_input(question), agent, "human_input")
 
             text = await once("human input", ask)
-            if text is None or text.strip() == EXIT:
+            if text is None or text.strip() == EXIT_INPUT:
                 return Answer(status="left")
             if text.strip():
                 agent.auto_replies[session] = 0
@@ -193,11 +193,13 @@ class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
                     return await self._deliver(reply)
             return await self._deliver(await agent.generate_reply(self.message))
         except BaseException:
-            agent.auto_replies[session] = max(0, agent.auto_replies[session] - 1)  # it has failed
+            # A retry of a failed answer must not count twice. Not below 0: the person may have
+            # answered, which resets the count, while this reply ran.
+            agent.auto_replies[session] = max(0, agent.auto_replies[session] - 1)
             raise
 
     def _ending(self) -> Status | None:
-        """Return why the conversation ends here, unless a person continues it."""
+        """Return the reason to end the conversation here, unless a person continues it."""
         agent, limit = self.agent, self.agent.max_consecutive_auto_reply
         if agent.is_termination(self.message):
             return "terminated"
@@ -205,8 +207,8 @@ class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
             return None
         if limit and agent.human_input_mode == "NEVER":
             logger.warning(
-                "%s: %s has answered %s %d times in a row, and the conversation ends"
-                " (max_consecutive_auto_reply)",
+                "%s: %s has answered %s %d times in a row. The conversation ends"
+                " (max_consecutive_auto_reply).",
                 self.path,
                 agent.name,
                 self.partner,

@@ -1,4 +1,4 @@
-"""The scope of a complete conversation: its session, its limit of messages and its listeners."""
+"""State that nested conversations share: session, limit of messages, listeners."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MAX_MESSAGES = 100
 Listener: TypeAlias = Callable[[AgentMessage], object]
 """Receives messages while they grow ("begin", "streaming"), then each complete one ("end").
 
-A message that was not streamed comes as its "end" alone; one that broke off ends as "failed". The
-parts have the text so far as `content`, and what is new as `extra["delta"]`.
+A message that was not streamed comes only as its "end". One that broke off ends as "failed". The
+parts have the text so far as `content`, and the new text as `extra["delta"]`.
 """
 
 
@@ -42,16 +42,17 @@ _SESSION: ContextVar[str | None] = ContextVar("anabranch.conversation.session", 
 
 
 def current_session() -> str | None:
-    """Return the session of the conversation in which this is called, as memories mark it.
+    """Return the session of the conversation around this call, as memories mark it.
 
-    `#7` is one that was named; `@ann` that of all conversations which ann began. None outside any.
+    `#7` is the session 7 of the user, `@ann` the session of all conversations that ann began. None
+    outside of a conversation.
     """
     return _SESSION.get()
 
 
 @contextmanager
 def converse_in(session: str | None) -> Generator[None]:
-    """Let all messages of the block, and of nodes that it starts, belong to a session."""
+    """Run the block, and the nodes that it starts, in a session."""
     token = _SESSION.set(session)
     try:
         yield
@@ -60,22 +61,22 @@ def converse_in(session: str | None) -> Generator[None]:
 
 
 def with_session(partner: str) -> str:
-    """Return the key of the messages with `partner` in the session of the conversation."""
+    """Return the key of the messages with `partner` in the current session."""
     session, key = current_session(), key_of(partner)
     return key if session in (None, f"@{key}") else f"{key}{session}"
 
 
 def key_of(name: str) -> str:
-    """Return a name as sessions contain it: as Python writes it, if it has their marks in it.
+    """Return a name as sessions contain it: quoted if it contains their marks.
 
-    So messages of somebody called "ann#7" are not those of ann in session 7.
+    So the messages of a partner called "ann#7" do not mix with those of ann in session 7.
     """
     marked = name.startswith(("'", '"')) or "#" in name or "@" in name
     return repr(name) if marked else name
 
 
 def is_with(session: SessionId, key: str) -> bool:
-    """Return whether a session is one with a partner, in whatever conversation.
+    """Return whether a session is one with a partner, in any conversation.
 
     `key` is the partner's, see `key_of`.
     """
@@ -83,11 +84,11 @@ def is_with(session: SessionId, key: str) -> bool:
 
 
 class ConversationScope:
-    """The outermost conversation, as all conversations inside it see it.
+    """The outermost conversation, shared by all conversations inside it.
 
-    `left` is the number of messages until the limit. An answer that was given counts and is never
-    refused, so answers that run at the limit may exceed it. `feed` is for a reader that may be
-    slow: it has new text alone, while each part for the `listeners` has all the text so far.
+    `left` is the number of messages until the limit. An answer that exists counts and is never
+    refused, so answers that run at the limit may exceed it. A `feed` gets only new text, so its
+    reader may be slow. Each of the `listeners` gets all the text so far with each part.
     """
 
     def __init__(self, limit: int, feed: Feed | None = None) -> None:
@@ -98,7 +99,7 @@ class ConversationScope:
         self.listeners: list[Listener] = []
         self.feed = feed
         # Growing replies of remote agents, by sender and receiver.
-        self._speeches: dict[tuple[str, str | None], StreamedReply] = {}
+        self._growing: dict[tuple[str, str | None], StreamedReply] = {}
 
     def spend(self) -> None:
         """Count a message before it is sent; raise `ConversationTooLong` at the limit."""
@@ -106,23 +107,25 @@ class ConversationScope:
             raise ConversationTooLong(self.limit)
         self.left -= 1
 
-    def tell(self, part: AgentMessage) -> None:
-        """Publish a part of a message to all listeners."""
-        self.tell_listeners(part)
+    def publish(self, part: AgentMessage) -> None:
+        """Publish a part of a message to all listeners and the feed."""
+        self.call_listeners(part)
         if self.feed is None:
             return
         key, delta = (part.sender, part.receiver), part.extra.get("delta")
-        speech = None if part.stream_state == "begin" else self._speeches.pop(key, None)
+        streamed = None if part.stream_state == "begin" else self._growing.pop(key, None)
         if part.stream_state in ("begin", "streaming") and isinstance(delta, str):
-            said = part.text.removesuffix(delta)
-            self._speeches[key] = speech = speech or StreamedReply(part.sender, part.receiver, said)
-            self.feed.grow(speech, delta)
-        elif part.stream_state == "failed" and speech is not None:
-            self.feed.fail(speech)
+            text = part.text.removesuffix(delta)
+            self._growing[key] = streamed = streamed or StreamedReply(
+                part.sender, part.receiver, text
+            )
+            self.feed.grow(streamed, delta)
+        elif part.stream_state == "failed" and streamed is not None:
+            self.feed.fail(streamed)
         else:
             self.feed.put(part)
 
-    def tell_listeners(self, part: AgentMessage) -> None:
+    def call_listeners(self, part: AgentMessage) -> None:
         """Publish a part of a message to the listeners that are functions."""
         for listener in tuple(self.listeners):
             listener(part)
@@ -146,7 +149,7 @@ _MUTED: ContextVar[bool] = ContextVar("anabranch.conversation.muted", default=Fa
 
 
 def current_scope() -> ConversationScope | None:
-    """Return the scope of the conversation in which this is called, None outside any.
+    """Return the scope of the conversation around this call, None outside of one.
 
     It follows the context, as `current_node` does.
     """
@@ -155,9 +158,9 @@ def current_scope() -> ConversationScope | None:
 
 @contextmanager
 def open_scope(limit: int) -> Generator[tuple[ConversationScope, bool]]:
-    """Give the current scope, or open one, and whether it was opened here.
+    """Yield the current scope, or a new one, and whether it is new.
 
-    A listener to all agents (`Agent.stream`) listens to a new scope too.
+    A feed of all agents below (`Agent.stream`) receives the messages of a new scope too.
     """
     if (scope := _SCOPE.get()) is not None:
         yield scope, False
@@ -174,7 +177,7 @@ def open_scope(limit: int) -> Generator[tuple[ConversationScope, bool]]:
 def continue_scope(
     limit: int, left: int, session: str | None, listener: Listener | None
 ) -> Generator[ConversationScope]:
-    """Continue a conversation of another process here, with `left` messages until the limit.
+    """Continue a conversation of another process, with `left` messages until the limit.
 
     No conversation in the block is the outermost: `ConversationTooLong` leaves the block.
     """
@@ -190,7 +193,7 @@ def continue_scope(
 
 @contextmanager
 def mute() -> Generator[None]:
-    """Publish nothing of the block, and of nodes that it starts, to listeners."""
+    """Publish no messages of the block, and of nodes that it starts, to listeners."""
     token = _MUTED.set(True)
     try:
         yield
@@ -199,7 +202,7 @@ def mute() -> Generator[None]:
 
 
 def audible_scope() -> ConversationScope | None:
-    """Return the scope if it has listeners that receive messages from here, else None."""
+    """Return the scope if it has listeners and is not muted here, else None."""
     scope = _SCOPE.get()
     if scope is None or _MUTED.get():
         return None
@@ -207,9 +210,9 @@ def audible_scope() -> ConversationScope | None:
 
 
 class ScopeFeed(Feed):
-    """Passes each part of an answer to `partner` at once to the listeners of the conversation.
+    """Passes each part of an answer to `partner` to the listeners of the conversation.
 
-    It leaves out the complete answer: `ConversationScope.tell` gets it when it is delivered.
+    It leaves out the complete answer: `ConversationScope.publish` gets that at its delivery.
     """
 
     def __init__(self, partner: str) -> None:
@@ -218,20 +221,20 @@ class ScopeFeed(Feed):
         self._partner = partner
 
     def put(self, message: AgentMessage) -> None:
-        """Pass on a tool call, or its result."""
+        """Publish a tool call or its result."""
         if self._scope is not None and message.type is not None:
-            self._scope.tell(message)
+            self._scope.publish(message)
 
-    def grow(self, speech: StreamedReply, text: str) -> None:
-        """Pass on new text."""
-        speech.receiver = self._partner
-        self._grow_outer(speech, text)
-        speech.fresh.append(text)
+    def grow(self, reply: StreamedReply, text: str) -> None:
+        """Publish new text."""
+        reply.receiver = self._partner
+        self._grow_outer(reply, text)
+        reply.pending.append(text)
         if self._scope is not None and self._scope.listeners:
-            self._scope.tell_listeners(speech.message())
+            self._scope.call_listeners(reply.message())
 
-    def fail(self, speech: StreamedReply) -> None:
+    def fail(self, reply: StreamedReply) -> None:
         """Publish that a reply broke off."""
-        self._fail_outer(speech)
+        self._fail_outer(reply)
         if self._scope is not None and self._scope.listeners:
-            self._scope.tell_listeners(speech.message("failed"))
+            self._scope.call_listeners(reply.message("failed"))

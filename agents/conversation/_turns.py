@@ -1,4 +1,4 @@
-"""`GroupTalk`: all members read everything, and ask for their turn while others speak."""
+"""`GroupTalk`: all members read every message, and ask for their turn while others speak."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ logger = logging.getLogger("anabranch.agents")
 
 
 class GroupTalk(Group):
-    """A group in which all members are asked at once, and one at a time has its turn.
+    """A group of members that all think at the same time. One at a time has its turn.
 
         talk = GroupTalk("talk", [casperian, amelie], max_turns=6)
         await host.initiate_chat(talk, "It is a beautiful day. Introduce yourselves.")
 
-    Each member reads new messages as soon as it is free, and answers when it likes. An answer that
-    contains `request` asks for a turn. If nobody speaks, the group grants it and the member speaks.
-    Otherwise the group names the current speaker, whose message the member reads next. An empty
-    answer is none. Any other answer is a message out of turn, which counts if nobody speaks. So
-    nobody waits for anybody: a person who thinks (a `UserProxyAgent`) holds up no one else.
+    Each member reads new messages whenever it is free. It may answer with a request for a turn,
+    which is a text that contains `request`. If no member has the turn, the group grants it and the
+    member speaks. Otherwise the group names the current speaker, whose message the member reads
+    next. An empty answer counts as none. Any other answer is a message out of turn, which counts if
+    no member has the turn. So no member waits for another, even if one is a person
+    (`UserProxyAgent`) who thinks for long.
 
-    The conversation ends when nobody has anything to say, when a member ends it (`TERMINATE`), or
-    after `max_turns`, which is logged. Members that still think then are cancelled. A durable run
-    waits for them instead, because each execution has to remember the same. There, a change of
-    `members` counts from the next conversation on.
+    The conversation ends when no member has an answer, when a member ends it (`TERMINATE`), or
+    after `max_turns`, which is logged. Members that still think are then cancelled. A durable run
+    waits for them instead, because each execution must have the same memories. There, a change of
+    `members` takes effect in the next conversation.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class GroupTalk(Group):
         self.request = request
 
     async def hold(self, conversation: GroupConversation, node: Node[Any]) -> Status:
-        """Start a node below `node` for each member, and wait until the conversation has ended."""
+        """Start a node below `node` for each member, and wait until the conversation ends."""
         turns = _Turns(self, conversation)
         conversation.on_message = turns.wake
-        if turns.is_durable:  # each execution would see changes at another moment
+        if turns.is_durable:  # each execution would see a change of members at another moment
             conversation.fixed_members = {**self.members}
         try:
             turns.add_members(node)
-            turns.end_if_quiet()  # nobody is a member any more
+            turns.end_if_quiet()  # all members may have been removed
             await (turns.give_turns() if turns.is_durable else turns.add_newcomers(node))
             await turns.ended.wait()
         finally:
@@ -72,7 +73,7 @@ class GroupTalk(Group):
             raise turns.failure
         if not turns.left:
             logger.info(
-                "%s: the conversation was stopped after %d speeches (max_turns)",
+                "%s: the conversation stopped after %d messages (max_turns)",
                 node.path,
                 self.max_turns,
             )
@@ -80,22 +81,22 @@ class GroupTalk(Group):
 
 
 class _Turns:
-    """Who takes part in a conversation, and whose turn it is."""
+    """The members that take part in a conversation, and the order of their turns."""
 
     def __init__(self, group: GroupTalk, conversation: GroupConversation) -> None:
         conversation.speaking = None
         self.conversation = conversation
         self.left = group.max_turns
         self.request = group.request.lower()
-        # Members that take part, and those of them that read or think.
+        # The members that take part, and the part of them that reads or thinks.
         self.present = set[str]()
         self.busy = set[str]()
-        self.status: Status | None = None  # of the end
+        self.status: Status | None = None  # why the conversation ended
         self.failure: Exception | None = None
         self.wakeups: dict[str, asyncio.Event] = {}  # one for each member that has a node
         self.nodes: list[_MemberNode] = []
         self.ended = asyncio.Event()
-        # In a durable run: who waits for a turn, and whether that has changed, or a turn is done.
+        # In a durable run: the members that wait for a turn. `changed` wakes the loops below.
         self.is_durable = scope_here() is not None
         self.waiting: dict[str, asyncio.Future[None]] = {}
         self.changed = asyncio.Event()
@@ -110,18 +111,18 @@ class _Turns:
         self.nodes += [node.call_handler(_MemberNode(self, name)) for name in names]
 
     async def add_newcomers(self, node: Node[Any]) -> None:
-        """Do so for those that become members during the conversation, until its end."""
+        """Start nodes for new members too, until the conversation ends."""
         while not self.ended.is_set():
             self.add_members(node)
             await self._until(lambda: self.ended.is_set() or self.has_newcomers)
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether a member has no node yet."""
+        """Whether a member is without a node."""
         return not self.conversation.members.keys() <= self.wakeups.keys()
 
     def wake(self) -> None:
-        """Wake all that wait for messages, or for a change."""
+        """Wake all members that wait for messages, and the loops that wait for a change."""
         self.changed.set()
         for wakeup in self.wakeups.values():
             wakeup.set()
@@ -133,7 +134,7 @@ class _Turns:
         self.wake()
 
     def end_if_quiet(self) -> None:
-        """End the conversation if nobody thinks and nobody has anything to read."""
+        """End the conversation if no member thinks or has a message to read."""
         if self.busy or any(self.conversation.undelivered(name) for name in self.present):
             return
         if self.has_newcomers:
@@ -142,7 +143,7 @@ class _Turns:
             self.end("no_answer")
 
     async def wait_for_message(self, name: str) -> bool:
-        """Wait until a member has something to read; False if the conversation has ended."""
+        """Wait until a member has a message to read; return False if the conversation has ended."""
         while self.status is None and not self.conversation.undelivered(name):
             self.wakeups[name].clear()
             await self.wakeups[name].wait()
@@ -155,7 +156,7 @@ class _Turns:
         self.end_if_quiet()
 
     def leave(self, name: str) -> None:
-        """Note that a member takes part no more; twice is harmless."""
+        """Note that a member no longer takes part; twice is harmless."""
         self.present.discard(name)
         if name not in self.conversation.members:
             self.wakeups.pop(name, None)  # so that it gets a node if it becomes a member again
@@ -174,7 +175,7 @@ class _Turns:
         self.rest(name)
 
     async def read_and_answer(self, name: str) -> None:
-        """Let a member read what is new and answer, once."""
+        """Deliver the new messages to a member, and handle its answer."""
         conversation = self.conversation
         with mute():
             answer = await conversation.ask(name, turn=self.turn(name))
@@ -195,7 +196,8 @@ class _Turns:
         try:
             answer = await conversation.send(name, f"Yes, {name}, you have the floor: speak now.")
         except BaseException as error:
-            # Else the conversation ends in a turn.
+            # In a durable run a failed member keeps the turn: its node ends the conversation in the
+            # next turn, and until then no other member may see a free turn.
             if not (self.is_durable and isinstance(error, Exception)):
                 conversation.speaking = None
             raise
@@ -213,16 +215,17 @@ class _Turns:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[None]:
-        """Let a member do what others see; the block does not wait.
+        """Run the block, which must not wait, when it is the member's turn.
 
-        In a durable run each execution does that in the same order.
+        The block does what other members can see. In a durable run each execution runs these blocks
+        in the same order.
         """
         if not self.is_durable:
             yield
             return
-        self.waiting[name] = mine = asyncio.get_running_loop().create_future()
+        self.waiting[name] = granted = asyncio.get_running_loop().create_future()
         self.changed.set()
-        await mine
+        await granted
         try:
             yield
         finally:
@@ -235,7 +238,8 @@ class _Turns:
             self.turn_done.clear()
             self.waiting.pop(name).set_result(None)
             await self.turn_done.wait()
-        # Members that think come to an end, or would remember other things after a restart.
+        # Members that still think finish here: a cancelled one would have another memory than in an
+        # execution that let it finish.
         await self._until(lambda: self.present <= self.waiting.keys())
 
     async def _first_waiting(self) -> str | None:
@@ -258,7 +262,7 @@ class _MemberNode(Node[None], internal=True, name="_Seat"):
 
     def __init__(self, turns: _Turns, name: str) -> None:
         super().__init__(f"{name}.seat")
-        self._floor = turns  # journals have the names of attributes
+        self._floor = turns  # not renamed: node identities in journals have this name
         self._name = name
 
     async def task(self) -> None:
@@ -270,8 +274,9 @@ class _MemberNode(Node[None], internal=True, name="_Seat"):
                     break
                 await turns.read_and_answer(name)
         except Exception as error:
-            # The outer conversation has reached its limit. Or a member has failed in a durable run:
-            # members cancelled for that would not come to their turns after a restart.
+            # Raise here, unless the outer conversation reached its limit, or the run is durable:
+            # there a failure would cancel the other members, which would then miss turns that the
+            # journal has. `hold` raises it after they have finished.
             if not (turns.is_durable or isinstance(error, ConversationTooLong)):
                 raise
             async with turns.turn(name):

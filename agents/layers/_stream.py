@@ -1,4 +1,4 @@
-"""What is said below one call, as it grows, for one listener."""
+"""Messages of an agent's call while they grow, for the readers of its stream."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ __all__ = ["APPROVE", "MESSAGE_FEED", "AgentView", "Feed", "StreamedReply"]
 
 
 class StreamedReply:
-    """One reply that an agent is giving, text by text."""
+    """A reply that an agent is giving, text by text.
 
-    def __init__(self, sender: str, receiver: str | None = None, said: str = "") -> None:
+    `text_before` is the text that messages have passed on; `pending` are the texts since.
+    """
+
+    def __init__(self, sender: str, receiver: str | None = None, text_before: str = "") -> None:
         self.sender = sender
         self.receiver = receiver
-        self.said = said
-        self.fresh: list[str] = []
-        self.outer: StreamedReply | None = (
-            None  # the same speech, as who listens further out has it
-        )
+        self.text_before = text_before
+        self.pending: list[str] = []
+        self.outer: StreamedReply | None = None  # the same reply in the outer feed
 
     @property
     def begun(self) -> bool:
-        """Whether anything has been said."""
-        return bool(self.said or self.fresh)
+        """Whether it has any text."""
+        return bool(self.text_before or self.pending)
 
     @property
     def text(self) -> str:
-        """All that has been said so far."""
-        return self.said + "".join(self.fresh)
+        """All text so far."""
+        return self.text_before + "".join(self.pending)
 
     def message(self, state: StreamState | None = None) -> AgentMessage:
-        """Return what has been said so far; `extra["delta"]` is what is new in it."""
-        delta = "".join(self.fresh)
-        state = state or ("streaming" if self.said else "begin")
-        self.said += delta
-        self.fresh.clear()
+        """Return the text so far as a message; `extra["delta"]` is the new part of it."""
+        delta = "".join(self.pending)
+        state = state or ("streaming" if self.text_before else "begin")
+        self.text_before += delta
+        self.pending.clear()
         return AgentMessage(
-            content=self.said,
+            content=self.text_before,
             sender=self.sender,
             receiver=self.receiver,
             extra={"delta": delta},
@@ -54,77 +55,79 @@ class StreamedReply:
 
 
 class Feed(AsyncIterator[AgentMessage]):
-    """A queue of messages; a slow reader gets more new text at once, and misses none.
+    """A queue of messages for one reader.
 
-    Who listens further out, `outer`, hears all of it too, at its own pace.
+    A slow reader gets more new text at once, and misses none. `outer`, the feed of a reader further
+    out, receives all of it too, at its own speed.
     """
 
     def __init__(self, outer: Feed | None = None) -> None:
         self._outer = outer
         self._items: deque[AgentMessage | StreamedReply] = deque()
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._ended = False
 
     def put(self, message: AgentMessage) -> None:
-        """Add a message that is whole."""
+        """Add a complete message."""
         if self._outer is not None:
             self._outer.put(copy_message(message))
         self._add(message)
 
     def _add(self, item: AgentMessage | StreamedReply) -> None:
         self._items.append(item)
-        self._news.set()
+        self._wakeup.set()
 
-    def grow(self, speech: StreamedReply, text: str) -> None:
+    def grow(self, reply: StreamedReply, text: str) -> None:
         """Add text to a message that grows."""
-        self._grow_outer(speech, text)
-        if not speech.fresh:
-            self._add(speech)
-        speech.fresh.append(text)
+        self._grow_outer(reply, text)
+        if not reply.pending:
+            self._add(reply)
+        reply.pending.append(text)
 
-    def fail(self, speech: StreamedReply) -> None:
-        """Say that a message which has begun broke off."""
-        self._fail_outer(speech)
-        if speech.fresh:
-            self._items.remove(speech)
-        self._add(speech.message("failed"))
+    def fail(self, reply: StreamedReply) -> None:
+        """End a message that broke off."""
+        self._fail_outer(reply)
+        if reply.pending:
+            self._items.remove(reply)
+        self._add(reply.message("failed"))
 
-    def _grow_outer(self, speech: StreamedReply, text: str) -> None:
+    def _grow_outer(self, reply: StreamedReply, text: str) -> None:
         if self._outer is not None:
-            speech.outer = speech.outer or StreamedReply(speech.sender, speech.receiver)
-            self._outer.grow(speech.outer, text)
+            reply.outer = reply.outer or StreamedReply(reply.sender, reply.receiver)
+            self._outer.grow(reply.outer, text)
 
-    def _fail_outer(self, speech: StreamedReply) -> None:
-        if self._outer is not None and speech.outer is not None:
-            self._outer.fail(speech.outer)
+    def _fail_outer(self, reply: StreamedReply) -> None:
+        if self._outer is not None and reply.outer is not None:
+            self._outer.fail(reply.outer)
 
     def end(self) -> None:
-        """Let the reader come to an end."""
+        """Let the reader end after the messages so far."""
         self._ended = True
-        self._news.set()
+        self._wakeup.set()
 
     async def __anext__(self) -> AgentMessage:
         while not self._items:
             if self._ended:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         item = self._items.popleft()
         return item.message() if isinstance(item, StreamedReply) else item
 
 
 MESSAGE_FEED: ContextVar[Feed | None] = ContextVar("anabranch_agents_listener", default=None)
-"""Who listens to the call in which this runs; nodes hand it down."""
+"""Receives all messages of agents below. Nodes inherit it."""
 
 
 APPROVE: ContextVar[Approve | None] = ContextVar("anabranch_agents_approve", default=None)
-"""Who is asked about the calls of agents below that name nobody; nodes hand it down."""
+"""Decides on tool calls of agents below without `approve` or a view. Nodes inherit it."""
 
 
 class AgentView(View):
-    """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one.
+    """The view of an agent's exchange: publishes it to the feed, and to the view of the user.
 
-    What the model hears on the way, it hears by `hear`; `tools` gives the agent's as they are now.
+    `deliver` returns the steering messages for a request. `tools` returns the agent's tools of the
+    moment.
     """
 
     def __init__(
@@ -132,48 +135,48 @@ class AgentView(View):
         sender: str,
         view: View | None,
         approve: Approve | None,
-        hear: Callable[[Request], Awaitable[Sequence[Message]]],
+        deliver: Callable[[Request], Awaitable[Sequence[Message]]],
         tools: Callable[[], Sequence[AnyTool]],
     ) -> None:
         self._sender = sender
-        self._hear = hear
+        self._deliver = deliver
         self._tools = tools
         self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
         self._feed = MESSAGE_FEED.get()
-        self._speech = StreamedReply(sender)
-        self._over = False  # the next text is another reply's
+        self._reply = StreamedReply(sender)
+        self._over = False  # whether the next text belongs to another reply
 
     async def heard(self, request: Request) -> Sequence[Message]:
-        """Return what the calls around were told."""
-        return await self._hear(request)
+        """Return the steering messages that this request delivers."""
+        return await self._deliver(request)
 
     def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
-        """Return the agent's tools, which a call, or anybody else, may have changed."""
+        """Return the agent's tools, which may have changed since the last request."""
         return self._tools()
 
     def write(self, text: str) -> Awaitable[object] | object:
-        """Pass text on."""
+        """Publish text of the reply."""
         if self._over:
-            self._speech, self._over = StreamedReply(self._sender), False
+            self._reply, self._over = StreamedReply(self._sender), False
         if self._feed is not None:
-            self._feed.grow(self._speech, text)
+            self._feed.grow(self._reply, text)
         return None if self._view is None else self._view.write(text)
 
     def ended(self) -> None:
-        """Take the end of one reply's text."""
+        """Note the end of one reply's text."""
         self._over = True
         if self._view is not None:
             self._view.ended()
 
     def break_off(self) -> None:
-        """Tell the listener that the last text is no answer; twice is harmless."""
-        if self._feed is not None and self._speech.begun:
-            self._feed.fail(self._speech)
-        self._speech = StreamedReply(self._sender)
+        """Publish that the last text is not the answer; twice is harmless."""
+        if self._feed is not None and self._reply.begun:
+            self._feed.fail(self._reply)
+        self._reply = StreamedReply(self._sender)
 
     def called(self, call: ToolCall) -> None:
-        """Show a call, as a message of type "tool_call"."""
+        """Publish a call, as a message of type "tool_call"."""
         if self._feed is not None:
             self._feed.put(
                 AgentMessage(
@@ -188,9 +191,9 @@ class AgentView(View):
             self._view.called(call)
 
     def answered(self, result: ToolResult) -> None:
-        """Show a result, as a message of type "tool_result"."""
-        if self._over:  # the reply that called was whole, and what it said with it
-            self._speech = StreamedReply(self._sender)
+        """Publish a result, as a message of type "tool_result"."""
+        if self._over:  # the reply with the call is complete: `break_off` must not end it
+            self._reply = StreamedReply(self._sender)
         if self._feed is not None:
             self._feed.put(
                 AgentMessage(
@@ -205,7 +208,7 @@ class AgentView(View):
             self._view.answered(result)
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
-        """Ask who was named, or the view; without one nobody is there to say yes."""
+        """Ask the agent's `approve`, else the view; without both, refuse the call."""
         if self._approve is not None:
             return await ask_approval(self._approve, call, tool)
         if self._view is None:

@@ -39,7 +39,7 @@ async def test_a_partner_that_fails_fails_the_chat_as_itself():
         await silent_user().initiate_chat(alice, "Who are you?")
     assert raised.value is lost
     assert raised.value.__notes__[0].endswith("alice-to-bob#5/deliver#7")
-    assert "bob was to answer alice" in raised.value.__notes__
+    assert "while bob answered alice" in raised.value.__notes__
     assert contents_by_sender(alice.chat_messages["bob"]) == [("alice", "Who are you?")]
 
 
