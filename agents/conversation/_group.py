@@ -407,7 +407,7 @@ class Group(ABC):
 
 
 class GroupChat(Group):
-    """A group with one speaker at a time, which `speaker` chooses. By default it is the next in order.
+    """A group with one speaker at a time, which `speaker` chooses. By default, the next in order.
 
         team = GroupChat("team", [planner, writer, critic], speaker=choose_by_model(backend))
         result = await user.initiate_chat(team, "Write a poem about a river.")

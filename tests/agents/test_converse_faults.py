@@ -22,7 +22,7 @@ async def test_an_unknown_name_is_an_error_that_says_who_is_there():
 
 
 async def test_a_partner_that_fails_fails_the_chat_as_itself():
-    """The error is the partner's own, with notes of who was to answer whom and where."""
+    """The error is the partner's own, with notes about the two agents and the place."""
     lost = WorkerLost("somewhere", "the machine is gone")
 
     class Dead:
@@ -59,7 +59,7 @@ async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
     async with asyncio.timeout(20):
         with pytest.raises(TimeoutError) as raised:
             await alice.initiate_chat(bob, "?", timeout=0.01)
-    assert "bob was to answer user" in raised.value.__notes__
+    assert "while bob answered user" in raised.value.__notes__
     assert cancelled.is_set()
     check_symmetry([alice, bob])
 

@@ -192,7 +192,7 @@ async def test_what_is_no_message_is_refused_by_name(said: Any, error: type[Exce
     assert [each.content for each in asking.chat_messages["agent"]] == ["kept"]
     with pytest.raises(error) as raised:
         await asking.initiate_chat(agent, "?")
-    assert "agent was to answer asker" in raised.value.__notes__
+    assert "while agent answered asker" in raised.value.__notes__
 
 
 async def test_a_message_may_be_something_else_than_text():

@@ -160,7 +160,7 @@ async def test_a_failure_there_is_raised_here_as_itself() -> None:
             await a_user().send("Well?", faulty)
     notes = "".join(failed.value.__notes__)
     assert "ray_people.py" in notes
-    assert "faulty was to answer user" in notes
+    assert "while faulty answered user" in notes
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

@@ -61,7 +61,7 @@ async def test_a_process_killed_in_the_middle_of_a_reply_is_lost(tmp_path: Path)
         with pytest.raises(WorkerLost, match="went away") as lost:
             await a_user().send("Well?", bob, listener=loss)
         assert loss.heard == HALF
-        assert "bob was to answer user" in lost.value.__notes__
+        assert "while bob answered user" in lost.value.__notes__
         await asyncio.wait([loss.task])
         with pytest.raises((WorkerLost, ActorNotFound)):
             await a_user().send("Well?", bob)
