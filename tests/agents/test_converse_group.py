@@ -142,7 +142,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
     assert "bobby: bobby!" in prompt
     assert "next: bob, carl?" in prompt
     assert backend.requests[0].options == {"temperature": 0}
-    assert caplog.text.count("the model named no speaker") == 2
+    assert caplog.text.count("The model chose none of") == 2
 
 
 async def test_members_are_found_by_name():
@@ -493,7 +493,7 @@ async def test_the_limit_of_speeches_is_logged(caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO, "anabranch.agents")
     await silent_user().initiate_chat(GroupTalk("talk", [endless("a"), endless("b")]), "Hello.")
     await silent_user().initiate_chat(GroupChat("team", [endless("c")], max_turns=2), "Hello.")
-    assert "stopped after 10 speeches (max_turns)" in caplog.text
+    assert "stopped after 10 messages (max_turns)" in caplog.text
     assert "stopped after 2 messages (max_turns)" in caplog.text
 
 

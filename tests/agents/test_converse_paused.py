@@ -55,7 +55,7 @@ class Telling(ConversableAgent):
             state = "streaming" if said else "begin"
             said += text
             part = AgentMessage(content=said, extra={"delta": text}, stream_state=state, **about)
-            scope.tell(part)
+            scope.publish(part)
         return said
 
 
