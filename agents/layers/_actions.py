@@ -1,6 +1,7 @@
-"""Actions: the calls that a model wrote into its text, and the steps towards an answer.
+"""Tool calls that a model writes into its text, read by `ToolParser`, and the steps of an agent.
 
-For agents that decide themselves how to handle a call. An agent that only runs it takes `formats=`.
+`ToolParser` is for agents that handle such calls themselves. An agent that only runs them takes
+`formats=`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ __all__ = [
     "list_steps",
 ]
 
-CUT = "the reply was too long and was cut off before the action's end"
+INCOMPLETE_ACTION = "the reply was too long and was cut off before the action's end"
 
 
 class ToolAction(TypedDict):
-    """What a model has written: a thought, and perhaps an action after it.
+    """A parsed reply: a thought, and perhaps an action after it.
 
-    `action` is a mapping with `name` and `parameters`, as executors take it; `tool_type` is that
-    name. `status` is "none" if there is no action (then both are None), "invalid" if it cannot be
-    used (`error` says why, and `action` may be its mere text), else "valid".
+    `action` is a mapping with `name` and `parameters`, as executors take it. `tool_type` is that
+    name. `status` is "none" without an action (then both are None), "invalid" if the action cannot
+    be used, else "valid". For an invalid action `error` gives the reason, and `action` may be its
+    raw text.
     """
 
     tool_type: str | None
@@ -50,14 +52,14 @@ _SAVED = TypeAdapter(ToolAction)
 
 
 class ToolParser(Parser[ToolAction]):
-    """Finds the first action that one of `formats` reads; what stands before it is the thought.
+    """Finds the first action that one of `formats` reads. The text before it is the thought.
 
         ToolParser(InternLMPlugin(), InternLMInterpreter())
 
-    An end mark that is missing, or of which there is only a part, was a stop word; what stands
-    after the action is no part of the reply. `validate` takes the action's arguments, returns
-    those to use, and may raise. The instruction is `template`, then those of the formats, with
-    `tools` where these have `{tools}`.
+    A stop word may have cut the end mark of the action or a part of it. Text after the action is
+    ignored. `validate` takes the action's arguments, returns the arguments to use, and may raise.
+    The instruction is `template`, then those of the formats. `{tools}` in it stands for the list of
+    `tools`.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class ToolParser(Parser[ToolAction]):
         return "\n\n".join(part.replace("{tools}", tools) for part in parts if part)
 
     def parse(self, text: str) -> ToolAction:
-        """Find the action; nothing that a model writes is an error."""
+        """Find the action. No text of a model is an error."""
         return self._parse(text, cut=False)
 
     def parse_cut(self, text: str) -> ToolAction:
-        """Find the action; half of one is "invalid", so that nobody runs it."""
+        """Find the action. An incomplete one is "invalid", so that no executor runs it."""
         return self._parse(text, cut=True)
 
     def restore(self, saved: Any) -> ToolAction:
@@ -92,7 +94,7 @@ class ToolParser(Parser[ToolAction]):
         return _SAVED.validate_python(saved)
 
     def complete(self, text: str) -> str:
-        """Return the reply up to the end of its action, with the mark that may have been cut."""
+        """Return the reply up to the end of its action, with the complete end mark."""
         found = find_call(text, self.formats)
         return text if found is None else found.before + found.text
 
@@ -104,11 +106,11 @@ class ToolParser(Parser[ToolAction]):
         arguments, error = read_arguments(raw)
         action: Any = {"name": name, "parameters": arguments} if name and error is None else raw
         if action is raw:
-            error = CUT if cut else error or "it has no name"
+            error = INCOMPLETE_ACTION if cut else error or "it has no name"
         else:
             try:
                 action["parameters"] = self.validate(arguments)
-            except Exception as fault:  # noqa: BLE001 - whatever is wrong, the model wrote it
+            except Exception as fault:  # noqa: BLE001 - the model wrote the arguments, so it reads the error
                 error = str(fault) or repr(fault)
         return ToolAction(
             tool_type=name or None,
@@ -120,17 +122,17 @@ class ToolParser(Parser[ToolAction]):
 
 
 def check_formats(formats: Sequence[Format] | None) -> None:
-    """Raise a `TypeError` for what is no list of formats; None is one."""
+    """Raise a `TypeError` unless `formats` is None or a list of formats."""
     require(formats, Sequence | None, "formats must be a list of Formats, or None")
     for each in formats or ():
-        require(each, Format, "formats must be a list of Formats, each")
+        require(each, Format, "each of formats must be a Format")
 
 
 # --- steps
 
 
 class AgentStep(TypedDict):
-    """A thought, a call, or a call's result; `name` is the tool's."""
+    """A thought, a call, or the result of a call. `name` is the tool's."""
 
     kind: Literal["thought", "call", "result"]
     content: Any
@@ -138,14 +140,14 @@ class AgentStep(TypedDict):
 
 
 def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
-    """Return the steps that the memory of the agent called `name` tells of."""
+    """Return the steps in the memory of the agent called `name`."""
     steps: list[AgentStep] = []
 
     def add(kind: Literal["thought", "call", "result"], content: Any, tool: str | None) -> None:
         if content or kind != "thought":
             steps.append(AgentStep(kind=kind, content=content, name=tool))
 
-    tool: str | None = None  # that was called last
+    tool: str | None = None  # the tool of the last call, for its result
     for message in messages:
         formatted: object = message.formatted
         if message.type == "tool_result":

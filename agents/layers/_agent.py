@@ -1,4 +1,4 @@
-"""`Agent`: a model with a prompt, tools and a memory; agents are layers of larger agents."""
+"""`Agent`: a model with a prompt, tools and a memory. Agents are layers of larger agents."""
 
 from __future__ import annotations
 
@@ -51,52 +51,56 @@ __all__ = ["Agent", "describe_agent"]
 
 F = TypeVar("F", default=Any)
 
-ODD_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # cannot stand in a path as it is
+QUOTED_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # would be ambiguous or unwritable in a path
 
 
 class Agent(Generic[F]):
-    """Takes messages and answers with one, and remembers all of them.
+    """An agent: it takes messages, answers with one, and remembers all of them.
 
         agent = Agent(backend, "You answer in one word.")
         answer = await agent("Which is the longest river?")
 
-    Called inside a node, or in a commander's block, it is a child of that, so that cancellation,
-    timeouts, limits and events reach it; outside it runs under a commander of its own.
+    A call inside a node, or in a commander's block, is a child of that. So cancellation, timeouts,
+    limits and events reach it. Outside of a tree it runs under a commander of its own.
 
-    A call remembers its messages in the session that `session_id` names, and the next call in it
-    reads them; calls in different sessions may run at once. A call without a session remembers
-    nothing beyond itself, so that users of one agent never read each other's messages; with a
-    `memory` of your own it is in session 0.
+    A call stores its messages in the session `session_id`, and the next call in that session reads
+    them. Calls in different sessions may run at the same time. A call without a session starts with
+    an empty memory and leaves nothing, so that users of one agent never read each other's messages.
+    If you give a `memory`, such a call is in session 0.
 
-    By default an agent asks its model, with its tools, until there is an answer: after `max_rounds`
-    replies with tool calls the model has to answer without (then the answer's `extra["status"]` is
-    "max_rounds"; else it is "ok", or "length" or "content_filter" for one that was cut off). A
-    subclass does something else in `forward`, mostly with agents that it holds as attributes.
+    By default an agent asks its model, with its tools, until there is an answer. After `max_rounds`
+    replies with tool calls the model has to answer without tools. The answer's `extra["status"]` is
+    then "max_rounds", else "ok", or "length" or "content_filter" for a reply that was cut off. A
+    subclass with another `forward` mostly calls agents that are its attributes.
 
     - `system`: a string, a message, or a list of messages.
-    - `knowledge`: documents, as an `anabranch.knowledge.Index`. They are searched for each question
-      before the model is asked, which may search on by a tool; what it cites as `[7]` stands in the
-      answer's `extra["citations"]`.
-    - `memory`, `aggregator`: what is remembered, and how it becomes a request.
-    - `output_format`: a parser, which gives the answer its `formatted`.
-    - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
+    - `knowledge`: documents, as an `anabranch.knowledge.Index`. The agent searches them for each
+      question before it asks the model, and gives the model a tool to search on. The answer's
+      `extra["citations"]` has the passages that the answer cites, as `[7]`.
+    - `memory`, `aggregator`: the store of messages, and the way to make a request of them.
+    - `output_format`: a parser, which sets the answer's `formatted`.
+    - `formats`: how the model writes calls into its text, see `respond`; None: the backend's
+      formats.
     - `hooks`: objects with some of the methods of `AgentHook`.
-    - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
-    - `approve`: is asked in its place, also for agents below that name neither: a function of a
-      `ToolQuestion`, or an `Approvals`.
-    - `journal`: a file's name or a `Journal`, which keeps each session under "NAME/SESSION": a call
-      goes on where an earlier process was ended in it. Every call names its session then.
-    - `options`: for the model, by the wire's names; those of a call win, where what a subclass's
-      `forward` names is taken too. Any other name is a `ConfigurationError` with the nearest one.
+    - `view`: receives text, calls and results while they arrive, and decides whether a tool may
+      run.
+    - `approve`: decides instead of the view, also for agents below that have neither. A function of
+      a `ToolQuestion`, or an `Approvals`.
+    - `journal`: a file name or a `Journal`, which stores each session under "NAME/SESSION". A call
+      continues where an earlier process ended in it. Every call must then name its session.
+    - `options`: for the model, by the names of the wire. Options of a call override them. A call
+      also takes the parameters of `forward`. Any other name is a `ConfigurationError` with the
+      nearest one.
 
-    `description` says what the agent is for, to those who choose among agents.
+    `description` says what the agent is for, to models that choose among agents.
 
-    In its memory the messages of its `name` are its own, the assistant's for the model. Without a
-    name it is called after its class, as others may be: then what it is given by one of that name
-    is another's. The name "user" is a `ConfigurationError`.
+    The model reads messages of the agent's own `name` as the assistant's. Without a `name` it is
+    called after its class. Then a message from another agent of that name is not its own. The name
+    "user" is a `ConfigurationError`.
     """
 
-    # Who sends messages to all agents of this class: none of them can have such a name.
+    # Senders of messages to all agents of this class. An agent with such a name would take their
+    # messages for its own.
     _reserved_names: ClassVar[Sequence[str]] = ("user",)
 
     @checked(approve="a function that is asked, Approvals() or None")
@@ -126,10 +130,10 @@ class Agent(Generic[F]):
         ]
         if name in reserved:
             raise ConfigurationError(
-                f"no agent can be called {name!r}: it would take the messages of the {name} for its"
-                " own; give it another name="
+                f"an agent cannot be called {name!r}: it would take the messages of the {name} for"
+                " its own. Give it another name="
             )
-        read_system(system)  # what is none is refused here
+        read_system(system)  # raises for an invalid prompt here, and not at the first call
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         check_formats(formats)
         require(journal, str | None, "journal must be a file's name or a Journal", like="session")
@@ -137,11 +141,11 @@ class Agent(Generic[F]):
         self.system = system
         self.knowledge = knowledge
         self.knowledge_tool = None if knowledge is None else knowledge.as_tool()
-        own = () if self.knowledge_tool is None else (self.knowledge_tool,)
-        self.tools = flatten([*flatten(tools), *own])
+        knowledge_tools = () if self.knowledge_tool is None else (self.knowledge_tool,)
+        self.tools = flatten([*flatten(tools), *knowledge_tools])
         self.name = name or type(self).__name__
-        # Whether whoever bears this name is this agent: not so for a class's name, nor for "user",
-        # which a person among conversable agents may have.
+        # Whether a message with this sender is certainly its own. Not so for a class's name, which
+        # other agents may have, nor for "user", the name of a person among conversable agents.
         self._has_own_name = self.name not in ("user", type(self).__name__)
         self.description = description
         self._default_memory = Memory()
@@ -153,7 +157,7 @@ class Agent(Generic[F]):
         self.view = view
         self.approve = approve
         self.journal = journal
-        self._kept: JournalSessions | None = None
+        self._journal_sessions: JournalSessions | None = None
         self.options = options
         self.usage_totals = UsageTotals()
         self.tool_sessions = ToolSessions()
@@ -169,14 +173,15 @@ class Agent(Generic[F]):
         session_id: SessionId | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
-        """Take messages (strings and parts are the user's) and return the answer.
+        """Answer messages. Strings and parts are the user's.
 
-        A `Message` of the assistant is one that this agent has said before, so a history can be
-        given, but not as the last; results of tools follow the message that calls them.
+        A `Message` of the assistant is an earlier reply of this agent, so you can pass a history.
+        It cannot be the last message. Results of tools follow the message with the calls.
 
-        Raises what its backend, its hooks or its `forward` raise, `BadResponse` if the model gives
-        no answer that `output_format` can use, `TypeError` for what is no message, `ValueError` for
-        tool calls without their results. Cancelling it cancels everything below, and waits.
+        Raises the errors of its backend, its hooks and its `forward`; `BadResponse` if
+        `output_format` can use no answer of the model; `TypeError` for another type; `ValueError`
+        for tool calls without results. Cancelling the call cancels everything below it, and waits
+        for that.
         """
         return await run_in_tree(self.call(*messages, session_id=session_id, **options))
 
@@ -198,8 +203,8 @@ class Agent(Generic[F]):
         if self.journal is not None and not (nameless and OUTER_SESSION.get() is not None):
             if nameless or isinstance(session_id, TemporarySession):
                 raise ConfigurationError(
-                    f"{self.name} keeps its sessions in a journal, and a call without a name for"
-                    " one would be lost: give it session_id="
+                    f"{self.name} stores its sessions in a journal, so each call needs a name for"
+                    " its session. Give it session_id="
                 )
             kind = JournalCall
         return kind(self, read_inputs(messages, self.name), session_id, options)
@@ -210,7 +215,7 @@ class Agent(Generic[F]):
         session_id: SessionId | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
-        """Answer in a program without a loop, and block meanwhile."""
+        """Answer in a program without a loop, and block until then."""
         return run(self.call(*messages, session_id=session_id, **options))
 
     def stream(
@@ -222,38 +227,43 @@ class Agent(Generic[F]):
         limits: NodeLimits | None = None,
         **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
-        """Answer, and give all messages on the way, while they grow; the answer comes last.
+        """Yield all messages of a call while they grow; the answer comes last.
 
-        A reply comes as messages whose `stream_state` is "begin", then "streaming"; each has the
-        text so far, and what is new in `extra["delta"]`. "failed" ends one that broke off or could
-        not be used, and the failure of the call is raised at the end. Calls and results of tools
-        are messages of type "tool_call" and "tool_result"; agents below say their own, and each
-        answer is a message in state "end".
+            async for message in agent.stream("Tell me a story."):
+                print(message.extra.get("delta", ""), end="", flush=True)
 
-        The call is a child of `parent`, as of a commander whose limits are to hold, by default of
-        the current node. `timeout`, in seconds, and `limits` are as in `call_handler`: they hold
-        for the call and all below it. Closing the generator cancels the call: use
-        `contextlib.aclosing` if you may leave early.
+        A reply comes as messages whose `stream_state` is "begin", then "streaming". Each has the
+        text so far, and the new text in `extra["delta"]`. "failed" ends a reply that broke off or
+        could not be used. The failure of the call is raised at the end. Calls and results of tools
+        are messages of type "tool_call" and "tool_result". Messages of agents below have the names
+        of these as their senders. Each answer is a message in state "end".
+
+        The call is a child of `parent`, for example a commander with limits, by default of the
+        current node. `timeout`, in seconds, and `limits` hold for the call and all below it, as in
+        `call_handler`. Closing the generator cancels the call: use `contextlib.aclosing` if you may
+        leave early.
         """
         call = self.call(*messages, session_id=session_id, **options)
         return stream_call(call, parent, timeout=timeout, limits=limits)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
-        """Answer messages that are in the memory already; subclasses write their own.
+        """Answer messages that are in the memory already. Subclasses write their own.
 
-        It is called with the messages, `session_id=` and the options of the call. Pass the session
-        on to agents below that are to remember as long as this call does. A string that is returned
-        becomes the agent's message. Without messages the model continues the session as it stands.
+        It gets the messages, `session_id=` and the options of the call. Pass the session to agents
+        below that should remember as long as this call does. A returned string becomes the agent's
+        message. Without messages the model continues the session.
         """
-        # Declared so loosely that type checkers let a subclass name what it takes.
+        # Declared with Any, so that type checkers accept a subclass with other parameters.
         session_id: SessionId = options.pop("session_id", 0)
         if self.backend is None:
-            raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
+            raise ConfigurationError(
+                f"{self.name} has no backend. Give it one, or write forward()."
+            )
         await require_awaitable(self.memory.prepare(session_id), self.memory, "prepare")
         return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:
-        """Return the request to the model in this session."""
+        """Return the messages of the next request to the model in this session."""
         return self.aggregator.aggregate(
             self.memory.get(session_id), self.name, self.output_format, self.system
         )
@@ -261,9 +271,9 @@ class Agent(Generic[F]):
     # --- hooks
 
     def before_agent(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message, session_id)`, plain or async, with each message that comes.
+        """Call `hook(agent, message, session_id)`, plain or async, with each received message.
 
-        A message that it returns takes the place of the one it was given. The handle removes it.
+        A message that the hook returns replaces its argument. The handle removes the hook.
         """
         return self._hooks["before_agent"].add(hook)
 
@@ -272,17 +282,17 @@ class Agent(Generic[F]):
         return self._hooks["after_agent"].add(hook)
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message, session_id)` before each call of a tool, its `formatted`."""
+        """Call `hook(agent, message, session_id)` before each tool call, its `formatted`."""
         return self._hooks["before_action"].add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message, session_id)` with what each tool gave, as `content`."""
+        """Call `hook(agent, message, session_id)` with each tool's result, as `content`."""
         return self._hooks["after_action"].add(hook)
 
     def add_hook(self, hook: AgentHook | object) -> AgentHookHandle:
         """Add those of the four methods that an object has; the handle removes them.
 
-        Raises `ConfigurationError` if it has none, or one whose name is misspelt.
+        Raises `ConfigurationError` if it has none, or a misspelt one.
         """
         methods = methods_of(hook)
         return AgentHookHandle([self._hooks[moment].add(each) for moment, each in methods.items()])
@@ -292,11 +302,11 @@ class Agent(Generic[F]):
         return self._hooks[moment]
 
     def hooked_tools(self, session_id: SessionId) -> Sequence[AnyTool]:
-        """Return the tools as the model's calls reach them in a session, through the hooks."""
+        """Return the tools for the model's calls in a session, with the hooks around them."""
         return [self.hooked(tool, session_id) for tool in flatten(self.tools)]
 
     def hooked(self, tool: AnyTool, session_id: SessionId) -> AnyTool:
-        """Return a tool as a call of it reaches it in a session."""
+        """Return a tool for calls in a session, with the hooks around it."""
         before, after = self._hooks["before_action"], self._hooks["after_action"]
         if not (before or after):
             return tool
@@ -307,9 +317,9 @@ class Agent(Generic[F]):
     def usage(self, session_id: SessionId | None = None) -> dict[str, Usage]:
         """Return the usage of all its calls, or of those in one session, by model.
 
-        Tools, retries, failed and cancelled calls and the agents below are included. A session
-        counts from its last `reset` on, and one that a journal keeps from its beginning, as far as
-        it was read here, by a call or `recall`. `cost(agent.usage(), prices)` is the money.
+        It includes tools, retries, failed and cancelled calls and the agents below. A session
+        counts from its last `reset`. A session in a journal counts from its beginning, once a call
+        or `recall` has read it in this process. `cost(agent.usage(), prices)` is the money.
         """
         usage_totals = self.usage_totals
         if session_id is None:
@@ -320,32 +330,35 @@ class Agent(Generic[F]):
 
     @property
     def has_own_memory(self) -> bool:
-        """Whether it was given a memory: then calls that name no session are remembered too."""
+        """Whether it was given a memory. Then it also remembers calls without a session."""
         return self.memory is not self._default_memory
 
     def state_dict(self, session_id: SessionId = 0) -> dict[str, Any]:
         """Return the memories of this agent and all below it in one session, as JSON values.
 
-        The keys are attribute paths: `memory`, `writer.memory`, `critics.0.memory`. What an agent
-        has said itself is marked as its `own`.
+            state = agent.state_dict()
+            other.load_state_dict(state)
+
+        The keys are attribute paths: `memory`, `writer.memory`, `critics.0.memory`. A mark, `own`,
+        distinguishes the agent's own messages.
         """
         saved = self.save_memories(session_id)
         return {key: mark_own(agent, saved[key]) for key, agent in self._memories().items()}
 
     def save_memories(self, session_id: SessionId) -> dict[str, Any]:
-        """Return the memories as `state_dict` does, without a mark at what an agent has said."""
+        """Return the memories as `state_dict` does, but without the mark at own messages."""
         return {key: agent.memory.save(session_id) for key, agent in self._memories().items()}
 
     def load_state_dict(
         self, state: Mapping[str, Any], session_id: SessionId = 0, *, strict: bool = True
     ) -> list[str]:
-        """Put what `state_dict` returned in the place of a session.
+        """Replace a session by a result of `state_dict`.
 
-        What an agent had said is its own whatever its name was then. Raises `ConfigurationError`,
-        and changes nothing, if the keys or the values do not fit. With `strict=False` it takes what
-        fits, an agent that the state lacks remembers nothing, and the paths of all else, which was
-        dropped, are returned: `critic.memory`, `memory[3]`, `memory[3].colour`; no message's
-        `formatted` that the agent's parser does not know any more is kept.
+        The agent's own messages stay its own if its name has changed. Raises `ConfigurationError`,
+        and changes nothing, if the keys or the values do not fit. With `strict=False` it takes the
+        values that fit. An agent that the state lacks then remembers nothing. It returns the paths
+        of all values that it dropped: `critic.memory`, `memory[3]`, `memory[3].colour`, and the
+        `formatted` of a message that the agent's parser cannot restore.
         """
         agents = self._memories()
         restored, dropped = read_state(self, agents, state, strict=strict)
@@ -354,56 +367,56 @@ class Agent(Generic[F]):
         return dropped
 
     def receive_as(self, message: AgentMessage) -> AgentMessage:
-        """Return a message as it is remembered: what another of its name has said is another's."""
+        """Return a message for the memory, where another agent of this name gets another sender."""
         if self._has_own_name or message.sender != self.name or message.receiver == "user":
             return message
         return message.model_copy(update={"sender": f"another {self.name}"})
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
-        """Read a saved memory; what the parser had made of replies is made again."""
+        """Return the messages of a saved memory, with the parser's values restored."""
         messages = read_records(records)
         for message in messages:
             self.restore_formatted(message)
         return messages
 
     def restore_formatted(self, message: AgentMessage, *, strict: bool = True) -> bool:
-        """Make again what the parser had made of a saved reply; False if it cannot any more.
+        """Restore the parser's value of a saved reply; return False if the parser cannot.
 
-        With `strict` that is a `ConfigurationError`, else the message has nothing `formatted`.
+        With `strict` that is a `ConfigurationError`, else `formatted` becomes None.
         """
         parser = self.output_format
-        own = message.sender == self.name and message.type is None
-        if parser is None or not own or message.formatted is None:
+        is_own_reply = message.sender == self.name and message.type is None
+        if parser is None or not is_own_reply or message.formatted is None:
             return True
-        cut = message.extra.get("status") in STOPPED
+        is_cut = message.extra.get("status") in STOPPED
         try:
-            message.formatted = read_again(parser, message.text, message.formatted, cut)
+            message.formatted = read_again(parser, message.text, message.formatted, is_cut)
         except ValueError as error:
             if strict:
-                raise ConfigurationError(f"this is no memory of {self.name}: {error}") from error
+                raise ConfigurationError(f"not a saved memory of {self.name}: {error}") from error
             message.formatted = None
             return False
         return True
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
-        """Forget a session, in all agents below too unless not `recursive`.
+        """Forget a session, with `recursive` also in all agents below.
 
-        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits. All
-        of it is forgotten, also if something raises: that is raised at the end, several failures as
-        an `ExceptionGroup`.
+        This also drops the state of tools in the session: a Python kernel starts to end, without a
+        wait. An error in one part does not stop the others. It is raised at the end, several as an
+        `ExceptionGroup`.
         """
         agents = self.named_agents().values() if recursive else (self,)
         for agent in agents:
             if agent.journal is not None:
                 name = f"{agent.name}/{session_id}"
                 raise ConfigurationError(
-                    f"{agent.name} keeps its sessions in a journal, and that forgets nothing: begin"
-                    f" another session, or end this one, await journal.cancel({name!r})"
+                    f"{agent.name} stores its sessions in a journal, which forgets nothing. Use"
+                    f" another session, or end this one: await journal.cancel({name!r})"
                 )
         do_all(partial(agent.forget, session_id) for agent in agents)
 
     async def recall(self, session_id: SessionId = 0) -> list[AgentMessage]:
-        """Return the messages of a session as its next call finds them; a journal is read for that.
+        """Return the messages of a session as its next call finds them, also from the journal.
 
         Raises `RunBusy` while another process is in the session.
         """
@@ -412,10 +425,11 @@ class Agent(Generic[F]):
         return self.memory.messages(session_id)
 
     async def keep(self, session_id: SessionId) -> None:
-        """Store at once how the memory of a session was changed since its last call.
+        """Store the changes of a session's memory since its last call at once.
 
-        On disk when this returns; without it, the next call stores that. Raises
-        `ConfigurationError` without a journal, or if the last call was cut; `RunBusy` as `recall`.
+        They are on disk when this returns. Without it, the next call stores them. Raises
+        `ConfigurationError` without a journal, or if the last call was interrupted; `RunBusy` as
+        `recall`.
         """
         await self._journaled().keep(session_id)
 
@@ -427,54 +441,54 @@ class Agent(Generic[F]):
         return await self._journaled().find_interrupted(session_id)
 
     async def end_interrupted(self, session_id: SessionId) -> bool:
-        """End the interrupted call of a session as it is; return whether there was one.
+        """End the interrupted call of a session where it is; return False if there is none.
 
-        Its messages, replies, results of tools and steering messages are remembered, as of a
-        cancelled call; nothing runs for it. If the journal stores `partials`, so is the beginning
-        of its next reply. Raises as `keep`.
+        The agent remembers its messages, replies, results of tools and steering messages, as of a
+        cancelled call. Nothing runs again. If the journal stores `partials`, the beginning of its
+        next reply is remembered too. Raises as `keep`.
         """
         return await self._journaled().end_interrupted(session_id)
 
     def remember_interrupted(
-        self, asked: Sequence[AgentMessage], cut: InterruptedCall, session_id: SessionId
+        self, asked: Sequence[AgentMessage], call: InterruptedCall, session_id: SessionId
     ) -> None:
-        """Put a call that was cut into the memory that the model reads."""
-        self.memory.add(*asked, *cut.said, session_id=session_id)
+        """Add an interrupted call to the memory that the model reads."""
+        self.memory.add(*asked, *call.messages, session_id=session_id)
 
     def _journaled(self) -> JournalSessions:
         if self.journal is None:
             raise ConfigurationError(
-                f"{self.name} keeps its sessions in no journal: give it journal="
+                f"{self.name} stores its sessions in no journal. Give it journal="
             )
         return self.journal_sessions()
 
     def journal_sessions(self) -> JournalSessions:
-        """Return the sessions that `journal` keeps."""
-        if self._kept is None or self._kept.journal is not self.journal:
+        """Return the sessions in `journal`."""
+        if self._journal_sessions is None or self._journal_sessions.journal is not self.journal:
             from ._sessions import JournalSessions
 
             assert self.journal is not None
-            self._kept = JournalSessions(self, self.journal)
-        return self._kept
+            self._journal_sessions = JournalSessions(self, self.journal)
+        return self._journal_sessions
 
     def forget(self, session_id: SessionId) -> None:
-        """Forget a session, here alone; also what a call without a session leaves behind.
+        """Forget a session of this agent alone, also a temporary one.
 
         A journal still has it, and the next call reads it from there. If a call in it runs, it is
-        forgotten after that.
+        forgotten after that call.
         """
-        kept = self._kept
-        if kept is not None and kept.is_busy(session_id):
+        sessions = self._journal_sessions
+        if sessions is not None and sessions.is_busy(session_id):
             return
         self.usage_totals.sessions.pop(session_id, None)
-        every = [self.memory.reset, self.tool_sessions.forget]
-        every += [] if kept is None else [kept.note_forgotten]
-        do_all(partial(forget, session_id) for forget in every)
+        actions = [self.memory.reset, self.tool_sessions.forget]
+        actions += [] if sessions is None else [sessions.note_forgotten]
+        do_all(partial(forget, session_id) for forget in actions)
 
     async def aclose(self) -> None:
-        """Close what tools hold open in any session, here and in all agents below.
+        """Close the resources of tools in all sessions, here and in all agents below.
 
-        Memories stay, and the next call opens what it needs again. Twice is harmless.
+        Memories stay, and the next call opens the resources again. Twice is harmless.
         """
         agents = self.named_agents().values()
         await close_all(pair for agent in agents for pair in agent.tool_sessions.open_states())
@@ -486,35 +500,36 @@ class Agent(Generic[F]):
         await self.aclose()
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
-        """Return the thoughts, calls and results of a session; the last thought is the answer."""
+        """Return the thoughts, calls and results of a session. The last thought is the answer."""
         return list_steps(self.memory.messages(session_id), self.name)
 
     def named_children(self) -> Iterator[tuple[str, Agent[Any]]]:
-        """Give the agents among the attributes, also those in lists, tuples and mappings in these.
+        """Yield the agents among the attributes, also those in lists, tuples and mappings.
 
-        Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor.1`, in the
-        order in which the attributes were set. A key that is no string, or has a dot, a bracket or
-        half a surrogate pair in it, is written as Python writes it: `roles[7]` is not `roles.7`.
+        Each comes with its path, `writer`, `critics.0` or `roles.editor.1`, in the order of the
+        attributes. A key that is not a string, or contains a dot, a bracket or half a surrogate
+        pair, is written as in Python: `roles[7]` differs from `roles.7`.
         """
         waiting: list[tuple[str, Any]] = [*vars(self).items()][::-1]
-        containers: dict[int, Any] = {}  # that were looked into, kept so that ids stay theirs
+        # The containers that were read, by id. The reference prevents the reuse of an id.
+        containers: dict[int, Any] = {}
         while waiting:
             path, value = waiting.pop()
             if isinstance(value, Agent):
                 yield path, cast("Agent[Any]", value)
             elif id(value) not in containers and isinstance(value, Mapping | list | tuple):
-                named = isinstance(value, Mapping)
+                is_mapping = isinstance(value, Mapping)
                 container: Any = cast("Any", value)
                 containers[id(container)] = container
-                parts: Any = container.items() if named else enumerate(container)
-                for key, each in reversed([*parts]):
+                items: Any = container.items() if is_mapping else enumerate(container)
+                for key, each in reversed([*items]):
                     if isinstance(each, Agent | Mapping | list | tuple):
-                        plain = isinstance(key, str) and key and not ODD_KEY.search(key)
-                        step = f".{key}" if plain or not named else f"[{key!r}]"
+                        is_plain = isinstance(key, str) and key and not QUOTED_KEY.search(key)
+                        step = f".{key}" if is_plain or not is_mapping else f"[{key!r}]"
                         waiting.append((path + step, cast("Any", each)))
 
     def named_agents(self) -> dict[str, Agent[Any]]:
-        """Return this agent and all below by their paths, this under ""; each agent once."""
+        """Return this agent, under "", and all below it by their paths; each agent once."""
         found: dict[str, Agent[Any]] = {}
         seen: set[int] = set()
         waiting: list[tuple[str, Agent[Any]]] = [("", self)]
@@ -542,7 +557,7 @@ class Agent(Generic[F]):
 
 
 def describe_agent(agent: Agent[Any], above: tuple[int, ...] = ()) -> str:
-    """Return a line for the agent and for each below it; one that is above itself ends there."""
+    """Return a line for the agent and for each below it; stop at one that contains itself."""
     parts = [repr(agent.name)]
     parts += [repr(agent.backend)] if agent.backend is not None else []
     parts += [f"tools={[tool.name for tool in agent.tools]}"] if agent.tools else []

@@ -1,4 +1,4 @@
-"""Aggregators: an agent's memory becomes the messages of a request."""
+"""Aggregators: make the messages of a request from an agent's memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
 
-# Where a message keeps what `as_said` made of it, and the row of messages that it is the last of;
-# what is no field is neither saved nor compared.
-SAID, JOINED = "_said", "_joined"
+# Attributes of an `AgentMessage` that cache the result of `as_read`, and the joined messages that
+# end with it. They are not fields, so they are neither saved nor compared.
+READ_CACHE, JOINED_CACHE = "_said", "_joined"
 
 Wire: TypeAlias = Message | Mapping[str, Any]
 
@@ -24,10 +24,11 @@ System: TypeAlias = str | Wire | Sequence[Wire]
 
 @passes_with("aggregate")
 class Aggregator:
-    """Makes a request's messages: the system prompt, what the parser asks for, the memory.
+    """Makes a request's messages: system prompt, the parser's instruction, the memory.
 
-    Who sent a message decides its role: the agent's own are the assistant's, all others the
-    user's. User messages in a row become one. A subclass changes `aggregate`, or a part of it.
+    The sender decides the role: the agent's own messages are the assistant's, all others the
+    user's. Consecutive user messages become one. A subclass overrides `aggregate`, or one of the
+    methods that it calls.
     """
 
     def aggregate(
@@ -44,7 +45,7 @@ class Aggregator:
         return request.joined()
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
-        """Return what stands before the memory; one system message where there can be one."""
+        """Return the messages before the memory: one system message if possible."""
         opening = read_system(system)
         instruction = parser.instruction() if parser is not None else ""
         if not instruction:
@@ -60,42 +61,45 @@ class Aggregator:
         name: str,
         parser: Parser[Any] | None,
     ) -> None:
-        """Add a message of the memory to what the model will read."""
+        """Add a message of the memory to the request."""
         if message.sender == name:
             if message.type == TOOLS:
                 request.extend(message.formatted)
             else:
-                request.append(as_said(message, "assistant", message.text))
+                request.append(as_read(message, "assistant", message.text))
         else:
             follows = bool(request) and request[-1].role == "user"
-            request.append(as_said(message, "user", self.render_received(message, name)))
+            request.append(as_read(message, "user", self.render_received(message, name)))
             if follows and isinstance(request, _Growing):
                 request.following[len(request) - 1] = message
             elif follows:
                 request[-2:] = [_join(request[-2:], [message])]
 
     def render_received(self, message: AgentMessage, name: str) -> str:
-        """Return what the model reads of a message that is another's."""
+        """Return the text that the model reads of a message from another sender."""
         return message.text
 
 
 class FewShotAggregator(Aggregator):
-    """The default, with worked examples after the system prompt: messages, or the wire's."""
+    """The default, with worked examples after the system prompt.
+
+    FewShotAggregator([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}])
+    """
 
     def __init__(self, examples: Iterable[Wire]) -> None:
         self.examples = [_read(example) for example in examples]
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
-        """Add the examples."""
+        """Return the opening with the examples."""
         return [*super().opening(parser, system), *self.examples]
 
 
 class ToolAggregator(FewShotAggregator):
-    """For an agent whose calls are found in its text by a `ToolParser`.
+    """For an agent with a `ToolParser`, which finds calls in its text.
 
-    Messages of `users` are the user's. Those of anyone else (executors, mostly) are the
-    environment's: they get `role`, stand alone, and are put between `begin` and `end`. A call
-    whose end mark was a stop word, and so is missing, gets it back.
+    Messages of `users` are the user's. Those of other senders, mostly executors, are the
+    environment's: they get `role`, stay separate messages, and are put between `begin` and `end`.
+    If a stop word cut the end mark of a call, the mark is added again.
     """
 
     def __init__(
@@ -120,38 +124,38 @@ class ToolAggregator(FewShotAggregator):
         name: str,
         parser: Parser[Any] | None,
     ) -> None:
-        """Tell the user, the environment and the agent apart."""
+        """Add a message of the user, the environment or the agent."""
         if message.sender == name and message.type != TOOLS and parser is not None:
-            request.append(as_said(message, "assistant", parser.complete(message.text)))
+            request.append(as_read(message, "assistant", parser.complete(message.text)))
         elif message.sender == name or message.sender in self.users:
             super().append(request, message, name, parser)
         else:
             content = f"{self.begin}{message.text}{self.end}"
-            request.append(as_said(message, self.role, content))
+            request.append(as_read(message, self.role, content))
 
 
-def as_said(message: AgentMessage, role: Role, text: str) -> Message:
-    """Return what the model reads of a message: the same object as long as that is the same.
+def as_read(message: AgentMessage, role: Role, text: str) -> Message:
+    """Return the message that the model reads, the same object until the text changes.
 
-    A memory is read for each request, and most of it was read for the one before.
+    Most of a memory was read for the request before, so this saves most of the work.
     """
-    return _made(message, SAID, role, text, message.parts)
+    return _cached(message, READ_CACHE, role, text, message.parts)
 
 
 class _Growing(list[Message]):
     """The messages of a request while an aggregator adds them.
 
-    User messages in a row are joined once, at the end. To join each to the text before it would
+    Consecutive user messages are joined once, at the end. To join each to the text before it would
     copy that text for every message, which takes quadratic time and memory.
     """
 
     def __init__(self, opening: Iterable[Message]) -> None:
         super().__init__(opening)
-        # The messages that join the user message before them, by their place.
+        # The messages to join to the user message before them, by their place.
         self.following: dict[int, AgentMessage] = {}
 
     def joined(self) -> list[Message]:
-        """Return the messages as a model reads them."""
+        """Return the messages, with consecutive user messages joined."""
         rows: list[tuple[list[Message], list[AgentMessage]]] = []
         for place, message in enumerate(self):
             source = self.following.get(place)
@@ -163,34 +167,37 @@ class _Growing(list[Message]):
         return [_join(row, sources) if sources else row[0] for row, sources in rows]
 
 
-def _join(row: Sequence[Message], sources: Sequence[AgentMessage]) -> Message:
-    """Return messages of the user in a row as one; the last of their `sources` caches it.
+def _join(messages: Sequence[Message], sources: Sequence[AgentMessage]) -> Message:
+    """Return consecutive user messages as one; the last of their `sources` caches it.
 
-    The earlier ones drop what they cached: kept prefixes of a row that grows would be quadratic.
+    The earlier sources drop their caches: cached prefixes of growing text would take quadratic
+    memory.
     """
     *earlier, last = sources
-    for each in earlier:
-        vars(each).pop(JOINED, None)
-    text = "\n".join(each.content for each in row if each.content)
-    return _made(last, JOINED, "user", text, [part for each in row for part in each.parts])
+    for message in earlier:
+        vars(message).pop(JOINED_CACHE, None)
+    text = "\n".join(message.content for message in messages if message.content)
+    return _cached(
+        last, JOINED_CACHE, "user", text, [part for message in messages for part in message.parts]
+    )
 
 
-def _made(message: AgentMessage, key: str, role: Role, text: str, parts: list[Part]) -> Message:
-    kept: dict[str, Any] = vars(message)
-    said: Message | None = kept.get(key)
-    own = role == "assistant"
-    reasoning, items = (message.reasoning, message.provider_items) if own else (None, [])
-    if said is None or (role, text, parts, reasoning, items) != (
-        *(said.role, said.content, said.parts, said.reasoning, said.provider_items),
+def _cached(message: AgentMessage, key: str, role: Role, text: str, parts: list[Part]) -> Message:
+    attributes: dict[str, Any] = vars(message)
+    cached: Message | None = attributes.get(key)
+    is_assistant = role == "assistant"
+    reasoning, items = (message.reasoning, message.provider_items) if is_assistant else (None, [])
+    if cached is None or (role, text, parts, reasoning, items) != (
+        *(cached.role, cached.content, cached.parts, cached.reasoning, cached.provider_items),
     ):
-        said = kept[key] = Message(
+        cached = attributes[key] = Message(
             role=role, content=text, parts=[*parts], reasoning=reasoning, provider_items=[*items]
         )
-    return said
+    return cached
 
 
 def read_system(system: System | None) -> list[Message]:
-    """Return a system prompt as messages; raise `TypeError` or `ValueError` for what is none."""
+    """Return a system prompt as messages; raise `TypeError` or `ValueError` for another value."""
     if system is None:
         return []
     if isinstance(system, str):
@@ -206,5 +213,5 @@ def _read(message: Wire) -> Message:
         return Message.from_wire(message)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a message has a 'role' and a 'content': {message!r:.200} ({error!r})"
+            f"a message must have a 'role' and a 'content', not {message!r:.200} ({error!r})"
         ) from error

@@ -1,4 +1,4 @@
-"""How an agent answers: search its documents, ask its model, run its tools, parse the reply."""
+"""An agent's answer: search the documents, ask the model, run tools, parse the reply."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ logger = logging.getLogger("anabranch.agents")
 
 F = TypeVar("F")
 
-MEND = "That answer cannot be used: {fault}\nAnswer again, correctly."
+UNUSABLE_ANSWER = "That answer cannot be used: {fault}\nAnswer again, correctly."
 
 
 @passes_with("as_tool", "an Index")
 class Knowledge(Protocol):
-    """Something that can be searched and cited, as `anabranch.knowledge.Index`."""
+    """Documents that can be searched and cited, as `anabranch.knowledge.Index`."""
 
     def as_tool(self, *, k: int = 5) -> AnyTool:
         """Return the tool that searches for `k` passages; it takes a `query`."""
         ...
 
     def cited(self, answer: str, found: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what an answer cites of what the tool gave, as JSON values."""
+        """Return the passages of the tool's results that an answer cites, as JSON values."""
         ...
 
 
@@ -55,33 +55,33 @@ async def answer(
     options: Mapping[str, Any],
     memory: Memory | None = None,
 ) -> AgentMessage[F]:
-    """Let a model answer a request for an agent; return the answer, without remembering it.
+    """Return the model's answer to a request of an agent, without remembering it.
 
-    Tool calls and their results are remembered in `memory`, by default the agent's. After a failure
-    or a cancel so is the text of the broken reply, as a message whose `stream_state` is "failed",
-    and steering messages that requests have delivered. If the requests had no effect at all, these
-    wait again instead.
+    Tool calls and their results are added to `memory`, by default the agent's. After a failure or a
+    cancel, so are the text of the broken reply, as a message in state "failed", and the steering
+    messages that requests have delivered. If the requests had no effect at all, these messages wait
+    for another request instead.
     """
     conversation, memory = Conversation(), memory or agent.memory
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
-    deliveries, searched = Deliveries(agent, backend), False
+    deliveries, has_searched = Deliveries(agent, backend), False
     offer = partial(agent.hooked_tools, session_id)
     view = AgentView(agent.name, agent.view, agent.approve, deliveries.deliver, offer)
     token = STEERING.set(None)  # messages to this call do not steer what its tools do
     try:
         if agent.knowledge_tool is not None:
             tool = agent.hooked(agent.knowledge_tool, session_id)
-            searched = await run_in_tree(look_up(conversation, tool, view))
+            has_searched = await run_in_tree(look_up(conversation, tool, view))
         message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         new = conversation.messages[len(request) :]
-        broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
-        if broken or any(each.tool_calls for each in new):
+        is_broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
+        if is_broken or any(each.tool_calls for each in new):
             _remember_calls(agent, memory, new, session_id, deliveries)
         else:
             deliveries.take_back()
-        if broken:
+        if is_broken:
             text = new[-1].content or ""
             failed = AgentMessage(content=text, sender=agent.name, stream_state="failed")
             memory.add(failed, session_id=session_id)
@@ -92,7 +92,7 @@ async def answer(
     new = conversation.messages[len(request) :]
     rounds = _remember_calls(agent, memory, new, session_id, deliveries)
     logger.debug("%s answers: %s", agent.name, message)
-    status = "max_rounds" if agent.tools and rounds >= agent.max_rounds + searched else "ok"
+    status = "max_rounds" if agent.tools and rounds >= agent.max_rounds + has_searched else "ok"
     if message.finish_reason in STOPPED:
         status = message.finish_reason
     text = message.content or message.refusal or ""
@@ -127,7 +127,7 @@ async def _ask(
     retries = parser.retries if parser else 0
     while True:
         # Not a bare await of the node: a cancel reaches this body and those below it in the same
-        # turn, in any order, and `conversation` is complete only when those have ended.
+        # loop iteration, in any order. `conversation` is complete only when those have ended.
         exchange = respond(
             backend,
             conversation,
@@ -152,11 +152,11 @@ async def _ask(
                 raise BadResponse(f"{agent.name} gave no usable answer: {fault}") from error
             retries -= 1
             view.break_off()
-            conversation.add(MEND.format(fault=error))
+            conversation.add(UNUSABLE_ANSWER.format(fault=error))
 
 
 def why_final(message: Message) -> str:
-    """Return why asking again would change nothing about a reply, "" if it may."""
+    """Return the reason why another request would not help, "" if it may help."""
     if message.refusal:
         return f"the model refused: {message.refusal}"
     if message.finish_reason == "content_filter":
@@ -171,10 +171,10 @@ def _remember_calls(
     session_id: SessionId,
     deliveries: Deliveries,
 ) -> int:
-    """Remember each reply with tool calls and their results as one message; return how many.
+    """Remember each reply with tool calls and their results as one message; return their number.
 
-    Steering messages keep their place between them. Answers that could not be used, and the
-    messages to the model about them, are left out.
+    Steering messages keep their place between them. Unusable answers, and the messages to the model
+    about them, are left out.
     """
     found: list[AgentMessage] = []
     rounds = 0

@@ -1,4 +1,4 @@
-"""One call of an agent as a node, with what it costs."""
+"""One call of an agent as a node, and its usage."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ F = TypeVar("F", default=Any)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_counting = Lock()  # an agent may be called in several threads at once
+_counting = Lock()  # several threads may call an agent at the same time
 
 
 def usage_of(node: Node[Any]) -> dict[str, Usage]:
     """Return the usage of a node and all below it so far, by model."""
     if not node.node_id:
         return {}
-    charges = cast("dict[str, Any]", node.commander.usage(node))  # others may charge any type
+    charges = cast("dict[str, Any]", node.commander.usage(node))  # jobs may charge other types
     return {model: used for model, used in charges.items() if isinstance(used, Usage)}
 
 
@@ -61,7 +61,7 @@ def add_usage(total: dict[str, Usage], models: dict[str, Usage]) -> None:
 
 
 class UsageTotals:
-    """The usage of one agent, in all and in each session that it remembers."""
+    """The usage of one agent: its total, and that of each remembered session."""
 
     def __init__(self) -> None:
         self.total: dict[str, Usage] = {}
@@ -69,7 +69,7 @@ class UsageTotals:
 
 
 class CountedCall(Node[T_co], Generic[T_co], internal=True):
-    """A call of an agent in a session; its usage counts for both, however it ends."""
+    """A call of an agent in a session. Its usage counts for both, however it ends."""
 
     _spending: UsageTotals | None = None
     _session: SessionId | None = None
@@ -81,79 +81,85 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
         return sum(usage_of(self).values(), Usage())
 
     def begin(self, agent: Agent[Any], session_id: SessionId) -> None:
-        """Begin an attempt: bring the session of the agent into the state that it starts from.
+        """Begin an attempt: restore the state of the agent's session at the start of the call.
 
-        In a durable run that is what each later execution has in it too. `ConfigurationError` says
-        that it cannot be, as a part of it comes from a job whose result is stored.
+        In a durable run each execution must start from the same state. Raises `ConfigurationError`
+        if a part of it comes from a job whose result is stored, because that job does not run
+        again.
         """
         named = None if isinstance(session_id, TemporarySession) else session_id
-        # Once for all attempts; a call inside another of its agent is a part of that.
+        # Counted once for all attempts, by `_count` at the end of the node.
         self._spending, self._session, self._counted = agent.usage_totals, named, False
         self.at_done(self._count)
-        if not agent.memory.drop_cut(session_id):
+        if not agent.memory.drop_stale(session_id):
             raise ConfigurationError(
-                f"{agent.name} has heard in the session {session_id!r} messages from below a"
-                " durable job that has ended: that job does not run again after a restart, so they"
-                " would be lost; let one job make all calls of a session, or return them from it"
+                f"the session {session_id!r} of {agent.name} has messages from a durable job that"
+                " has ended. A restart would lose them: make all calls of a session in one job, or"
+                " return the messages from the job"
             )
         agent.tool_sessions.enter(session_id)
         if agent.approve is not None:
-            APPROVE.set(agent.approve)  # in the context of this call and of all below
+            APPROVE.set(agent.approve)  # in the context of this call, which all nodes below inherit
 
     @staticmethod
     def _count(call: CountedCall[Any]) -> None:
         usage_totals, session_id = call._spending, call._session
         if usage_totals is None or call._counted:
             return
-        spent, call._counted = usage_of(call), True
+        used, call._counted = usage_of(call), True
         calls = [each for each in payers(call) if isinstance(each, CountedCall)]
-        # One that ended first, as a commander may outlive it, has not counted all of this.
-        around = [
+        # The calls of the same agent that include this one and will count it. A call that has
+        # counted already, as its commander may outlive it, does not include all of this.
+        outer_sessions = [
             each._session for each in calls if each._spending is usage_totals and not each._counted
         ]
-        if spent:
+        if used:
             with _counting:
-                if not around:
-                    add_usage(usage_totals.total, spent)
-                if session_id is not None and session_id not in around:
-                    add_usage(usage_totals.sessions.setdefault(session_id, {}), spent)
+                if not outer_sessions:
+                    add_usage(usage_totals.total, used)
+                if session_id is not None and session_id not in outer_sessions:
+                    add_usage(usage_totals.sessions.setdefault(session_id, {}), used)
 
 
 class OuterSession(NamedTuple):
-    """The journal's session around a call: it stores these memories and no others."""
+    """The session of a journal around a call; the journal stores only its agents' memories."""
 
     agent: Agent[Any]
     session_id: SessionId
 
     def require(self, agent: Agent[Any], session_id: SessionId) -> None:
-        """Refuse an agent whose memory the journal would not have."""
+        """Refuse an agent whose memory the journal does not store."""
         agents = self.agent.named_agents().values()
         if session_id == self.session_id and any(agent is each for each in agents):
             return
         raise ConfigurationError(
-            f"{agent.name} is called in the session {session_id!r} below {self.agent.name}, whose"
-            f" session {self.session_id!r} a journal keeps: it would forget that with the process;"
-            f" make it an attribute of {self.agent.name} and pass session_id= on, or call it"
+            f"the journal of {self.agent.name} would not store the session {session_id!r} of"
+            f" {agent.name}, which is called below its session {self.session_id!r}. Make"
+            f" {agent.name} an attribute of {self.agent.name} and pass session_id= on, or call it"
             " without a session"
         )
 
 
 OUTER_SESSION: ContextVar[OuterSession | None] = ContextVar("anabranch_agents_round", default=None)
-"""Set below a call in a session that a journal stores; nodes inherit it."""
+"""Set below a call in a session of a journal. Nodes inherit it."""
 
 
 class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
-    """A call of `agent` in the session `session_id`; it has the agent's name.
+    """A call of `agent` in the session `session_id`. The node has the agent's name.
 
-    With None it has a session of its own, which ends with its subtree, or 0 if the agent was given
-    a memory.
+        call = node.call_handler(agent.call("Hello"))
+        call.steer("In French, please.")
+        print((await call).text)
 
-    The agent remembers the messages first and the answer at the end. A call that fails or is
-    cancelled before it had any effect takes its messages back, whatever other calls have added to
-    the session during that time. Its usage counts for its agent, however it ends.
+    With None the session is temporary and ends with the node's subtree, or it is 0 if the agent was
+    given a memory.
+
+    The agent first remembers the messages, and at the end the answer. A call that fails or is
+    cancelled before it had any effect removes its messages again, whatever other calls have added
+    to the session. Its usage counts for its agent, however it ends.
     """
 
-    # Named like the engine's attributes, because it is no part of the call's identity.
+    # Named like the engine's attributes, so that it does not enter the call's identity.
     _node_steering: Steering | None = None
 
     def __init__(
@@ -207,33 +213,35 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         return self._node_steering
 
     async def task(self) -> AgentMessage[F]:
-        """Pass the hooks, remember, and let the agent answer."""
+        """Run the hooks, remember the messages, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
-        own = isinstance(session_id, TemporarySession)  # this call's, or that of one above
-        if own:
+        is_temporary = isinstance(session_id, TemporarySession)  # of this call, or of a call above
+        if is_temporary:
             session_id.forget[agent] = partial(agent.forget, session_id)
         self.begin(agent, session_id)
-        CALLS.set((*CALLS.get(), object()))  # one attempt of this call
+        CALLS.set((*CALLS.get(), object()))  # a new object for each attempt of this call
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
-        steering, above = self.steering(), STEERING.get()
-        steering.above = None if above is steering else above
+        steering, outer_steering = self.steering(), STEERING.get()
+        steering.above = None if outer_steering is steering else outer_steering
         steering.begin(partial(before.run, agent, session_id=session_id))
         STEERING.set(steering)
         received = [await before.run(agent, each, session_id) for each in self._messages]
-        kept = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
+        remembered = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
         try:
             outer = OUTER_SESSION.get()
-            if outer is not None and not own and agent.memory.messages(session_id):
+            if outer is not None and not is_temporary and agent.memory.messages(session_id):
                 outer.require(agent, session_id)
-            answering = agent.forward(*kept, session_id=session_id, **self._options)
-            reply = await require_awaitable(answering, agent, "forward")
+            forwarding = agent.forward(*remembered, session_id=session_id, **self._options)
+            reply = await require_awaitable(forwarding, agent, "forward")
             if isinstance(reply, str):
                 reply = AgentMessage(content=reply, sender=agent.name)
             elif not isinstance(reply, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"forward of {agent.name} gave {reply!r:.200}, no message or text")
+                raise TypeError(
+                    f"forward() of {agent.name} must return a message or a text, not {reply!r:.200}"
+                )
             answer = agent.memory.add(reply, session_id=session_id)[0]
         except BaseException:
-            agent.memory.retract(kept, session_id)
+            agent.memory.retract(remembered, session_id)
             raise
         answer = await after.run(agent, copy_message(answer), session_id)
         answer = answer.model_copy(update={"usage": self.usage})
@@ -243,13 +251,12 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
 
 
 class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
-    """A call in a session that a journal stores; its work is below a node of that session."""
+    """A call in a session that a journal stores. Its work is below a node of that session."""
 
-    # While the call runs.
-    session: Session | None = None
+    session: Session | None = None  # set while the call runs
 
     async def task(self) -> AgentMessage[F]:
-        """Let the session make the call, unless it is a part of a call in it."""
+        """Let the session make the call, unless a call in the session has made this one."""
         above = OUTER_SESSION.get()
         if above is not None and above.agent is self.agent:
             return await super().task()
@@ -257,7 +264,7 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
         return await sessions.call(self, self._messages, self.session_id, self._options)
 
     async def suspend(self) -> None:
-        """Let running tools end, before all is cancelled."""
+        """Let running tools end, before everything is cancelled."""
         if self.session is not None:
             await self.session.suspend()
 
@@ -265,18 +272,19 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
 async def run_in_tree(
     node: Node[T], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
 ) -> T:
-    """Run a node as a child of `parent` or the current node, else under a commander of its own.
+    """Run a node as a child of `parent` or the current node, else under a new commander.
 
-    In a tree of another loop it has a commander of its own too, and the limits there hold.
-    `options` are those of `call_handler`. Cancelling this call cancels the node and waits for its
-    end.
+    A tree of another loop does not count: the node runs under a new commander, with the limits of
+    that tree. `options` are those of `call_handler`. Cancelling this call cancels the node and
+    waits for its end.
     """
     options["claim"] = True
     if parent is None:
         parent = parent_here()
     if parent is None:
         async with Commander() as commander:
-            # Not `run`, which would cancel the node: leaving the block cancels it in its own way.
+            # Not `commander.run`, which would cancel the node before `suspend` below can let its
+            # tools end. Leaving the block cancels it.
             commander.call_handler(node, **options)
             try:
                 return await node
@@ -296,9 +304,9 @@ async def run_in_tree(
 async def stream_call(
     call: Node[Any], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
 ) -> AsyncGenerator[AgentMessage, None]:
-    """Run a call or a conversation and give all its messages, then raise its failure.
+    """Run a call or a conversation and yield all its messages, then raise its failure.
 
-    Listeners further out, as where this is read inside an agent's `forward`, receive them too.
+    Feeds further out, as of an agent whose `forward` reads this stream, receive them too.
     """
     feed = Feed(MESSAGE_FEED.get())
 
@@ -308,7 +316,7 @@ async def stream_call(
         finally:
             feed.end()
 
-    # A task of its own, so that no scope is open while this waits in a yield.
+    # In a task, because no context variable may be set, and no commander open, across a yield.
     token = MESSAGE_FEED.set(feed)
     running = asyncio.ensure_future(run_and_end())
     MESSAGE_FEED.reset(token)
@@ -320,6 +328,6 @@ async def stream_call(
         running.cancel()
         interrupted = await outlast(running)
         if not running.cancelled():
-            running.exception()  # taken, if the reader left before it was raised
+            running.exception()  # so that asyncio does not log it if the reader left early
         if interrupted is not None:
             raise interrupted

@@ -1,4 +1,4 @@
-"""`ToolExecutor`: runs the calls that a message holds and answers with a message."""
+"""`ToolExecutor`: runs the tool calls in a message and answers with a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
 
-__all__ = ["INTERRUPTED", "ToolExecutor", "answer_of", "execution"]
+__all__ = ["INTERRUPTED", "ExecutorCall", "ToolExecutor", "answer_of"]
 
 logger = logging.getLogger("anabranch.tools")
 
@@ -30,25 +30,30 @@ INTERRUPTED = "The call was interrupted."
 
 
 class ToolExecutor:
-    """Takes an `AgentMessage` with tool calls, gives one with their results; it never fails.
+    """Takes an `AgentMessage` with tool calls, returns one with their results; it never fails.
 
-    The calls stand in the message's `formatted`, or in its `content` if that is None: a `ToolCall`,
-    a `Message` with calls, a mapping with `name` and `parameters` (or `arguments`), one under
-    `action`, JSON text of such, or a list of any of these. A tool is named by its own name, or by
-    toolkit and method, `WebBrowser.search`, if that means one tool alone. The calls of one message
-    run at once, each a node.
+        executor = ToolExecutor([add, PythonKernel()])
+        call = {"name": "add", "parameters": {"a": 1, "b": 2}}
+        answer = await executor(AgentMessage(formatted=call))
+        print(answer.text, answer.extra["status"])
+
+    It reads the calls from the message's `formatted`, or from its `content` if that is None: a
+    `ToolCall`, a `Message` with calls, a mapping with `name` and `parameters` (or `arguments`), one
+    under `action`, JSON text of these, or a list of any of these. The name is the tool's, or that
+    of toolkit and method, `WebBrowser.search`, if only one tool has it. The calls of one message
+    run at the same time, each as a node.
 
     The answer's `formatted` is a list of `ToolResult`, its `content` their text, its
-    `extra["status"]` the worst status among them; it goes to the message's sender. A malformed
-    message, an unknown tool, wrong arguments and whatever a tool or a hook raises are results.
+    `extra["status"]` the worst status among them. Its receiver is the message's sender. A malformed
+    message, an unknown tool, wrong arguments and any error of a tool or a hook become results.
 
-    Calling it inside a node, or a commander's block, makes a child of that; outside it runs under a
-    commander of its own. Cancelling reaches every call. Without `approvals`, a tool that wants a
-    person's yes is refused, unless an agent above has an `approve`.
+    A call inside a node, or a commander's block, is a child of that. Outside it runs under a new
+    commander. Cancelling reaches every call. Without `approvals`, a tool that needs an approval is
+    refused, unless an agent above has an `approve`.
 
-    What a tool keeps (the variables of a `PythonKernel`) it keeps for the session that `session_id`
-    names, until `reset` or `aclose`; a call that names none belongs to the session in which an
-    agent makes it, elsewhere to session 0.
+    Tools keep their state, as the variables of a `PythonKernel`, for the session `session_id` until
+    `reset` or `aclose`. A call without a session belongs to the session of the agent around it,
+    outside of an agent to session 0.
     """
 
     @checked
@@ -70,21 +75,22 @@ class ToolExecutor:
             self.add(item)
 
     def add(self, item: AnyTool | Toolkit) -> None:
-        """Add a tool, or all of a toolkit; raise `ConfigurationError`, and add none, if a name is
-        taken.
+        """Add a tool, or all tools of a toolkit.
+
+        Raises `ConfigurationError`, and adds none, if a name is taken.
         """
         methods = item.methods if isinstance(item, Toolkit) else {"": item}
         self.tools = by_name(methods.values(), self.tools)
         if isinstance(item, Toolkit):
             for method, tool in methods.items():
                 for name in {f"{item.name}.{method}", f"{item.name}.{tool.name}"}:
-                    # What two toolkits of one class both call so is a name for neither.
+                    # Two toolkits of one class: the name is ambiguous, so it finds neither.
                     self._aliases[name] = None if name in self._aliases else tool
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(executor, message, session_id)`, plain or async, before a message's calls run.
+        """Call `hook(executor, message, session_id)`, plain or async, before a message's calls.
 
-        A message that it returns takes the place of the one it was given.
+        A message that the hook returns replaces its argument.
         """
         return self._before.add(hook)
 
@@ -96,14 +102,21 @@ class ToolExecutor:
         self, message: AgentMessage, *, session_id: SessionId | None = None
     ) -> AgentMessage:
         """Run the calls in `message` and return their results."""
-        return await run_in_tree(execution(self, message, session_id))
+        return await run_in_tree(self.call(message, session_id=session_id))
+
+    def call(self, message: AgentMessage, *, session_id: SessionId | None = None) -> ExecutorCall:
+        """Make the same call as a node that has not started."""
+        return ExecutorCall(self, message, session_id)
 
     def reset(self, session_id: SessionId = 0) -> None:
-        """Forget what tools keep for a session: its kernel begins to end, and nobody waits."""
+        """Drop the state of tools in a session. A kernel starts to end, without a wait."""
         self.tool_sessions.forget(session_id)
 
     async def aclose(self) -> None:
-        """Close what tools hold open in any session; twice is harmless, a call opens it anew."""
+        """Close the resources of tools in all sessions. The next call opens them again.
+
+        Twice is harmless.
+        """
         await self.tool_sessions.aclose()
 
     async def __aenter__(self) -> Self:
@@ -113,19 +126,21 @@ class ToolExecutor:
         await self.aclose()
 
     def find(self, name: str) -> AnyTool | None:
-        """Return the tool of this name."""
+        """Return the tool of this name, None if there is none."""
         return self.tools.get(name) or self._aliases.get(name)
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
-        """Ask a person whether `call` may run."""
+        """Return a person's decision about `call`."""
         approve = self.approvals or APPROVE.get()
         if approve is None:
             return NO_PERSON
         return await ask_approval(approve, call, tool)
 
 
-class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
-    # Of an engine's name, as it is no part of what was called.
+class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
+    """A call of a `ToolExecutor`. Each tool call in the message is a child."""
+
+    # Named like the engine's attributes, so that it does not enter the call's identity.
     _node_started: Sequence[CallNode | ToolResult] = ()
 
     def __init__(
@@ -136,7 +151,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         self._session_id = session_id
 
     async def task(self) -> AgentMessage:
-        executor, sent = self._executor, self._message
+        executor, message = self._executor, self._message
         session_id, current = self._session_id, CURRENT_SESSION.get()
         if session_id is None and current is not None:
             session_id = cast("SessionId", current[1])
@@ -144,14 +159,14 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
             session_id = 0 if session_id is None else session_id
             executor.tool_sessions.enter(session_id)
         try:
-            sent = await executor._before.run(executor, sent, session_id)
-            answer = answer_of(executor, sent, await self._run(sent))
-        except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
-            answer = _hook_failed(executor, sent, error)
+            message = await executor._before.run(executor, message, session_id)
+            answer = answer_of(executor, message, await self._run(message))
+        except Exception as error:  # noqa: BLE001 - the error of a hook becomes a result
+            answer = _hook_failed(executor, message, error)
         try:
             return await executor._after.run(executor, answer, session_id)
         except Exception as error:  # noqa: BLE001 - as above
-            return _hook_failed(executor, sent, error)
+            return _hook_failed(executor, message, error)
 
     async def _run(self, message: AgentMessage) -> list[ToolResult]:
         """Start all calls, then wait for each."""
@@ -163,7 +178,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
                 found = found.tool_calls
             items = cast("list[Any]", found) if isinstance(found, (list, tuple)) else [found]
             if not items:
-                raise InvalidArguments("the message holds no tool call")
+                raise InvalidArguments("the message has no tool call")
             calls = [_read_call(item, number) for number, item in enumerate(items)]
         except (InvalidArguments, ValueError, RecursionError) as error:
             if not isinstance(error, InvalidArguments):
@@ -186,9 +201,9 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         return [node.answer if isinstance(node, CallNode) else node for node in started]
 
     def cut_short(self, *, hooked: bool) -> AgentMessage:
-        """Return what is known of the calls when the wait for them was cancelled and all has ended.
+        """Return the known results after the wait for the calls was cancelled and all have ended.
 
-        Where results are `hooked`, none is told that the hooks have not seen.
+        With `hooked` no result is included that the hooks have not seen.
         """
         if self.result is not None:
             return self.result
@@ -203,17 +218,10 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         return answer_of(self._executor, self._message, results)
 
 
-def execution(
-    executor: ToolExecutor, message: AgentMessage, session_id: SessionId | None
-) -> _Execute:
-    """Return a call of an executor as a node that has not started."""
-    return _Execute(executor, message, session_id)
-
-
 def answer_of(
     executor: ToolExecutor, message: AgentMessage, results: list[ToolResult]
 ) -> AgentMessage:
-    """Return the results of a message's calls as one message; without any, nothing is known."""
+    """Return the results of a message's calls as one message; without results, a failed one."""
     results = results or [ToolResult(content=INTERRUPTED, status="failed")]
     statuses = {each.status for each in results}
     status = next((each for each in ("failed", "invalid") if each in statuses), "ok")
@@ -234,7 +242,7 @@ def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception
 
 
 def _read_call(item: Any, number: int) -> ToolCall:
-    """Return a call, however it is written; raise `InvalidArguments` for what is none."""
+    """Return a call in any of the accepted forms; raise `InvalidArguments` for another value."""
     if isinstance(item, ToolCall):
         return item
     if not isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Hooks: functions that see messages pass and may change them, and that can be removed again."""
+"""Hooks: removable functions that see an agent's messages and may change them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ Hook: TypeAlias = Callable[[Any, AgentMessage, SessionId], Changed]
 """Takes the owner, a message and the session; returns a message in its place, or None."""
 
 
-KINDS = "an AgentMessage or None"
-
-
 class Hooks:
-    """Hooks for one moment, run in the order in which they were added; false if there are none."""
+    """The hooks for one moment, run in the order of their addition; false if there are none."""
 
     def __init__(self) -> None:
         self._hooks: list[HookHandle] = []
@@ -55,9 +52,9 @@ class Hooks:
     async def run(
         self, owner: object, message: AgentMessage, session_id: SessionId
     ) -> AgentMessage:
-        """Pass `message` through all hooks that stand when this is called.
+        """Pass `message` through all hooks that are present now, and return the result.
 
-        They get a copy, so that what is given here is as before when it is passed again.
+        The hooks get a copy, so that `message` is unchanged if it passes them again.
         """
         if self._hooks:
             try:
@@ -68,7 +65,11 @@ class Hooks:
             changed = handle.hook(owner, message, session_id)
             changed = await changed if isawaitable(changed) else changed
             if changed is not None:
-                require(changed, AgentMessage, f"a hook ({handle.hook!r:.100}) must return {KINDS}")
+                require(
+                    changed,
+                    AgentMessage,
+                    f"a hook ({handle.hook!r:.100}) must return an AgentMessage or None",
+                )
                 message = changed
         return message
 
@@ -78,7 +79,7 @@ class Hooks:
 
 @dataclass(eq=False, slots=True)
 class HookHandle:
-    """Stands for one added hook."""
+    """Removes one added hook."""
 
     hook: Hook
     _hooks: list[HookHandle] = field(repr=False)
@@ -90,30 +91,34 @@ class HookHandle:
 
 
 class AgentHook:
-    """Four hooks in one object, for `Agent(hooks=[...])`; a subclass writes those it needs.
+    """Four hooks in one object, for `Agent(hooks=[...])`. A subclass writes some of them.
 
-    An object of any class with some of these methods is such a hook too.
+        class Signature(AgentHook):
+            async def after_agent(self, agent, message, session_id):
+                return message.model_copy(update={"content": f"{message.text} -- {agent.name}"})
 
-    Each may be plain or async, and returns another message to put in the place of the one it was
-    given, or None. The message is the hook's own to change: what it does to it is seen as well,
-    but by no other agent, and not again when a call is retried. One that raises fails the agent's
-    call; around a tool, it becomes the tool's failure.
+    An object of any class with some of these methods works too.
+
+    Each may be plain or async, and returns a message that replaces its argument, or None. It may
+    also change its argument, which is a copy: the change holds, but no other agent sees it, nor the
+    next attempt of the call. A hook that raises fails the agent's call. Around a tool, the error is
+    the tool's.
     """
 
     def before_agent(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
-        """See each message that comes to the agent, before it is remembered."""
+        """See each received message, before the agent remembers it."""
         return None
 
     def after_agent(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
-        """See the agent's answer, after it was remembered."""
+        """See the agent's answer, after the agent remembers it."""
         return None
 
     def before_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
-        """See a call of a tool; `message.formatted` is the `ToolCall`."""
+        """See a tool call, the `ToolCall` in `message.formatted`."""
         return None
 
     def after_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
-        """See what a tool gave; `message.content` is its text."""
+        """See a tool's result, the text in `message.content`."""
         return None
 
 
@@ -123,27 +128,31 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 def methods_of(hook: object) -> dict[Moment, Hook]:
     """Return those of the four methods that an object has.
 
-    Raises `ConfigurationError` if it has none, or one whose name is nearly one of the four or
-    begins as they do: it would never be called.
+    Raises `ConfigurationError` if it has none, or a method with nearly such a name or with its
+    beginning: that would never be called.
     """
     for name in dir(hook):
         if name in MOMENTS or name.startswith("_") or not callable(getattr_static(hook, name)):
             continue
-        near = nearest(name, MOMENTS, 0.8)
-        if near or name.startswith(("before", "after")):
-            hint = f": did you mean {near!r}?" if near else f". There are {', '.join(MOMENTS)}"
-            raise ConfigurationError(f"{type(hook).__name__}.{name} is no hook of an agent{hint}")
-    found: dict[Moment, Hook] = {
+        suggestion = nearest(name, MOMENTS, 0.8)
+        if suggestion or name.startswith(("before", "after")):
+            hint = (
+                f": did you mean {suggestion!r}?"
+                if suggestion
+                else f". There are {', '.join(MOMENTS)}"
+            )
+            raise ConfigurationError(f"an agent has no hook {type(hook).__name__}.{name}{hint}")
+    methods: dict[Moment, Hook] = {
         moment: getattr(hook, moment) for moment in MOMENTS if hasattr(hook, moment)
     }
-    if not found:
+    if not methods:
         raise ConfigurationError(f"{hook!r:.200} has none of the methods {', '.join(MOMENTS)}")
-    return found
+    return methods
 
 
 @dataclass(frozen=True, slots=True)
 class AgentHookHandle:
-    """Stands for an added object with hooks."""
+    """Removes the hooks of one added object."""
 
     _handles: list[HookHandle] = field(repr=False)
 
@@ -154,7 +163,7 @@ class AgentHookHandle:
 
 
 class HookedTool(Tool[..., Any]):
-    """A tool as an agent's model calls it: through the agent's hooks."""
+    """A tool for an agent's model, with the agent's hooks around it."""
 
     inner: AnyTool
     agent: Agent[Any]
@@ -166,7 +175,7 @@ class HookedTool(Tool[..., Any]):
     def around(
         cls, tool: AnyTool, agent: Agent[Any], session_id: SessionId, before: Hooks, after: Hooks
     ) -> AnyTool:
-        """Put hooks around a tool, of whatever kind it is."""
+        """Put hooks around a tool of any kind."""
         hooked = object.__new__(cls)
         hooked.__dict__.update(tool.__dict__)
         hooked.inner, hooked.agent, hooked.session_id = tool, agent, session_id
@@ -179,20 +188,25 @@ class HookedTool(Tool[..., Any]):
         return self.inner.parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the inner tool check."""
+        """Check arguments with the inner tool."""
         return self.inner.check(arguments)
 
     async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
-        """Return what the hooks before make of a call: what a person is asked about, and runs."""
+        """Return the arguments and the tool after the hooks that come before the call.
+
+        A person's approval is for these arguments, and the tool runs with them.
+        """
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
-        sent = AgentMessage(
+        message = AgentMessage(
             content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
         )
-        sent = await self.before.run(self.agent, sent, self.session_id)
-        if not isinstance(sent.formatted, ToolCall):
-            raise InvalidArguments(f"a hook made no tool call of this: {sent.formatted!r:.200}")
+        message = await self.before.run(self.agent, message, self.session_id)
+        if not isinstance(message.formatted, ToolCall):
+            raise InvalidArguments(
+                f"a hook must leave a ToolCall in `formatted`, not {message.formatted!r:.200}"
+            )
         tool = HookedTool.around(self.inner, self.agent, self.session_id, Hooks(), self.after)
-        return sent.formatted.arguments, tool
+        return message.formatted.arguments, tool
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Run the inner tool between the hooks."""
@@ -207,11 +221,11 @@ class HookedTool(Tool[..., Any]):
         return self.inner.bare
 
     async def finish(self, text: str) -> str:
-        """Let the hooks after the call see what it gave."""
+        """Return the result after the hooks that come after the call."""
         answer = AgentMessage(
             content=text, sender=self.name, receiver=self.agent.name, type="tool_result"
         )
-        shown = (await self.after.run(self.agent, answer, self.session_id)).content
+        content = (await self.after.run(self.agent, answer, self.session_id)).content
         if not isinstance(text, Illustrated):
-            return shown
-        return Illustrated(str(shown), text.parts, text.files)
+            return content
+        return Illustrated(str(content), text.parts, text.files)

@@ -22,32 +22,34 @@ __all__ = ["InterruptedCall", "read_interrupted_call"]
 
 
 class InterruptedCall(NamedTuple):
-    """What a call that was cut had said, done and heard; nothing of it runs again.
+    """The messages of an interrupted call. Nothing of it runs again.
 
-    A tool call whose end is not recorded is answered as interrupted. The text of an incomplete
-    reply is the last message that it said, in state "failed". Behind it come steering messages that
-    no request had.
+    A tool call without a recorded end has the result "interrupted". The text of an incomplete reply
+    is a last message of the agent, in state "failed". The steering messages that no request
+    delivered follow it.
 
-    `begun` has the tools that ran after each text reply, by the id of the message: their names, and
-    what they gave, None if that is not recorded.
+    `tools` has the tools that ran after each text reply, by the id of the message: their names and
+    their results, None if not recorded.
     """
 
-    said: list[AgentMessage]
-    begun: dict[int, list[tuple[str, str | None]]]
+    messages: list[AgentMessage]
+    tools: dict[int, list[tuple[str, str | None]]]
 
 
 def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
-    """Return what the agent `name` had said, done and heard in the last call of a session."""
-    began = max(row.seq for row in view.rows if row.kind == "root")
-    said: list[AgentMessage] = []
-    told: dict[str, list[AgentMessage]] = defaultdict(list)  # by the call that was told it
-    rounds: list[tuple[Message, dict[str, deque[bytes]]]] = []  # the tools begun, by their name
-    behind: dict[int, list[bytes]] = {}  # the tools begun behind a text, by the id of its message
-    latest: list[bytes] | None = None  # those of the last reply
-    gave: dict[bytes, str] = {}
+    """Return the messages of the agent `name` in the last call of a session."""
+    start = max(row.seq for row in view.rows if row.kind == "root")
+    messages: list[AgentMessage] = []
+    steered: dict[str, list[AgentMessage]] = defaultdict(list)  # by the call that received them
+    # Each reply with tool calls, and the calls that began after it, by the tool's name.
+    rounds: list[tuple[Message, dict[str, deque[bytes]]]] = []
+    # The calls that began after a text reply, by the id of its message; and those of the last one.
+    after_text: dict[int, list[bytes]] = {}
+    latest: list[bytes] | None = None
+    results: dict[bytes, str] = {}
     names: dict[bytes, str] = {}
     for row in view.rows:
-        if row.seq < began:
+        if row.seq < start:
             continue
         if row.kind == "intent":
             names[row.ident] = json.loads(row.value)["name"]
@@ -58,31 +60,36 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
         elif row.kind in ("gave", "failed"):
             value = json.loads(row.value)
             failed = f"The call failed: {value}" if row.kind == "failed" else json.dumps(value)
-            gave[row.ident] = value if isinstance(value, str) else failed
+            results[row.ident] = value if isinstance(value, str) else failed
         elif row.kind == "note":
             value: Any = json.loads(row.value)
             if "message" in value:
-                told[value["of"]] += read_records([value["message"]])
+                steered[value["of"]] += read_records([value["message"]])
             elif "heard" in value:
                 numbers: list[int] = value["heard"]
-                heard = {id(each): each for each in (told[value["of"]][each] for each in numbers)}
-                # What came of no request was heard by a later one.
-                said = [*(each for each in said if id(each) not in heard), *heard.values()]
-        elif row.kind == "reply" and all(each in gave for each in names):
-            # Else it is one of an agent that a tool has called.
+                delivered = {
+                    id(each): each for each in (steered[value["of"]][each] for each in numbers)
+                }
+                # The request may have failed. Then a later one delivered the messages, and counts.
+                messages = [
+                    *(each for each in messages if id(each) not in delivered),
+                    *delivered.values(),
+                ]
+        elif row.kind == "reply" and all(each in results for each in names):
+            # Else a tool is running: this is a reply to an agent that the tool has called.
             message = read_message(json.loads(row.value)["message"])
             if message.tool_calls:
                 rounds.append((message, {}))
                 parts = AgentMessage(
                     content=message.content or "", sender=name, formatted=[message], type=TOOLS
                 )
-                said.append(parts)
+                messages.append(parts)
             else:
                 refused = {"refusal": message.refusal} if message.refusal else {}
                 status = (
                     {"status": message.finish_reason} if message.finish_reason in STOPPED else {}
                 )
-                said.append(
+                messages.append(
                     AgentMessage(
                         content=message.content or message.refusal or "",
                         sender=name,
@@ -91,29 +98,29 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
                         provider_items=message.provider_items,
                     )
                 )
-                latest = behind[id(said[-1])] = []
-    _answer([each for each in said if each.type == TOOLS], rounds, gave)
-    partial = "".join(each.text for each in view.partials[-1:] if each.number > began)
+                latest = after_text[id(messages[-1])] = []
+    _answer([each for each in messages if each.type == TOOLS], rounds, results)
+    partial = "".join(each.text for each in view.partials[-1:] if each.number > start)
     if partial:
-        said.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
-    ids = {id(each) for each in said}
-    said += (each for call in told.values() for each in call if id(each) not in ids)
-    begun = {
-        number: [(names[ident], gave.get(ident)) for ident in idents]
-        for number, idents in behind.items()
+        messages.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
+    ids = {id(each) for each in messages}
+    messages += (each for call in steered.values() for each in call if id(each) not in ids)
+    tools = {
+        number: [(names[ident], results.get(ident)) for ident in idents]
+        for number, idents in after_text.items()
     }
-    return InterruptedCall(said, begun)
+    return InterruptedCall(messages, tools)
 
 
 def _answer(
-    said: Sequence[AgentMessage],
+    messages: Sequence[AgentMessage],
     rounds: Sequence[tuple[Message, dict[str, deque[bytes]]]],
-    gave: dict[bytes, str],
+    results: dict[bytes, str],
 ) -> None:
-    """Put the results behind their calls."""
-    for each, (message, begun) in zip(said, rounds, strict=True):
+    """Add the results after their calls."""
+    for each, (message, calls) in zip(messages, rounds, strict=True):
         for call in message.tool_calls:
-            idents: Any = begun.get(call.name)
-            text = gave.get(idents.popleft()) if idents else None
+            idents: Any = calls.get(call.name)
+            text = results.get(idents.popleft()) if idents else None
             status = "failed" if text is None else "ok"
             each.formatted.append(ToolResult.of(call, text or INTERRUPTED, status))

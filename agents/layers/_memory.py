@@ -33,20 +33,20 @@ SessionId: TypeAlias = int | str
 
 
 class TemporarySession(str):
-    """A session without a name of the user's: it ends with its owner, a call or a nameless person.
+    """A session without a name from the user. It ends with its owner, a call or an unnamed agent.
 
-    Its name differs in each execution of a durable run, so no node's identity may contain it:
-    objects with slots are not.
+    Its name differs in each execution of a durable run, so no node's identity may contain it.
+    Identities leave out objects with slots.
     """
 
     __slots__ = ("forget",)
 
     def __new__(cls, prefix: str = "") -> Self:
-        """Make a session that has no name in common with any other."""
+        """Make a session with a new unique name."""
         return super().__new__(cls, prefix + uuid4().hex)
 
     def __init__(self, prefix: str = "") -> None:
-        # Functions to call at its end, by the agent that remembers.
+        # Functions to call at its end, by the agent that remembers the session.
         self.forget: dict[object, Callable[[], object]] = {}
 
     def end_with(self, owner: object) -> None:
@@ -54,36 +54,36 @@ class TemporarySession(str):
         weakref.finalize(owner, self.end).atexit = False
 
     def end(self) -> None:
-        """Let all its agents forget it; failures are raised when all have."""
+        """Let all its agents forget it; raise their failures at the end."""
         do_all(self.forget.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)  # elsewhere it is a name alone
+        return str, (str(self),)  # another process does not own it: there it is only a name
 
 
 CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", default=())
-"""The calls of agents around this, the outermost first; nodes inherit them."""
+"""The attempts of agents' calls around this, the outermost first. Nodes inherit them."""
 
-# Attributes of a message that are no fields, so that they are neither saved nor compared: the calls
-# in which it was added.
-ADDED_IN = "_added_in"
-# In a durable run: the attempt of a node that added it, and the messages that a summary replaced.
-DONE_IN, INSTEAD_OF = "_done_in", "_instead_of"
+# Attributes of an `AgentMessage` in a memory. They are not fields, so they are neither saved nor
+# compared. The value of `CALLS` when it was added.
+ADDED_BY_CALLS = "_added_in"
+# In a durable run: the attempt of the node that added it, and the messages that a summary replaced.
+ADDED_BY_ATTEMPT, REPLACED_MESSAGES = "_done_in", "_instead_of"
 
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
 CHARACTERS_PER_TOKEN = 4
 
-SHORTEST = 400  # characters of a text that is not cut any more
-LEFT_OUT = "\n[... left out ...]\n"
+MIN_CUT_CHARS = 400  # a text of this length is not cut
+OMISSION_MARK = "\n[... left out ...]\n"
 
 
 def message_tokens(message: AgentMessage) -> int:
-    """Guess the tokens of a message: one per four characters, one more, and those of its parts.
+    """Estimate the tokens of a message: one per four characters, one more, and its parts.
 
-    This guess must not change: a durable run that resumes has to leave out the same messages as
-    before, or its requests are not those that its journal has replies for.
+    This estimate must not change. A durable run that resumes has to leave out the same messages as
+    before, or the journal has no replies for its requests.
     """
     parts = sum(part.estimate_tokens() for part in message.parts)
     return 1 + len(message.text) // CHARACTERS_PER_TOKEN + parts
@@ -91,17 +91,21 @@ def message_tokens(message: AgentMessage) -> int:
 
 @passes_with("add")
 class Memory:
-    """Lists of messages, one for each `session_id`; sessions know nothing of each other.
+    """Lists of messages, one for each `session_id`. Sessions are independent.
 
-    `get` leaves out what `filter` refuses, then all but the last `recent_n` messages, then the
-    oldest until what remains has at most `max_tokens` tokens by `count` (the last message stays
-    in any case). Nothing is forgotten by that: `save` gives all.
+        memory = Memory(max_tokens=8000)
+        agent = Agent(backend, memory=memory)
 
-    Without `count`, four characters are a token. That is rough, far too low for Chinese, but the
-    same in each version, so that a durable run resumes with the same messages. Give `count` the
-    model's tokenizer for more.
+    `get` leaves out the messages that `filter` rejects, then all but the last `recent_n` messages,
+    then the oldest until the rest has at most `max_tokens` tokens by `count`. The last message
+    always stays. The memory itself keeps all messages, and `save` returns them.
 
-    What is added is copied, so that nobody who changes a message changes another's memory.
+    Without `count`, four characters are a token. That is a rough estimate, far too low for Chinese,
+    but the same in each version, so that a durable run resumes with the same messages. For better
+    figures give `count` the model's tokenizer.
+
+    Messages are copied when they are added, so that a later change of a message does not change the
+    memory.
     """
 
     @checked
@@ -114,7 +118,10 @@ class Memory:
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
-            raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
+            raise ValueError(
+                "recent_n must be at least 0 and max_tokens at least 1, or None, not"
+                f" {recent_n!r} and {max_tokens!r}"
+            )
         self.recent_n = recent_n
         self.filter = filter
         self.max_tokens = max_tokens
@@ -123,20 +130,20 @@ class Memory:
 
     @property
     def sessions(self) -> list[SessionId]:
-        """The sessions that have messages, in the order in which they began."""
+        """The sessions with messages, in the order of their beginnings."""
         return [session for session, messages in self._sessions.items() if messages]
 
     def add(
         self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return the stored copies."""
-        kept = [copy_message(message) for message in messages]
+        stored = [copy_message(message) for message in messages]
         scope = scope_here()
-        for each in kept:
-            vars(each)[ADDED_IN] = CALLS.get()
-            vars(each)[DONE_IN] = None if scope is None else scope.attempt_here()
-        self._sessions.setdefault(session_id, []).extend(kept)
-        return kept
+        for each in stored:
+            vars(each)[ADDED_BY_CALLS] = CALLS.get()
+            vars(each)[ADDED_BY_ATTEMPT] = None if scope is None else scope.attempt_here()
+        self._sessions.setdefault(session_id, []).extend(stored)
+        return stored
 
     def get(
         self,
@@ -145,7 +152,10 @@ class Memory:
         recent_n: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - the field's term
     ) -> list[AgentMessage]:
-        """Return a session's messages, oldest first, in a new list; the arguments win."""
+        """Return the model's part of a session, oldest first, in a new list.
+
+        The arguments override those of the memory.
+        """
         accepts = self.filter if filter is None else filter
         messages = [m for m in self._all(session_id) if accepts is None or accepts(m)]
         recent = self.recent_n if recent_n is None else recent_n
@@ -154,96 +164,96 @@ class Memory:
         return messages if self.max_tokens is None else self._newest(messages, self.max_tokens)
 
     def messages(self, session_id: SessionId = 0) -> list[AgentMessage]:
-        """Return all of a session, whatever `get` leaves out, in a new list."""
+        """Return all messages of a session, also those that `get` leaves out, in a new list."""
         return list(self._all(session_id))
 
     def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
-        """Take back what `add` returned, unless more was added after it; return whether it was so.
+        """Remove messages that `add` returned, unless more was added after them.
 
-        Inside an agent's call only what the call has added itself counts as more: what others have
-        added to the session stays, and is no reason to keep this.
+        Returns whether it did. In an agent's call only messages of this call count as more.
+        Messages of other calls stay in the session, and do not prevent the removal.
         """
-        kept, ids = self._all(session_id), {id(each) for each in messages}
-        own = [place for place, each in enumerate(kept) if id(each) in ids]
-        more = (each for each in kept[own[0] if own else 0 :] if id(each) not in ids)
-        if len(own) < len(messages) or any(map(_is_added_here, more)):
+        messages_now, ids = self._all(session_id), {id(each) for each in messages}
+        places = [place for place, each in enumerate(messages_now) if id(each) in ids]
+        more = (each for each in messages_now[places[0] if places else 0 :] if id(each) not in ids)
+        if len(places) < len(messages) or any(map(_is_added_here, more)):
             return False
-        for place in reversed(own):
-            del kept[place]
+        for place in reversed(places):
+            del messages_now[place]
         return True
 
     def retract_answers(self, session_id: SessionId = 0) -> None:
-        """Take back what the agent's call around this has added, except for tool calls.
+        """Remove the messages of the current agent's call, except for tool calls.
 
-        These have run, so they stay, with the messages before them. What others have added to the
-        session stays as well.
+        Tool calls have run, so they stay, with the messages before them. So do messages of other
+        calls.
         """
-        own = [each for each in self._all(session_id) if _is_added_here(each)]
-        answers = takewhile(lambda each: not has_run(each), reversed(own))
+        added_here = [each for each in self._all(session_id) if _is_added_here(each)]
+        answers = takewhile(lambda each: not has_run(each), reversed(added_here))
         self.retract([*answers], session_id)
 
-    def drop_cut(self, session_id: SessionId) -> bool:
-        """Forget messages that the durable run around this would not have after a restart.
+    def drop_stale(self, session_id: SessionId) -> bool:
+        """Remove messages that the current durable run would not have after a restart.
 
-        They were added in a node that was cancelled, timed out or has another attempt now, or in
-        an earlier execution in this process. Returns whether the restarted run adds all others
-        again: it does not add those of a job whose result is stored.
+        They come from a node that was cancelled, timed out or has another attempt now, or from an
+        earlier execution in this process. Returns whether the restarted run would add all others
+        again. It would not add those of a job whose result is stored.
         """
         if (scope := scope_here()) is None:
             return True
         here, ends = scope.attempt_here(), set[str]()
 
-        def left(messages: Iterable[AgentMessage]) -> Iterator[AgentMessage]:
+        def remaining(messages: Iterable[AgentMessage]) -> Iterator[AgentMessage]:
             for each in messages:
-                done_in: Attempt | None = vars(each).get(DONE_IN)
-                end = "" if done_in is None else here.lacks(done_in)
+                attempt: Attempt | None = vars(each).get(ADDED_BY_ATTEMPT)
+                end = "" if attempt is None else here.lacks(attempt)
                 ends.add(end)
                 if end != "cut":
                     yield each
-                else:  # the messages that it replaced are there again
-                    yield from left(vars(each).get(INSTEAD_OF, ()))
+                else:  # a summary that a restarted run would not have: its originals come back
+                    yield from remaining(vars(each).get(REPLACED_MESSAGES, ()))
 
         if self._all(session_id):
-            self._sessions[session_id][:] = left(self._all(session_id))
+            self._sessions[session_id][:] = remaining(self._all(session_id))
         return "kept" not in ends
 
     def settle(self, session_id: SessionId) -> None:
         """Note that each execution has all messages so far, because a journal stores them."""
         for each in self._all(session_id):
-            vars(each).pop(DONE_IN, None)
-            vars(each).pop(INSTEAD_OF, None)
+            vars(each).pop(ADDED_BY_ATTEMPT, None)
+            vars(each).pop(REPLACED_MESSAGES, None)
 
     def reset(self, session_id: SessionId = 0) -> None:
         """Forget a session."""
         self._sessions.pop(session_id, None)
 
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
-        """Return all of a session as plain JSON values; other values become text."""
-        said = self._all(session_id)
-        return json_value([dict(saved_fields(message)) for message in said])
+        """Return a complete session as plain JSON values; other values become text."""
+        messages = self._all(session_id)
+        return json_value([dict(saved_fields(message)) for message in messages])
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
-        """Replace a session by what `save` returned.
+        """Replace a session by a result of `save`.
 
-        Raises `ConfigurationError` for anything else, and leaves the session as it was.
+        Raises `ConfigurationError` for another value, and leaves the session unchanged.
         """
         self.replace(read_records(records), session_id)
 
     def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
         """Replace a session by messages."""
-        kept = [copy_message(message) for message in messages]
+        copies = [copy_message(message) for message in messages]
         self.reset(session_id)
-        if kept:
-            self._sessions[session_id] = kept
+        if copies:
+            self._sessions[session_id] = copies
 
     async def prepare(self, session_id: SessionId) -> None:
-        """Make room in a session before a request; here nothing is to do."""
+        """Reduce a session before a request, if necessary. Here it does nothing."""
 
     def _all(self, session_id: SessionId) -> list[AgentMessage]:
         return self._sessions.get(session_id, [])
 
     def _newest(self, messages: list[AgentMessage], tokens: int) -> list[AgentMessage]:
-        """Return the newest messages that have at most so many tokens, at least one."""
+        """Return the newest messages with at most this number of tokens, at least one message."""
         start = len(messages)
         while start:
             tokens -= self.count(messages[start - 1])
@@ -259,21 +269,23 @@ class Memory:
 
 
 def _is_added_here(message: AgentMessage) -> bool:
-    """Return whether a message was added in the agent's call around this, or below it."""
+    """Return whether the agent's call around this, or a call below it, added a message."""
     calls = CALLS.get()
-    return vars(message).get(ADDED_IN, ())[: len(calls)] == calls
+    return vars(message).get(ADDED_BY_CALLS, ())[: len(calls)] == calls
 
 
 class SummaryMemory(Memory):
-    """Replaces the beginning of a session by a summary once it is over `max_tokens`.
+    """Replaces the beginning of a session by a summary when it exceeds `max_tokens`.
 
-    Before a request `backend` summarises all but the newest messages, which have at most half as
-    many tokens. A message of type "summary" by "memory" replaces the summarised ones, also in
-    `save`. If the summary fails, so does the call that needed it, and the memory stays as it was.
+        agent = Agent(backend, memory=SummaryMemory(backend, max_tokens=8000))
 
-    Messages that `filter` refuses are neither counted nor summarised, and stay in the memory. The
-    model always reads summaries, whatever `filter` says. Messages too long for the context of
-    `backend` are summarised in parts, and a single one that is too long loses its middle.
+    Before a request `backend` summarizes all but the newest messages, which have at most half as
+    many tokens. A message of type "summary" from "memory" replaces the summarized ones, also in
+    `save`. If the summary fails, the call that needed it fails, and the memory stays unchanged.
+
+    Messages that `filter` rejects are neither counted nor summarized, and stay in the memory. The
+    model always reads summaries, whatever `filter` returns. Messages too long for the context of
+    `backend` are summarized in parts. A single message that is too long loses its middle.
     """
 
     @checked
@@ -308,7 +320,7 @@ class SummaryMemory(Memory):
         return super().get(session_id, recent_n=recent_n, filter=is_read)
 
     async def prepare(self, session_id: SessionId) -> None:
-        """Summarise, if the session is too long."""
+        """Summarize the session if it is too long."""
         messages = self.get(session_id)
         if sum(map(self.count, messages)) <= self.limit:
             return
@@ -321,8 +333,10 @@ class SummaryMemory(Memory):
             content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
         )
         if (scope := scope_here()) is not None:
-            vars(summary).update({DONE_IN: scope.attempt_here(), INSTEAD_OF: old})
-        messages = self._all(session_id)  # others may have added, or summarised, meanwhile
+            vars(summary).update({ADDED_BY_ATTEMPT: scope.attempt_here(), REPLACED_MESSAGES: old})
+        # Other calls may have added messages, or summarized, during the request. So the summary
+        # replaces its originals only if all of them are still there.
+        messages = self._all(session_id)
         replaced = {id(each) for each in old}
         places = [place for place, each in enumerate(messages) if id(each) in replaced]
         if len(places) == len(old):
@@ -330,17 +344,17 @@ class SummaryMemory(Memory):
                 del messages[place]
             messages.insert(places[0], summary)
 
-    async def _summarise(self, said: list[str]) -> str:
-        """Return a summary of messages, made of those of their halves if they are too long."""
+    async def _summarise(self, texts: list[str]) -> str:
+        """Return a summary of texts, or of the summaries of their halves if they are too long."""
         try:
             return await ask_summary(
-                self.backend, self.prompt, "\n\n".join(said), cut=len(said) == 1
+                self.backend, self.prompt, "\n\n".join(texts), cut=len(texts) == 1
             )
         except ContextTooLong:
-            if len(said) == 1:
+            if len(texts) == 1:
                 raise
-        half = len(said) // 2
-        halves = [await self._summarise(said[:half]), await self._summarise(said[half:])]
+        half = len(texts) // 2
+        halves = [await self._summarise(texts[:half]), await self._summarise(texts[half:])]
         return await self._summarise(["\n\n".join(halves)])
 
 
@@ -349,15 +363,15 @@ def _is_summary(message: AgentMessage) -> bool:
 
 
 def _with_notes(message: AgentMessage) -> str:
-    """Return a message's text, with a note for each image and file that is lost."""
+    """Return a message's text, with a note for each image and file, which the summary loses."""
     return "\n".join([message.text, *(part.text or f"[{part.about}]" for part in message.parts)])
 
 
 async def ask_summary(backend: Backend, prompt: str, text: str, *, cut: bool = True) -> str:
     """Return a model's summary of `text`; raise `BadResponse` for an empty one.
 
-    A text that does not fit the model's context loses its middle until it does, or, without `cut`,
-    is a `ContextTooLong`.
+    A text that does not fit the model's context loses its middle until it fits, or, without `cut`,
+    raises `ContextTooLong`.
     """
     request = Request([Message(role="system", content=prompt), Message(role="user", content=text)])
     try:
@@ -367,11 +381,11 @@ async def ask_summary(backend: Backend, prompt: str, text: str, *, cut: bool = T
             raise
         return await ask_summary(backend, prompt, shorter)
     if not summary:
-        raise BadResponse("the model gave an empty summary")
+        raise BadResponse("the model returned an empty summary")
     return summary
 
 
 def cut_middle(text: str) -> str | None:
     """Return a text without its middle, about half as long; None if it is short already."""
     keep = len(text) // 4
-    return None if len(text) <= SHORTEST else text[:keep] + LEFT_OUT + text[-keep:]
+    return None if len(text) <= MIN_CUT_CHARS else text[:keep] + OMISSION_MARK + text[-keep:]

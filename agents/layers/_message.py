@@ -1,4 +1,4 @@
-"""`AgentMessage`: what agents and tool executors hand to each other."""
+"""`AgentMessage`: the message that agents and tool executors exchange."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ F = TypeVar("F", default=Any)
 StreamState: TypeAlias = Literal["begin", "streaming", "end", "failed"]
 
 TOOLS = "tools"
-"""The `type` of a message that holds one reply with tool calls and their results, inseparable.
+"""The `type` of a message with one reply that calls tools, and the results.
 
-Its `formatted` is the list of `Message`s as a model reads them, so that no limit and no filter can
-part a call from its result.
+Its `formatted` is the list of `Message`s that a model reads. So no limit and no filter can separate
+a call from its result.
 """
 
 
 class AgentMessage(BaseModel, Generic[F]):
-    """Something that one agent says to another, to a tool executor or to a person.
+    """A message of an agent to another, to a tool executor or to a person.
 
-    `content` is what was said, mostly text, `parts` are images and files beside it. `formatted` is
-    what a parser or an executor made of it, so that nobody has to read the text again; None if
-    nobody has. `sender` and `receiver` are names; `type` and `extra` are the application's.
-    `stream_state` is "begin" or "streaming" for a message that is still growing, "end" for a whole
-    one, "failed" for one that broke off. `usage`, of an agent's answer to a call, is what all of
-    that call took; no memory keeps it. Of an agent's answer, `reasoning` is what its model reasoned
-    before it, and `provider_items` are what the model's provider wants back with it.
+        message = AgentMessage(content="Hello", sender="alice", receiver="bob")
+
+    `content` is mostly text, `parts` are images and files beside it. `formatted` is the value that
+    a parser or an executor made of it, or None. `sender` and `receiver` are names. `type` and
+    `extra` are the application's. `stream_state` is "begin" or "streaming" for a message that still
+    grows, "end" for a complete one, "failed" for one that broke off. In an agent's answer, `usage`
+    is that of the whole call, which no memory stores, `reasoning` is the model's reasoning before
+    the answer, and `provider_items` are data that the model's provider expects back with it.
     """
 
     content: Any = None
@@ -52,7 +53,7 @@ class AgentMessage(BaseModel, Generic[F]):
 
     @property
     def text(self) -> str:
-        """All that a person, or a model, would read of it: tool calls and their results too."""
+        """The text that a person or a model reads, with tool calls and their results."""
         if self.type != TOOLS:
             return result_text(self.content)
         lines: list[str] = []
@@ -65,15 +66,16 @@ class AgentMessage(BaseModel, Generic[F]):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # `AgentMessage[City]` is made where it is written, and found by no name elsewhere.
+        # pydantic makes `AgentMessage[City]` at run time. Another process cannot import that class,
+        # so the pickle names the generic class.
         kind = type(self).__pydantic_generic_metadata__["origin"] or type(self)
         state = self.__getstate__()
-        state["__dict__"] = dict(self)  # the fields, and not what else is kept beside them
+        state["__dict__"] = dict(self)  # the fields, without caches and the like
         return _restore, (kind, state)
 
 
 def has_run(message: AgentMessage) -> bool:
-    """Return whether a message has calls of tools that have run, or what they gave."""
+    """Return whether a message has tool calls that have run, or results of calls."""
     if message.type == TOOLS:
         return True
     results = message.formatted
@@ -89,9 +91,9 @@ def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
 
 
 def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
-    """Return a message that its keeper alone can change; a string or a part is the user's.
+    """Return a copy of a message, or a user's message made of a string, a part or a `Message`.
 
-    Raises `TypeError` for anything else, as for a `Message` that is not the user's.
+    Raises `TypeError` for another type, and for a `Message` that is not the user's.
     """
     if isinstance(message, str):
         return AgentMessage(content=message)
@@ -101,8 +103,8 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
         text, sender = message.content or "", message.name or "user"
         return AgentMessage(content=text, parts=message.parts, sender=sender)
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kinds = "strings, Parts, AgentMessages and Messages of the user"
-        raise TypeError(f"agents take {kinds}, not {quote(message)}")
+        kinds = "a string, a Part, an AgentMessage or a Message of the user"
+        raise TypeError(f"a message to an agent must be {kinds}, not {quote(message)}")
     return message.model_copy(
         update={
             "extra": dict(message.extra),
@@ -118,13 +120,13 @@ def read_inputs(
 ) -> list[AgentMessage]:
     """Return the messages of a call as the agent called `name` remembers them.
 
-    A `Message` of the assistant is one that the agent has said earlier; its tool calls become one
-    message with the results, which have to follow. Raises `TypeError` for what is no message of
-    either and if the last is the assistant's, `ValueError` for calls and results that do not belong
-    together.
+    A `Message` of the assistant is an earlier reply of the agent. If it has tool calls, it becomes
+    one message with the results, which have to follow. Raises `TypeError` for another type or role
+    and if the last message is the assistant's, `ValueError` for calls and results that do not
+    match.
     """
-    taken: list[AgentMessage] = []
-    open_calls: list[str] = []  # of the message that was taken last
+    result: list[AgentMessage] = []
+    open_calls: list[str] = []  # the calls of the last message that have no result yet
     message = None
     for message in messages:
         role = message.role if isinstance(message, Message) else None
@@ -134,9 +136,9 @@ def read_inputs(
             given = copy_message(message)
             if role == "user" and given.sender == name:
                 given.sender = "user"
-            taken.append(given)
+            result.append(given)
         elif role == "assistant":
-            own = AgentMessage(
+            reply = AgentMessage(
                 content=message.content or message.refusal or "",
                 parts=message.parts,
                 sender=name,
@@ -144,23 +146,24 @@ def read_inputs(
             )
             if message.tool_calls:
                 open_calls = [call.id for call in message.tool_calls]
-                own = own.model_copy(update={"formatted": [message], "type": TOOLS, "parts": []})
-            taken.append(own)
+                reply = reply.model_copy(
+                    update={"formatted": [message], "type": TOOLS, "parts": []}
+                )
+            result.append(reply)
         elif role == "tool":
             if message.tool_call_id not in open_calls:
-                raise ValueError(f"this result follows no call of it: {quote(message)}")
+                raise ValueError(f"a result must follow its call: {quote(message)}")
             open_calls.remove(message.tool_call_id)
-            taken[-1].formatted.append(ToolResult.model_validate(message.model_dump()))
+            result[-1].formatted.append(ToolResult.model_validate(message.model_dump()))
         else:
             raise TypeError(
-                f"a system prompt is given to the agent, Agent(system=...): {quote(message)}"
+                f"a system prompt must be the agent's, Agent(system=...): {quote(message)}"
             )
     if open_calls:
-        raise ValueError(f"the results of the calls {open_calls} have to follow them")
+        raise ValueError(f"the results of the calls {open_calls} must follow them")
     if isinstance(message, Message) and message.role == "assistant":
         raise TypeError(
-            "agents answer strings, Parts, AgentMessages and Messages of the user:"
+            "the last message must be a user's, and not an earlier reply of the agent:"
             f" {quote(message)}"
-            " can only stand before such, as what the agent has said"
         )
-    return taken
+    return result

@@ -19,19 +19,25 @@ __all__ = ["JsonParser", "Parser", "StringParser", "strict_schema"]
 
 T = TypeVar("T")
 
-MOST_READINGS = 20  # of a whole text, in search of JSON in it
-MOST_NAME = 64  # characters, for a server
+MAX_SCANS = 20  # the search for JSON in a text reads at most this many times its length
+MAX_SCHEMA_NAME_CHARS = 64  # servers refuse longer names
 
 _FENCE = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
-_UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")  # for the name of a schema
+_NOT_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]+")  # servers refuse these in a schema's name
 
 
 @passes_with("parse")
 class Parser(ABC, Generic[T]):
-    """Reads a reply; the result of `parse` becomes the message's `formatted`.
+    """Reads a reply. The result of `parse` becomes the message's `formatted`.
 
-    `retries` is how often the model may try again after a `ValueError` of `parse`, whose text it
-    reads.
+        class Number(Parser[int]):
+            retries = 2
+
+            def parse(self, text: str) -> int:
+                return int(text)
+
+    After a `ValueError` of `parse` the model may try again `retries` times, and reads the error's
+    text.
     """
 
     retries: int = 0
@@ -41,22 +47,19 @@ class Parser(ABC, Generic[T]):
         """Return the value of a complete reply; raise `ValueError` with a text for the model."""
 
     def parse_cut(self, text: str) -> T:
-        """Return the value of a reply that was cut off, by a limit or by a filter.
-
-        Here as `parse` does.
-        """
+        """Return the value of a reply that a limit or a filter cut off. By default as `parse`."""
         return self.parse(text)
 
     def instruction(self) -> str:
-        """Return the instruction to the model on the form of its replies, "" for none."""
+        """Return the instruction to the model about the form of its replies, "" for none."""
         return ""
 
     def options(self) -> dict[str, Any]:
-        """Return options for the request, by the wire's names; the agent's own win."""
+        """Return options for the request, by the wire's names. The agent's own override them."""
         return {}
 
     def complete(self, text: str) -> str:
-        """Return a reply with the end that a stop word may have cut."""
+        """Return a reply with the end mark that a stop word may have cut."""
         return text
 
     def restore(self, saved: Any) -> T:
@@ -65,7 +68,7 @@ class Parser(ABC, Generic[T]):
 
 
 class StringParser(Parser[str]):
-    """Takes the reply as it is, white space around it aside; `template` is the instruction."""
+    """Returns the reply without white space around it. `template` is the instruction."""
 
     def __init__(self, template: str = "") -> None:
         self.template = template
@@ -75,27 +78,27 @@ class StringParser(Parser[str]):
         return self.template
 
     def parse(self, text: str) -> str:
-        """Strip it."""
+        """Strip the reply."""
         return text.strip()
 
 
 class JsonParser(Parser[T]):
-    """Reads JSON into `model`: a pydantic model, a dataclass, or any type that pydantic knows.
+    """Reads JSON as `model`: a pydantic model, a dataclass, or any type that pydantic knows.
 
         parser = JsonParser(City)
         parser = JsonParser(City | Fault)  # for a type checker a JsonParser[Any]
 
-    The JSON may stand in a fence or, an object or a list, among other text; `<think>` and what
-    stands in it do not count. A reply that does not fit is answered with what is wrong with it, up
-    to `retries` times. Of a reply that was cut off only a complete object, list or string at its
-    beginning counts, or a value in a fence that is closed.
+    The JSON may be in a fence. An object or a list may also be between other text. `<think>` and
+    its content are ignored. If a reply does not fit, the model reads the errors and tries again, up
+    to `retries` times. A reply that was cut off must begin with a complete object, list or string,
+    or have a value in a closed fence.
 
-    With `constrain` the server is asked to allow nothing else (`response_format`), which not every
-    server can: strictly, unless the type has parts that a strict schema cannot say, such as free
-    keys (`dict[str, int]`) or `Any`. A strict server lets the model leave out no field, so it
-    writes out what has a default.
+    With `constrain` the request asks the server to allow nothing else (`response_format`), which
+    not every server supports. The schema is strict, unless the type has parts that a strict schema
+    cannot express, such as free keys (`dict[str, int]`) or `Any`. With a strict schema the model
+    writes all fields, also those with a default.
 
-    `template` is the instruction, with `{schema}` where the JSON schema goes.
+    `template` is the instruction, with `{schema}` for the JSON schema.
     """
 
     @overload
@@ -103,7 +106,7 @@ class JsonParser(Parser[T]):
         self, model: type[T], *, retries: int = 2, constrain: bool = False, template: str = ...
     ) -> None: ...
 
-    # Of a union, an `Annotated` and other special forms a type checker does not know the type.
+    # A type checker cannot infer the type from a union, an `Annotated` and other special forms.
     @overload
     def __init__(
         self: JsonParser[Any],
@@ -131,32 +134,34 @@ class JsonParser(Parser[T]):
         self._schema = self._type.json_schema()
 
     def instruction(self) -> str:
-        """Return the template with the schema in it."""
+        """Return the template with the schema."""
         return self.template.replace("{schema}", json.dumps(self._schema, ensure_ascii=False))
 
     def options(self) -> dict[str, Any]:
-        """Ask for the schema, with `constrain`."""
+        """Return the schema as `response_format`, with `constrain`."""
         if not self.constrain:
             return {}
-        name = _UNFIT.sub("_", self._schema.get("title", "")).strip("_")[:MOST_NAME]
+        name = _NOT_IN_NAME.sub("_", self._schema.get("title", "")).strip("_")[
+            :MAX_SCHEMA_NAME_CHARS
+        ]
         schema: dict[str, Any] = {"name": name or "answer", "schema": self._schema}
         if (strict := strict_schema(self._schema)) is not None:
             schema = StrictSchema({**schema, "schema": strict, "strict": True}, schema)
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def parse(self, text: str) -> T:
-        """Find the JSON that fits: all of the text, a fence, or the longest value that does."""
+        """Return the JSON that fits: the text, a fence, or the longest value in the text."""
         return self._read(_candidates(text))
 
     def parse_cut(self, text: str) -> T:
-        """Read what is certainly complete; a number, or a value inside another, may not be."""
+        """Return a certainly complete value. A number or an inner value may be incomplete."""
         if not (complete := [*_complete(text)]):
             raise ValueError("the reply was cut off before its JSON was complete")
         return self._read(complete)
 
     def _read(self, candidates: Iterable[str]) -> T:
         not_json: ValidationError | None = None
-        unfit: ValidationError | None = None
+        invalid: ValidationError | None = None
         for each in candidates:
             try:
                 return self._type.validate_json(each)
@@ -164,10 +169,10 @@ class JsonParser(Parser[T]):
                 if error.errors()[0]["type"] == "json_invalid":
                     not_json = not_json or error
                 else:
-                    unfit = unfit or error
-        if unfit is None:
+                    invalid = invalid or error
+        if invalid is None:
             raise ValueError(f"the reply is not JSON: {_faults(not_json)}") from not_json
-        raise ValueError(_faults(unfit)) from unfit
+        raise ValueError(_faults(invalid)) from invalid
 
     def restore(self, saved: Any) -> T:
         """Validate a JSON value."""
@@ -185,16 +190,16 @@ def _faults(error: ValidationError | None) -> str:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Give the texts that may be the JSON, the likeliest first.
+    """Yield the texts that may be the JSON, the most likely first.
 
-    All of the text, its fences, then the outermost objects and lists in it.
+    These are the text, its fences, and the outermost objects and lists in it.
     """
     yield text
     if (answer := _without_reasoning(text)) != text:
         yield (text := answer)
     yield from sorted(_FENCE.findall(text), key=len, reverse=True)
     values: list[str] = []
-    decoder, work, end = json.JSONDecoder(), MOST_READINGS * len(text), 0
+    decoder, work, end = json.JSONDecoder(), MAX_SCANS * len(text), 0
     for start in (found.start() for found in re.finditer(r"[\[{]", text)):
         if start < end:
             continue
@@ -204,7 +209,7 @@ def _candidates(text: str) -> Iterator[str]:
             end = decoder.raw_decode(text, start)[1]
         except json.JSONDecodeError as error:
             work -= error.pos - start
-        except (ValueError, RecursionError):  # a number too long to read; too deep
+        except (ValueError, RecursionError):  # a number with too many digits; nested too deep
             work -= len(text)
         else:
             values.append(text[start:end])
@@ -212,9 +217,9 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _complete(text: str) -> Iterator[str]:
-    """Give the complete texts of a reply that was cut off that may be the JSON.
+    """Yield the complete texts of a cut reply that may be the JSON.
 
-    That is the value with which it begins, or else its closed fences.
+    This is a value at its beginning, or else its closed fences.
     """
     text = _without_reasoning(text).strip()
     if text.startswith(("{", "[", '"')):
@@ -226,7 +231,7 @@ def _complete(text: str) -> Iterator[str]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the text after a model's reasoning, whose first mark may be missing."""
+    """Return the text after a model's reasoning. Its first mark may be missing."""
     begin, end = "<think>", "</think>"
     if begin not in text.partition(end)[0]:
         text = text.partition(end)[2] or text
@@ -236,7 +241,7 @@ def _without_reasoning(text: str) -> str:
 
 
 # What OpenAI documents for `"strict": true`; any other keyword makes it refuse the request.
-KEYWORDS = frozenset(
+STRICT_KEYWORDS = frozenset(
     (
         *("$defs", "$ref", "type", "title", "description", "enum", "const", "anyOf"),
         *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
@@ -244,22 +249,22 @@ KEYWORDS = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     )
 )
-FORMATS = frozenset(
+STRICT_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
 )
-NOTES = frozenset(("default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"))
+ANNOTATIONS = frozenset(("default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"))
 
 
 class _NotStrictError(Exception):
-    """A schema says what a strict one cannot."""
+    """A strict schema cannot express this schema."""
 
 
 def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema of the same values that can be sent with `"strict": true`; None if none is.
+    """Return a schema of the same values for `"strict": true`, None if there is none.
 
-    Its objects have their properties and no others, each of them required: the model writes out
-    what has a default. It is None for a schema that is no object at its root, has free keys, leaves
-    a value open or has keywords that strict servers refuse.
+    Its objects have no other properties, and all are required: the model writes out defaults. None
+    for a root that is not an object, free keys, values of any type, and keywords that strict
+    servers refuse.
     """
     definitions: Mapping[str, Any] = schema.get("$defs", {})
     root = schema
@@ -277,25 +282,29 @@ def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 def _strict(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping) or not schema:
         raise _NotStrictError  # true, or any value
-    given = dict(cast("Mapping[str, Any]", schema))
-    if "$ref" in given:
-        return {"$ref": given["$ref"]}
-    if given.keys() >= {"oneOf", "discriminator"}:  # its cases exclude each other anyway
-        given["anyOf"] = given.pop("oneOf")
-        del given["discriminator"]
-    made = {name: each for name, each in given.items() if name not in NOTES}
-    open_ended = not made.keys() & {"type", "anyOf", "enum", "const"}
-    if open_ended or not made.keys() <= KEYWORDS or made.get("format", "date") not in FORMATS:
+    fields = dict(cast("Mapping[str, Any]", schema))
+    if "$ref" in fields:
+        return {"$ref": fields["$ref"]}
+    if fields.keys() >= {"oneOf", "discriminator"}:  # its cases exclude each other anyway
+        fields["anyOf"] = fields.pop("oneOf")
+        del fields["discriminator"]
+    strict = {name: each for name, each in fields.items() if name not in ANNOTATIONS}
+    open_ended = not strict.keys() & {"type", "anyOf", "enum", "const"}
+    if (
+        open_ended
+        or not strict.keys() <= STRICT_KEYWORDS
+        or strict.get("format", "date") not in STRICT_FORMATS
+    ):
         raise _NotStrictError
     for name in ("$defs", "properties"):
-        if name in made:
-            made[name] = {key: _strict(each) for key, each in made[name].items()}
-    if "anyOf" in made:
-        made["anyOf"] = [_strict(each) for each in made["anyOf"]]
-    if made.get("type") == "array":
-        made["items"] = _strict(made.get("items"))
-    if made.get("type") == "object":
-        if made.get("additionalProperties", False) is not False or "properties" not in made:
+        if name in strict:
+            strict[name] = {key: _strict(each) for key, each in strict[name].items()}
+    if "anyOf" in strict:
+        strict["anyOf"] = [_strict(each) for each in strict["anyOf"]]
+    if strict.get("type") == "array":
+        strict["items"] = _strict(strict.get("items"))
+    if strict.get("type") == "object":
+        if strict.get("additionalProperties", False) is not False or "properties" not in strict:
             raise _NotStrictError
-        made |= {"required": [*made["properties"]], "additionalProperties": False}
-    return made
+        strict |= {"required": [*strict["properties"]], "additionalProperties": False}
+    return strict

@@ -1,4 +1,4 @@
-"""`@prompt`: a function whose docstring is a template for what is said to a model."""
+"""`@prompt`: a function whose docstring is the template of a prompt."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Q = ParamSpec("Q")
 
 
 class Prompt(Generic[P]):
-    """What `@prompt` makes: calling it gives the text.
+    """The result of `@prompt`. Calling it returns the text.
 
-    It works on methods too, where `{self.name}` and the like are filled in as well.
+    It works on methods too, and then fills in `{self.name}` and the like.
     """
 
     def __init__(self, function: Callable[P, object], owner: object = None) -> None:
@@ -34,13 +34,13 @@ class Prompt(Generic[P]):
         self._signature = inspect.signature(function)
         name = function.__qualname__
         if not function.__doc__:
-            raise TypeError(f"@prompt needs a docstring, which is the template; {name!r} has none")
+            raise TypeError(f"{name!r} needs a docstring, the template of @prompt")
         try:
             list(string.Formatter().parse(function.__doc__))
         except ValueError as error:
             raise ValueError(
-                f"the docstring of {name!r} is no template: {error} "
-                "(write a brace itself twice: {{ or }})"
+                f"the docstring of {name!r} is not a template: {error}. "
+                "Write a brace itself twice: {{ or }}"
             ) from None
         self._template = inspect.cleandoc(function.__doc__)
 
@@ -58,17 +58,17 @@ class Prompt(Generic[P]):
             values |= cast("Mapping[str, Any]", more)
         elif more is not None:
             raise TypeError(
-                f"the body of the prompt {self._function.__qualname__!r} may return a mapping with "
-                f"more values for its template, not {more!r:.200}"
+                f"the body of the prompt {self._function.__qualname__!r} must return None or a"
+                f" mapping with more values, not {more!r:.200}"
             )
         return fill_template(self._template, values, self._function.__qualname__)
 
     def with_backend(
         self, backend: Backend, **options: Any
     ) -> Callable[P, Coroutine[Any, Any, str]]:
-        """Return an async function that puts the text to `backend` and gives what it says.
+        """Return an async function that sends the text to `backend` and returns the reply.
 
-        `options` have the wire's names. It raises what `backend.complete` raises.
+        `options` have the wire's names. It raises the errors of `backend.complete`.
         """
         check_options(options, f"the prompt {self._function.__qualname__!r}")
 
@@ -103,15 +103,15 @@ def prompt(function: Callable[P, object]) -> Prompt[P]:
 
         greeting("Ada")     # "Greet Ada in English."
 
-    Fields are those of `str.format`: `{name}`, `{person.age:>3}`; a brace itself is written twice.
-    What is filled in is never read as a template again. The body may return a mapping with more
-    values. Raises `TypeError` without a docstring, `ValueError` if it is no template.
+    Fields are those of `str.format`: `{name}`, `{person.age:>3}`. Write a brace itself twice. A
+    value is never read as a template again. The body may return a mapping with more values. Raises
+    `TypeError` without a docstring, `ValueError` if it is not a template.
     """
     return Prompt(function)
 
 
 def fill_template(template: str, values: Mapping[str, Any], name: str) -> str:
-    """Return a template with its fields filled in; raise `LookupError` for one without a value."""
+    """Return a template with its fields filled in; raise `LookupError` for a missing value."""
     try:
         return string.Formatter().vformat(template, (), values)
     except (KeyError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""`Sequential`: agents one after the other, each answering what the one before has said."""
+"""`Sequential`: a chain of agents; each answers the answer of the one before."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["Sequential"]
 
 
 class Sequential(Agent[Any]):
-    """Hands messages to the first agent, its answer to the second, and so on.
+    """Passes messages to the first agent, its answer to the second, and so on.
 
-    `Sequential(writer, critic)`, or with names: `Sequential({"writer": ..., "critic": ...})`.
-    `journal` is as in `Agent`. A call's `exit_at` is the number of the agent whose answer is
-    enough. Raises `ValueError` if there is no agent, `ConfigurationError` if two have the same
-    `name=`, or the same key.
+        team = Sequential({"writer": writer, "critic": critic})  # or Sequential(writer, critic)
+        answer = await team("Write a poem.")
+
+    `journal` is as in `Agent`. With `exit_at=n` a call ends after the answer of agent `n`. Raises
+    `ValueError` without agents, `ConfigurationError` if two have the same `name=` or key.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Sequential(Agent[Any]):
         self.agents: dict[str, Agent[Any]] = {}
         for each in agents:
             named = {str(len(self.agents)): each} if isinstance(each, Agent) else each
-            require(named, Mapping, "a Sequential must be of Agents, or mappings of such")
+            require(named, Mapping, "a Sequential must be of Agents, or mappings of Agents")
             for key, agent in named.items():
                 require(agent, Agent, "a Sequential must be of Agents")
                 if key in self.agents:
@@ -49,7 +50,7 @@ class Sequential(Agent[Any]):
             if agent._has_own_name and speakers.setdefault(agent.name, agent) is not agent:
                 raise ConfigurationError(
                     f"a Sequential cannot have two agents called {agent.name!r}: each would take"
-                    " the other's answers for its own; give one another name="
+                    " the other's answers for its own. Give one another name="
                 )
 
     async def forward(
@@ -59,7 +60,7 @@ class Sequential(Agent[Any]):
         exit_at: int | None = None,
         **options: Any,
     ) -> AgentMessage:
-        """Let each answer in turn; options go to all."""
+        """Let each agent answer in turn. All get the same options."""
         agents = list(self)[: None if exit_at is None else exit_at + 1]
         for agent in agents:
             messages = (await agent(*messages, session_id=session_id, **options),)

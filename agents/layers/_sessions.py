@@ -1,9 +1,9 @@
 """Sessions of an agent that a journal stores: `Agent(journal=...)`.
 
-A session is a run that stays open, named "AGENT/SESSION", and each call is one of its calls. The
-process holds a lease on the run during a call. The entries of a call are those of any run, its
-messages and options, and how it changed the memories of the agent and of all agents below it. So
-the memories are restored from the entries.
+A session is a run that stays open, named "AGENT/SESSION". The process holds a lease on it during a
+call. A call has the same entries as any run, and also its messages and options, and the changes of
+the memories of the agent and of all agents below it. The next process restores the memories from
+these changes.
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ State: TypeAlias = dict[str, list[dict[str, Any]]]
 """The memories of a session by the paths of their agents, as `save_memories` gives them."""
 
 Changes: TypeAlias = dict[str, list[Any]]
-"""How memories have changed, by path: the first message, how many are gone, and the new ones."""
+"""Changes of memories, by path: first position, number of removed messages, and new messages."""
 
-# The saved fields of a message that has no values of its own.
+# The saved fields of an empty message.
 DEFAULTS: Mapping[str, Any] = json_value(dict(saved_fields(AgentMessage())))
 
 
 class _Known(NamedTuple):
-    """The memories of a session as they were when its journal had so many rows."""
+    """The memories of a session when its journal had this number of rows."""
 
     rows: int
     state: State
 
 
 def run_id_of(agent: str, session_id: SessionId) -> str:
-    """Return the name of the run that a session is."""
+    """Return the name of the run of a session."""
     session = str(session_id)
     if isinstance(session_id, str) and (session.lstrip("+-").isdigit() or session[:1] in "'\""):
-        session = repr(session_id)  # not the number's
+        session = repr(session_id)  # so that session "7" differs from session 7
     return f"{agent}/{session}"
 
 
 class JournalSessions:
-    """The sessions of one agent."""
+    """The sessions of one agent in a journal."""
 
     def __init__(self, agent: Agent[Any], journal: str | Journal) -> None:
         if "/" in agent.name:
             raise ConfigurationError(
-                f"an agent whose sessions are kept needs a name= without '/', not {agent.name!r}"
+                f"an agent with journal= needs a name= without '/', not {agent.name!r}"
             )
         self._agent = agent
         self.journal = journal
-        # The memories as the journal has them; None during a call, and after an interrupted one.
+        # The memories in the journal; None during a call, and after an interrupted one.
         self._known: dict[SessionId, _Known | None] = {}
-        # The sessions in use here, and whether each is to be forgotten after that.
+        # The sessions in use by this process, and whether to forget each after that.
         self._busy: dict[SessionId, bool] = {}
-        # One call after the other in each session, in each loop.
+        # In each session of a loop, one call runs after the other. A lock works in one loop only.
         self._turns: WeakKeyDictionary[
             asyncio.AbstractEventLoop, WeakValueDictionary[SessionId, asyncio.Lock]
         ] = WeakKeyDictionary()
@@ -99,23 +99,23 @@ class JournalSessions:
                 if same and not last.cancelled:
                     return await self._make(session, last, session_id, node.steering())
                 await self._finish(session, last, session_id)
-            inputs["before"], here = self._changes(session_id)
+            inputs["before"], current = self._changes(session_id)
             call = session.begin(inputs)
-            return await self._make(session, call, session_id, node.steering(), here)
+            return await self._make(session, call, session_id, node.steering(), current)
 
     def is_busy(self, session_id: SessionId) -> bool:
-        """Return whether a session is in use; then it is forgotten after that."""
+        """Return whether a session is in use. If so, it will be forgotten after that."""
         if session_id not in self._busy:
             return False
         self._busy[session_id] = True
         return True
 
     def note_forgotten(self, session_id: SessionId) -> None:
-        """Note that the agent's memory has nothing of a session any more."""
+        """Note that the agent's memory has forgotten a session."""
         self._known.pop(session_id, None)
-        left = self._agent.save_memories(session_id)
-        if any(left.values()):  # in agents below
-            self._known[session_id] = _Known(-1, left)
+        remaining = self._agent.save_memories(session_id)
+        if any(remaining.values()):  # in agents below
+            self._known[session_id] = _Known(-1, remaining)
 
     async def recall(self, session_id: SessionId) -> None:
         """Restore the memories of a session from the journal."""
@@ -123,18 +123,18 @@ class JournalSessions:
             pass
 
     async def keep(self, session_id: SessionId) -> None:
-        """Store at once how the memories differ from the journal's."""
+        """Store the differences between the memories and the journal at once."""
         async with self._opened(session_id) as session:
             if _interrupted(session) is not None:
                 raise ConfigurationError(
-                    f"the last call of {session.run_id} was cut: let it go on, or end it by"
-                    " end_interrupted(), before its memory is changed"
+                    f"the last call of {session.run_id} was interrupted. Resume it, or end it"
+                    " with end_interrupted(), before you change its memory"
                 )
-            before, here = self._changes(session_id)
+            before, current = self._changes(session_id)
             if before:
                 call = session.begin({"messages": [], "options": {}, "before": before})
                 await session.end(call)
-            self._known[session_id] = _Known(session.rows, here)
+            self._known[session_id] = _Known(session.rows, current)
 
     async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the interrupted call of a session; None if there is none."""
@@ -145,16 +145,16 @@ class JournalSessions:
             return read_records(last.inputs["messages"])
 
     async def end_interrupted(self, session_id: SessionId) -> bool:
-        """End the interrupted call of a session as it is, and remember what it had done."""
+        """End the interrupted call of a session where it is, and remember it."""
         async with self._opened(session_id) as session:
             last = _interrupted(session)
             if last is None:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.ended:
-                cut = read_interrupted_call(await session.look(), agent.name)
-                asked = read_records(last.inputs["messages"])
-                agent.remember_interrupted(asked, cut, session_id)
+                interrupted = read_interrupted_call(await session.look(), agent.name)
+                messages = read_records(last.inputs["messages"])
+                agent.remember_interrupted(messages, interrupted, session_id)
                 state = agent.save_memories(session_id)
                 session.keep(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)
@@ -164,27 +164,26 @@ class JournalSessions:
             return True
 
     def _changes(self, session_id: SessionId) -> tuple[Changes, State]:
-        """Return how the memories differ from the journal's, and the memories."""
-        known, here = self._known.get(session_id), self._agent.save_memories(session_id)
-        return _differences({} if known is None else known.state, here), here
+        """Return the differences between the memories and the journal, and the memories."""
+        known, current = self._known.get(session_id), self._agent.save_memories(session_id)
+        return _differences({} if known is None else known.state, current), current
 
     @asynccontextmanager
     async def _opened(self, session_id: SessionId) -> AsyncGenerator[Session]:
         """Acquire the lease of a session and restore its memories, alone in this loop."""
         if scope_here() is not None:
             raise ConfigurationError(
-                f"{self._agent.name} keeps its sessions in a journal of its own, and is called"
-                " inside a durable run, which stores all work below it: call it outside, or use"
-                " one without journal="
+                f"{self._agent.name} has journal= and is called inside a durable run, which stores"
+                " all work below it. Call it outside, or use an agent without journal="
             )
         turns = self._turns.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
         async with turns.setdefault(session_id, asyncio.Lock()):
-            given = self.journal
+            journal = self.journal
             name = run_id_of(self._agent.name, session_id)
             async with AsyncExitStack() as stack:
-                if not isinstance(given, Journal):
-                    given = await stack.enter_async_context(Journal(given))
-                session = await stack.enter_async_context(given.session(name))
+                if not isinstance(journal, Journal):
+                    journal = await stack.enter_async_context(Journal(journal))
+                session = await stack.enter_async_context(journal.session(name))
                 self._busy[session_id] = False
                 try:
                     self._read(session, session_id)
@@ -195,14 +194,14 @@ class JournalSessions:
 
     async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
         """Let an interrupted call end, without listeners."""
-        logger.info("%s finishes a call that was cut, before the next", session.run_id)
+        logger.info("%s: finishing the interrupted call before the next", session.run_id)
         token, steering = MESSAGE_FEED.set(None), Steering()
         try:
             await self._make(session, call, session_id, steering)
-        except Exception:  # the next call does not fail for it
+        except Exception:  # the failure of an earlier call must not fail the next one
             if not call.over:
-                raise  # nothing can be stored
-            logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
+                raise  # the journal could not store the failure
+            logger.warning("The interrupted call of %s failed", session.run_id, exc_info=True)
         finally:
             MESSAGE_FEED.reset(token)
         if left := len(steering.undelivered):
@@ -214,9 +213,13 @@ class JournalSessions:
         call: SessionCall,
         session_id: SessionId,
         steering: Steering,
-        start: State | None = None,  # the memories now, if known
+        start: State | None = None,
     ) -> AgentMessage[Any]:
-        agent, listener, codec = self._agent, MESSAGE_FEED.get(), _Answer(self._agent)
+        """Make a call below a node of the session, and record its changes of the memories.
+
+        `start` are the memories before it, if known.
+        """
+        agent, listener, codec = self._agent, MESSAGE_FEED.get(), _AnswerCodec(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
         start, ended = agent.save_memories(session_id) if start is None else start, call.ended
         for each in agent.named_agents().values():
@@ -224,12 +227,12 @@ class JournalSessions:
 
         async def work() -> AgentMessage[Any]:
             nonlocal listener
-            listener = None  # the call itself puts its answer
+            listener = None  # the call itself publishes its answer
             OUTER_SESSION.set(OuterSession(agent, session_id))
             record = None
             try:
-                made = AgentCall(agent, messages, session_id, options, steering)
-                answer = await run_in_tree(made)
+                node = AgentCall(agent, messages, session_id, options, steering)
+                answer = await run_in_tree(node)
                 record = json.loads(codec.encode(answer))
                 return answer
             finally:
@@ -256,35 +259,37 @@ class JournalSessions:
         """Restore the memories from the journal, if it has changed."""
         agent, known = self._agent, self._known.get(session_id)
         if known is not None and known.rows == session.rows:
-            return  # messages added here since then are stored with the next call
-        here = agent.save_memories(session_id)
+            return  # the next call stores the messages that were added since then
+        current = agent.save_memories(session_id)
         state: State = {}
         for call in session.calls:
             _apply(state, call.inputs["before"])
             if call.ended:
                 _apply(state, _refer_back(call))
         before = known.state if known is not None else {}
-        added = _differences(before, {path: records for path, records in here.items() if records})
+        added = _differences(
+            before, {path: records for path, records in current.items() if records}
+        )
         if (known is not None or session_id not in self._known) and added:
             if not session.calls:
-                return  # it begins with the messages here
-            if _differences(state, here):
+                return  # a new session: its first call stores these messages
+            if _differences(state, current):
                 raise ConfigurationError(
-                    f"the journal has a session {session.run_id!r}, and its memory here is another:"
-                    f" put nothing into it before the first call, or name another session"
+                    f"the memory of session {session.run_id!r} differs from the journal's. Add no"
+                    " messages before the first call, or name another session"
                 )
         try:
-            agent.load_state_dict({**{key: [] for key in here}, **state}, session_id)
+            agent.load_state_dict({**{key: [] for key in current}, **state}, session_id)
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"the journal has a session {session.run_id!r} of an agent that was made of others:"
-                f" {error}"
+                f"the session {session.run_id!r} in the journal does not fit the agents below"
+                f" {agent.name}: {error}"
             ) from error
         self._known[session_id] = _Known(session.rows, state)
-        spent = agent.usage_totals.sessions[session_id] = {}
+        total = agent.usage_totals.sessions[session_id] = {}
         for call in session.calls:
-            if call.over:  # else it is counted at its end
-                add_usage(spent, call.usage)
+            if call.over:  # an interrupted call counts at its end
+                add_usage(total, call.usage)
 
 
 def _interrupted(session: Session) -> SessionCall | None:
@@ -293,14 +298,14 @@ def _interrupted(session: Session) -> SessionCall | None:
     return None if last is None or last.over else last
 
 
-class _Answer:
-    """Stores an agent's answer as JSON; its parser makes the `formatted` value again."""
+class _AnswerCodec:
+    """Stores an agent's answer as JSON. The agent's parser restores the `formatted` value."""
 
     def __init__(self, agent: Agent[Any]) -> None:
         self._agent = agent
 
     def encode(self, value: AgentMessage[Any]) -> bytes:
-        """Return it as JSON; raise `NotStorable` if it would be restored differently."""
+        """Return the answer as JSON; raise `NotStorable` if it would be restored differently."""
         record = {**_record(value), "usage": json_value(value.usage)}
         data = json.dumps(record).encode()
         try:
@@ -318,8 +323,8 @@ class _Answer:
 
 def _write(message: AgentMessage) -> dict[str, Any]:
     record = _record(message)
-    (back,) = read_records([record])
-    if not _alike(back, message):
+    (restored,) = read_records([record])
+    if not _alike(restored, message):
         raise _not_storable("a message", message)
     return record
 
@@ -329,7 +334,7 @@ def _record(message: AgentMessage) -> dict[str, Any]:
 
 
 def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out fields that have their defaults."""
+    """Leave out fields with their default values."""
     return {
         name: value
         for name, value in record.items()
@@ -338,18 +343,18 @@ def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alike(one: AgentMessage, other: AgentMessage) -> bool:
-    """Say whether two messages have the same values, of the same types."""
+    """Return whether two messages have the same values of the same types."""
     return all(
         type(value) is type(given) and json_value(value) == json_value(given)
         for (_, value), (_, given) in zip(one, other, strict=True)
     )
 
 
-def _not_storable(what: str, message: AgentMessage) -> NotStorable:
+def _not_storable(name: str, message: AgentMessage) -> NotStorable:
     kinds = {name: type(value).__name__ for name, value in message}
     return NotStorable(
-        f"{what} cannot be kept in a journal: content ({kinds['content']}), formatted"
-        f" ({kinds['formatted']}) and extra must be JSON, or be made by the agent's output_format"
+        f"a journal cannot store {name}: content ({kinds['content']}), formatted"
+        f" ({kinds['formatted']}) and extra must be JSON, or values of the agent's output_format"
     )
 
 
@@ -365,38 +370,41 @@ def _differences(before: Mapping[str, Any], now: State) -> Changes:
             start += 1
         while end < shorter - start and old[-1 - end] == new[-1 - end]:
             end += 1
-        came = [_shorten(each) for each in new[start : len(new) - end]]
-        changes[path] = [start, len(old) - start - end, came]
+        added = [_shorten(each) for each in new[start : len(new) - end]]
+        changes[path] = [start, len(old) - start - end, added]
     return changes
 
 
 def _apply(state: State, changes: Changes) -> None:
-    for path, (start, gone, came) in changes.items():
-        state.setdefault(path, [])[start : start + gone] = [{**DEFAULTS, **each} for each in came]
+    for path, (start, removed, added) in changes.items():
+        state.setdefault(path, [])[start : start + removed] = [
+            {**DEFAULTS, **each} for each in added
+        ]
 
 
-def _refer(changes: Changes, asked: list[Any], said: dict[str, Any] | None) -> Changes:
-    """Write numbers for messages that stand in the call's inputs, None for its answer."""
-    if said is not None:
-        said.pop("usage")
+def _refer(changes: Changes, inputs: list[Any], answer: dict[str, Any] | None) -> Changes:
+    """Replace messages that are inputs of the call by their number, its answer by None."""
+    if answer is not None:
+        answer.pop("usage")
 
     def short(record: dict[str, Any]) -> Any:
-        if record == said:
+        if record == answer:
             return None
-        return asked.index(record) if record in asked else record
+        return inputs.index(record) if record in inputs else record
 
-    return {path: [*where, [*map(short, came)]] for path, (*where, came) in changes.items()}
+    return {path: [*position, [*map(short, added)]] for path, (*position, added) in changes.items()}
 
 
 def _refer_back(call: SessionCall) -> Changes:
-    asked, said = call.inputs["messages"], call.result
+    """Return the changes with the messages in place of their numbers."""
+    inputs, answer = call.inputs["messages"], call.result
 
-    def whole(came: list[Any]) -> Iterator[dict[str, Any]]:
-        for short in came:
+    def restored(added: list[Any]) -> Iterator[dict[str, Any]]:
+        for short in added:
             if short is not None:
-                yield asked[short] if isinstance(short, int) else short
-            elif said is not None:  # else it was killed, or cancelled, before its answer was kept
-                yield {name: value for name, value in said.items() if name != "usage"}
+                yield inputs[short] if isinstance(short, int) else short
+            elif answer is not None:  # None if the call ended before its answer was stored
+                yield {name: value for name, value in answer.items() if name != "usage"}
 
     changes: Changes = call.kept or {}
-    return {path: [*where, [*whole(came)]] for path, (*where, came) in changes.items()}
+    return {path: [*position, [*restored(added)]] for path, (*position, added) in changes.items()}

@@ -1,4 +1,4 @@
-"""Saved memories, of one agent and of a tree of agents: messages as JSON, and back."""
+"""Saved memories of one agent and of a tree of agents: messages as JSON, and back."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ __all__ = [
 
 logger = logging.getLogger("anabranch.agents")
 
-# A key of a mapping as earlier releases wrote it into a path.
+# A key of a mapping with half a surrogate pair, as earlier releases wrote it into a path.
 _HALF = re.compile(r"\.([^.\[\]]*[\ud800-\udfff][^.\[\]]*)")
 
-# In a saved state, beside the fields of a message: that its agent has said it.
-OWN = "own"
+# In a saved state, beside the fields of a message: true if its agent is the sender.
+OWN_MARK = "own"
 
-SURROGATE = "surrogates not allowed"  # as Python says it
+SURROGATE_ERROR = "surrogates not allowed"  # in the text of Python's ValueError
 
 
 def mark_own(agent: Agent[Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark the agent's own messages, so that an agent with another name knows them."""
+    """Mark the agent's own messages, so that an agent with another name recognizes them."""
     for record in records:
         if record["sender"] == agent.name:
-            record[OWN] = True
+            record[OWN_MARK] = True
     return records
 
 
@@ -65,13 +65,13 @@ def read_state(
     With `strict` nothing is dropped: a value that does not fit is a `ConfigurationError`.
     """
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"a state is a mapping, not {state!r:.200}")
-    state = {_path_now(key): records for key, records in state.items()}
+        raise ConfigurationError(f"a state must be a mapping, not {state!r:.200}")
+    state = {_current_path(key): records for key, records in state.items()}
     unknown = sorted(state.keys() - agents.keys(), key=str)
     if strict and (missing := sorted(agents.keys() - state.keys())):
         raise ConfigurationError(f"the state lacks {missing}")
     if strict and unknown:
-        raise ConfigurationError(f"{owner.name} has nothing of the state's {unknown}")
+        raise ConfigurationError(f"{owner.name} has no memories for {unknown} of the state")
     dropped = [str(key) for key in unknown]
     restored: dict[str, list[AgentMessage]] = {}
     for key, agent in agents.items():
@@ -81,9 +81,11 @@ def read_state(
         else:
             found = _read_loosely(records, key, dropped.append)
         messages = [message for message in found if message is not None]
-        given = cast("list[dict[str, Any]]", records if found else [])
-        own = [bool(each.get(OWN)) for each, read in zip(given, found, strict=True) if read]
-        _claim(agent, messages, own)
+        mappings = cast("list[dict[str, Any]]", records if found else [])
+        own_marks = [
+            bool(each.get(OWN_MARK)) for each, read in zip(mappings, found, strict=True) if read
+        ]
+        _restore_own(agent, messages, own_marks)
         for place, message in enumerate(found):
             if message is not None and not agent.restore_formatted(message, strict=strict):
                 dropped.append(f"{key}[{place}].formatted")
@@ -94,7 +96,7 @@ def read_state(
 def _read_loosely(
     records: Any, key: str, drop: Callable[[str], object]
 ) -> list[AgentMessage | None]:
-    """Read saved messages as far as they fit; None stands for one that does not."""
+    """Read the saved messages that fit; None stands for any other."""
     if not isinstance(records, list | tuple):
         drop(key)
         return []
@@ -106,7 +108,7 @@ def _read_loosely(
 
 def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMessage | None:
     fields = dict(cast("Mapping[str, Any]", record)) if isinstance(record, Mapping) else {}
-    unfit: set[Any] = fields.keys() - {*AgentMessage.model_fields, OWN}
+    unfit: set[Any] = fields.keys() - {*AgentMessage.model_fields, OWN_MARK}
     while True:
         for name in sorted(unfit, key=str):
             drop(f"{path}.{name}")
@@ -122,61 +124,62 @@ def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMes
                 return None
 
 
-def _claim(agent: Agent[Any], messages: list[AgentMessage], own: list[bool]) -> None:
+def _restore_own(agent: Agent[Any], messages: list[AgentMessage], own_marks: list[bool]) -> None:
     """Give the agent its own messages, whatever name it had when they were saved."""
     name = agent.name
-    if any(mine and each.sender != name for each, mine in zip(messages, own, strict=True)):
-        for each, mine in zip(messages, own, strict=True):
-            if mine:
+    if any(
+        is_own and each.sender != name for each, is_own in zip(messages, own_marks, strict=True)
+    ):
+        for each, is_own in zip(messages, own_marks, strict=True):
+            if is_own:
                 each.sender = name
             elif each.sender == name:
                 each.sender = f"another {name}"
     others = {each.sender for each in messages} - {"user", "memory"}
-    if agent.backend is not None and others and name not in others and not any(own):
+    if agent.backend is not None and others and name not in others and not any(own_marks):
         logger.warning(
-            "the state that %s has loaded has nothing that %s said, but messages of %s, which its"
-            " model reads as the user's: was the agent called so when it was saved?",
-            name,
+            "The state that %s loaded has no messages of its own, but messages of %s, which its"
+            " model reads as the user's. Had the agent another name when the state was saved?",
             name,
             ", ".join(sorted(others)),
         )
 
 
-def _path_now(key: Any) -> Any:
-    """Return a path as it is written now: an earlier release left half a surrogate pair in it."""
+def _current_path(key: Any) -> Any:
+    """Return a path in its present form. An earlier release left half surrogate pairs in it."""
     if not isinstance(key, str) or encodable(key) is key:
         return key
     return _HALF.sub(lambda found: f"[{found[1]!r}]", key)
 
 
 def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
-    """Yield the fields to write: the last two, which earlier versions lack, only where set."""
+    """Yield the fields to store. The last two, which earlier versions lack, only if set."""
     for name, value in message:
         if name != "usage" and (value or name not in ("reasoning", "provider_items")):
             yield name, value
 
 
 def json_value(value: object) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as JSON values."""
     try:
-        made = to_jsonable_python(value, fallback=str, bytes_mode="base64")
+        result = to_jsonable_python(value, fallback=str, bytes_mode="base64")
     except ValueError as error:
-        if SURROGATE not in str(error):
+        if SURROGATE_ERROR not in str(error):
             raise
         fitted = fit_keys(value)
-        made = to_jsonable_python(fitted, fallback=str, bytes_mode="base64")
-    try:  # nearly all values fit, and this is many times faster than a walk
-        json.dumps(made, allow_nan=False, ensure_ascii=False).encode()
+        result = to_jsonable_python(fitted, fallback=str, bytes_mode="base64")
+    try:  # nearly all values fit, and this test is many times faster than the walk of `fit_json`
+        json.dumps(result, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
-        return fit_json(made)
-    return made
+        return fit_json(result)
+    return result
 
 
 def fit_json(value: Any) -> Any:
     """Return JSON values that every reader of JSON accepts.
 
-    It has no infinity, which is written as text, as pydantic reads it, and no UTF-8 has half a
-    surrogate pair, as an environment or a person may send one: it becomes U+FFFD.
+    JSON has no infinity, so that becomes text, which pydantic reads. UTF-8 has no half surrogate
+    pair, which an environment or a person may send, so that becomes U+FFFD.
     """
     if isinstance(value, str):
         return encodable(value)
@@ -190,19 +193,23 @@ def fit_json(value: Any) -> Any:
 
 
 def fit_keys(value: Any) -> Any:
-    """Return a value whose mappings have keys that pydantic can write: no half surrogate pairs.
+    """Return a value whose keys pydantic can write, without half surrogate pairs.
 
-    What has none is the same object.
+    A value without half pairs is returned itself.
     """
     if isinstance(value, dict):
-        given = cast("dict[Any, Any]", value)
-        named = _fit_items(given, fit_keys)
-        return given if _same(named, given) and _same(named.values(), given.values()) else named
+        mapping = cast("dict[Any, Any]", value)
+        fitted_mapping = _fit_items(mapping, fit_keys)
+        return (
+            mapping
+            if _same(fitted_mapping, mapping) and _same(fitted_mapping.values(), mapping.values())
+            else fitted_mapping
+        )
     if isinstance(value, list | tuple | deque):
-        row = cast("Iterable[Any]", value)
-        items = [fit_keys(each) for each in row]
-        if _same(items, row):
-            return row
+        values = cast("Iterable[Any]", value)
+        items = [fit_keys(each) for each in values]
+        if _same(items, values):
+            return values
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, BaseModel):
         changed = {name: fit for name, each in value if (fit := fit_keys(each)) is not each}
@@ -224,7 +231,7 @@ def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
 
 
 def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, Any]:
-    """Return a mapping with keys that JSON takes; two that become one text stay two."""
+    """Return a mapping with keys that JSON accepts; keys that would become equal stay distinct."""
     fitted: dict[Any, Any] = {}
     for key, each in value.items():
         if isinstance(key, str) and (name := encodable(key)) is not key:
@@ -235,21 +242,21 @@ def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, An
     return fitted
 
 
-def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:
-    """Return the value that `parser` had made of a reply, of which `saved` is the JSON.
+def read_again(parser: Parser[Any], text: str, saved: object, is_cut: bool) -> Any:
+    """Return the parser's value of a reply, given the saved JSON of that value.
 
-    Not every value can be made of its JSON: fields may have other names there, or none. So it is
-    parsed again, if that gives the same JSON. Raises `ValueError` if neither works.
+    JSON may lack fields of the value, or name them differently. So the text is parsed again, if
+    that gives the same JSON. Raises `ValueError` if neither works.
     """
-    with suppress(ValueError):  # an agent of the user's own may have made it of something else
-        made = (parser.parse_cut if cut else parser.parse)(text)
-        if json_value(made) == saved:
-            return made
+    with suppress(ValueError):  # a subclass may have made the value of another text
+        value = (parser.parse_cut if is_cut else parser.parse)(text)
+        if json_value(value) == saved:
+            return value
     return parser.restore(saved)
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
-    """Return the messages that were saved; raise `ConfigurationError` if they were not."""
+    """Return the saved messages; raise `ConfigurationError` for another value."""
     messages: list[AgentMessage] = []
     try:
         if not isinstance(records, (list, tuple)):
@@ -257,11 +264,11 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         for record in cast("Sequence[Mapping[str, Any]]", records):
             if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"a message was expected, not {record!r:.200}")
-            # By itself pydantic would make a message of anything, and drop what it does not know.
-            if unknown := record.keys() - {*AgentMessage.model_fields, OWN}:
-                raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
+            # pydantic alone would accept any mapping, and silently drop unknown fields.
+            if unknown := record.keys() - {*AgentMessage.model_fields, OWN_MARK}:
+                raise ValueError(f"unknown fields {', '.join(sorted(map(repr, unknown)))}")
             if "content" not in record:
-                raise ValueError("a message has a 'content'")
+                raise ValueError("a message must have a 'content'")
             message: AgentMessage = AgentMessage.model_validate(record)
             if message.type == TOOLS:
                 parts = [Message.model_validate(part) for part in message.formatted]

@@ -1,4 +1,4 @@
-"""Steering: messages to a call while it runs, `AgentCall.steer`, and how requests deliver them."""
+"""Steering: messages to a call while it runs, `AgentCall.steer`, and their delivery by requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["STEERING", "Deliveries", "Steering", "as_agent_message"]
 
-NOTE = "steered"  # the name of a call's notes in a journal
+STEERING_NOTE = "steered"  # the name of a call's notes in a journal
 
 
 def as_agent_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
-    """Return a steering message as an agent remembers it; raise `TypeError` if it is not a user's.
+    """Return a steering message for the memory; raise `TypeError` unless it is a user's.
 
     A model's own replies and the results of tools cannot steer it.
     """
@@ -39,11 +39,11 @@ class Delivery:
         self._numbers = numbers
 
     async def read(self) -> list[AgentMessage]:
-        """Return them as the model reads them: through the hooks of the call."""
+        """Return the messages for the model, after the hooks of the call."""
         return await self._steering.read(self._numbers)
 
     def take_back(self) -> None:
-        """Let them wait again: the request had no effect."""
+        """Make the messages wait again, because the request had no effect."""
         self._steering.wait_again(self._numbers)
 
 
@@ -52,24 +52,24 @@ class Steering:
 
     In a durable run each message is a note of the call, and the messages that a request delivers
     are a note of that request. So each execution sends the same requests, and none loses messages
-    that came before it.
+    of an earlier execution.
     """
 
     def __init__(self) -> None:
-        # The steering of the call that has made this one in its own `forward`.
+        # The steering of the call whose `forward` has made this call.
         self.above: Steering | None = None
         self._hook: Callable[[AgentMessage], Awaitable[AgentMessage]] | None = None
-        self._scope: Scope | None = None  # of the call, in a durable run
+        self._scope: Scope | None = None  # the call's scope in a durable run
         self._begun = False
-        # Messages that came before the call began, and the node of the run whose code sent each.
+        # Messages from before the beginning of the call, and the node whose code sent each.
         self._early: list[tuple[AgentMessage, str]] = []
         # All messages since, and the numbers of those that no request has delivered.
         self._messages: list[AgentMessage] = []
         self._waiting: list[int] = []
-        # How many messages the code of each node of the run has sent: in earlier executions, and in
-        # this one, in which that code runs again.
-        self._before: Counter[str] = Counter()
-        self._again: Counter[str] = Counter()
+        # The number of messages from the code of each node: in earlier executions, and in this one,
+        # where the same code runs again and sends the same messages again.
+        self._recorded: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
 
     @property
     def undelivered(self) -> list[AgentMessage]:
@@ -78,14 +78,14 @@ class Steering:
         return [copy_message(each) for each in (*waiting, *(each for each, _ in self._early))]
 
     def add(self, messages: Sequence[AgentMessage]) -> None:
-        """Let the next request deliver these."""
+        """Add messages for the next request."""
         scope = scope_here()
-        by = "" if scope is None else scope.place[1]
+        sender_node = "" if scope is None else scope.place[1]
         for message in messages:
             if self._begun:
-                self._add(message, by)
+                self._add(message, sender_node)
             else:
-                self._early.append((message, by))
+                self._early.append((message, sender_node))
 
     def begin(self, hook: Callable[[AgentMessage], Awaitable[AgentMessage]]) -> None:
         """Begin an attempt of the call: the messages of earlier executions wait again.
@@ -96,42 +96,45 @@ class Steering:
         early, self._early = self._early, []
         if scope is not None:
             again = self._scope is not None and self._scope.place == scope.place
-            if not again:  # else what earlier attempts have remembered is forgotten
+            # Another place in the run has no notes of the messages that already wait, so they are
+            # added again below. At the same place the notes have all of them.
+            if not again:
                 early = [*((self._messages[number], "") for number in self._waiting), *early]
-            notes = scope.notes(NOTE)
+            notes = scope.notes(STEERING_NOTE)
             self._messages = read_records([each["message"] for each in notes])
             self._waiting = [*range(len(notes))]
             if not again:
-                self._before, self._again = Counter(each["by"] for each in notes), Counter()
+                self._recorded, self._repeated = Counter(each["by"] for each in notes), Counter()
         self._scope, self._begun = scope, True
-        for message, by in early:
-            self._add(message, by)
+        for message, sender_node in early:
+            self._add(message, sender_node)
 
     @property
     def waits(self) -> bool:
         """Whether a message waits for a request."""
         return bool(self._waiting)
 
-    def noted(self) -> list[int] | None:
-        """Return which messages this request delivered in an earlier execution; None if none."""
+    def recorded_delivery(self) -> list[int] | None:
+        """Return the messages that this request delivered in an earlier execution; None if none."""
         if self._scope is None or (scope := scope_here()) is None:
             return None
         notes = scope.notes(self._note_of_request)
         return notes[-1]["heard"] if notes else None
 
-    def deliver(self, *, asked: bool) -> Delivery | None:
-        """Return what this request delivers, None if nothing.
+    def deliver(self, *, has_reply: bool) -> Delivery | None:
+        """Return the messages that this request delivers, None without messages.
 
-        With `asked` an earlier execution has sent it, with what is `noted` and nothing else.
+        With `has_reply` an earlier execution has sent the request. Then it delivers only recorded
+        messages.
         """
-        numbers = self.noted()
+        numbers = self.recorded_delivery()
         if numbers is None:
-            numbers = [] if asked else self._waiting
+            numbers = [] if has_reply else self._waiting
             if numbers and self._scope is not None and (scope := scope_here()) is not None:
                 scope.note(self._note_of_request, {"heard": numbers, "of": self._scope.place[1]})
         if not numbers:
             return None
-        delivered = {*numbers}  # of perhaps thousands
+        delivered = {*numbers}  # a set, because there may be thousands
         self._waiting = [each for each in self._waiting if each not in delivered]
         return Delivery(self, numbers)
 
@@ -146,56 +149,60 @@ class Steering:
         return f"heard {self._scope.place[1]}"
 
     def wait_again(self, numbers: Sequence[int]) -> None:
-        """Take back what a request delivered."""
+        """Make messages wait for another request."""
         self._waiting = sorted({*self._waiting, *numbers})
 
-    def _add(self, message: AgentMessage, by: str) -> None:
+    def _add(self, message: AgentMessage, sender_node: str) -> None:
         if self._scope is not None:
-            if by:
-                self._again[by] += 1
-                if self._again[by] <= self._before[by]:
-                    return  # the same code has sent it in an earlier execution
+            if sender_node:
+                self._repeated[sender_node] += 1
+                if self._repeated[sender_node] <= self._recorded[sender_node]:
+                    return  # the same code sent it in an earlier execution: the notes have it
             record = json_value({name: value for name, value in message if name != "usage"})
-            (message,) = read_records([record])  # as each later execution reads it
+            (message,) = read_records([record])  # the form that each later execution reads
             of = self._scope.place[1]
-            self._scope.note(NOTE, {"message": record, "by": by, "of": of})
+            self._scope.note(STEERING_NOTE, {"message": record, "by": sender_node, "of": of})
         self._waiting.append(len(self._messages))
         self._messages.append(message)
 
 
 STEERING: ContextVar[Steering | None] = ContextVar("anabranch_agents_steering", default=None)
-"""The steering of the call around this; None below a request, whose tools are not steered."""
+"""The steering of the call around this. None below a request, because it does not steer tools."""
 
 
 class Deliveries:
-    """What the requests of one answer deliver, and the messages in which the model has read it."""
+    """The deliveries of one answer's requests, and the messages that the model read."""
 
     def __init__(self, agent: Agent[Any], backend: Backend) -> None:
         self._agent = agent
         self._backend = backend
         self._steering = STEERING.get()
         self._delivered: list[Delivery] = []
-        # By the message that the model reads, which is kept here so that no other has its id.
+        # By the id of the message that the model reads. The reference prevents a reuse of the id.
         self._read: dict[int, tuple[Message, list[AgentMessage]]] = {}
 
     async def deliver(self, request: Request) -> list[Message]:
-        """Return the steering messages of the calls around for this request, outermost first."""
+        """Return the steering messages for this request, those of the outermost call first."""
         agent = self._agent
         calls: list[Steering] = []  # the innermost first
         while (steering := calls[-1].above if calls else self._steering) is not None:
             calls.append(steering)
-        asked = any(each.noted() is not None for each in calls) or (
+        has_reply = any(each.recorded_delivery() is not None for each in calls) or (
             any(each.waits for each in calls) and self._backend.has_reply(request)
         )
-        # All are noted before a hook runs, so that a kill leaves all of that or nothing.
-        found = [made for each in reversed(calls) if (made := each.deliver(asked=asked))]
+        # All calls make their notes before a hook can wait, so that a kill leaves all or none.
+        deliveries = [
+            delivery for each in reversed(calls) if (delivery := each.deliver(has_reply=has_reply))
+        ]
         try:
-            messages = [agent.receive_as(said) for each in found for said in await each.read()]
+            messages = [
+                agent.receive_as(message) for each in deliveries for message in await each.read()
+            ]
         except BaseException:
-            for each in found:
+            for each in deliveries:
                 each.take_back()
             raise
-        self._delivered += found
+        self._delivered += deliveries
         read: list[Message] = []
         for message in messages:
             agent.aggregator.append(read, message, agent.name, agent.output_format)
@@ -205,11 +212,11 @@ class Deliveries:
         return read
 
     def messages_in(self, message: Message) -> list[AgentMessage] | None:
-        """Return the steering messages that the model read in a message; None if it is another."""
+        """Return the steering messages in a message to the model; None if it has none."""
         found = self._read.get(id(message))
         return None if found is None else found[1]
 
     def take_back(self) -> None:
-        """Let all wait again: these requests had no effect."""
+        """Make all messages wait again, because these requests had no effect."""
         for each in self._delivered:
             each.take_back()

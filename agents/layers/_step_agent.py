@@ -1,4 +1,4 @@
-"""`StepAgent`: it thinks, uses plugins or runs code, and goes on until it has an answer."""
+"""`StepAgent`: an agent that thinks, calls tools or runs code, and thinks again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._actions import AgentStep, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._call import run_in_tree
-from ._executor import INTERRUPTED, ToolExecutor, answer_of, execution
+from ._executor import INTERRUPTED, ToolExecutor, answer_of
 from ._hooks import AgentHook
 from ._interrupted import InterruptedCall
 from ._memory import SessionId
@@ -34,19 +34,21 @@ INTERPRETER = "interpreter"
 
 
 class StepAgent(Agent[ToolAction]):
-    """An agent whose model writes its calls as text; it works with any model that can write.
+    """An agent whose model writes its calls as text. It works with any model.
 
-    `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`: each
-    session has variables of its own. `formats` are the ways in which calls are written, by default
-    those of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of
-    "interpreter". Tools of a format without an `instruction` are listed, and shown by an example.
-    A call that cannot be used, or that failed, is told to the model, which may mend
-    it.
+        agent = StepAgent(backend, plugins=[search], interpreter=PythonKernel())
+        answer = await agent("How many days are there until the next eclipse?")
 
-    It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
-    `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
-    what it calls does not run. Action hooks see each call, `approve` and `journal` are as in
-    `Agent`. `options` go to the inner agent, whose memory has it all: `get_steps` reads it.
+    `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`. Each
+    session has separate variables. `formats` are the forms of calls in the text. By default they
+    are the backend's, else JSON in a fence (`FencedCall`) and code in one, a call of "interpreter".
+    The prompt lists the tools of a format without an `instruction`, and shows an example. The model
+    reads the error of a call that is invalid or failed, and may correct it.
+
+    The agent stops when a reply is `finished`, by default one without a call, or after `max_rounds`
+    replies. Then the last reply is the answer, its `extra["status"]` is "max_rounds", and its call
+    does not run. Action hooks see each call. `approve` and `journal` are as in `Agent`. `options`
+    are those of the inner agent, whose memory has all steps: `get_steps` reads it.
     """
 
     _reserved_names = ("user", "tools")
@@ -95,7 +97,7 @@ class StepAgent(Agent[ToolAction]):
         self.executor.after_action(lambda _, given, session: after.run(self, given, session))
         check_formats(formats)
         formats = list(backend.formats if formats is None else formats)
-        if all(each.branch is not None for each in formats):  # none of them writes calls
+        if all(each.branch is not None for each in formats):  # only branches of text, no calls
             formats += [FencedCall()] if self.plugins else []
             formats += [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
         self.agent = Agent(
@@ -103,7 +105,9 @@ class StepAgent(Agent[ToolAction]):
             system,
             name=self.name,
             output_format=ToolParser(
-                *formats, tools=self.plugins, template=_show(formats, self.plugins, interpreter)
+                *formats,
+                tools=self.plugins,
+                template=_list_tools(formats, self.plugins, interpreter),
             ),
             aggregator=aggregator or ToolAggregator(),
             formats=(),
@@ -113,7 +117,7 @@ class StepAgent(Agent[ToolAction]):
     async def forward(
         self, *messages: Any, session_id: SessionId = 0, **options: Any
     ) -> AgentMessage[ToolAction]:
-        """Think, act, and think again."""
+        """Ask the model, run its action, and ask again, until a reply is `finished`."""
         answer = await self.agent(*messages, session_id=session_id, **options)
         for _ in range(self.max_rounds - 1):
             if self.finished(answer):
@@ -124,11 +128,13 @@ class StepAgent(Agent[ToolAction]):
             try:
                 answer = await self.agent(result, session_id=session_id, **options)
             except BaseException:
-                # The agent takes back what it has not answered. But the action has run: a model
-                # that did not read so would repeat it.
+                # A failed call removes its messages from the memory. But the action has run, and a
+                # model that does not read its result would repeat it.
                 since = [each for each in memory.messages(session_id) if id(each) not in before]
-                heard = any((m.sender, m.text) == (result.sender, result.text) for m in since)
-                if has_run(result) and not heard:
+                is_remembered = any(
+                    (m.sender, m.text) == (result.sender, result.text) for m in since
+                )
+                if has_run(result) and not is_remembered:
                     memory.add(result, session_id=session_id)
                 raise
         if not self.finished(answer):
@@ -138,43 +144,47 @@ class StepAgent(Agent[ToolAction]):
     async def act(
         self, message: AgentMessage[ToolAction], session_id: SessionId = 0
     ) -> AgentMessage:
-        """Run the action of a reply; whatever goes wrong is told in what is returned.
+        """Run the action of a reply. Every error is part of the returned message.
 
-        If it is cancelled, the agent remembers what is known of the action's end.
+        If this is cancelled, the agent remembers the known results of the action.
         """
-        found = message.formatted
-        if found["status"] == "none":
+        parsed = message.formatted
+        if parsed["status"] == "none":
             return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
         toolkit = self.interpreter
-        if toolkit is not None and found["status"] == "valid" and found["tool_type"] == INTERPRETER:
-            tool, (code,) = toolkit.tools[0], found["action"]["parameters"].values()
+        if (
+            toolkit is not None
+            and parsed["status"] == "valid"
+            and parsed["tool_type"] == INTERPRETER
+        ):
+            tool, (code,) = toolkit.tools[0], parsed["action"]["parameters"].values()
             argument = next(iter(tool.parameters["properties"]))
             action = {"name": tool.name, "parameters": {argument: code}}
-            message = message.model_copy(update={"formatted": {**found, "action": action}})
-        call = execution(self.executor, message, session_id)
+            message = message.model_copy(update={"formatted": {**parsed, "action": action}})
+        call = self.executor.call(message, session_id=session_id)
         try:
             return await run_in_tree(call)
         except BaseException:
-            # The action may have run: a model that did not read of its end would repeat it.
+            # The action may have run. A model that does not read its result would repeat it.
             hooked = bool(self.hooks_of("after_action"))
             self.agent.memory.add(call.cut_short(hooked=hooked), session_id=session_id)
             raise
 
     def remember_interrupted(
-        self, asked: Sequence[AgentMessage], cut: InterruptedCall, session_id: SessionId
+        self, asked: Sequence[AgentMessage], call: InterruptedCall, session_id: SessionId
     ) -> None:
-        """Put a call that was cut, with its actions and their results, into the inner memory."""
+        """Add an interrupted call, with its actions and their results, to the inner memory."""
         parser, memory = self.agent.output_format, self.agent.memory
         memory.add(*asked, session_id=session_id)
-        for message in cut.said:
-            found = None
-            if parser is not None and id(message) in cut.begun:
-                stopped = message.extra.setdefault("status", "ok") in STOPPED
-                with suppress(ValueError):  # by a parser of the user's own
-                    found = (parser.parse_cut if stopped else parser.parse)(message.text)
-            message.formatted = found
+        for message in call.messages:
+            action = None
+            if parser is not None and id(message) in call.tools:
+                is_cut = message.extra.setdefault("status", "ok") in STOPPED
+                with suppress(ValueError):  # a parser of the user may raise, `ToolParser` does not
+                    action = (parser.parse_cut if is_cut else parser.parse)(message.text)
+            message.formatted = action
             memory.add(message, session_id=session_id)
-            if found is None or found["status"] == "none":
+            if action is None or action["status"] == "none":
                 continue
             results = [
                 ToolResult.of(
@@ -183,7 +193,7 @@ class StepAgent(Agent[ToolAction]):
                     "failed" if text is None else "ok",
                 )
                 for number, (name, text) in enumerate(
-                    cut.begun[id(message)] or [(found["tool_type"] or "", None)]
+                    call.tools[id(message)] or [(action["tool_type"] or "", None)]
                 )
             ]
             memory.add(answer_of(self.executor, message, results), session_id=session_id)
@@ -198,10 +208,10 @@ class StepAgent(Agent[ToolAction]):
         return self.agent.get_steps(session_id)
 
 
-def _show(
+def _list_tools(
     formats: Iterable[Format], plugins: Iterable[AnyTool | Toolkit], interpreter: Toolkit | None
 ) -> str:
-    """Return what the model is told for formats that say nothing to it: the tools, and examples."""
+    """Return the prompt's part on formats without an instruction: the tools, and examples."""
     silent = [each for each in formats if each.branch is None and not each.instruction]
     tools = flatten(plugins)
     arguments = {tool.name: [*tool.parameters["properties"]] for tool in tools}
@@ -210,7 +220,7 @@ def _show(
         return ""
     lines = ["You have these tools:", "{tools}", ""] if tools else []
     lines.append("To call one, or to run code, write as shown here, and end your message there:")
-    for each in silent:  # each by the first call that it can write and read
+    for each in silent:  # the first call that the format can write and read again
         for name, names in arguments.items():
             call = ToolCall(id="", name=name, arguments=dict.fromkeys(names, "..."))
             if ToolParser(each).parse(written := each.write(call))["tool_type"] == name:

@@ -1,4 +1,4 @@
-"""`PromptEngineer` makes what an agent's model reads and reads what it says; `PromptedAgent`."""
+"""Prompt engineers make a model's prompt of the state and read its answer; `PromptedAgent`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.resources import files
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
@@ -25,11 +27,11 @@ from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, Session
 from ..layers._answer import answer, why_final
 from ..layers._memory import cut_middle
 from ..layers._message import TOOLS, copy_message
+from ..layers._prompt import fill_template
 from ._modules import Module
 from ._state import State
-from ._strategy import Prompts
 
-__all__ = ["JsonEngineer", "PromptEngineer", "PromptedAgent", "resolve", "shorten"]
+__all__ = ["JsonEngineer", "PromptEngineer", "PromptedAgent", "Prompts", "resolve"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -37,48 +39,85 @@ S = TypeVar("S", bound=State)
 T = TypeVar("T")
 
 
+class Prompts:
+    """Prompts in files `NAME.md`: those in `folder`, else those of this package.
+
+        Prompts("prompts").fill("single_agent", task="Open the chest.", notes="")
+
+    They are templates as for `str.format`. A brace itself is written twice.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is not None and not self.folder.is_dir():
+            raise FileNotFoundError(f"there is no folder of prompts {str(self.folder)!r}")
+
+    def text(self, name: str) -> str:
+        """Return the text of a prompt's file; raise `FileNotFoundError` if there is none."""
+        override = None if self.folder is None else self.folder / f"{name}.md"
+        if override is not None and override.is_file():
+            return override.read_text(encoding="utf-8")
+        return files(__package__ or "").joinpath("prompts", f"{name}.md").read_text("utf-8")
+
+    def fill(self, name: str, **values: Any) -> str:
+        """Return a prompt with its fields filled in; raise `LookupError` for an unknown field."""
+        return fill_template(self.text(name), values, name).strip()
+
+
 class PromptEngineer(ABC, Generic[S]):
-    """Steers one agent of an orchestrator. Its methods may be plain or async."""
+    """Makes the prompts of one agent of an orchestrator, and reads its answers.
+
+        class Greeter(PromptEngineer[State]):
+            def render_prompt(self, obs, history, state):
+                history[:] = [Message(role="user", content=f"Say hello. You see: {obs}")]
+
+    Its methods may be plain or async.
+    """
 
     @abstractmethod
     def render_prompt(
         self, obs: str | None, history: list[Message], state: S
     ) -> Awaitable[None] | None:
-        """Change `history`, which is what the model will read, to what it should read now.
+        """Change `history`, the messages of the next request.
 
-        `obs` is what the environment showed since the last answer, None if it was not asked. What
-        the model answers is added to the history; without a change it stays for the next time.
+        `obs` is the observation since the last answer, None without one. The model's answer is
+        added to the history. The history stays for the next answer.
         """
 
     def process_response(
         self, obs: str | None, response: str, history: list[Message], state: S
     ) -> Awaitable[str] | str:
-        """Read the model's answer and return the agent's, which is the same here.
+        """Read the model's answer, and return the agent's answer, here the same.
 
-        What others should know goes into `state`. An answer that cannot be used is told with
-        `state.signal_error(log, improve)`: the model is then asked again, and reads `improve`.
+        Store data for other agents in `state`. If the answer cannot be used, call
+        `state.signal_error(log, improve)`: the model then reads `improve` and answers again.
         """
         return response
 
     def shorten(self, history: list[Message]) -> bool:
-        """Make a prompt that did not fit the model shorter; return False if it cannot be.
+        """Shorten a prompt that did not fit the model; return False if that is impossible.
 
-        Here the older half of the messages goes, the system's and the last one excepted; when no
-        others are left, the longest of these loses its middle.
+        Here it removes the older half of the messages, except for the system's and the last one.
+        Without others, the longest of these loses its middle.
         """
-        return shorten(history)
+        middle = [each for each in history[:-1] if each.role != "system"]
+        if middle:
+            removed = {id(each) for each in middle[: (len(middle) + 1) // 2]}
+            history[:] = [each for each in history if id(each) not in removed]
+            return True
+        return _cut_longest(history)
 
     def reset(self) -> None:
-        """Forget what this object keeps outside the state."""
+        """Forget everything that this object stores outside of the state."""
 
 
 class JsonEngineer(PromptEngineer[S], Generic[S, T]):
     """Fills the prompt `name`, and reads answers as `model`, any type that pydantic knows.
 
-    The prompt's `{form}` is what the model is told about the JSON. An answer that does not fit is
-    signalled; a refusal, or a reply that a content filter stopped, is a `BadResponse`.
-    `parser.options()` are for the agent's model: once `parser.constrain` is set, the server allows
-    nothing but what fits.
+    The prompt's `{form}` is the instruction about the JSON. An answer that does not fit is signaled
+    as an error. A refusal, or a reply that a content filter stopped, is a `BadResponse`.
+    `parser.options()` are for the agent's model: with `parser.constrain` the server allows nothing
+    but this JSON.
     """
 
     def __init__(self, name: str, model: type[T], prompts: Prompts) -> None:
@@ -87,14 +126,14 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
         self.parser: JsonParser[T] = JsonParser(model)
 
     def render_prompt(self, obs: str | None, history: list[Message], state: S) -> None:
-        """Make the prompt anew."""
+        """Make the prompt again, from its file."""
         values = {"form": self.parser.instruction(), **self.values(obs, state)}
         history[:] = [Message(role="user", content=self.prompts.fill(self.name, **values))]
 
     def process_response(
         self, obs: str | None, response: str, history: list[Message], state: S
     ) -> str:
-        """Read it, and let `accept` take it."""
+        """Read the JSON, and pass the value to `accept`."""
         reply = history[-1] if history else Message(role="assistant")
         parse = self.parser.parse_cut if reply.finish_reason in STOPPED else self.parser.parse
         try:
@@ -112,20 +151,23 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
         """Return the values for the prompt's fields."""
 
     @abstractmethod
-    def accept(self, said: T, state: S) -> str | None:
-        """Take what was said, or raise `ValueError`; return the agent's answer if it is another."""
+    def accept(self, value: T, state: S) -> str | None:
+        """Store the value, or raise `ValueError`; return the agent's answer if it differs."""
 
 
 class PromptedAgent(Agent[Any], Generic[S]):
-    """An agent of an orchestrator, whose prompt is made of the state by a `PromptEngineer`.
+    """An agent of an orchestrator. A `PromptEngineer` makes its prompts of the state.
 
-    `modules` run before the prompt is made, in their order, and after an answer that can be used.
-    A prompt that does not fit the model (`ContextTooLong`) is made shorter and asked again, until
-    it fits or the prompt engineer cannot shorten it. An answer that fails leaves the history in
-    the state as it was; calls of tools that have run for it stand behind its next prompt.
-    `formats`, `hooks`, `view` and `options` are those of `Agent`.
+        poet = PromptedAgent("poet", PoetEngineer(), backend)
+        orchestrator = Orchestrator([poet], transition, PoetState())
 
-    All that it has read and said stands in the state, under `histories`: its memory keeps nothing.
+    `modules` run before the prompt is made, in their order, and after a usable answer. A prompt
+    that does not fit the model (`ContextTooLong`) is shortened and sent again, until it fits or the
+    prompt engineer cannot shorten it. An answer that fails leaves the history in the state
+    unchanged. Tool calls that ran for it follow the next prompt. `formats`, `hooks`, `view` and
+    `options` are as in `Agent`.
+
+    The state has the agent's history, under `histories`. Its memory stores nothing.
     """
 
     @checked
@@ -165,24 +207,29 @@ class PromptedAgent(Agent[Any], Generic[S]):
     ) -> AgentMessage[Any]:
         """Make the prompt, ask the model, and read its answer."""
         if state is None:
-            raise ConfigurationError(f"{self.name} takes its prompt from an Orchestrator's state")
-        # Of this answer, and of those before it that have failed. Not a field of its own: that
-        # would change the identities of nodes in journals of earlier releases.
+            raise ConfigurationError(
+                f"{self.name} needs the state of an Orchestrator. Call it there."
+            )
+        # The tool calls of this answer, and of earlier ones that failed. In `kept`, because a field
+        # of their own would change the identities of nodes in journals of earlier releases.
         calls, key = Memory(), f"calls of {self.name}"
         for text in state.kept.get(key, {}).values():
             calls.load(json.loads(text), session_id)
         try:
-            said = await self._answer(obs, state, calls, session_id, options)
+            reply = await self._answer(obs, state, calls, session_id, options)
         except BaseException as error:
-            # A later life of a durable run does not come to what was cut short in this one.
-            cut = isinstance(error, asyncio.CancelledError) and scope_here() is not None
-            ran = [each for each in calls.messages(session_id) if each.stream_state == "end"]
-            calls.replace(ran, session_id)
-            if ran and not cut:
+            # A resumed run does not repeat the calls of an answer that was cancelled here, so the
+            # state must not have them either.
+            is_cancelled = isinstance(error, asyncio.CancelledError) and scope_here() is not None
+            calls_that_ran = [
+                each for each in calls.messages(session_id) if each.stream_state == "end"
+            ]
+            calls.replace(calls_that_ran, session_id)
+            if calls_that_ran and not is_cancelled:
                 state.kept[key] = {state.steps: json.dumps(calls.save(session_id))}
             raise
         state.kept.pop(key, None)
-        return said
+        return reply
 
     async def _answer(
         self,
@@ -192,7 +239,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
         session_id: SessionId,
         options: Mapping[str, Any],
     ) -> AgentMessage[Any]:
-        """Answer; the model reads `calls` behind the prompt, and those of this answer are added."""
+        """Answer. The model reads `calls` after the prompt; new tool calls are added to them."""
         engineer, history = self.prompt_engineer, list(state.histories.get(self.name, ()))
         if state.mistake is not None:
             history.append(Message(role="user", content=state.mistake.improve))
@@ -202,89 +249,83 @@ class PromptedAgent(Agent[Any], Generic[S]):
             await resolve(engineer.render_prompt(obs, history, state))
             if not history or not all(isinstance(m, Message) for m in cast("list[Any]", history)):
                 raise TypeError(
-                    f"the prompt engineer of {self.name} made no prompt of messages: "
-                    f"{history!r:.200}"
+                    f"render_prompt of {self.name} must leave a list of Messages, not"
+                    f" {history!r:.200}"
                 )
         assert self.backend is not None
         while True:
             request = [*history, *_as_read(calls.messages(session_id))]
             try:
-                said = await answer(self, self.backend, request, session_id, options, calls)
+                reply = await answer(self, self.backend, request, session_id, options, calls)
                 break
             except ContextTooLong as error:
-                said = calls.messages(session_id)
-                ran = [each.formatted for each in said if each.type == TOOLS]
-                if not (engineer.shorten(history) or _cut_longest(*ran)):
+                reply = calls.messages(session_id)
+                executed = [each.formatted for each in reply if each.type == TOOLS]
+                if not (engineer.shorten(history) or _cut_longest(*executed)):
                     raise
-                logger.info("the prompt of %s is made shorter: %s", self.name, error)
+                logger.info("Shortening the prompt of %s: %s", self.name, error)
         state.mistake = None
-        status = said.extra["status"]
+        status = reply.extra["status"]
         reason = status if status in STOPPED else None
-        refusal = said.extra.get("refusal")
+        refusal = reply.extra.get("refusal")
         history.append(
-            Message(role="assistant", content=said.content, refusal=refusal, finish_reason=reason)
+            Message(role="assistant", content=reply.content, refusal=refusal, finish_reason=reason)
         )
-        response = await resolve(engineer.process_response(obs, said.content, history, state))
+        response = await resolve(engineer.process_response(obs, reply.content, history, state))
         if state.mistake is not None:
-            response = said.content
+            response = reply.content
         elif not isinstance(response, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"process_response of {self.name} gave no text: {response!r:.200}")
+            raise TypeError(
+                f"process_response of {self.name} must return a text, not {response!r:.200}"
+            )
         else:
             for module in self.modules:
                 await require_awaitable(module.after(response, state), module, "after")
         state.histories[self.name] = history
-        return said.model_copy(update={"content": response})
+        return reply.model_copy(update={"content": response})
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
-        """Forget what the prompt engineer and the modules keep outside the state."""
-        own = (each.reset for each in (self.prompt_engineer, *self.modules))
-        do_all([partial(super().reset, session_id, recursive=recursive), *own])
+        """Reset the prompt engineer and the modules, which may store data outside of the state."""
+        resets = (each.reset for each in (self.prompt_engineer, *self.modules))
+        do_all([partial(super().reset, session_id, recursive=recursive), *resets])
 
 
 class NoMemory(Memory):
-    """Keeps nothing, for an agent whose history stands elsewhere."""
+    """A memory that stores nothing, for an agent with its history in a state."""
 
     def add(
         self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
-        """Return the messages as they would be kept."""
+        """Return the messages in their stored form."""
         return [copy_message(message) for message in messages]
 
 
 async def resolve(value: Awaitable[T] | T) -> T:
-    """Return a value, or what an awaitable gives."""
+    """Return a value, or the result of an awaitable."""
     return await cast("Awaitable[T]", value) if isawaitable(value) else value
 
 
-def shorten(history: list[Message]) -> bool:
-    """Make a prompt shorter, see `PromptEngineer.shorten`."""
-    middle = [each for each in history[:-1] if each.role != "system"]
-    if middle:
-        gone = {id(each) for each in middle[: (len(middle) + 1) // 2]}
-        history[:] = [each for each in history if id(each) not in gone]
-        return True
-    return _cut_longest(history)
-
-
 def _cut_longest(*lists: list[Message]) -> bool:
-    """Let the longest message of these lists lose its middle; return False if all are short."""
+    """Remove the middle of the longest message; return False if all are short."""
     places = ((each, place) for each in lists for place in range(len(each)))
-    found = max(places, key=lambda at: len(at[0][at[1]].content or ""), default=None)
-    if found is None:
+    longest = max(
+        places, key=lambda position: len(position[0][position[1]].content or ""), default=None
+    )
+    if longest is None:
         return False
-    messages, at = found
-    if (shorter := cut_middle(messages[at].content or "")) is None:
+    messages, position = longest
+    if (shorter := cut_middle(messages[position].content or "")) is None:
         return False
-    messages[at] = messages[at].model_copy(update={"content": shorter})
+    messages[position] = messages[position].model_copy(update={"content": shorter})
     return True
 
 
 def _as_read(calls: Iterable[AgentMessage]) -> list[Message]:
-    """Return calls of tools, and what the model was told between them, as the model reads them."""
-    found: list[Message] = []
+    """Return tool calls, and the messages between them, as the model reads them."""
+    messages: list[Message] = []
     for each in calls:
         if each.type == TOOLS:
-            found += each.formatted
+            messages += each.formatted
         elif each.stream_state == "end":
-            found.append(Message(role="user", content=each.text, parts=each.parts))
-    return found
+            messages.append(Message(role="user", content=each.text, parts=each.parts))
+    return messages

@@ -1,4 +1,4 @@
-"""Modules: what happens before an agent's prompt is made, and after its answer."""
+"""Modules: work before an agent's prompt is made, and after its answer."""
 
 from __future__ import annotations
 
@@ -17,39 +17,45 @@ __all__ = ["ListMemory", "Module", "Retrieval", "RunningSummary"]
 Search = Callable[[str], Awaitable[Sequence[str]]]
 Query = Callable[[str | None, Any], Awaitable[str | None] | str | None]
 
-SUMMARISE = """You are the memory of an agent. Add what it did and saw to what you remember:
+SUMMARY_PROMPT = """You are the memory of an agent. Add what it did and saw to what you remember:
 {memory}
 
 Answer with all that is worth remembering, each fact once, and with nothing else."""
 
 
 class Module:
-    """Adds something to the agents that have it; what it finds it puts into `state.notes`.
+    """An addition to the agents of an orchestrator. It puts its results into `state.notes`.
 
-    `name` is its key there. What it keeps belongs into `state.kept`: then a saved run has it, and a
-    module may be given to several agents and orchestrators.
+        class Clock(Module):
+            async def before(self, obs, state):
+                state.notes[self.name] = f"Step {state.steps}"
+
+    `name` is its key there. Store data in `state.kept`: then a saved run has them, and several
+    agents and orchestrators may share a module.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     async def before(self, obs: str | None, state: State) -> None:
-        """See what the environment showed, before the prompt is made."""
+        """Run with the observation, before the prompt is made."""
 
     async def after(self, response: str, state: State) -> None:
-        """See an answer that can be used."""
+        """Run after a usable answer."""
 
     def reset(self) -> None:
-        """Forget what this object keeps outside the state."""
+        """Forget everything that this object stores outside of the state."""
 
 
 class ListMemory(Module):
-    """Notes the last environment steps: what was done and, cut to `max_output`, what came of it."""
+    """Notes the last environment steps: each action and its observation, cut to `max_output`."""
 
     def __init__(self, name: str = "memory", *, last: int = 10, max_output: int = 2000) -> None:
         super().__init__(name)
         if last < 1 or max_output < 1:
-            raise ValueError(f"last={last!r}, max_output={max_output!r}: must be at least 1")
+            raise ValueError(
+                f"last and max_output must be at least 1, not {last!r} and {max_output!r}"
+            )
         self.last = last
         self.max_output = max_output
 
@@ -57,21 +63,23 @@ class ListMemory(Module):
         """Note a step."""
         if obs is None or state.response is None:
             return
-        shown = obs if len(obs) <= self.max_output else f"{obs[: self.max_output]} [...]"
-        kept = state.kept.setdefault(self.name, {})
-        kept[state.steps] = f"> {state.response}\n{shown.strip() or '(no output)'}"
-        while len(kept) > self.last:
-            del kept[min(kept)]
-        state.notes[self.name] = "\n".join(kept.values())
+        output = obs if len(obs) <= self.max_output else f"{obs[: self.max_output]} [...]"
+        steps = state.kept.setdefault(self.name, {})
+        steps[state.steps] = f"> {state.response}\n{output.strip() or '(no output)'}"
+        while len(steps) > self.last:
+            del steps[min(steps)]
+        state.notes[self.name] = "\n".join(steps.values())
 
 
 class RunningSummary(Module):
-    """Notes a summary, to which a model adds each environment step.
+    """Notes a summary. A model adds each environment step to it.
 
-    Raises what `backend` raises, and `BadResponse` for an empty summary.
+    Raises the errors of `backend`, and `BadResponse` for an empty summary.
     """
 
-    def __init__(self, backend: Backend, name: str = "summary", *, prompt: str = SUMMARISE) -> None:
+    def __init__(
+        self, backend: Backend, name: str = "summary", *, prompt: str = SUMMARY_PROMPT
+    ) -> None:
         super().__init__(name)
         self.backend = backend
         self.prompt = prompt
@@ -81,7 +89,7 @@ class RunningSummary(Module):
         if obs is None or state.response is None:
             return
         if state.steps in state.kept.get(self.name, ()):
-            return  # the answer after it failed, and is asked for again
+            return  # the summary has this step: only the answer after it failed and is repeated
         memory = state.notes.get(self.name, "(nothing yet)")
         prompt = self.prompt.replace("{memory}", memory)
         step = f"It did: {state.response}\nIt saw: {obs}"
@@ -90,12 +98,12 @@ class RunningSummary(Module):
 
 
 class Retrieval(Module):
-    """Notes what is found for what the environment shows.
+    """Notes passages that a search finds for the observation.
 
-    `search` is an `anabranch.knowledge.Index`, whose first `limit` passages are noted as data that
-    can be cited, or an async function from a question to texts, of which the first `limit` are
-    noted. `query`, plain or async, makes the question of the observation and the state; None does
-    not ask.
+    `search` is an `anabranch.knowledge.Index`, whose first `limit` passages are noted with marks
+    for citation, or an async function from a question to texts, the first `limit` of which are
+    noted. `query`, plain or async, makes the question of the observation and the state. For None
+    there is no search.
     """
 
     def __init__(
@@ -112,13 +120,13 @@ class Retrieval(Module):
         self.query = query
 
     async def before(self, obs: str | None, state: State) -> None:
-        """Search."""
+        """Search, and note the passages."""
         question = self.query(obs, state)
         if isawaitable(question):
             question = await question
         if question:
-            found = await require_awaitable(self.search(question), self, "search")
-            state.notes[self.name] = "\n\n".join(found[: self.limit])
+            passages = await require_awaitable(self.search(question), self, "search")
+            state.notes[self.name] = "\n\n".join(passages[: self.limit])
 
 
 def _search_in(knowledge: Knowledge, limit: int) -> Search:

@@ -1,4 +1,4 @@
-"""`Orchestrator`: a function names the next agent, until the environment is to act."""
+"""`Orchestrator`: a function chooses the next agent, until the environment has to act."""
 
 from __future__ import annotations
 
@@ -47,31 +47,39 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment shows: a text, perhaps a reward, and whether it has ended."""
+    """The output of an environment: a text, perhaps a reward, and whether it has ended."""
 
     text: str | None
     reward: float | None = None
     done: bool = False
 
 
-Shown: TypeAlias = Observation | str | None
+Output: TypeAlias = Observation | str | None
 
 
 class Environment(Protocol):
-    """Anything with these two methods; a plain text is an observation of it."""
+    """Any object with these two methods. A plain text is an observation too.
 
-    def reset(self) -> Awaitable[Shown]:
-        """Start again; return the first observation, None for nothing to see."""
+    class Door:
+        async def reset(self) -> str:
+            return "A door."
+
+        async def step(self, action: str) -> Observation:
+            return Observation("It opens.", done=action == "pull")
+    """
+
+    def reset(self) -> Awaitable[Output]:
+        """Start again; return the first observation, or None."""
         ...
 
-    def step(self, action: str) -> Awaitable[Shown]:
-        """Do something; return the observation, also of an action that is refused."""
+    def step(self, action: str) -> Awaitable[Output]:
+        """Perform an action; return the observation, also for an action that is refused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStep(Generic[A]):
-    """An action and the observation after it, None if the environment did not get the action."""
+    """An action and its observation, None if the environment did not get the action."""
 
     action: A
     observation: Observation | None
@@ -79,14 +87,14 @@ class EpisodeStep(Generic[A]):
 
 @handler
 async def observe(node: Node[Any], environment: Environment) -> Observation:
-    """Reset the environment and observe it."""
+    """Reset the environment and return its observation."""
     shown = await require_awaitable(environment.reset(), environment, "reset")
     return _observation(shown, "reset")
 
 
 @handler
 async def act(node: Node[Any], environment: Environment, action: str) -> Observation:
-    """Do something and observe the environment."""
+    """Perform an action and return the observation."""
     shown = await require_awaitable(environment.step(action), environment, "step")
     return _observation(shown, "step")
 
@@ -96,7 +104,9 @@ def _observation(shown: object, method: str) -> Observation:
         return shown
     if shown is None or isinstance(shown, str):
         return Observation(shown)
-    raise TypeError(f"{method} of the environment gives a text or an Observation: {shown!r:.200}")
+    raise TypeError(
+        f"{method}() of the environment must return a text or an Observation, not {shown!r:.200}"
+    )
 
 
 logger = logging.getLogger("anabranch.agents")
@@ -104,14 +114,14 @@ logger = logging.getLogger("anabranch.agents")
 S = TypeVar("S", bound=State)
 
 Transition: TypeAlias = Callable[[str | None, S], Awaitable[str | None] | str | None]
-"""From the observation and the state to the name of the next agent; None to end."""
+"""Returns the next agent's name for the observation and the state, None to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """An answer of an orchestrator for the environment.
 
-    `agent` gave it. `done`: nobody is next, and this was the last answer.
+    `agent` is its author. `done` means that no agent is next, and this was the last answer.
     """
 
     content: str
@@ -120,21 +130,21 @@ class Action:
 
 
 class Orchestrator(Generic[S]):
-    """Lets agents answer in the order that `transition(obs, state)` says.
+    """Lets agents answer in the order that `transition(obs, state)` chooses.
 
         orchestrator = Orchestrator([coin, poet], transition, CoinState(max_steps=10))
         action = await orchestrator.forward("Begin.")
 
-    `transition`, plain or async, returns the name of the agent that is next, or None when all is
-    done. It is asked again after each answer; `obs` is what the environment showed, None if it has
-    done nothing since. When it, or a prompt engineer, says `state.step_environment()`, the answer
-    goes to the caller, who gives `forward` what came of it. After `state.signal_error(log,
-    improve)` it is not asked: the same agent answers again.
+    `transition`, plain or async, returns the name of the next agent, or None at the end. It is
+    called after each answer. `obs` is the observation, None if the environment has not acted since.
+    After `state.step_environment()`, in the transition or a prompt engineer, the answer goes to the
+    caller, who passes the observation to the next `forward`. After `state.signal_error(log,
+    improve)` there is no transition: the same agent answers again.
 
-    Agents are `PromptedAgent`s, whose prompts are made of the state, or any other `Agent`: that
-    hears what the environment showed or else what the agent before it said. The session
-    `session_id` of their memories, by default one that nobody else has, and the state are this
-    orchestrator's own, one `forward` at a time. `timeout` is in seconds, for each answer.
+    Agents are `PromptedAgent`s, with prompts made of the state, or any other `Agent`. The other
+    ones receive the observation, or else the previous agent's answer. The session `session_id` of
+    their memories, by default a temporary one, and the state belong to this orchestrator. One
+    `forward` runs at a time. `timeout`, in seconds, holds for each answer.
     """
 
     @checked
@@ -151,11 +161,11 @@ class Orchestrator(Generic[S]):
         self.agents: dict[str, Agent[Any]] = {}
         require(state, State, "state must be a State")
         for agent in agents:
-            require(agent, Agent, "agents must be a list of Agents, each")
+            require(agent, Agent, "each of agents must be an Agent")
             if agent.name in ("environment", "orchestrator"):
                 raise ConfigurationError(
-                    f"no agent of an Orchestrator can be called {agent.name!r}: it would take the"
-                    f" messages of the {agent.name} for its own; give it another name="
+                    f"an agent of an Orchestrator cannot be called {agent.name!r}: it would take"
+                    f" the messages of the {agent.name} for its own. Give it another name="
                 )
             if self.agents.setdefault(agent.name, agent) is not agent:
                 raise ValueError(f"there are two agents called {agent.name!r}")
@@ -174,19 +184,19 @@ class Orchestrator(Generic[S]):
         self._busy = False
 
     async def forward(self, obs: str | None = None, reward: float | None = None) -> Action:
-        """Let agents answer until the environment is to act, or all is done.
+        """Let agents answer until the environment has to act, or the run is done.
 
-        Inside a node it is a child of it, outside it runs under a commander of its own; cancelling
-        it cancels all below, and waits for that. Raises `LimitReached`, `UnknownAgent` for a name
-        that no agent has, `TimeoutError`, and what the transition, a prompt engineer or a model
-        raise. A second call while one runs is a `RuntimeError`.
+        Inside a node it is a child of that, outside it runs under a new commander. Cancelling it
+        cancels everything below, and waits for that. Raises `LimitReached`, `UnknownAgent` for an
+        unknown name, `TimeoutError`, and the errors of the transition, the prompt engineers and the
+        models. A second call while one runs is a `RuntimeError`.
 
-        An answer, with the transition that named its agent, has happened or it has not: after an
-        error or a cancel the state and the agents' memories are those of the last answer, and the
-        same call goes on from there. Called with another observation, it lets the agent that is
-        next hear that, beside the mistake that it may have to mend. What modules have noted stays.
-        So do calls of tools that have run: the agent's model reads them, and what they gave, when
-        it is asked again. What other callers have added to the memories is theirs.
+        An answer, with the transition that chose its agent, is atomic. After an error or a cancel
+        the state and the agents' memories are those of the last answer, and the same call continues
+        from there. A call with another observation shows it to the next agent, in addition to a
+        mistake that it has to correct. The notes of modules stay. So do tool calls that have run:
+        the agent's model reads them and their results when it answers again. Messages that other
+        callers have added to the memories stay too.
         """
         call = self.call(obs, reward)
         try:
@@ -200,28 +210,31 @@ class Orchestrator(Generic[S]):
         return Orchestration(self, obs, reward)
 
     async def over(self, environment: Environment) -> AsyncGenerator[EpisodeStep[Action], None]:
-        """Play with an environment, from its `reset` to its end, and give each step of it.
+        """Run with an environment, from its `reset` to its end, and yield each step.
 
-        Ends when the environment or the transition says so; raises what `forward` and the
-        environment raise, `LimitReached` too. It may be left at any time; the environment is the
-        caller's to close.
+            async for step in orchestrator.over(environment):
+                print(step.action.content, step.observation)
+
+        It ends when the environment or the transition ends. Raises the errors of `forward` and of
+        the environment, also `LimitReached`. You may leave it at any time. The caller closes the
+        environment.
         """
-        seen = await run_in_tree(observe(environment))
-        while not seen.done:
-            action = await self.forward(seen.text, seen.reward)
+        observation = await run_in_tree(observe(environment))
+        while not observation.done:
+            action = await self.forward(observation.text, observation.reward)
             if action.done:
                 yield EpisodeStep(action, None)
                 return
-            seen = await run_in_tree(act(environment, action.content))
-            yield EpisodeStep(action, seen)
+            observation = await run_in_tree(act(environment, action.content))
+            yield EpisodeStep(action, observation)
 
     async def play(self, environment: Environment) -> EpisodeResult:
-        """Play with an environment to the end, which may be a limit; see `Episode`."""
+        """Run with an environment to the end, which may be a limit; see `Episode`."""
         return await run_in_tree(Episode(self, environment))
 
     @property
     def usage(self) -> dict[str, dict[str, Usage]]:
-        """The usage of each agent, by model: modules, retries and failed answers included."""
+        """The usage of each agent, by model, with modules, retries and failed answers."""
         return {agent: dict(models) for agent, models in self._usage.items()}
 
     def usage_by_model(self) -> dict[str, Usage]:
@@ -232,26 +245,26 @@ class Orchestrator(Generic[S]):
         return total
 
     def reset(self, state: S | None = None) -> None:
-        """Begin anew: with `state`, or with the state as it was at first; agents forget theirs.
+        """Start again with `state` or the first state. The agents forget their sessions.
 
-        What was spent is kept. Raises `RuntimeError` while a call runs.
+        The usage stays. Raises `RuntimeError` while a call runs.
         """
         if self._busy:
-            raise RuntimeError(f"{self.name} is running: end its call before you reset it")
+            raise RuntimeError(f"{self.name} is running. End its call before you reset it.")
         self.state = self._first.model_copy(deep=True) if state is None else state
         do_all(partial(agent.reset, self.session_id) for agent in self.agents.values())
 
     def _find(self, name: object) -> Agent[Any]:
-        """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
+        """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for another type."""
         if not isinstance(name, str):
-            raise TypeError(f"the transition gives a name or None, not {name!r:.200}")
+            raise TypeError(f"the transition must return a name or None, not {name!r:.200}")
         if name not in self.agents:
             raise UnknownAgent(name, [*self.agents], self.name)
         return self.agents[name]
 
 
 class Orchestration(Node[Action], Generic[S], internal=True):
-    """One `forward` of an orchestrator, as a node; each answer is a child."""
+    """One `forward` of an orchestrator, as a node. Each answer is a child."""
 
     def __init__(
         self, orchestrator: Orchestrator[S], obs: str | None, reward: float | None
@@ -260,21 +273,24 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         self._orchestrator = orchestrator
         self._obs = obs
         self._reward = reward
-        # The state to go back to after an error: that of the last answer.
+        # The state after the last answer, to restore after an error.
         self._last: S | None = None
 
     async def task(self) -> Action:
-        """Go on to the next environment step."""
+        """Run to the next environment step."""
         orchestrator, state = self._orchestrator, self._orchestrator.state
         if orchestrator._busy:
-            raise RuntimeError(f"{orchestrator.name} is running: its state is for one at a time")
+            raise RuntimeError(
+                f"{orchestrator.name} is running. Its state allows one call at a time."
+            )
         if state.max_steps is not None and state.steps >= state.max_steps:
-            why = "the environment was asked often enough"
+            why = f"{orchestrator.name} reached its number of environment steps"
             raise LimitReached("max_steps", state.max_steps, state.agent, why)
         orchestrator._busy = True
         self._last = snapshot(state)
         try:
-            if not state.transitions or state.obs != self._obs:  # else such a call was broken off
+            # Otherwise this call continues one that failed, with the same observation.
+            if not state.transitions or state.obs != self._obs:
                 if state.mistake is not None and self._obs not in (None, state.obs):
                     state.mistake.improve += f"\n\nThis is what there is to see now:\n{self._obs}"
                 state.obs, state.reward, state.transitions = self._obs, self._reward, 0
@@ -286,7 +302,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
                     state.transitions = 0
                     return Action(state.response or "", state.agent or "", done=True)
                 if state.transitions == state.max_transitions:
-                    why = "the environment was not asked for too long"
+                    why = f"{orchestrator.name} had too many answers without an environment step"
                     raise LimitReached("max_transitions", state.transitions, state.agent, why)
                 await self._ask(agent, state)
             state.env_step, state.errors, state.transitions = False, 0, 0
@@ -299,12 +315,12 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             orchestrator._busy = False
 
     def take_back(self) -> None:
-        """Let the same call give the action once more: nobody has heard of it."""
+        """Undo the last answer, which no caller has received, so that the same call repeats it."""
         if self.state == "completed" and self._last is not None:
             restore(self._orchestrator.state, self._last)
 
     async def _choose(self, state: S) -> Agent[Any] | None:
-        """Return the agent that is next: the same once more if it made a mistake."""
+        """Return the next agent, which is the last one again if it made a mistake."""
         orchestrator = self._orchestrator
         if state.mistake is None:
             state.env_step = False
@@ -316,35 +332,37 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             _count_error(state)
             if state.agent is None:
                 raise RuntimeError(
-                    f"an error was signalled before anybody answered: {state.mistake}"
+                    f"signal_error() was called before the first answer: {state.mistake}"
                 )
-            self._last = snapshot(state)  # the answer was judged
+            self._last = snapshot(state)  # the transition has rejected the answer: that counts
         assert state.agent is not None
         if state.errors > state.max_errors:
-            why = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
+            why = f"{state.agent} gave no usable answer: {state.mistake.log}"
             raise LimitReached("max_errors", state.max_errors, state.agent, why)
         return orchestrator._find(state.agent)
 
     async def _ask(self, agent: Agent[Any], state: S) -> None:
-        """Tell an agent its mistake, the environment, or the agent before; take its answer."""
+        """Let an agent answer its mistake, the observation or the previous agent."""
         orchestrator, obs = self._orchestrator, None if state.transitions else state.obs
-        heard: list[AgentMessage] = []
+        received: list[AgentMessage] = []
         if state.mistake is not None:
-            heard.append(AgentMessage(content=state.mistake.improve, sender="orchestrator"))
+            received.append(AgentMessage(content=state.mistake.improve, sender="orchestrator"))
         elif obs is not None:
-            heard.append(AgentMessage(content=obs, sender="environment"))
+            received.append(AgentMessage(content=obs, sender="environment"))
         elif state.response is not None and state.agent is not None:
-            heard.append(AgentMessage(content=state.response, sender=state.agent))
-        if heard and _has_heard(agent, heard[0], orchestrator.session_id):
-            heard = []
-        prompted = isinstance(agent, PromptedAgent)
-        options: dict[str, Any] = {"state": state, "obs": obs} if prompted else {}
-        call = agent.call(*heard, session_id=orchestrator.session_id, **options)
+            received.append(AgentMessage(content=state.response, sender=state.agent))
+        if received and _is_remembered(agent, received[0], orchestrator.session_id):
+            received = []
+        is_prompted = isinstance(agent, PromptedAgent)
+        options: dict[str, Any] = {"state": state, "obs": obs} if is_prompted else {}
+        call = agent.call(*received, session_id=orchestrator.session_id, **options)
 
-        def take(_: object) -> None:  # as the call ends: no cancel parts state and memory
+        # A callback at the end of the call, and not code after the await below, because a cancel
+        # between the two would leave the answer in the memory and not in the state.
+        def take(_: object) -> None:
             assert call.result is not None
             state.response, state.agent = call.result.text, agent.name
-            if not prompted:
+            if not is_prompted:
                 state.mistake = None
             if state.mistake is None:
                 state.transitions += 1
@@ -354,14 +372,14 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
         call.at_end(take)
         below = agent.named_agents().values()
-        token = CALLS.set((*CALLS.get(), object()))  # what is remembered below can be told apart
+        # An entry for this answer, so that `retract_answers` finds the messages added below it.
+        token = CALLS.set((*CALLS.get(), object()))
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
             await call
         except BaseException:
-            await outlast(
-                observe_end(call)
-            )  # a wait that is cancelled ends before what it waits for
+            # A cancelled wait ends before the call that it waits for.
+            await outlast(observe_end(call))
             if call.state != "completed":
                 for each in below:
                     each.memory.retract_answers(orchestrator.session_id)
@@ -371,47 +389,50 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             add_usage(orchestrator._usage.setdefault(agent.name, {}), usage_of(call))
 
 
-def _has_heard(agent: Agent[Any], message: AgentMessage, session_id: SessionId) -> bool:
-    """Return whether an answer to `message` has failed after calls of tools, which are kept.
+def _is_remembered(agent: Agent[Any], message: AgentMessage, session_id: SessionId) -> bool:
+    """Return whether an answer to `message` failed after tool calls, which the memory has.
 
-    The model then continues behind these. An agent with a `forward` of its own needs the message.
+    The model then continues after these. An agent with another `forward` needs the message.
     """
     if type(agent).forward is not Agent.forward:
         return False
-    said = agent.memory.messages(session_id)
-    last = len(said)
-    while last and said[last - 1].type == TOOLS and said[last - 1].sender == agent.name:
+    history = agent.memory.messages(session_id)
+    last = len(history)
+    while last and history[last - 1].type == TOOLS and history[last - 1].sender == agent.name:
         last -= 1
-    asked = said[last - 1] if 0 < last < len(said) else None
-    return asked is not None and (asked.sender, asked.text) == (message.sender, message.text)
+    question = history[last - 1] if 0 < last < len(history) else None
+    return question is not None and (question.sender, question.text) == (
+        message.sender,
+        message.text,
+    )
 
 
 def _count_error(state: State) -> None:
     assert state.mistake is not None
     state.errors += 1
-    logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
+    logger.info("An answer of %s cannot be used: %s", state.agent, state.mistake.log)
 
 
 # --- episodes
 
 EpisodeStatus: TypeAlias = Literal["done", "over"] | Limit
-"""`done`: the transition named nobody. `over`: the environment came to its end. Else the limit."""
+"""`done`: the transition returned None. `over`: the environment has ended. Else the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What was done and seen, oldest first, and why it ended."""
+    """The steps of an episode, oldest first, and the reason for its end."""
 
     status: EpisodeStatus
     steps: tuple[EpisodeStep[Action], ...]
 
 
 class Episode(Node[EpisodeResult], internal=True):
-    """Plays an orchestrator with an environment; a limit is a result with its `status`.
+    """Runs an orchestrator with an environment. A limit is a result with its `status`.
 
-    What `orchestrator.play(environment)` awaits; `node.call_handler(Episode(...), timeout=600)` and
-    `commander.run(Episode(...))` do the same. Faults
-    are raised, see `Orchestrator.forward`. The environment is the caller's to close.
+    `orchestrator.play(environment)` awaits one. `node.call_handler(Episode(...), timeout=600)` and
+    `commander.run(Episode(...))` do the same. Other failures are raised, see
+    `Orchestrator.forward`. The caller closes the environment.
     """
 
     def __init__(self, orchestrator: Orchestrator[Any], environment: Environment) -> None:
@@ -420,12 +441,12 @@ class Episode(Node[EpisodeResult], internal=True):
         self._environment = environment
 
     async def task(self) -> EpisodeResult:
-        """Act and look until one of the two has come to its end."""
+        """Act and observe until the orchestrator or the environment ends."""
         steps: list[EpisodeStep[Action]] = []
         status: EpisodeStatus = "over"
         try:
-            async with aclosing(self._orchestrator.over(self._environment)) as playing:
-                async for step in playing:
+            async with aclosing(self._orchestrator.over(self._environment)) as episode_steps:
+                async for step in episode_steps:
                     steps.append(step)
                     status = "done" if step.action.done else "over"
         except LimitReached as limit:

@@ -1,4 +1,4 @@
-"""`State`: what the agents of an orchestrator know of each other, typed, each in its namespace."""
+"""`State`: the shared state of an orchestrator's agents, with a typed namespace for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ S = TypeVar("S", bound="State")
 
 
 class Namespace(BaseModel):
-    """Typed fields of one agent: a name or a value that does not fit is a `ValidationError`."""
+    """Typed fields of one agent. An unknown name or an invalid value is a `ValidationError`."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -41,14 +41,14 @@ class Namespace(BaseModel):
 
 
 class Mistake(Namespace):
-    """What is wrong with the last answer: `log` is for the log, `improve` for its agent."""
+    """An unusable answer: `log` is for the log, `improve` for the agent."""
 
     log: str
     improve: str
 
 
 class State(Namespace):
-    """What an orchestrator keeps between answers; a subclass has a field for each agent.
+    """The state of an orchestrator between answers. A subclass has a field for each agent.
 
         class Flip(Namespace):
             side: str = ""
@@ -59,21 +59,23 @@ class State(Namespace):
         state = CoinState(max_errors=3, max_steps=10)
         state.coin.side = "heads"
 
-    All of it is JSON: `state.model_dump_json()` keeps a run, `CoinState.model_validate_json(...)`
-    goes on with it.
+    All of it is JSON: `state.model_dump_json()` saves a run, `CoinState.model_validate_json(...)`
+    restores it.
 
-    Limits: after `max_errors` answers in a row that were signalled as errors the next one ends the
-    run; `max_steps` is the number of environment steps, None for any; `max_transitions` is the
-    number of usable answers between two of them, so agents who only talk to each other come to an
+    Limits: `max_errors` is the number of unusable answers in a row; the next one ends the run.
+    `max_steps` is the number of environment steps, None for any. `max_transitions` is the number of
+    usable answers between two environment steps, so that agents cannot talk to each other without
     end.
 
-    The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
-    (None at the beginning); `response`, what it answered; `obs` and `reward`, what the environment
-    gave; `scene`, what it showed before anybody answered; `steps`, how many environment steps were
-    taken; `transitions`, how many usable answers came since the last of them; `errors`, how many
-    in a row; `notes`, what modules found, by their names; `kept`, what they keep, by the number of
-    steps, and calls of tools that have run for an answer which then failed; `histories`, what each
-    agent's model has read and said.
+    The orchestrator writes the other fields, and everyone may read them:
+
+    - `agent`: the agent that answered last, None at the beginning; `response`: its answer
+    - `obs`, `reward`: the observation; `scene`: the observation before the first answer
+    - `steps`: the environment steps so far; `transitions`: the usable answers since the last of
+      them; `errors`: the unusable answers in a row
+    - `notes`: the results of modules, by their names
+    - `kept`: data of modules, by the number of steps, and tool calls of answers that failed
+    - `histories`: the history of each agent's model
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -95,13 +97,14 @@ class State(Namespace):
 
     @classmethod
     def load(cls, saved: str | bytes, *, strict: bool = True) -> tuple[Self, list[str]]:
-        """Return the state that `model_dump_json` has saved, and the paths of what was dropped.
+        """Return the state from `model_dump_json`, and the paths of dropped values.
 
             state, dropped = CoinState.load(text, strict=False)  # dropped == ["coin.edge"]
 
-        With `strict` nothing is dropped: what does not fit, as a field that the class does not have
-        any more, is a `ValidationError`. Without it that is left out and has its default, and so
-        is what lacks a field that it needs. It is still an error for what is no JSON or no state.
+        With `strict` nothing is dropped: a value that does not fit, such as a field that the class
+        no longer has, is a `ValidationError`. Otherwise such a value gets its default, and so does
+        a value that lacks a required field. Text that is not JSON, or not a state, is always an
+        error.
         """
         dropped: list[str] = []
         data: Any = None
@@ -118,20 +121,22 @@ class State(Namespace):
                     raise
             unfit = [path for path in paths if not any(path[:n] in paths for n in range(len(path)))]
             unfit.sort(key=_order)
-            for path in reversed(unfit):  # so that those before one in a list keep their places
+            for path in reversed(
+                unfit
+            ):  # from the end, so that earlier places of a list stay valid
                 _drop(data, path)
             dropped += [".".join(map(str, path)) for path in unfit]
             saved = to_json(data, inf_nan_mode="constants")
 
     def step_environment(self) -> None:
-        """Let the answer of the agent that is named now, or is answering, go to the environment."""
+        """Send the answer of the current agent to the environment."""
         self.env_step = True
 
     def signal_error(self, log: str, improve: str) -> None:
-        """Say that the last answer cannot be used: its agent is asked again, and told `improve`.
+        """Report that the last answer cannot be used. Its agent reads `improve` and answers again.
 
-        For `process_response` and transitions; what these return is then not used. `log` is for
-        the log `anabranch.agents`.
+        For `process_response` and transitions; their results are then ignored. `log` is for the log
+        `anabranch.agents`.
         """
         self.mistake = Mistake(log=log, improve=improve)
 
@@ -140,14 +145,14 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 
 def _path_in(data: Any, loc: _Path) -> _Path:
-    """Return the keys that lead to what is wrong in a value of JSON, or to what lacks a field."""
+    """Return the keys that lead to an invalid value in JSON, or to a missing field's parent."""
     path: list[str | int] = []
     for step in loc:
         if isinstance(data, dict):
-            there = step in data
+            exists = step in data
         else:
-            there = isinstance(data, list) and step in range(len(cast("list[Any]", data)))
-        if not there:
+            exists = isinstance(data, list) and step in range(len(cast("list[Any]", data)))
+        if not exists:
             break
         path.append(step)
         data = cast("Any", data)[step]
@@ -165,10 +170,10 @@ def _drop(data: Any, path: _Path) -> None:
 
 
 def snapshot(state: S) -> S:
-    """Return a copy of all that `restore` puts back; the messages themselves are shared."""
+    """Return a copy of everything that `restore` restores; the messages themselves are shared."""
     histories = {name: [*history] for name, history in state.histories.items()}
     rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
-    # All that is made here stays: to look for garbage among it takes longer than to make it.
+    # All new objects survive. A garbage collection among them takes longer than the copy itself.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -178,44 +183,44 @@ def snapshot(state: S) -> S:
             gc.enable()
 
 
-# Of exactly these types, which cannot be changed.
-_PLAIN = frozenset((str, int, float, bool, type(None), bytes, complex))
+# Exactly these types, whose values cannot change, so that a copy may share them.
+_IMMUTABLE_TYPES = frozenset((str, int, float, bool, type(None), bytes, complex))
 
-# What a model holds, beside the names of the fields that were set.
-_PARTS = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
+# The attributes of a model with its values, without the names of the fields that were set.
+_MODEL_ATTRIBUTES = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
 
-# Sets each of these, and the names, of a model past its own `__setattr__`.
+# Set each of these attributes, and the names, without the `__setattr__` of a model.
 _SETTERS: dict[str, Any] = {
-    name: vars(BaseModel)[name].__set__ for name in (*_PARTS, "__pydantic_fields_set__")
+    name: vars(BaseModel)[name].__set__ for name in (*_MODEL_ATTRIBUTES, "__pydantic_fields_set__")
 }
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return what `deepcopy` does, many times faster for the values of JSON and for models.
+    """Return a copy as `deepcopy` does, many times faster for JSON values and models.
 
-    A state is copied for each answer, whatever its length is. `memo` has the copies by the ids of
-    their originals, as that of `deepcopy`, so that what is one object stays one.
+    A state is copied for each answer, and may be long. `memo` has the copies by the ids of the
+    originals, as for `deepcopy`, so that one object gets one copy.
     """
     kind = cast("Any", type(value))
-    if kind in _PLAIN:
+    if kind in _IMMUTABLE_TYPES:
         return value
-    made: Any = memo.get(id(value))
-    if made is not None:
-        return made
+    result: Any = memo.get(id(value))
+    if result is not None:
+        return result
     if kind is list:
-        made = memo[id(value)] = value.copy()
-        made[:] = _copy_all(made, memo)
-    elif kind is dict and _PLAIN.issuperset(map(type, value)):
-        made = memo[id(value)] = value.copy()
-        made.update(zip(made, _copy_all([*made.values()], memo), strict=True))
+        result = memo[id(value)] = value.copy()
+        result[:] = _copy_all(result, memo)
+    elif kind is dict and _IMMUTABLE_TYPES.issuperset(map(type, value)):
+        result = memo[id(value)] = value.copy()
+        result.update(zip(result, _copy_all([*result.values()], memo), strict=True))
     elif _is_model(kind):
-        made = memo[id(value)] = cast("Any", kind).__new__(kind)
-        parts = {name: _copy(getattr(value, name), memo) for name in _PARTS}
+        result = memo[id(value)] = cast("Any", kind).__new__(kind)
+        parts = {name: _copy(getattr(value, name), memo) for name in _MODEL_ATTRIBUTES}
         fields_set = {*value.__pydantic_fields_set__}
-        BaseModel.__setstate__(made, {**parts, "__pydantic_fields_set__": fields_set})
+        BaseModel.__setstate__(result, {**parts, "__pydantic_fields_set__": fields_set})
     else:
-        made = deepcopy(value, memo)
-    return made
+        result = deepcopy(value, memo)
+    return result
 
 
 def _is_model(kind: type) -> bool:
@@ -224,14 +229,15 @@ def _is_model(kind: type) -> bool:
 
 
 def _copy_all(values: list[Any], memo: dict[int, Any]) -> list[Any]:
-    """Return copies of values, faster for many of one kind than one after the other."""
+    """Return copies of values, faster for many of one type than one after the other."""
     kinds = {*map(type, values)}
-    if kinds <= _PLAIN:
+    if kinds <= _IMMUTABLE_TYPES:
         return values
-    # Each of them is copied once, and nothing led to it before.
+    # The fast ways copy each value without a look at `memo`. So the values must be distinct, and
+    # none of them copied before.
     if len(kinds) == 1 and len(ids := {*map(id, values)}) == len(values) and ids.isdisjoint(memo):
         (kind,) = kinds
-        if kind is dict and _PLAIN.issuperset(map(type, chain.from_iterable(values))):
+        if kind is dict and _IMMUTABLE_TYPES.issuperset(map(type, chain.from_iterable(values))):
             return _copy_rows(values, memo)
         model = cast("Any", kind)
         if _is_model(kind) and not (
@@ -250,17 +256,17 @@ def _copy_rows(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> list[Any]:
 
 
 def _copy_values(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> None:
-    """Replace what is not plain in mappings by copies."""
-    if _PLAIN.issuperset(map(type, chain.from_iterable([row.values() for row in rows]))):
+    """Replace the values of mappings that are not plain by copies."""
+    if _IMMUTABLE_TYPES.issuperset(map(type, chain.from_iterable([row.values() for row in rows]))):
         return
     for row in rows:
         for name, each in row.items():
-            if type(each) not in _PLAIN:
+            if type(each) not in _IMMUTABLE_TYPES:
                 row[name] = _copy(each, memo)
 
 
 def _copy_models(kind: Any, models: list[Any], memo: dict[int, Any]) -> list[Any]:
-    """Return copies of distinct models of one class, without private or additional fields."""
+    """Return copies of distinct models of one class, without private or extra fields."""
     copies: list[Any] = [*map(kind.__new__, repeat(kind, len(models)))]
     memo.update(zip(map(id, models), copies, strict=True))
     fields: list[dict[str, Any]] = [each.__dict__.copy() for each in models]
@@ -272,16 +278,16 @@ def _copy_models(kind: Any, models: list[Any], memo: dict[int, Any]) -> list[Any
         "__pydantic_private__": repeat(None),
     }
     for name, values in parts.items():
-        # Without a step of the interpreter for each model, which takes most of the time.
+        # `map` into a deque of length 0 runs in C. A Python loop would take most of the time.
         deque[None](map(_SETTERS[name], copies, values), maxlen=0)
     return copies
 
 
 def restore(state: S, earlier: S) -> None:
-    """Let `state` be as it was at a snapshot, but for what modules have noted and kept since.
+    """Restore a snapshot in `state`, except for the notes and data of modules.
 
-    They note by the number of steps, so that what they do again does no harm. Calls of tools that
-    have run are kept as well.
+    Modules store data by the number of steps, so a repetition does no harm. Tool calls that have
+    run stay too.
     """
     noted = {"notes": state.notes, "kept": state.kept}
     state.__setstate__(earlier.model_copy(update=noted).__getstate__())

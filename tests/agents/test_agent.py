@@ -163,7 +163,7 @@ async def test_what_is_no_message_is_refused() -> None:
     agent = Agent(ScriptedBackend())
     wrong: Any = 42
 
-    with pytest.raises(TypeError, match="Messages of the user, not 42"):
+    with pytest.raises(TypeError, match="a Message of the user, not 42"):
         await agent(wrong)
     with pytest.raises(ValueError, match="'role' and a 'content'"):
         Agent(ScriptedBackend(), {"content": "no role"})
@@ -184,7 +184,7 @@ async def test_forward_gives_a_message_or_a_string() -> None:
     agent = Gives(memory=Memory())
     assert await agent("?") == AgentMessage(content="text", sender="Gives")
     agent.given = None
-    with pytest.raises(TypeError, match="forward of Gives gave None"):
+    with pytest.raises(TypeError, match="must return a message or a text, not None"):
         await agent("?")
     assert len(agent.memory.get()) == 2
 

@@ -83,9 +83,11 @@ async def test_a_partner_that_gives_garbage_is_named():
         async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Any:
             return "I am Bob"
 
-    with pytest.raises(TypeError, match=r"receive\(\) of bob must return an Answer, not 'I am Bob'"):
+    with pytest.raises(
+        TypeError, match=r"receive\(\) of bob must return an Answer, not 'I am Bob'"
+    ):
         await silent_user().initiate_chat(Garbage("bob"), "?")
-    with pytest.raises(TypeError, match="bob receives AgentMessages, not 'hello'"):
+    with pytest.raises(TypeError, match="bob must receive an AgentMessage, not 'hello'"):
         await Bob("bob").receive("hello")  # type: ignore[arg-type]
 
 

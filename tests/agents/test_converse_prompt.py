@@ -60,7 +60,7 @@ def test_a_prompt_that_cannot_be_is_refused():
     def broken() -> None:
         """Answer as {"json": 1."""
 
-    with pytest.raises(ValueError, match="write a brace itself twice"):
+    with pytest.raises(ValueError, match="Write a brace itself twice"):
         prompt(broken)
 
     @prompt
@@ -76,7 +76,7 @@ def test_a_prompt_that_cannot_be_is_refused():
         unknown("Ada")
     with pytest.raises(TypeError, match="missing a required argument: 'name'"):
         unknown()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="may return a mapping"):
+    with pytest.raises(TypeError, match="must return None or a mapping"):
         returns_text()
 
 

@@ -65,7 +65,7 @@ async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         await counting_orchestrator("1").play(Garbage())
-    with pytest.raises(TypeError, match="a text or an Observation: 7"):
+    with pytest.raises(TypeError, match="a text or an Observation, not 7"):
         await counting_orchestrator("2").play(Garbage())
 
 
@@ -81,7 +81,7 @@ async def test_two_calls_at_once_are_refused() -> None:
     async with asyncio.timeout(10):
         first = asyncio.create_task(orchestrator.forward())
         await asked.wait()
-        with pytest.raises(RuntimeError, match="one at a time"):
+        with pytest.raises(RuntimeError, match="one call at a time"):
             await orchestrator.forward()
         with pytest.raises(RuntimeError, match="is running"):
             orchestrator.reset()

@@ -51,7 +51,7 @@ def test_a_misspelt_method_is_refused(name: str) -> None:
     """It would never be called."""
     methods = {name: lambda *_: None, "after_action": lambda *_: None}
     for bases in (), (AgentHook,):
-        with pytest.raises(ConfigurationError, match=rf"Wrong\.{name} is no hook"):
+        with pytest.raises(ConfigurationError, match=rf"an agent has no hook Wrong\.{name}"):
             Agent(ScriptedBackend(), hooks=[type("Wrong", bases, methods)()])
 
 

@@ -93,7 +93,7 @@ async def test_reset_forgets_one_session_here_or_below_too() -> None:
     ("change", "message"),
     [
         ({"writer.memory": None}, r"lacks \['writer.memory'\]"),
-        ({"editor.memory": []}, r"Blogger has nothing of the state's \['editor.memory'\]"),
+        ({"editor.memory": []}, r"Blogger has no memories for \['editor.memory'\]"),
         ({"critics.0.memory": [{"sender": 3}]}, "not a saved memory"),
         ({"critics.0.memory": [3]}, "a message was expected, not 3"),
     ],

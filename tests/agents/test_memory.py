@@ -176,7 +176,7 @@ def test_a_message_is_copied_so_that_no_one_changes_anothers_memory() -> None:
 @pytest.mark.parametrize("limits", [{"recent_n": -1}, {"max_tokens": 0}])
 def test_limits_that_are_too_low_are_refused(limits: dict[str, int]) -> None:
     """By a `ValueError` with the numbers."""
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ValueError, match="must be at least"):
         Memory(**limits)
 
 

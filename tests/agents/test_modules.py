@@ -91,7 +91,7 @@ async def test_a_list_memory_notes_the_last_steps() -> None:
     for obs in ("go", "seen one", "", "x" * 9):
         await orchestrator.forward(obs)
     assert orchestrator.state.notes["memory"] == "> 2\n(no output)\n> 3\nxxxxxxxx [...]"
-    with pytest.raises(ValueError, match="last=0"):
+    with pytest.raises(ValueError, match="at least 1, not 0"):
         ListMemory(last=0)
 
 

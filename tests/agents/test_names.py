@@ -140,7 +140,7 @@ async def test_a_named_agent_takes_what_it_has_said_for_its_own() -> None:
 def test_reserved_names_are_refused() -> None:
     """Those by which others send messages to an agent."""
     backend = ScriptedBackend(otherwise="ok")
-    with pytest.raises(ConfigurationError, match="no agent can be called 'user'"):
+    with pytest.raises(ConfigurationError, match="an agent cannot be called 'user'"):
         Agent(backend, name="user")
     with pytest.raises(ConfigurationError, match="'tools'"):
         StepAgent(backend, name="tools")
@@ -231,6 +231,6 @@ async def test_what_is_no_history_is_refused_before_the_model_is_asked() -> None
             agent.call(*wrong)
     with pytest.raises(TypeError, match="system="):
         agent.call(Message(role="system", content="Be brief."))
-    with pytest.raises(TypeError, match="can only stand before"):
+    with pytest.raises(TypeError, match="the last message must be a user's"):
         agent.call("Hello.", Message(role="assistant", content="Hello."))
     assert not backend.requests

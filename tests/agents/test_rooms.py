@@ -29,7 +29,7 @@ def test_the_everyday_names_are_few_and_stand_in_the_rooms_too() -> None:
 
 
 def test_what_agents_elsewhere_need_stands_in_no_room_beside() -> None:
-    """The seams `remote` and `errors` export nothing that a room does."""
+    """The modules `integration` and `errors` export nothing that a room does."""
     inner = {name for room in INNER for name in exports(ROOM / room / "__init__.py")}
-    assert not inner & set(exports(ROOM / "remote.py"))
+    assert not inner & set(exports(ROOM / "integration.py"))
     assert not inner & set(anabranch.agents.errors.__all__)

@@ -84,7 +84,7 @@ async def test_an_earlier_release_s_state_of_another_name_is_loaded_with_a_warni
         backend = ScriptedBackend(otherwise="yes")
         other = Agent(backend, name="guru")
         other.load_state_dict(state)
-    assert "nothing that guru said, but messages of sage" in caplog.text
+    assert "no messages of its own, but messages of sage" in caplog.text
     assert agent.memory.save(1) == agent.memory.save(0)
 
 
@@ -183,7 +183,7 @@ async def test_what_a_parser_has_made_is_dropped_if_it_does_not_know_it_any_more
     await agent("?", session_id=0)
     state = json.loads(json.dumps(agent.state_dict()))
     other = Agent(ScriptedBackend(), output_format=JsonParser(SmallCity), name="a")
-    with pytest.raises(ConfigurationError, match="no memory of a"):
+    with pytest.raises(ConfigurationError, match="not a saved memory of a"):
         other.load_state_dict(state)
     assert other.load_state_dict(state, strict=False) == ["memory[1].formatted"]
     asked, answer = other.memory.messages()
@@ -201,5 +201,5 @@ def test_a_path_of_an_earlier_release_is_read() -> None:
 @pytest.mark.parametrize("wrong", [None, 5, "memory", ["memory"]])
 def test_what_is_no_state_is_refused_without_strict_too(wrong: Any) -> None:
     """There is nothing to take of it."""
-    with pytest.raises(ConfigurationError, match="a state is a mapping"):
+    with pytest.raises(ConfigurationError, match="a state must be a mapping"):
         Agent(ScriptedBackend()).load_state_dict(wrong, strict=False)
