@@ -249,7 +249,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             await resolve(engineer.render_prompt(obs, history, state))
             if not history or not all(isinstance(m, Message) for m in cast("list[Any]", history)):
                 raise TypeError(
-                    f"render_prompt of {self.name} must leave a list of Messages, not"
+                    f"render_prompt of {self.name} must leave Messages in the history, not"
                     f" {history!r:.200}"
                 )
         assert self.backend is not None

@@ -253,7 +253,7 @@ async def test_an_engineer_that_gives_no_text_is_named(given: Any) -> None:
 
     for engineer, fault in (
         (Bad(), "process_response of bad must return a text"),
-        (Empty(), "no prompt"),
+        (Empty(), "render_prompt of bad must leave"),
     ):
         agent = PromptedAgent("bad", engineer, ScriptedBackend("x"))
         orchestrator = Orchestrator([agent], lambda obs, state: "bad", State())
