@@ -147,6 +147,18 @@ MOVED: dict[str, str] = {
     "anabranch.tools._remote_schema:_Unclear": "anabranch.tools._remote_schema:_Undecided",
     "anabranch.tools.calls:_tell_refused": "anabranch.tools.calls:_emit_refused",
     "anabranch.tools.toolkits:SameName": "anabranch.tools.toolkits:DuplicateToolName",
+    "anabranch.knowledge._folder:Added": "anabranch.knowledge._folder:FolderReport",
+    "anabranch.knowledge._folder:Progress": "anabranch.knowledge._folder:FolderProgress",
+    "anabranch.knowledge._pieces:Part": "anabranch.knowledge._pieces:BlockPart",
+    "anabranch.knowledge._pieces:Piece": "anabranch.knowledge._pieces:DocumentPiece",
+    "anabranch.knowledge._postgres:_Kept": "anabranch.knowledge._postgres:_LoopConnections",
+    "anabranch.knowledge._read_main:Refused": "anabranch.knowledge._read_main:UnreadableFile",
+    "anabranch.knowledge._reader:Reader": "anabranch.knowledge._reader:FileReader",
+    "anabranch.knowledge._reader:Refused": "anabranch.knowledge._reader:UnreadableFile",
+    "anabranch.knowledge._reader:Said": "anabranch.knowledge._reader:FileContent",
+    "anabranch.knowledge._store:Found": "anabranch.knowledge._store:StoredPiece",
+    "anabranch.knowledge._store:Maker": "anabranch.knowledge._store:VectorSpace",
+    "anabranch.knowledge._store:Source": "anabranch.knowledge._store:IndexedDocument",
 }
 
 

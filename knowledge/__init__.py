@@ -1,26 +1,27 @@
-"""Documents beside an agent: an `Index` in which passages are found, and cited.
+"""Documents for an agent: an `Index`, which finds passages that a model can cite.
 
-    _index       `Index`: put documents in, search, be a tool
-    _folder      which files of a folder are read, and how far it has come
-    _reader      reads files in a process of its own: `_read_main`
-    _pieces      cuts documents into pieces, of so many `_tokens`
-    _words, _vectors   what is looked for
-    _quote       how passages are put to a model, and who is cited
-    _store       what a store does: `_sqlite`, `_postgres`
-    errors       what can go wrong
+    _index       `Index`: add documents, search them, be a tool
+    _folder      the files of a folder that are read, and the progress
+    _reader      reads files in a separate process, `_read_main`
+    _pieces      cuts documents into pieces, and counts tokens
+    _quote       passages as text for a model, and the citations in its answer
+    _store       the interface of a store, and the words that it searches
+    _sqlite      the store in an SQLite file, with the vectors in memory: `_vectors`
+    _postgres    the store in PostgreSQL
+    errors       the error of an index
 
-Needs the extra `knowledge` for other files than plain text, and for vectors; `postgres` for an
+Needs the extra `knowledge` for files other than plain text, and for vectors; `postgres` for an
 index in PostgreSQL.
 """
 
 from __future__ import annotations
 
-from ._folder import Added as Added
-from ._folder import Progress as Progress
+from ._folder import FolderProgress as FolderProgress
+from ._folder import FolderReport as FolderReport
 from ._index import Embed as Embed
 from ._index import Index as Index
+from ._pieces import estimate_tokens as estimate_tokens
+from ._pieces import token_counter as token_counter
 from ._quote import Passage as Passage
-from ._store import Source as Source
-from ._tokens import estimate_tokens as estimate_tokens
-from ._tokens import token_counter as token_counter
+from ._store import IndexedDocument as IndexedDocument
 from .errors import KnowledgeError as KnowledgeError

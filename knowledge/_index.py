@@ -1,4 +1,4 @@
-"""`Index`: documents in pieces, found by their words and by their meaning."""
+"""`Index`: documents in pieces, found by their words and by their vectors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ import anyio.to_thread
 from ..commander.errors import ConfigurationError, MissingExtra
 from ..commander.stored_names import stored_name
 from ..tools import Tool
-from ._folder import Added, Progress, add_files, gone, name_of, origin_of, shown, walk
-from ._pieces import Piece, cut
-from ._postgres import PostgresStore, is_address
-from ._quote import Passage, cited, passage, quote_passages
-from ._read_main import encodable, read_text
-from ._reader import Reader, Refused, Said
+from ._folder import (
+    FolderProgress,
+    FolderReport,
+    add_files,
+    display_name,
+    document_origin,
+    find_removed,
+    list_files,
+    show_progress,
+)
+from ._pieces import CountTokens, DocumentPiece, cut_pieces, estimate_tokens
+from ._postgres import PostgresStore, is_postgres_address
+from ._quote import Passage, find_citations, make_passage, quote_passages
+from ._read_main import escape_surrogates, read_text
+from ._reader import FileContent, FileReader, UnreadableFile
 from ._sqlite import SqliteStore
-from ._store import Document, Maker, Source, Store, other_maker
-from ._tokens import CountTokens, estimate_tokens
+from ._store import Document, IndexedDocument, Store, VectorSpace, vector_space_error
 from ._vectors import pack_vector
 from .errors import KnowledgeError
 
@@ -33,36 +41,41 @@ __all__ = ["Embed", "Index"]
 logger = logging.getLogger("anabranch.knowledge")
 
 Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Makes a vector of each text: `connect("openai:text-embedding-3-small").embed`."""
+"""Returns a vector for each text: `connect("openai:text-embedding-3-small").embed`."""
 
-Text: TypeAlias = Literal["markdown", "html", "code", "text"]
-TEXTS = get_args(Text)
-FORMAT = 1  # of how documents are cut; with another, all are cut anew
-BATCH = 64  # texts that are embedded at once
-CANDIDATES = 50  # that are looked for by words, and as many by vectors
-MOST = 2**63 - 1  # that a store can be asked for
-DAMPING = 60  # of ranks: Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion", SIGIR 2009
+TextKind: TypeAlias = Literal["markdown", "html", "code", "text"]
+TEXT_KINDS = get_args(TextKind)
+# The version of the cutting; documents with another one are cut again.
+CUTTING_VERSION = 1
+# Texts that are embedded in one request.
+EMBEDDING_BATCH = 64
+# Pieces that a search takes from each of words and vectors.
+CANDIDATES = 50
+# The largest limit that both stores accept.
+MAX_STORE_LIMIT = 2**63 - 1
+# The constant of reciprocal rank fusion: Cormack, Clarke and Buettcher, SIGIR 2009.
+RANK_CONSTANT = 60
 
 
 class Index:
-    """Documents in a file of SQLite, or in PostgreSQL, in which passages are found.
+    """Documents in an SQLite file or in PostgreSQL, with a search for passages.
 
         notes = Index("notes.db")
         await notes.add_folder("docs/")
         for hit in await notes.search("how do I cancel a subtree?"):
             print(hit.place, hit.text)
 
-    Words are found without any model: English ones in whatever form, others as they stand. With
-    `embed` a vector of each piece is kept too, and the two orders are merged by rank. An index has
-    the vectors of one `embedder`, of whom the name is taken from `embed` unless given. Without
-    `embed` words alone are looked for, which is said once in the log.
+    Words are found without a model: English ones in any inflection, others as written. With `embed`
+    the index also stores a vector of each piece, and merges both results by rank. All vectors of an
+    index come from one `embedder`, by default the name of the model behind `embed`. Without `embed`
+    a search uses words only, and logs that once.
 
-    Documents are cut into pieces of at most `size` tokens, of which up to `overlap` stand in the
-    next one too; `count_tokens` counts them, by default by an estimate.
+    Documents are cut into pieces of at most `size` tokens, of which up to `overlap` are repeated in
+    the next one. `count_tokens` counts them, by default with an estimate.
 
-    The file is opened at the first call and let go by `aclose`; `":memory:"` is gone then. It may
-    be used from any loop, by several at once and by several processes. What is put in or removed is
-    so as a whole or not at all, however the process ends.
+    The first call opens the file and `aclose` closes it; an index named `":memory:"` is lost then.
+    Several event loops and processes may use an index at once. Each document is added or removed
+    completely or not at all, even if the process is killed.
     """
 
     def __init__(
@@ -77,25 +90,26 @@ class Index:
     ) -> None:
         if size < 16 or not 0 <= overlap <= size // 2:
             raise ValueError(
-                f"size={size!r}, overlap={overlap!r}: a piece has at least 16 tokens, and at most"
-                " half of them from the one before"
+                f"size={size!r}, overlap={overlap!r}: size must be at least 16, and overlap at most"
+                " half of it"
             )
         self.name = os.fspath(name)
         self._store: Store
-        if is_address(self.name):
+        if is_postgres_address(self.name):
             self._store = PostgresStore(self.name)
             self.name = self._store.name  # without the password
         else:
             self._store = SqliteStore(self.name)
         self._embed = embed
-        self._embedder = embedder or (None if embed is None else _name_of(embed))
+        self._embedder = embedder or (None if embed is None else _embedder_name(embed))
         self._size = size
         self._overlap = overlap
         self._count_tokens = count_tokens
-        self._said = False  # that words alone are looked for
+        self._is_warned = False  # that the log says so
 
     async def __aenter__(self) -> Self:
-        await self._store.maker()  # so that a file that cannot be used is one error, here
+        # Open the file now, so that an unusable one fails here.
+        await self._store.vector_space()
         return self
 
     async def __aexit__(
@@ -108,140 +122,149 @@ class Index:
 
     def __getstate__(self) -> object:
         raise ConfigurationError(
-            f"the index {self.name!r} cannot be copied or sent to another process: make one there,"
-            " of the same name"
+            f"the index {self.name!r} cannot be copied or sent to another process: make one there"
+            " with the same name"
         )
 
     async def aclose(self) -> None:
-        """Let go of the file. Twice is harmless."""
+        """Close the file. Twice is harmless."""
         await self._store.close()
 
-    # --- what is in it
+    # --- documents
 
-    async def add(self, name: str, text: str, kind: Text = "markdown") -> int:
-        """Put a text in the place of what was called so; return how many pieces it has."""
-        if kind not in TEXTS:
-            raise ValueError(f"kind={kind!r}: a text is one of {', '.join(TEXTS)}")
+    async def add(self, name: str, text: str, kind: TextKind = "markdown") -> int:
+        """Add a text, or replace the one with this name; return its number of pieces."""
+        if kind not in TEXT_KINDS:
+            raise ValueError(f"kind must be one of {', '.join(TEXT_KINDS)}, not {kind!r}")
         try:
             blocks = await anyio.to_thread.run_sync(read_text, text, kind)
         except ImportError as error:
             raise MissingExtra(f"reading {kind}", "knowledge") from error
-        said = Said(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), blocks)
-        return await self._put(encodable(name), encodable(name), said)
+        content = FileContent(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), blocks)
+        return await self._put(escape_surrogates(name), escape_surrogates(name), content)
 
     async def add_file(
         self, path: str | os.PathLike[str], *, max_bytes: int = 50_000_000, timeout: float = 60.0
     ) -> int:
-        """Read a file anew; return how many pieces it has.
+        """Read a file, also if it did not change; return its number of pieces.
 
-        Raises `KnowledgeError` for one that cannot be read, is larger than `max_bytes`, or takes
-        more than `timeout` seconds. What was there of it before stays then.
+        Raises `KnowledgeError` if it cannot be read, is larger than `max_bytes` or takes more than
+        `timeout` seconds. The index then keeps the file's last version.
         """
         file = Path(path)
-        async with Reader(max_bytes=max_bytes, timeout=timeout) as reader:
+        async with FileReader(max_bytes=max_bytes, timeout=timeout) as reader:
             try:
-                said = await reader.read(file)
-            except Refused as error:
-                why = f"cannot take {str(path)!r}, which {error}"
-                raise KnowledgeError(self.name, why, "give it another file") from None
-        assert said is not None
-        return await self._put(name_of(file), origin_of(file), said)
+                content = await reader.read(file)
+            except UnreadableFile as error:
+                why = f"cannot add {str(path)!r}, which {error}"
+                raise KnowledgeError(self.name, why, "add another file") from None
+        assert content is not None
+        return await self._put(display_name(file), document_origin(file), content)
 
     async def add_folder(
         self,
         folder: str | os.PathLike[str],
         *,
-        progress: bool | Callable[[Progress], object] = False,
+        progress: bool | Callable[[FolderProgress], object] = False,
         max_bytes: int = 50_000_000,
         timeout: float = 60.0,
-    ) -> Added:
-        """Read the files of a folder and of those in it that have changed; forget those gone.
+    ) -> FolderReport:
+        """Add the new and changed files of a folder, and remove those that no longer exist.
 
-        Hidden files, links that lead out of it, and files whose kind is not known by their name are
-        left out. One that cannot be read, is larger than `max_bytes` or takes more than `timeout`
-        seconds is reported, and what was there of it before stays. With `progress` the standard
-        error shows how it goes, or a function of yours is called. Cancelled, all files that were
-        read by then are in the index.
+            report = await notes.add_folder("docs/", progress=True)
+
+        Hidden files, links that lead out of the folder, and files of unknown kind are skipped. A
+        file that cannot be read, is larger than `max_bytes` or takes more than `timeout` seconds is
+        reported, and the index keeps its last version. `progress` shows the progress on standard
+        error, or is called with it. After a cancel, all files that were read by then are in the
+        index.
         """
         root = Path(folder)
         if not await anyio.to_thread.run_sync(root.is_dir):
-            why = f"cannot take {str(folder)!r}, which is no folder"
-            raise KnowledgeError(self.name, why, "name one that is there")
+            why = f"cannot add {str(folder)!r}, which is no folder"
+            raise KnowledgeError(self.name, why, "give an existing folder")
         known = {each.origin: each for each in await self._store.sources()}
-        report = Added()
-        files = await anyio.to_thread.run_sync(walk, root, report)
-        mark = self._mark()
+        report = FolderReport()
+        files = await anyio.to_thread.run_sync(list_files, root, report)
+        mark = self._settings_mark()
 
-        async def take(file: Path, reader: Reader) -> None:
-            origin, name = origin_of(file), name_of(file)
+        async def take(file: Path, reader: FileReader) -> None:
+            origin, name = document_origin(file), display_name(file)
             before = known.get(origin)
             digest, _, how = ("", "", "") if before is None else before.digest.partition(" ")
             try:
-                said = await reader.read(file, digest if how == mark else None)
-            except (Refused, MissingExtra) as error:
+                content = await reader.read(file, digest if how == mark else None)
+            except (UnreadableFile, MissingExtra) as error:
                 report.refused[name] = str(error)
                 return
-            if said is None:
+            if content is None:
                 report.unchanged.append(name)
                 if before is not None and before.name != name:
                     await self._store.rename(origin, name)
                 return
-            count = await self._put(name, origin, said)  # while others are put in
+            # Other files are added during this, so `report` must not be read before.
+            count = await self._put(name, origin, content)
             report.pieces += count
             (report.added if before is None else report.changed).append(name)
 
-        with shown(progress) as tell:
+        with show_progress(progress) as tell:
             await add_files(files, take, tell, max_bytes=max_bytes, timeout=timeout)
         for names in (report.added, report.changed, report.unchanged):
-            names.sort()  # several were read at once
-        there = {origin_of(file) for file in files}
-        lost = await anyio.to_thread.run_sync(gone, root, known.keys() - there)
-        await self._store.remove(lost)
-        report.removed += sorted(known[origin].name for origin in lost)
+            names.sort()  # in the order of their names, not of their ends
+        present = {document_origin(file) for file in files}
+        removed = await anyio.to_thread.run_sync(find_removed, root, known.keys() - present)
+        await self._store.remove(removed)
+        report.removed += sorted(known[origin].name for origin in removed)
         return report
 
     async def remove(self, name: str) -> int:
-        """Remove the documents of this name; return how many there were."""
-        name = encodable(name)
+        """Remove the documents with this name; return how many there were."""
+        name = escape_surrogates(name)
         found = [each.origin for each in await self._store.sources() if each.name == name]
         return await self._store.remove(found)
 
-    async def sources(self) -> list[Source]:
-        """Return the documents, by name."""
+    async def sources(self) -> list[IndexedDocument]:
+        """Return the documents, ordered by name."""
         return await self._store.sources()
 
-    # --- what is found
+    # --- search
 
     async def search(self, question: str, k: int = 5) -> list[Passage]:
-        """Return up to `k` passages, the best first; none for a question without a text.
+        """Return up to `k` passages, the best first; none for a question without text.
 
-        Raises what `embed` raises, and `KnowledgeError` if its vectors are not those of the index.
+        Raises the errors of `embed`, and `KnowledgeError` if its vectors do not fit the index.
         """
         if k < 1:
-            raise ValueError(f"k={k!r}: at least one passage is asked for")
-        if not question.strip():  # as that of an image alone: servers refuse to embed it
+            raise ValueError(f"k must be at least 1, not {k!r}")
+        if not question.strip():  # such as an image only: servers refuse to embed it
             return []
-        most = min(max(CANDIDATES, k), MOST)
-        orders = [await self._store.by_words(question, most)]
-        if self._embed is not None and (maker := await self._store.maker()) is not None:
+        limit = min(max(CANDIDATES, k), MAX_STORE_LIMIT)
+        orders = [await self._store.search_words(question, limit)]
+        if (
+            self._embed is not None
+            and (vector_space := await self._store.vector_space()) is not None
+        ):
             ((vector, here),) = await self._vectors([question])
-            if here != maker:
-                raise other_maker(self.name, maker, here)
-            orders.append(await self._store.by_vector(vector, most))
-        elif self._embed is None and not self._said:
-            self._said = True
+            if here != vector_space:
+                raise vector_space_error(self.name, vector_space, here)
+            orders.append(await self._store.search_vectors(vector, limit))
+        elif self._embed is None and not self._is_warned:
+            self._is_warned = True
             logger.info("the index %r is searched by words alone, without embed=", self.name)
         scores: dict[int, float] = {}
         for order in orders:
             for rank, number in enumerate(order, 1):
-                scores[number] = scores.get(number, 0.0) + 1 / (DAMPING + rank)
+                scores[number] = scores.get(number, 0.0) + 1 / (RANK_CONSTANT + rank)
         best = sorted(scores, key=lambda number: -scores[number])[:k]
-        return [passage(each, scores[each.number]) for each in await self._store.read(best)]
+        return [make_passage(each, scores[each.number]) for each in await self._store.read(best)]
 
     def as_tool(
         self, name: str = "search_documents", description: str = "", k: int = 5
     ) -> Tool[Any, Any]:
-        """Return a tool by which a model searches; what it finds has numbers to cite."""
+        """Return a tool with which a model searches; its results have numbers for citations.
+
+        agent = Agent(backend, tools=[notes.as_tool()])
+        """
 
         async def search_documents(query: str) -> str:
             """Search the documents for passages that answer a question.
@@ -255,43 +278,45 @@ class Index:
 
     @staticmethod
     def cited(answer: str | None, found: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what an answer cites of what the tool of `as_tool` gave, in its order.
+        """Return the citations in an answer, of the tool results in `found`, in the answer's order.
 
-        Each citation has `number`, `place` and `heading`. A number that was not found is none. None
-        instead of an answer gives all that could be cited.
+        Each has `number`, `place` and, if there is one, `heading`. Unknown numbers are ignored.
+        With None as answer, all passages in the results are returned.
         """
-        return cited(answer, [*found])
+        return find_citations(answer, [*found])
 
-    # --- inside
+    # --- helpers
 
-    async def _put(self, name: str, origin: str, said: Said) -> int:
+    async def _put(self, name: str, origin: str, content: FileContent) -> int:
         pieces = await anyio.to_thread.run_sync(
-            cut, said.blocks, self._size, self._overlap, self._count_tokens
+            cut_pieces, content.blocks, self._size, self._overlap, self._count_tokens
         )
-        document = Document(name, origin, f"{said.digest} {self._mark()}", pieces)
+        document = Document(name, origin, f"{content.digest} {self._settings_mark()}", pieces)
         if self._embed is not None and pieces:
-            made = await self._vectors([_text_of(piece) for piece in pieces])
-            document = document._replace(vectors=[each for each, _ in made], maker=made[0][1])
+            vectors = await self._vectors([_text_to_embed(piece) for piece in pieces])
+            document = document._replace(
+                vectors=[each for each, _ in vectors], vector_space=vectors[0][1]
+            )
         await self._store.put(document)
         return len(pieces)
 
-    def _mark(self) -> str:
-        """Say how documents are cut and embedded: those that were so are not read again."""
+    def _settings_mark(self) -> str:
+        """Return the settings of cutting and embedding, by which an unchanged file is known."""
         counter = stored_name(self._count_tokens).partition(":")[2]
-        return f"{FORMAT} {self._size} {self._overlap} {counter} {self._embedder or ''}"
+        return f"{CUTTING_VERSION} {self._size} {self._overlap} {counter} {self._embedder or ''}"
 
-    async def _vectors(self, texts: Sequence[str]) -> list[tuple[bytes, Maker]]:
+    async def _vectors(self, texts: Sequence[str]) -> list[tuple[bytes, VectorSpace]]:
         assert self._embed is not None
         assert self._embedder is not None
-        found: list[tuple[bytes, Maker]] = []
-        for start in range(0, len(texts), BATCH):
-            asked = texts[start : start + BATCH]
-            vectors = await self._embed(asked)
+        found: list[tuple[bytes, VectorSpace]] = []
+        for start in range(0, len(texts), EMBEDDING_BATCH):
+            batch = texts[start : start + EMBEDDING_BATCH]
+            vectors = await self._embed(batch)
             try:
-                if len(vectors) != len(asked):
-                    raise ValueError(f"it gave {len(vectors)} vectors for {len(asked)} texts")
-                found += [(pack_vector(v), Maker(self._embedder, len(v))) for v in vectors]
-                if len({maker for _, maker in found}) > 1:
+                if len(vectors) != len(batch):
+                    raise ValueError(f"it gave {len(vectors)} vectors for {len(batch)} texts")
+                found += [(pack_vector(v), VectorSpace(self._embedder, len(v))) for v in vectors]
+                if len({vector_space for _, vector_space in found}) > 1:
                     raise ValueError("its vectors differ in size")
             except (ValueError, TypeError, OverflowError) as error:
                 why = f"cannot use what {self._embedder} gave: {error}"
@@ -299,18 +324,18 @@ class Index:
         return found
 
 
-def _name_of(embed: Embed) -> str:
-    """Return by which name an embedder is known again in another process."""
+def _embedder_name(embed: Embed) -> str:
+    """Return a name of an embedder that is the same in another process."""
     backend: Any = getattr(embed, "__self__", None)
     with suppress(AttributeError):
         return f"{backend.provider}:{backend.model}"
     qualname: Any = getattr(embed, "__qualname__", None)
     if not isinstance(qualname, str) or "<" in qualname:
         raise ConfigurationError(
-            f"{embed!r} has no name by which its vectors would be known again: give embedder="
+            f"{embed!r} has no name that identifies its vectors: give embedder="
         )
     return stored_name(embed)
 
 
-def _text_of(piece: Piece) -> str:
+def _text_to_embed(piece: DocumentPiece) -> str:
     return f"{piece.heading}\n{piece.text}" if piece.heading else piece.text

@@ -1,7 +1,7 @@
-"""An index in PostgreSQL: words by its text search, vectors by pgvector.
+"""The store in PostgreSQL: words by its text search, vectors by pgvector.
 
-Each index is a schema. Its tables have a version and are made, or brought up to date, under a lock.
-A document is put in by one transaction: whoever is killed leaves the index as it was before.
+Each index is a schema. Its tables have a version, and are created or upgraded under a lock. One
+transaction adds a document, so a kill leaves the index as it was.
 """
 
 from __future__ import annotations
@@ -17,21 +17,33 @@ from unicodedata import normalize
 from urllib.parse import parse_qsl, urlencode
 
 from ..commander.errors import ConfigurationError, MissingExtra
-from ._pieces import Piece
-from ._store import Document, Found, Maker, Source, other_maker
-from ._words import apart, words_of
+from ._pieces import DocumentPiece
+from ._store import (
+    ACCENT_MARKS,
+    Document,
+    IndexedDocument,
+    StoredPiece,
+    VectorSpace,
+    extract_words,
+    separate_words,
+    vector_space_error,
+)
 from .errors import KnowledgeError
 
-__all__ = ["PostgresStore", "is_address"]
+__all__ = ["PostgresStore", "is_postgres_address"]
 
 T = TypeVar("T")
 
-PATIENCE = 60.0  # seconds for a connection, and for a statement: a server may have gone silently
-CONNECTIONS = 10  # of each loop, at most
-CLOSING = 5.0  # seconds for the server to say goodbye
-ROWS = 200  # that are put in by one statement
-# `IDX` is the schema of the index. Each version of its tables is made from the one before.
-STEPS = (
+# Seconds for a connection and for a statement: a server may have disappeared without closing.
+TIMEOUT_SECONDS = 60.0
+# For each event loop.
+MAX_CONNECTIONS = 10
+# Seconds for the server to confirm the end of a connection.
+CLOSE_SECONDS = 5.0
+# Pieces in one statement.
+BATCH_ROWS = 200
+# `IDX` is the schema of the index. Each step upgrades the tables by one version.
+MIGRATION_STEPS = (
     """
     create table IDX.about (name text primary key, value text not null);
     create table IDX.source (
@@ -52,8 +64,8 @@ STEPS = (
     alter text search configuration IDX.words alter mapping for asciiword, word with IDX.stem;
     """,
 )
-# Of vectors there is a table when there are the first ones: it says of how many numbers they are.
-VECTORS = """create table IDX.vector (
+# Created with the first vectors, whose size is part of the type.
+CREATE_VECTORS = """create table IDX.vector (
     piece bigint primary key references IDX.piece on delete cascade,
     vector EXT.vector(SIZE) not null
 )"""
@@ -67,13 +79,13 @@ PUT_VECTOR = """with made as (PUT_PIECE returning id)
     insert into IDX.vector select id, $8::real[]::EXT.vector from made""".replace(
     "PUT_PIECE", PUT_PIECE
 )
-# Always in the order of their origins: two that wait for each other would wait for ever.
-REMOVE = """with there as (
+# Locks in the order of the origins: otherwise two processes could wait for each other forever.
+REMOVE_SOURCES = """with there as (
         select id from IDX.source where origin = any($1) order by origin for update
     ), gone as (delete from IDX.source using there where source.id = there.id returning 1)
     select count(*) from gone"""
-# A word counts the more, the fewer pieces have it, and in a heading more.
-BY_WORDS = """with word as materialized (
+# Words in few pieces weigh more, and words in headings weigh more.
+SEARCH_WORDS = """with word as materialized (
         select asked, ln(1 + (whole.pieces - those.pieces + 0.5) / (those.pieces + 0.5)) as weight
         from unnest($1::text[]) as text, to_tsquery('IDX.words', text) as asked,
             (select sum(pieces)::float8 as pieces from IDX.source) as whole, lateral
@@ -81,56 +93,56 @@ BY_WORDS = """with word as materialized (
     )
     select id from word, IDX.piece where words @@ asked group by id
     order by sum(weight * ts_rank('{0, 0, 0.7, 1}', words, asked, 1)) desc, id limit $2"""
-# Vectors have the length one: of those the nearest have the greatest product.
-BY_VECTOR = """select piece from IDX.vector
+# Vectors have length one, so the nearest have the greatest inner product.
+SEARCH_VECTORS = """select piece from IDX.vector
     order by vector operator(EXT.<#>) (select $1::real[]::EXT.vector), piece limit $2"""
-SOURCES = """select name, origin, digest, pieces, extract(epoch from added)::float8
+LIST_SOURCES = """select name, origin, digest, pieces, extract(epoch from added)::float8
     from IDX.source order by name collate "C", origin collate "C", id"""
-READ = """select piece.id, name, heading, text, line, page
+READ_PIECES = """select piece.id, name, heading, text, line, page
     from unnest($1::bigint[]) with ordinality as wanted (id, place)
     join IDX.piece on piece.id = wanted.id join IDX.source on source.id = piece.source
     order by place"""
-EXTENSION = """select quote_ident(nspname) from pg_catalog.pg_extension
+FIND_EXTENSION = """select quote_ident(nspname) from pg_catalog.pg_extension
     join pg_catalog.pg_namespace on pg_namespace.oid = extnamespace where extname = 'vector'"""
-ADDRESS = re.compile(
+ADDRESS_PATTERN = re.compile(
     r"(postgres(?:ql)?://)(?:([^:@/?#]*)(?::[^@/?#]*)?@)?([^@/?#]*)(/[^@/?#]*)?(?:\?([^@#]*))?"
 )
-NAME = re.compile(r"[a-z0-9_]{1,40}")
-WORD = re.compile(r"[^\W_]{1,500}")  # PostgreSQL leaves out much longer ones: they are several
-ACCENTS = re.compile(r"[\u0300-\u036f]")
-USER = "give the right user and password"
-RIGHTS = "have its owner grant this user what is missing, or make the schema for it"
-ANEW = "drop its schema, if that is still there, and add the documents again"
-REACH = "see that the server runs, and that its address is right"
-# Of the catalog itself: what finds names for a statement may not have seen yet what another process
-# has made while this one waited for the lock.
-SCHEMA_THERE = "select exists (select from pg_catalog.pg_namespace where nspname = $1)"
-TABLES_THERE = """select exists (select from pg_catalog.pg_class join pg_catalog.pg_namespace
+INDEX_NAME = re.compile(r"[a-z0-9_]{1,40}")
+# PostgreSQL ignores much longer words, so they are split.
+WORD_PATTERN = re.compile(r"[^\W_]{1,500}")
+USER_REMEDY = "give the right user and password"
+RIGHTS_REMEDY = "ask its owner to grant the permission, or to create the schema"
+LOST_TABLES_REMEDY = "drop its schema, if it still exists, and add the documents again"
+UNREACHABLE_REMEDY = "check that the server runs and that the address is right"
+# Queries of the catalog itself: name resolution may not yet see tables that another process created
+# while this one waited for the lock.
+SCHEMA_EXISTS = "select exists (select from pg_catalog.pg_namespace where nspname = $1)"
+TABLES_EXIST = """select exists (select from pg_catalog.pg_class join pg_catalog.pg_namespace
     on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'about')"""
-LOCK = "select pg_advisory_xact_lock(hashtextextended($1, 0))"
+LOCK_SCHEMA = "select pg_advisory_xact_lock(hashtextextended($1, 0))"
 
 
-def is_address(name: str) -> bool:
-    """Say whether an index of this name is in PostgreSQL, also if its address is misspelt.
+def is_postgres_address(name: str) -> bool:
+    """Return whether an index with this name is in PostgreSQL, also if the address is misspelled.
 
-    No file is called so; and what was meant as an address may have a password, and is not shown.
+    No file has such a name, and a misspelled address may contain a password, so it is never shown.
     """
     return "://" in name or name.lstrip().lower().startswith(("postgresql:", "postgres:"))
 
 
-class _Kept:
-    """The connections of a loop: those that nobody uses, and how many there may be."""
+class _LoopConnections:
+    """The connections of one event loop."""
 
     def __init__(self) -> None:
         self.idle: list[Any] = []
-        self.limit = asyncio.Semaphore(CONNECTIONS)
+        self.limit = asyncio.Semaphore(MAX_CONNECTIONS)
         self.closed = False
 
 
 class PostgresStore:
-    """One index of a database: `postgresql://user@host/database?index=notes`.
+    """A store in a database: `postgresql://user@host/database?index=notes`.
 
-    Each event loop has connections of its own, closed by `close` or with it.
+    Each event loop has its own connections, which `close` or the end of the loop closes.
     """
 
     def __init__(self, address: str) -> None:
@@ -145,142 +157,143 @@ class PostgresStore:
             self._driver.InternalClientError,
             OSError,
         )
-        self._kept: dict[asyncio.AbstractEventLoop, AsyncGenerator[_Kept]] = {}
-        self._ready = False  # the tables are there, and of this version
+        self._connections: dict[asyncio.AbstractEventLoop, AsyncGenerator[_LoopConnections]] = {}
+        self._is_prepared = False  # whether the tables exist in this version
 
     async def close(self) -> None:
-        if (kept := self._kept.pop(asyncio.get_running_loop(), None)) is not None:
-            await kept.aclose()
+        if (connections := self._connections.pop(asyncio.get_running_loop(), None)) is not None:
+            await connections.aclose()
 
     async def put(self, document: Document) -> None:
         await self._call(lambda sql: self._put(sql, document))
 
     async def rename(self, origin: str, name: str) -> None:
-        statement = self._of("update IDX.source set name = $2 where origin = $1")
+        statement = self._format("update IDX.source set name = $2 where origin = $1")
         await self._call(lambda sql: sql.execute(statement, _text(origin), _text(name)))
 
     async def remove(self, origins: Sequence[str]) -> int:
-        asked = [_text(origin) for origin in origins]
-        return await self._call(lambda sql: sql.fetchval(self._of(REMOVE), asked))
+        values = [_text(origin) for origin in origins]
+        return await self._call(lambda sql: sql.fetchval(self._format(REMOVE_SOURCES), values))
 
-    async def sources(self) -> list[Source]:
-        rows = await self._call(lambda sql: sql.fetch(self._of(SOURCES)))
-        return [Source(*row) for row in rows]
+    async def sources(self) -> list[IndexedDocument]:
+        rows = await self._call(lambda sql: sql.fetch(self._format(LIST_SOURCES)))
+        return [IndexedDocument(*row) for row in rows]
 
-    async def maker(self) -> Maker | None:
-        return await self._call(self._maker)
+    async def vector_space(self) -> VectorSpace | None:
+        return await self._call(self._vector_space)
 
-    async def by_words(self, question: str, most: int) -> list[int]:
-        asked = [f"'{word}'" for word in map(_words, words_of(question)) if word]
-        if not asked:
+    async def search_words(self, question: str, limit: int) -> list[int]:
+        words = [f"'{word}'" for word in map(_words, extract_words(question)) if word]
+        if not words:
             return []
-        rows = await self._call(lambda sql: sql.fetch(self._of(BY_WORDS), asked, most))
+        rows = await self._call(lambda sql: sql.fetch(self._format(SEARCH_WORDS), words, limit))
         return [number for (number,) in rows]
 
-    async def by_vector(self, vector: bytes, most: int) -> list[int]:
+    async def search_vectors(self, vector: bytes, limit: int) -> list[int]:
         async def search(sql: Any) -> list[Any]:
-            if await self._maker(sql) is None:
+            if await self._vector_space(sql) is None:
                 return []
-            statement = self._of(BY_VECTOR, await self._extension(sql))
-            return await sql.fetch(statement, _floats(vector), most)
+            statement = self._format(SEARCH_VECTORS, await self._extension(sql))
+            return await sql.fetch(statement, _floats(vector), limit)
 
         return [number for (number,) in await self._call(search)]
 
-    async def read(self, numbers: Sequence[int]) -> list[Found]:
-        rows = await self._call(lambda sql: sql.fetch(self._of(READ), list(numbers)))
-        return [Found(row[0], row[1], Piece(*row[2:])) for row in rows]
+    async def read(self, numbers: Sequence[int]) -> list[StoredPiece]:
+        rows = await self._call(lambda sql: sql.fetch(self._format(READ_PIECES), list(numbers)))
+        return [StoredPiece(row[0], row[1], DocumentPiece(*row[2:])) for row in rows]
 
     # --- on a connection
 
     async def _call(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Do something on a connection.
+        """Run `work` on a connection.
 
-        If one that was idle turns out to be lost, it is done again on another: the server may have
-        closed it long ago. Where it had been done all the same, twice comes to the same.
+        If an idle connection turns out to be lost, `work` runs again on another one: the server may
+        have closed it long ago. If it had already succeeded, the second time has the same outcome.
         """
-        kept = await anext(self._kept_here())
-        async with kept.limit:
+        connections = await anext(self._loop_connections())
+        async with connections.limit:
             while True:
-                sql = kept.idle.pop() if kept.idle else None
+                sql = connections.idle.pop() if connections.idle else None
                 is_new = sql is None
                 try:
                     sql = await self._connect() if sql is None else sql
-                    if not self._ready:
+                    if not self._is_prepared:
                         await self._prepare(sql)
-                        self._ready = True
+                        self._is_prepared = True
                     done = await work(sql)
                 except BaseException as error:
-                    self._ready = False
+                    self._is_prepared = False
                     if sql is not None:
-                        sql.terminate()  # whatever is under way on it
+                        sql.terminate()  # a statement may still run on it
                     if not isinstance(error, self._errors):
                         raise
                     if is_new or not self._is_lost(error):
                         raise self._trouble(error) from error
                 else:
-                    if kept.closed:
+                    if connections.closed:
                         await self._close(sql)
                     else:
-                        kept.idle.append(sql)
+                        connections.idle.append(sql)
                     return done
 
-    def _kept_here(self) -> AsyncGenerator[_Kept]:
-        """Return what gives the connections of the running loop, and closes them with it."""
+    def _loop_connections(self) -> AsyncGenerator[_LoopConnections]:
+        """Return a generator of the running loop's connections; it closes them with the loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._kept:
-            for other in [other for other in self._kept if other.is_closed()]:
-                del self._kept[other]
+        if loop not in self._connections:
+            for other in [other for other in self._connections if other.is_closed()]:
+                del self._connections[other]
 
-            async def keep() -> AsyncGenerator[_Kept]:
-                kept = _Kept()
+            async def keep() -> AsyncGenerator[_LoopConnections]:
+                connections = _LoopConnections()
                 try:
                     while True:
-                        yield kept
+                        yield connections
                 finally:
-                    kept.closed = True
-                    for sql in kept.idle:
+                    connections.closed = True
+                    for sql in connections.idle:
                         await self._close(sql)
 
-            self._kept[loop] = keep()
-        return self._kept[loop]
+            self._connections[loop] = keep()
+        return self._connections[loop]
 
     async def _connect(self) -> Any:
-        with suppress(ValueError, IndexError):  # which may say a part of the password
+        # These errors may quote a part of the password.
+        with suppress(ValueError, IndexError):
             return await self._driver.connect(
-                self._address, timeout=PATIENCE, command_timeout=PATIENCE
+                self._address, timeout=TIMEOUT_SECONDS, command_timeout=TIMEOUT_SECONDS
             )
-        why = "has an address that cannot be read"
+        why = "has an invalid address"
         raise KnowledgeError(self.name, why, "write postgresql://user@host:port/database")
 
     async def _close(self, sql: Any) -> None:
-        with suppress(*self._errors):  # it may be lost already
-            await sql.close(timeout=CLOSING)
+        with suppress(*self._errors):  # it may already be lost
+            await sql.close(timeout=CLOSE_SECONDS)
 
-    def _of(self, statement: str, extension: str = "") -> str:
+    def _format(self, statement: str, extension: str = "") -> str:
         return statement.replace("IDX.", f"{self._schema}.").replace("EXT.", f"{extension}.")
 
     async def _prepare(self, sql: Any) -> None:
-        """Make the tables, or bring them up to date, unless another process has."""
-        if await self._version(sql) == len(STEPS):
+        """Create or upgrade the tables, unless another process has."""
+        if await self._version(sql) == len(MIGRATION_STEPS):
             return
         async with sql.transaction(isolation="read_committed"):
-            await sql.execute(LOCK, self._schema)
+            await sql.execute(LOCK_SCHEMA, self._schema)
             version = await self._version(sql)
-            if not await sql.fetchval(SCHEMA_THERE, self._schema):
+            if not await sql.fetchval(SCHEMA_EXISTS, self._schema):
                 await sql.execute(f"create schema {self._schema}")
-            for step in STEPS[version:]:
-                await sql.execute(self._of(step))
+            for step in MIGRATION_STEPS[version:]:
+                await sql.execute(self._format(step))
             statement = """insert into IDX.about values ('version', $1)
                 on conflict (name) do update set value = $1"""
-            await sql.execute(self._of(statement), str(len(STEPS)))
+            await sql.execute(self._format(statement), str(len(MIGRATION_STEPS)))
 
     async def _version(self, sql: Any) -> int:
-        if not await sql.fetchval(TABLES_THERE, self._schema):
+        if not await sql.fetchval(TABLES_EXIST, self._schema):
             return 0
-        statement = self._of("select value from IDX.about where name = 'version'")
+        statement = self._format("select value from IDX.about where name = 'version'")
         version = int(await sql.fetchval(statement) or 0)
-        if version > len(STEPS):
-            why = f"has tables of version {version}, and this anabranch knows {len(STEPS)}"
+        if version > len(MIGRATION_STEPS):
+            why = f"has tables of version {version}, newer than {len(MIGRATION_STEPS)}"
             raise KnowledgeError(self.name, why, "upgrade anabranch")
         return version
 
@@ -289,51 +302,55 @@ class PostgresStore:
         values = [_text(each) for each in (document.origin, document.name, document.digest)]
         async with sql.transaction(isolation="read_committed"):
             if pieces:
-                await self._check_maker(sql, document.maker)
-            source = await sql.fetchval(self._of(PUT_SOURCE), *values, len(pieces))
-            await sql.execute(self._of("delete from IDX.piece where source = $1"), source)
-            statement = self._of(PUT_PIECE)
+                await self._check_vector_space(sql, document.vector_space)
+            source = await sql.fetchval(self._format(PUT_SOURCE), *values, len(pieces))
+            await sql.execute(self._format("delete from IDX.piece where source = $1"), source)
+            statement = self._format(PUT_PIECE)
             if document.vectors:
-                statement = self._of(PUT_VECTOR, await self._extension(sql))
-            for start in range(0, len(pieces), ROWS):
-                rows = [_row(source, piece) for piece in pieces[start : start + ROWS]]
+                statement = self._format(PUT_VECTOR, await self._extension(sql))
+            for start in range(0, len(pieces), BATCH_ROWS):
+                rows = [_row(source, piece) for piece in pieces[start : start + BATCH_ROWS]]
                 if document.vectors:
-                    vectors = document.vectors[start : start + ROWS]
+                    vectors = document.vectors[start : start + BATCH_ROWS]
                     rows = [(*r, _floats(v)) for r, v in zip(rows, vectors, strict=True)]
                 await sql.executemany(statement, rows)
 
-    async def _maker(self, sql: Any) -> Maker | None:
+    async def _vector_space(self, sql: Any) -> VectorSpace | None:
         statement = "select name, value from IDX.about where name in ('embedder', 'size')"
-        found = {row[0]: row[1] for row in await sql.fetch(self._of(statement))}
-        return Maker(found["embedder"], int(found["size"])) if found else None
+        about = {row[0]: row[1] for row in await sql.fetch(self._format(statement))}
+        return VectorSpace(about["embedder"], int(about["size"])) if about else None
 
-    async def _check_maker(self, sql: Any, maker: Maker | None) -> None:
-        """Refuse what would not fit what is there; the first maker's vectors say what fits."""
-        before = await self._maker(sql)
-        if before is None and maker is not None:
-            await sql.execute(LOCK, self._schema)
-            before = await self._maker(sql)  # another process may have been faster
-            if before is None:
-                before = maker
+    async def _check_vector_space(self, sql: Any, vector_space: VectorSpace | None) -> None:
+        """Refuse vectors that do not fit the index; the first vectors decide which ones fit."""
+        current = await self._vector_space(sql)
+        if current is None and vector_space is not None:
+            await sql.execute(LOCK_SCHEMA, self._schema)
+            current = await self._vector_space(sql)  # perhaps set before the lock
+            if current is None:
+                current = vector_space
                 extension = await self._extension(sql)
-                table = self._of(VECTORS, extension).replace("SIZE", str(maker.size))
+                table = self._format(CREATE_VECTORS, extension).replace(
+                    "SIZE", str(vector_space.size)
+                )
                 await sql.execute(table)
                 statement = "insert into IDX.about values ('embedder', $1), ('size', $2)"
-                await sql.execute(self._of(statement), maker.embedder, str(maker.size))
-        if before != maker:
-            raise other_maker(self.name, before, maker)
+                await sql.execute(
+                    self._format(statement), vector_space.embedder, str(vector_space.size)
+                )
+        if current != vector_space:
+            raise vector_space_error(self.name, current, vector_space)
 
     async def _extension(self, sql: Any) -> str:
-        """Return in which schema pgvector is: not all have it where names are looked for."""
-        found: str | None = await sql.fetchval(EXTENSION)
-        if found is None:
-            why = "needs pgvector for vectors, which its database has not"
-            remedy = "as a superuser, `create extension vector` in it, or leave embed= out"
+        """Return the schema of pgvector, which may be outside of the search path."""
+        schema: str | None = await sql.fetchval(FIND_EXTENSION)
+        if schema is None:
+            why = "needs pgvector for vectors, and its database does not have it"
+            remedy = "run `create extension vector` as a superuser, or omit embed="
             raise KnowledgeError(self.name, why, remedy)
-        return found
+        return schema
 
     def _is_lost(self, error: BaseException) -> bool:
-        """Say whether there is no connection any more, or none to be had."""
+        """Return whether the connection is lost, or none can be made."""
         if isinstance(error, OSError):
             return not isinstance(error, TimeoutError)
         driver = self._driver
@@ -349,66 +366,72 @@ class PostgresStore:
     def _trouble(self, error: BaseException) -> KnowledgeError:
         driver = self._driver
         kinds: list[tuple[Any, str, str]] = [
-            (driver.InvalidAuthorizationSpecificationError, "lets this user not in", USER),
-            (driver.InsufficientPrivilegeError, "lets this user not do that", RIGHTS),
-            (driver.ReadOnlySQLTransactionError, "may not be written to", "name the main server"),
-            (driver.InvalidCatalogNameError, "is in no database", "`create database` it first"),
+            (driver.InvalidAuthorizationSpecificationError, "rejects this user", USER_REMEDY),
+            (driver.InsufficientPrivilegeError, "denies this user the permission", RIGHTS_REMEDY),
+            (driver.ReadOnlySQLTransactionError, "is read-only", "use the primary server"),
+            (driver.InvalidCatalogNameError, "has no database", "`create database` it first"),
             (driver.TooManyConnectionsError, "has no connection left", "try again later"),
-            (driver.DiskFullError, "has no room left to grow", "make room on the server's disk"),
+            (
+                driver.DiskFullError,
+                "cannot grow, because the disk is full",
+                "free space on the server's disk",
+            ),
             (driver.CannotConnectNowError, "cannot be reached now", "try again later"),
-            (driver.UndefinedTableError, "has lost a table", ANEW),
-            (driver.DuplicateTableError, "has lost a part of its tables", ANEW),
-            (TimeoutError, f"gave no answer within {PATIENCE:g} s", REACH),
+            (driver.UndefinedTableError, "has lost a table", LOST_TABLES_REMEDY),
+            (driver.DuplicateTableError, "has lost a part of its tables", LOST_TABLES_REMEDY),
+            (TimeoutError, f"gave no answer within {TIMEOUT_SECONDS:g} s", UNREACHABLE_REMEDY),
         ]
-        why, remedy = "could not be used", "see what this error was caused by"
+        why, remedy = "could not be used", "see the cause of this error"
         if self._is_lost(error):
-            why, remedy = "cannot be reached", REACH
+            why, remedy = "cannot be reached", UNREACHABLE_REMEDY
         for kind, its_why, its_remedy in kinds:
             if isinstance(error, kind):
                 why, remedy = its_why, its_remedy
                 break
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return KnowledgeError(self.name, f"{why} ({said[:300]})", remedy)
+        detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return KnowledgeError(self.name, f"{why} ({detail[:300]})", remedy)
 
 
 def _read_address(address: str) -> tuple[str, str, str]:
-    """Return the address as PostgreSQL knows it, what may be shown of it, and the schema."""
-    if (found := ADDRESS.fullmatch(address)) is None:
+    """Return the address for the driver, the address without password, and the schema."""
+    if (match := ADDRESS_PATTERN.fullmatch(address)) is None:
         raise ConfigurationError(
-            "the address of an index in PostgreSQL is none: it is written"
-            " postgresql://user:password@host:port/database?index=name, and %40 for @, %3A for :,"
-            " %2F for /, %3F for ? and %23 for # in a password"
+            "the address of an index in PostgreSQL must be"
+            " postgresql://user:password@host:port/database?index=name, with %40 for @, %3A for :,"
+            " %2F for /, %3F for ? and %23 for # in the password"
         )
-    scheme, user, hosts, database, query = (each or "" for each in found.groups())
+    scheme, user, hosts, database, query = (each or "" for each in match.groups())
     options = parse_qsl(query, keep_blank_values=True)
     names = [value for key, value in options if key == "index"]
-    if len(names) > 1 or not all(NAME.fullmatch(name) for name in names):
+    if len(names) > 1 or not all(INDEX_NAME.fullmatch(name) for name in names):
         raise ConfigurationError(
-            "the name of an index in PostgreSQL, as in ?index=name, has at most 40 signs, of a to"
-            " z, 0 to 9 and _"
+            "the name of an index in PostgreSQL, as in ?index=name, must have at most 40"
+            " characters of a-z, 0-9 and _"
         )
     others = urlencode([(key, value) for key, value in options if key != "index"])
     base = address.partition("?")[0]
-    shown = f"{scheme}{user}{'@' if user else ''}{hosts}{database}"
+    public_address = f"{scheme}{user}{'@' if user else ''}{hosts}{database}"
     schema = "_".join(["anabranch_knowledge", *names])
-    shown = f"{shown}?index={names[0]}" if names else shown
-    return f"{base}?{others}" if others else base, shown, schema
+    public_address = f"{public_address}?index={names[0]}" if names else public_address
+    return f"{base}?{others}" if others else base, public_address, schema
 
 
-def _row(source: int, piece: Piece) -> tuple[Any, ...]:
+def _row(source: int, piece: DocumentPiece) -> tuple[Any, ...]:
     heading, text, line, page = piece
     return source, _text(heading), _text(text), line, page, _words(heading), _words(text)
 
 
 def _text(text: str) -> str:
-    """Return a text as PostgreSQL can hold it."""
+    """Return a text without null characters, which PostgreSQL cannot store."""
     return text.replace("\0", "\ufffd")
 
 
 def _words(text: str) -> str:
-    """Return the words of a text, whatever the server takes for a letter, and accents left out."""
-    plain = normalize("NFC", ACCENTS.sub("", normalize("NFKD", apart(text).casefold())))
-    return " ".join(WORD.findall(plain))
+    """Return the words of a text without accents, by Python's rules instead of the server's."""
+    plain = normalize(
+        "NFC", ACCENT_MARKS.sub("", normalize("NFKD", separate_words(text).casefold()))
+    )
+    return " ".join(WORD_PATTERN.findall(plain))
 
 
 def _floats(vector: bytes) -> tuple[float, ...]:

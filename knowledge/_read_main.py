@@ -1,10 +1,10 @@
-"""A process of its own that reads files: what a file says, as blocks with headings and lines.
+"""The process that reads files: the content of a file as blocks with headings and lines.
 
-Run as a script, by its path: a file that takes forever, or all memory, is killed with it. Each line
-of standard input is a request as JSON; each answer is its length in eight bytes and then JSON. An
-import that fails is an answer, and so is a file that cannot be read; whatever else goes wrong ends
-the process, and so does the end of standard input, in the middle of a file too. `read_text` alone
-is also used where there is a text already.
+Runs as a script, so that a file that takes forever or all memory can be killed with it. Each line
+of standard input is a request as JSON. Each answer is its length in eight bytes, then JSON. A
+failed import and an unreadable file are answers; any other error ends the process. The end of
+standard input also ends it, even in the middle of a file. `read_text` is also used in the program
+itself, for texts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["KINDS", "Block", "read_text"]
+__all__ = ["KIND_BY_EXTENSION", "Block", "read_text"]
 
-MEMORY = 2 * 2**30
-UNPACKED = 256 * 2**20  # bytes that a packed document may have when it is unpacked, or its text
-TITLE = 300  # characters of a heading
-LOOK = 1 << 16  # characters or bytes at the beginning by which a binary file is known
-MARKS = (
+MEMORY_BYTES = 2 * 2**30
+# Bounds a packed document after unpacking, and the text of any document.
+MAX_UNPACKED_BYTES = 256 * 2**20
+MAX_HEADING_CHARS = 300
+# Characters or bytes at the start that show whether a file is binary.
+SAMPLE_CHARS = 1 << 16
+BYTE_ORDER_MARKS = (
     (b"\xff\xfe\0\0", "utf-32"),
     (b"\0\0\xfe\xff", "utf-32"),
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
-# Those in use: among all that there are, a short text fits into some rare one by chance.
-ENCODINGS = [
+# Encodings in common use: among all encodings, a short text fits a rare one by chance.
+COMMON_ENCODINGS = [
     *(f"cp125{number}" for number in (2, 0, 1, 3, 4, 5, 6, 7)),
     *("koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"),
 ]
@@ -45,41 +47,44 @@ ENCODINGS = [
 # kind ("heading", "text", "code"), text, level of a heading, line from 1, page from 1; 0 for none
 Block = tuple[str, str, int, int, int]
 
-CODE = """bash bat c cc clj cpp cs css cxx dart el ex exs f90 fs go gradle groovy h hh hpp hs java
-jl js jsx kt kts lisp lua m mjs ml nim php pl pm proto ps1 py pyi pyx r rb rs scala scss sh sql
-swift tcl tf ts tsx vb vim vue zig zsh"""
-TEXT = "adoc cfg conf csv ini json jsonl log org properties rst tex text toml tsv txt xml yaml yml"
+CODE_EXTENSIONS = """bash bat c cc clj cpp cs css cxx dart el ex exs f90 fs go gradle groovy h hh
+hpp hs java jl js jsx kt kts lisp lua m mjs ml nim php pl pm proto ps1 py pyi pyx r rb rs scala scss
+sh sql swift tcl tf ts tsx vb vim vue zig zsh"""
+TEXT_EXTENSIONS = (
+    "adoc cfg conf csv ini json jsonl log org properties rst tex text toml tsv txt xml yaml yml"
+)
 
-KINDS = {
-    **dict.fromkeys(CODE.split(), "code"),
-    **dict.fromkeys(TEXT.split(), "text"),
+KIND_BY_EXTENSION = {
+    **dict.fromkeys(CODE_EXTENSIONS.split(), "code"),
+    **dict.fromkeys(TEXT_EXTENSIONS.split(), "text"),
     **dict.fromkeys(("md", "markdown", "mdx", "qmd"), "markdown"),
     **dict.fromkeys(("htm", "html", "xhtml"), "html"),
     "pdf": "pdf",
     "docx": "docx",
 }
-"""How files are read, by the end of their names."""
+"""How files are read, by their extension."""
 
 
-class Refused(Exception):
-    """The file cannot be read, and why."""
+class UnreadableFile(Exception):
+    """The file cannot be read, with the reason."""
 
 
-UNSEEN = ("head", "noscript", "script", "style", "template")  # parts of a page
+# Parts of a page that browsers do not show.
+HIDDEN_ELEMENTS = ("head", "noscript", "script", "style", "template")
 
 
 def main() -> None:
     """Answer one request after the other."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints goes elsewhere
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     requests = SimpleQueue[dict[str, Any]]()
     threading.Thread(target=listen, args=(requests,), daemon=True).start()
     while True:
         request = requests.get()
-        limit(request["seconds"])
+        set_limits(request["seconds"])
         try:
             answer = read_file(request)
-        except Refused as error:
+        except UnreadableFile as error:
             answer = {"refused": str(error)}
         except ImportError as error:
             answer = {"missing": f"{type(error).__name__}: {error}"}
@@ -87,7 +92,7 @@ def main() -> None:
             answer = {"refused": f"cannot be read ({error.strerror or type(error).__name__})"}
         except (MemoryError, RecursionError):
             answer = {"refused": "takes too much memory to read"}
-        except Exception as error:  # noqa: BLE001 - whatever a library makes of a broken file
+        except Exception as error:  # noqa: BLE001 - a library may raise anything for a broken file
             why = " ".join(f"{type(error).__name__}: {error}".split())
             answer = {"refused": f"is broken ({why[:200]})"}
         data = json.dumps(answer).encode()
@@ -96,37 +101,37 @@ def main() -> None:
 
 
 def listen(requests: SimpleQueue[dict[str, Any]]) -> None:
-    """Take requests; without whoever asks there is nothing left to do."""
+    """Queue the requests; exit when the program closes the pipe."""
     for line in sys.stdin.buffer:
         requests.put(json.loads(line))
     os._exit(0)
 
 
-def limit(seconds: float) -> None:
-    """Bound the memory of this process and the time of this request, whoever waits for it."""
+def set_limits(seconds: float) -> None:
+    """Bound the memory of this process, and the CPU time of this request."""
     with suppress(ImportError):
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
         end = used.ru_utime + used.ru_stime + seconds + 2
-        for kind, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CPU, end)):
-            with suppress(ValueError, OSError, OverflowError):  # a lower limit is there already
-                resource.setrlimit(kind, (int(most), resource.getrlimit(kind)[1]))
+        for kind, max_bytes in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, end)):
+            with suppress(ValueError, OSError, OverflowError):  # a lower limit is set
+                resource.setrlimit(kind, (int(max_bytes), resource.getrlimit(kind)[1]))
 
 
 def read_file(request: dict[str, Any]) -> dict[str, Any]:
-    """Read what the request names; say so if its bytes are those that are known."""
-    path, most = request["path"], request["most"]
-    # Not to wait for a pipe that nobody writes to.
+    """Read the file of a request; report if the digest of its bytes is the known one."""
+    path, max_bytes = request["path"], request["max_bytes"]
+    # Non-blocking: opening a pipe without a writer would wait.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
-            raise Refused("is no file")
-        check_size(found.st_size, most)
+            raise UnreadableFile("is no file")
+        check_size(found.st_size, max_bytes)
         with open(number, "rb", closefd=False) as file:
-            data = file.read(most + 1)
-        check_size(len(data), most)  # it may have grown
+            data = file.read(max_bytes + 1)
+        check_size(len(data), max_bytes)  # it may have grown
     finally:
         os.close(number)
     digest = hashlib.sha256(data).hexdigest()
@@ -143,42 +148,44 @@ def read_file(request: dict[str, Any]) -> dict[str, Any]:
     total = 0
     for block in found:
         total += len(block[1])
-        if total > max(UNPACKED, most):
-            raise Refused(f"has more than {max(UNPACKED, most) / 1e6:,.0f} MB of text")
+        if total > max(MAX_UNPACKED_BYTES, max_bytes):
+            raise UnreadableFile(
+                f"has more than {max(MAX_UNPACKED_BYTES, max_bytes) / 1e6:,.0f} MB of text"
+            )
         if block[1].strip():
             blocks.append(block)
     return {"digest": digest, "blocks": blocks}
 
 
-def check_size(size: int, most: int) -> None:
-    """Refuse a file of too many bytes."""
-    if size > most:
-        size_mb, most_mb = size / 1e6, most / 1e6
-        raise Refused(f"is too large: {size_mb:,.1f} MB, and {most_mb:,.1f} MB are read at most")
+def check_size(size: int, max_bytes: int) -> None:
+    """Refuse a file that is too large."""
+    if size > max_bytes:
+        size_mb, most_mb = size / 1e6, max_bytes / 1e6
+        raise UnreadableFile(f"is too large: {size_mb:,.1f} MB, and the limit is {most_mb:,.1f} MB")
 
 
 def decode(data: bytes, kind: str = "text") -> str:
-    """Return the text of a file; refuse what is none.
+    """Return the text of a file; refuse a binary file.
 
-    A few bytes that do not fit are shown as such: the rest is no other encoding for that.
+    A few invalid bytes are replaced: they do not make the rest another encoding.
     """
     data = data.removeprefix(b"\xef\xbb\xbf")
     for decoder in (decode_marked, decode_wide, decode_utf8):
         if (text := decoder(data)) is not None:
             break
     else:
-        if b"\0" in data[:LOOK]:
-            raise Refused("is binary, and no text")
-        text = decode_declared(data, kind) or guess(data)
-    head = text[:LOOK]
+        if b"\0" in data[:SAMPLE_CHARS]:
+            raise UnreadableFile("is binary, not text")
+        text = decode_declared(data, kind) or guess_encoding(data)
+    head = text[:SAMPLE_CHARS]
     if len(re.findall(r"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]", head)) > len(head) // 10:
-        raise Refused("is binary, and no text")
+        raise UnreadableFile("is binary, not text")
     return text
 
 
 def decode_marked(data: bytes) -> str | None:
-    """Decode what says at its beginning how it is encoded, unless that is not true."""
-    for mark, codec in MARKS:
+    """Decode a file with a byte order mark, unless the mark is wrong."""
+    for mark, codec in BYTE_ORDER_MARKS:
         if data.startswith(mark):
             rest = data[len(mark) :]
             if rest.isascii() and b"\0" not in rest:
@@ -188,7 +195,7 @@ def decode_marked(data: bytes) -> str | None:
 
 
 def decode_utf8(data: bytes) -> str | None:
-    """Decode UTF-8, in which one byte in ten of those that are not ASCII may be wrong."""
+    """Decode UTF-8, in which one in ten of the non-ASCII characters may be invalid."""
     text = data.decode("utf-8", "replace")
     wrong = text.count("\ufffd")
     if not wrong:
@@ -197,8 +204,8 @@ def decode_utf8(data: bytes) -> str | None:
 
 
 def decode_wide(data: bytes) -> str | None:
-    """Decode UTF-16 without a mark: of Latin letters, each second byte is 0."""
-    head = data[:LOOK]
+    """Decode UTF-16 without a mark: for Latin letters every second byte is 0."""
+    head = data[:SAMPLE_CHARS]
     for codec, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
         if 0 < len(zeros) < 2 * zeros.count(0) and head.count(0) == zeros.count(0):
             return data.decode(codec, "replace")
@@ -206,7 +213,7 @@ def decode_wide(data: bytes) -> str | None:
 
 
 def decode_declared(data: bytes, kind: str) -> str | None:
-    """Decode HTML or XML as it says itself, if that is possible."""
+    """Decode HTML or XML by its own declaration, if that is valid."""
     head = data[:2048]
     if kind != "html" and not head.lstrip().startswith(b"<?xml"):
         return None
@@ -217,13 +224,13 @@ def decode_declared(data: bytes, kind: str) -> str | None:
     return None
 
 
-def guess(data: bytes) -> str:
-    """Decode by what the letters would be; among equals as most of the West writes."""
+def guess_encoding(data: bytes) -> str:
+    """Decode by the most probable letters; among equals as Western European."""
     from charset_normalizer import from_bytes
 
-    found = list(from_bytes(data, cp_isolation=ENCODINGS))
+    found = list(from_bytes(data, cp_isolation=COMMON_ENCODINGS))
     if not found:
-        raise Refused("is no text in any encoding that is known")
+        raise UnreadableFile("has no known text encoding")
     best = found[0]
     for each in found:
         equal = each.chaos < best.chaos + 0.05 and each.coherence > best.coherence - 0.1
@@ -233,22 +240,22 @@ def guess(data: bytes) -> str:
 
 
 def read_text(text: str, kind: str) -> list[Block]:
-    """Return the blocks of a text: "markdown", "html", "code", or else paragraphs."""
-    text = encodable(text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", ""))
+    """Return the blocks of a text of kind "markdown", "html" or "code", else its paragraphs."""
+    text = escape_surrogates(text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", ""))
     readers: dict[str, Callable[[str], Iterator[Block]]] = {
-        "markdown": markdown,
-        "html": html,
-        "code": code,
+        "markdown": read_markdown,
+        "html": read_html,
+        "code": read_code,
     }
-    return [block for block in readers.get(kind, paragraphs)(text) if block[1].strip()]
+    return [block for block in readers.get(kind, read_paragraphs)(text) if block[1].strip()]
 
 
-def markdown(text: str) -> Iterator[Block]:
-    """Give the blocks of Markdown, as they are written there."""
+def read_markdown(text: str) -> Iterator[Block]:
+    """Yield the blocks of Markdown, unchanged."""
     from markdown_it import MarkdownIt
 
     lines = text.split("\n")
-    end = front_matter(lines)
+    end = count_front_matter(lines)
     if end:
         yield "code", "\n".join(lines[:end]), 0, 1, 0
     parser = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
@@ -257,19 +264,19 @@ def markdown(text: str) -> Iterator[Block]:
         if token.level or token.map is None or token.nesting < 0:
             continue
         start, until = token.map
-        if start > end:  # what is no block of a page, such as the targets of links
+        if start > end:  # such as link targets, which are no block of the page
             yield "text", "\n".join(lines[end:start]), 0, end + 1, 0
         end = until
         if token.type == "heading_open":
-            yield from heading(tokens[number + 1].content, int(token.tag[1:]), start + 1)
+            yield from make_heading(tokens[number + 1].content, int(token.tag[1:]), start + 1)
         else:
             kind = "code" if token.type == "fence" else "text"
             yield kind, "\n".join(lines[start:until]), 0, start + 1, 0
     yield "text", "\n".join(lines[end:]), 0, end + 1, 0
 
 
-def front_matter(lines: list[str]) -> int:
-    """Return how many lines at the beginning are settings between two lines of dashes."""
+def count_front_matter(lines: list[str]) -> int:
+    """Return the number of lines of settings between two lines of dashes at the start."""
     if lines[0].rstrip() == "---":
         for number, line in enumerate(lines[1:200], 2):
             if line.rstrip() in ("---", "..."):
@@ -277,47 +284,47 @@ def front_matter(lines: list[str]) -> int:
     return 0
 
 
-def heading(text: str, level: int, line: int = 0, page: int = 0) -> Iterator[Block]:
-    """Give a heading on one line; one that is too long for that stands below it as a whole."""
+def make_heading(text: str, level: int, line: int = 0, page: int = 0) -> Iterator[Block]:
+    """Yield a heading on one line; a long one is also a text block, with all of its text."""
     title = " ".join(text.split())
-    yield "heading", title[:TITLE], level, line, page
-    if len(title) > TITLE:
+    yield "heading", title[:MAX_HEADING_CHARS], level, line, page
+    if len(title) > MAX_HEADING_CHARS:
         yield "text", text, 0, line, page
 
 
-def html(text: str) -> Iterator[Block]:
-    """Give the main text of a page, without its menus; it has no lines any more."""
+def read_html(text: str) -> Iterator[Block]:
+    """Yield the main text of a page, without menus and without line numbers."""
     from trafilatura import extract
 
     options: dict[str, Any] = {"output_format": "markdown", "favor_recall": True, "fast": True}
-    said = extract(text, include_tables=True, **options) or whole_page(text)
+    said = extract(text, include_tables=True, **options) or read_whole_page(text)
     if named := re.search(r"<title[^>]{0,200}>([^<]{1,500})", text, re.IGNORECASE):
         from html import unescape
 
-        yield from heading(unescape(named[1]), 1)
-    for kind, block, level, _, _ in markdown(encodable(said)):
+        yield from make_heading(unescape(named[1]), 1)
+    for kind, block, level, _, _ in read_markdown(escape_surrogates(said)):
         yield kind, block, level, 0, 0
 
 
-def whole_page(text: str) -> str:
-    """Return all of the text of a page in which no article was found."""
-    etree: Any = import_module("lxml.etree")  # it has no types
+def read_whole_page(text: str) -> str:
+    """Return all text of a page in which no article was found."""
+    etree: Any = import_module("lxml.etree")  # has no types
     page = etree.fromstring(text.encode(), etree.HTMLParser(encoding="utf-8", huge_tree=True))
-    if page is None:  # there is nothing in it
+    if page is None:  # an empty page
         return ""
-    etree.strip_elements(page, *UNSEEN, etree.Comment, with_tail=False)
+    etree.strip_elements(page, *HIDDEN_ELEMENTS, etree.Comment, with_tail=False)
     return "\n\n".join(page.itertext())
 
 
-def paragraphs(text: str) -> Iterator[Block]:
-    """Give what stands between empty lines."""
+def read_paragraphs(text: str) -> Iterator[Block]:
+    """Yield the text between empty lines."""
     yield from _chunks(text, "text", lambda line: True)
 
 
-def code(text: str) -> Iterator[Block]:
-    """Give what begins at the left edge after an empty line, with its first line as heading."""
+def read_code(text: str) -> Iterator[Block]:
+    """Yield parts that start at the left edge after an empty line; the first line is a heading."""
     for kind, block, _, line, _ in _chunks(text, "code", lambda line: not line[:1].isspace()):
-        yield "heading", " ".join(block.partition("\n")[0].split())[:TITLE], 1, line, 0
+        yield "heading", " ".join(block.partition("\n")[0].split())[:MAX_HEADING_CHARS], 1, line, 0
         yield kind, block, 0, line, 0
 
 
@@ -337,7 +344,7 @@ def _chunks(text: str, kind: str, begins: Callable[[str], bool]) -> Iterator[Blo
 
 
 def read_pdf(data: bytes) -> Iterator[Block]:
-    """Give the paragraphs of a PDF, page by page."""
+    """Yield the paragraphs of a PDF, page by page."""
     import logging
 
     from pypdf import PdfReader
@@ -345,65 +352,67 @@ def read_pdf(data: bytes) -> Iterator[Block]:
     logging.getLogger("pypdf").setLevel(logging.CRITICAL + 1)
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
-        raise Refused("is encrypted: store it without a password")
+        raise UnreadableFile("is encrypted: store it without a password")
     empty = True
     if reader.metadata is not None and isinstance(reader.metadata.title, str):
-        yield from heading(encodable(reader.metadata.title), 1)
+        yield from make_heading(escape_surrogates(reader.metadata.title), 1)
     for number, page in enumerate(reader.pages, 1):
-        for kind, block, _, _, _ in paragraphs(encodable(page.extract_text())):
+        for kind, block, _, _, _ in read_paragraphs(escape_surrogates(page.extract_text())):
             empty = empty and not block.strip()
             yield kind, block, 0, 0, number
     if empty:
-        raise Refused("has no text: its pages may be pictures of text")
+        raise UnreadableFile("has no text: its pages may be pictures of text")
 
 
 def read_docx(data: bytes) -> Iterator[Block]:
-    """Give the paragraphs, headings and tables of a Word document."""
+    """Yield the paragraphs, headings and tables of a Word document."""
     from zipfile import BadZipFile, ZipFile
 
     try:
         with ZipFile(io.BytesIO(data)) as packed:
-            if sum(each.file_size for each in packed.infolist()) > UNPACKED:
-                raise Refused(f"is more than {UNPACKED >> 20} MB when it is unpacked")
+            if sum(each.file_size for each in packed.infolist()) > MAX_UNPACKED_BYTES:
+                raise UnreadableFile(
+                    f"is more than {MAX_UNPACKED_BYTES >> 20} MB when it is unpacked"
+                )
     except BadZipFile:
-        raise Refused("is no Word document of the kind .docx") from None
+        raise UnreadableFile("is not a Word document (.docx)") from None
     from docx import Document
     from docx.table import Table
 
     for item in Document(io.BytesIO(data)).iter_inner_content():
         if isinstance(item, Table):
-            yield "text", encodable(table_text(item)), 0, 0, 0
+            yield "text", escape_surrogates(read_table(item)), 0, 0, 0
             continue
         style = (item.style.name if item.style is not None else "") or ""
-        text = encodable(item.text)
+        text = escape_surrogates(item.text)
         if style == "Title":
-            yield from heading(text, 1)
+            yield from make_heading(text, 1)
         elif re.fullmatch("Heading [1-9]", style):
-            yield from heading(text, int(style[8:]))
+            yield from make_heading(text, int(style[8:]))
         else:
             yield "text", text, 0, 0, 0
 
 
-def table_text(table: Any) -> str:
-    """Return the cells of a table of Word, a merged one once, with the tables inside of them."""
+def read_table(table: Any) -> str:
+    """Return the cells of a Word table, a merged one once, with nested tables."""
     seen: set[Any] = set()
     rows: list[str] = []
     for row in table.rows:
         cells: list[str] = []
         for cell in row.cells:
-            # Without this name a cell merged over several rows is repeated in each of them.
+            # python-docx repeats a merged cell in each of its rows; its element identifies it.
             element = getattr(cell, "_tc", cell)
             if element not in seen:
                 seen.add(element)
                 items = cell.iter_inner_content()
-                said = (item.text if hasattr(item, "text") else table_text(item) for item in items)
+                said = (item.text if hasattr(item, "text") else read_table(item) for item in items)
                 cells.append(" ".join(text.strip() for text in said if text.strip()))
         rows.append(" | ".join(cells))
     return "\n".join(rows)
 
 
-def encodable(text: str) -> str:
-    """Return a text in which the halves of characters that some names have are written out."""
+def escape_surrogates(text: str) -> str:
+    """Return a text whose lone surrogates, which file names may have, are written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Reads files in a process of its own, which is ended where a file takes too long or too much."""
+"""Read files in a separate process, which is killed if a file takes too long or too much memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ import anyio.to_thread
 
 from ..commander.errors import MissingExtra
 from ..commander.process import end_process, start_process
-from ._read_main import KINDS, Block
+from ._read_main import KIND_BY_EXTENSION, Block
 
-__all__ = ["Reader", "Refused", "Said", "kind_of"]
+__all__ = ["FileContent", "FileReader", "UnreadableFile", "file_kind"]
 
-MAIN = Path(__file__).with_name("_read_main.py")
-NAMES = ("dockerfile", "license", "makefile", "readme")  # of files that have no ending
-
-
-class Refused(Exception):
-    """A file that cannot be read; the text says why, to be put after its name."""
+READER_SCRIPT = Path(__file__).with_name("_read_main.py")
+# Of text files without an extension.
+TEXT_FILE_NAMES = ("dockerfile", "license", "makefile", "readme")
 
 
-class Said(NamedTuple):
-    """What a file says, and the digest of its bytes."""
+class UnreadableFile(Exception):
+    """A file that cannot be read; the text is the reason, to follow the file's name."""
+
+
+class FileContent(NamedTuple):
+    """The content of a file, and the digest of its bytes."""
 
     digest: str
     blocks: list[Block]
 
 
-def kind_of(path: Path) -> str | None:
-    """Return how a file is read by its name; None for one whose kind is not known."""
-    if not path.suffix and path.name.lower() in NAMES:
+def file_kind(path: Path) -> str | None:
+    """Return the kind of a file by its name; None if unknown."""
+    if not path.suffix and path.name.lower() in TEXT_FILE_NAMES:
         return "text"
-    return KINDS.get(path.suffix[1:].lower())
+    return KIND_BY_EXTENSION.get(path.suffix[1:].lower())
 
 
-class Reader:
-    """One process, started at the first file; it ends with the block, or with this process."""
+class FileReader:
+    """A process that starts with the first file and ends with the block, or with this process."""
 
     def __init__(self, *, max_bytes: int, timeout: float) -> None:
         self._max_bytes = max_bytes
@@ -58,43 +59,44 @@ class Reader:
     ) -> None:
         await self._end()
 
-    async def read(self, path: Path, known: str | None = None) -> Said | None:
-        """Return what a file says; None if its bytes have the digest that is `known`.
+    async def read(self, path: Path, known: str | None = None) -> FileContent | None:
+        """Return the content of a file; None if the digest of its bytes is `known`.
 
-        Raises `Refused`, and `MissingExtra` for a library that is not installed. Cancelled, or
-        after its time, the process is killed.
+        Raises `UnreadableFile`, and `MissingExtra` for a library that is not installed. The process
+        is killed on a cancel and after its time.
         """
         request: dict[str, Any] = {
             "path": str(path),
-            "kind": kind_of(path) or "text",
+            "kind": file_kind(path) or "text",
             "known": known,
         }
-        line = json.dumps(request | {"most": self._max_bytes, "seconds": self._timeout})
-        whole = False
+        line = json.dumps(request | {"max_bytes": self._max_bytes, "seconds": self._timeout})
+        is_complete = False
         try:
             async with asyncio.timeout(self._timeout):
                 data = await self._ask(line.encode() + b"\n")
-                whole = True
+                is_complete = True
         except TimeoutError:
-            raise Refused(f"takes more than {self._timeout:g} s to read") from None
+            raise UnreadableFile(f"takes more than {self._timeout:g} s to read") from None
         except (OSError, EOFError):
-            raise Refused("takes too much memory or time to read, or is broken") from None
+            raise UnreadableFile("takes too much memory or time to read, or is broken") from None
         finally:
-            if not whole:
+            if not is_complete:
                 await self._end()
-        answer = await anyio.to_thread.run_sync(json.loads, data)  # it may be long
+        # In a thread, because the text of a large file takes long to parse.
+        answer = await anyio.to_thread.run_sync(json.loads, data)
         if "missing" in answer:
             raise MissingExtra(f"reading {path.name}", "knowledge") from ImportError(
                 answer["missing"]
             )
         if "refused" in answer:
-            raise Refused(answer["refused"])
-        return None if "same" in answer else Said(answer["digest"], answer["blocks"])
+            raise UnreadableFile(answer["refused"])
+        return None if "same" in answer else FileContent(answer["digest"], answer["blocks"])
 
     async def _ask(self, line: bytes) -> bytes:
         if self._process is None:
             self._process = await start_process(
-                *(sys.executable, "-P", str(MAIN)),
+                *(sys.executable, "-P", str(READER_SCRIPT)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio.to_thread
 
 from ..messages.sqlite import MEMORY, DatabaseFile, is_same_file
-from ._pieces import Piece
-from ._store import Document, Found, Maker, Source, other_maker
+from ._pieces import DocumentPiece
+from ._store import (
+    Document,
+    IndexedDocument,
+    StoredPiece,
+    VectorSpace,
+    extract_words,
+    separate_words,
+    vector_space_error,
+)
 from ._vectors import Vectors
-from ._words import apart, words_of
 from .errors import KnowledgeError
 
 if TYPE_CHECKING:
@@ -41,30 +48,29 @@ TABLES = (
         text text not null, line integer not null, page integer not null, vector blob
     ) strict""",
     "create index piece_source on piece (source)",
-    # Its words are those of `apart`: they are given, and never read from the table of pieces.
+    # Its words are those of `separate_words`; the table stores no text of its own.
     """create virtual table words using fts5(
         heading, text, content = '', tokenize = 'porter unicode61 remove_diacritics 2'
     )""",
     "insert into words(words, rank) values ('rank', 'bm25(2.0, 1.0)')",
-    # Who makes the vectors, and how often the file was changed.
+    # The vector space, and the number of changes, which tells whether cached vectors are current.
     "create table about (name text primary key, value) without rowid",
     "insert into about values ('changes', 0)",
 )
-MIGRATIONS = [TABLES]  # the index of each is the version of the file that it changes
-APPLICATION = 0x416E614B  # "AnaK"
-_ELSEWHERE = "name a file that this user may write"
+# The position of each is the version of the file that it upgrades.
+MIGRATIONS = [TABLES]
+APPLICATION_ID = 0x416E614B  # "AnaK"
+_WRITABLE_FILE = "give a file that this user may write"
 _REMEDIES = {
-    sqlite3.SQLITE_READONLY: _ELSEWHERE,
-    sqlite3.SQLITE_PERM: _ELSEWHERE,
-    sqlite3.SQLITE_CANTOPEN: _ELSEWHERE,
-    sqlite3.SQLITE_CORRUPT: (
-        "put a copy from a backup in its place, or move it away and add the documents again"
-    ),
+    sqlite3.SQLITE_READONLY: _WRITABLE_FILE,
+    sqlite3.SQLITE_PERM: _WRITABLE_FILE,
+    sqlite3.SQLITE_CANTOPEN: _WRITABLE_FILE,
+    sqlite3.SQLITE_CORRUPT: ("restore a backup, or move the file away and add the documents again"),
 }
 
 
 class SqliteStore:
-    """One file, or ":memory:". Calls run in a thread, one after the other."""
+    """A store in one file or in `":memory:"`. Calls run in a thread, one after the other."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,26 +78,26 @@ class SqliteStore:
             name=name,
             noun="an index",
             error=KnowledgeError,
-            application=APPLICATION,
+            application=APPLICATION_ID,
             migrations=MIGRATIONS,
             remedies=_REMEDIES,
-            pragmas=["page_size = 16384"],  # only one piece with its vector would fit into 4096
+            pragmas=["page_size = 16384"],  # 4096 has room for one piece and its vector only
         )
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        # Closes the connection of a store that is never closed, when it is collected or at exit.
+        # Closes the connection when the store is collected, or at exit.
         self._closer: weakref.finalize[[], SqliteStore] | None = None
-        self._stat: os.stat_result | None = None  # of the file that is open
+        self._file_stat: os.stat_result | None = None  # of the open file
         self._inherited: list[sqlite3.Connection] = []
         # All vectors, and the value of `changes` when they were read.
         self._vectors: tuple[int, Vectors] | None = None
         _stores.add(self)
 
     def reset(self) -> None:
-        """Reset in a fork: the connection is the parent's, and a thread of it may hold the lock."""
+        """Reset the store in a fork, which has the parent's connection and a copy of its lock."""
         self._lock = threading.Lock()
         if self._connection is not None:
-            self._inherited.append(self._connection)  # closing it would end both connections
+            self._inherited.append(self._connection)  # closing it would also end the parent's
             self._connection = None
             if self._closer is not None:
                 self._closer.detach()
@@ -112,38 +118,44 @@ class SqliteStore:
 
         return await self._call(remove_all, writes=True) if origins else 0
 
-    async def sources(self) -> list[Source]:
+    async def sources(self) -> list[IndexedDocument]:
         statement = """select name, origin, digest, count(piece.id), added
             from source left join piece on piece.source = source.id
             group by source.id order by name, origin"""
-        return await self._call(lambda sql: [Source(*row) for row in sql.execute(statement)])
-
-    async def maker(self) -> Maker | None:
-        return await self._call(_maker)
-
-    async def by_words(self, question: str, most: int) -> list[int]:
-        if not (words := words_of(question)):
-            return []
-        asked = " OR ".join(f'"{word}"' for word in words)
-        statement = "select rowid from words where words match ? order by rank limit ?"
         return await self._call(
-            lambda sql: [row for (row,) in sql.execute(statement, (asked, most))]
+            lambda sql: [IndexedDocument(*row) for row in sql.execute(statement)]
         )
 
-    async def by_vector(self, vector: bytes, most: int) -> list[int]:
-        return await self._call(lambda sql: self._read_vectors(sql).nearest(vector, most))
+    async def vector_space(self) -> VectorSpace | None:
+        return await self._call(_vector_space)
 
-    async def read(self, numbers: Sequence[int]) -> list[Found]:
+    async def search_words(self, question: str, limit: int) -> list[int]:
+        if not (words := extract_words(question)):
+            return []
+        query = " OR ".join(f'"{word}"' for word in words)
+        statement = "select rowid from words where words match ? order by rank limit ?"
+        return await self._call(
+            lambda sql: [row for (row,) in sql.execute(statement, (query, limit))]
+        )
+
+    async def search_vectors(self, vector: bytes, limit: int) -> list[int]:
+        return await self._call(lambda sql: self._read_vectors(sql).nearest(vector, limit))
+
+    async def read(self, numbers: Sequence[int]) -> list[StoredPiece]:
         statement = """select piece.id, name, heading, text, line, page
             from piece join source on piece.source = source.id where piece.id = ?"""
 
-        def read_all(sql: sqlite3.Connection) -> list[Found]:
+        def read_all(sql: sqlite3.Connection) -> list[StoredPiece]:
             rows = (sql.execute(statement, (number,)).fetchone() for number in numbers)
-            return [Found(row[0], row[1], Piece(*row[2:])) for row in rows if row is not None]
+            return [
+                StoredPiece(row[0], row[1], DocumentPiece(*row[2:]))
+                for row in rows
+                if row is not None
+            ]
 
         return await self._call(read_all)
 
-    # The rest runs in a thread.
+    # --- in a thread
 
     async def _call(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
         def call() -> T:
@@ -160,10 +172,12 @@ class SqliteStore:
                     self._file.require_place()
                 self._connection = self._file.connect()
                 self._closer = weakref.finalize(self, self._connection.close)
-                self._stat = None if self._name == MEMORY else os.stat(self._name)
-            elif self._stat is not None and not is_same_file(self._name, self._stat):
-                why = "was taken away or replaced while it was open"
-                raise KnowledgeError(self._name, why, "put it back, or close it and open it anew")
+                self._file_stat = None if self._name == MEMORY else os.stat(self._name)
+            elif self._file_stat is not None and not is_same_file(self._name, self._file_stat):
+                why = "was removed or replaced while it was open"
+                raise KnowledgeError(
+                    self._name, why, "put the file back, or close the index and open it again"
+                )
             sql = self._connection
             sql.execute("begin immediate" if writes else "begin")
             try:
@@ -187,7 +201,7 @@ class SqliteStore:
 
     def _put(self, sql: sqlite3.Connection, document: Document) -> None:
         if document.pieces:
-            _check_maker(self._name, sql, document.maker)
+            _check_vector_space(self._name, sql, document.vector_space)
         _remove(sql, document.origin)
         values = document.origin, document.name, document.digest, time.time()
         insert = "insert into source (origin, name, digest, added) values (?, ?, ?, ?) returning id"
@@ -197,15 +211,15 @@ class SqliteStore:
             insert = """insert into piece (source, heading, text, line, page, vector)
                 values (?, ?, ?, ?, ?, ?) returning id"""
             (number,) = sql.execute(insert, (source, *piece, vector)).fetchone()
-            words = number, apart(piece.heading), apart(piece.text)
+            words = number, separate_words(piece.heading), separate_words(piece.text)
             sql.execute("insert into words (rowid, heading, text) values (?, ?, ?)", words)
 
     def _read_vectors(self, sql: sqlite3.Connection) -> Vectors:
         (changes,) = sql.execute("select value from about where name = 'changes'").fetchone()
         if self._vectors is None or self._vectors[0] != changes:
-            maker = _maker(sql)
+            vector_space = _vector_space(sql)
             rows = sql.execute("select id, vector from piece where vector is not null")
-            self._vectors = changes, Vectors(rows, 0 if maker is None else maker.size)
+            self._vectors = changes, Vectors(rows, 0 if vector_space is None else vector_space.size)
         return self._vectors[1]
 
 
@@ -231,23 +245,25 @@ def _remove(sql: sqlite3.Connection, origin: str) -> int:
     ).fetchall():
         sql.execute(
             "insert into words (words, rowid, heading, text) values ('delete', ?, ?, ?)",
-            (number, apart(heading), apart(text)),
+            (number, separate_words(heading), separate_words(text)),
         )
     sql.execute("delete from piece where source = ?", found)
     sql.execute("delete from source where id = ?", found)
     return 1
 
 
-def _maker(sql: sqlite3.Connection) -> Maker | None:
+def _vector_space(sql: sqlite3.Connection) -> VectorSpace | None:
     found = dict(sql.execute("select name, value from about where name in ('embedder', 'size')"))
-    return Maker(found["embedder"], found["size"]) if found else None
+    return VectorSpace(found["embedder"], found["size"]) if found else None
 
 
-def _check_maker(name: str, sql: sqlite3.Connection, maker: Maker | None) -> None:
-    """Refuse vectors of another embedding model than that of the index."""
-    before = _maker(sql)
-    if before is None and maker is not None:
-        values = [("embedder", maker.embedder), ("size", maker.size)]
+def _check_vector_space(
+    name: str, sql: sqlite3.Connection, vector_space: VectorSpace | None
+) -> None:
+    """Refuse vectors of another vector space than that of the index; set it with the first ones."""
+    before = _vector_space(sql)
+    if before is None and vector_space is not None:
+        values = [("embedder", vector_space.embedder), ("size", vector_space.size)]
         sql.executemany("insert into about values (?, ?)", values)
-    elif before != maker:
-        raise other_maker(name, before, maker)
+    elif before != vector_space:
+        raise vector_space_error(name, before, vector_space)

@@ -1,4 +1,4 @@
-"""Searching vectors: exactly, all of them, by the cosine of the angle to the one that is asked."""
+"""Exact search of all vectors by cosine similarity, in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ..commander.errors import MissingExtra
 
 __all__ = ["Vectors", "pack_vector"]
 
-CHUNK = 4096  # vectors that are compared in float64 at once
+# Vectors that are compared in float64 at once.
+CHUNK_VECTORS = 4096
 
 
 def _numpy() -> Any:
@@ -21,21 +22,21 @@ def _numpy() -> Any:
 
 
 def pack_vector(vector: Sequence[float]) -> bytes:
-    """Return a vector of length one in the same direction, as float32 in little endian.
+    """Return a vector scaled to length one, as little-endian float32.
 
-    Raises `ValueError` for one that is empty, has no direction or is not of finite numbers.
+    Raises `ValueError` for an empty vector, a zero vector, or one with numbers that are not finite.
     """
     np = _numpy()
-    found = np.asarray(vector, dtype=np.float64)
-    largest = np.abs(found).max() if found.ndim == 1 and found.size else 0.0
+    values = np.asarray(vector, dtype=np.float64)
+    largest = np.abs(values).max() if values.ndim == 1 and values.size else 0.0
     if not np.isfinite(largest) or largest == 0.0:
         raise ValueError("a vector must be a list of finite numbers that are not all 0")
-    found = found / largest  # whose squares are neither too large for a float nor all 0
-    return (found / np.linalg.norm(found)).astype("<f4").tobytes()
+    values = values / largest  # scaled so that the squares neither overflow nor become 0
+    return (values / np.linalg.norm(values)).astype("<f4").tobytes()
 
 
 class Vectors:
-    """The vectors of all pieces in memory: four bytes for each number."""
+    """The vectors of all pieces in memory, four bytes for each number."""
 
     def __init__(self, rows: Iterable[tuple[int, bytes]], size: int) -> None:
         np = _numpy()
@@ -47,23 +48,25 @@ class Vectors:
         self._numbers = np.asarray(numbers, dtype=np.int64)
         self._rows = np.frombuffer(data, dtype="<f4").reshape(len(numbers), size)
 
-    def nearest(self, vector: bytes, most: int) -> list[int]:
+    def nearest(self, vector: bytes, limit: int) -> list[int]:
         """Return the pieces nearest to a vector of `pack_vector`, the nearest first.
 
-        Of equal ones the first that was put in comes first. The order is that of float64: float32
-        only leaves out those that are certainly not among the nearest.
+        Equal ones keep the order in which they were added. The order is that of float64; float32
+        only excludes pieces that cannot be among the nearest.
         """
         np = _numpy()
-        count = min(most, len(self._numbers))
+        count = min(limit, len(self._numbers))
         if not count:
             return []
-        asked = np.frombuffer(vector, dtype="<f4")
-        rough = self._rows @ asked
-        doubt = 2 * len(asked) * np.finfo(np.float32).eps  # more than float32 can be wrong by
-        close = np.flatnonzero(rough >= np.partition(rough, -count)[-count] - doubt)
+        query = np.frombuffer(vector, dtype="<f4")
+        rough = self._rows @ query
+        error_bound = (
+            2 * len(query) * np.finfo(np.float32).eps
+        )  # more than the rounding error of float32
+        close = np.flatnonzero(rough >= np.partition(rough, -count)[-count] - error_bound)
         exact = np.empty(len(close))
-        for start in range(0, len(close), CHUNK):
-            rows = self._rows[close[start : start + CHUNK]].astype(np.float64)
-            exact[start : start + CHUNK] = (rows * asked).sum(axis=1)
+        for start in range(0, len(close), CHUNK_VECTORS):
+            rows = self._rows[close[start : start + CHUNK_VECTORS]].astype(np.float64)
+            exact[start : start + CHUNK_VECTORS] = (rows * query).sum(axis=1)
         best = np.argsort(-exact, kind="stable")[:count]
         return self._numbers[close[best]].tolist()

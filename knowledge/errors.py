@@ -1,4 +1,4 @@
-"""What can go wrong with an index, beside the errors of the commander and of backends."""
+"""The error of an index."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["KnowledgeError"]
 
 
 class KnowledgeError(AnabranchError):
-    """The index cannot be opened, read or written, or not in the way that was asked for.
+    """The index cannot be opened, read, written or changed as requested.
 
-    What was in it before stays there. Attributes: `index`, its name; `why`, what happened;
-    `remedy`, what to do.
+    Its documents stay as they were. Attributes: `index`, its name; `why`, what happened; `remedy`,
+    what to do.
     """
 
     def __init__(self, index: str, why: str, remedy: str) -> None:

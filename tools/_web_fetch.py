@@ -200,9 +200,7 @@ class _Inflater:
     def __init__(self, coding: str) -> None:
         self._coding = coding.strip().lower()
         if self._coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise ToolError(
-                f"the server compressed its answer as {coding:.40}, which was not requested"
-            )
+            raise ToolError(f"the answer is compressed as {coding:.40}, which was not requested")
         self._decompressor: Any = None
 
     @property

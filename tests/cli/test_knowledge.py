@@ -106,8 +106,8 @@ def test_skipped_files_are_named(count: int, folder: Path):
     assert len(lines) == min(count, 20) + (count > 20)
     for number, line in enumerate(lines[:20]):
         assert f"p{number:04}" in line
-        assert line.endswith("was skipped: its kind is not known")
-    assert count <= 20 or lines[-1] == "and 1,001 more files whose kind is not known"
+        assert line.endswith("was skipped: unknown kind of file")
+    assert count <= 20 or lines[-1] == "and 1,001 more files of unknown kind"
     assert not steering(out)
 
 
@@ -257,7 +257,7 @@ async def test_a_chat_says_when_a_search_fails(folder: Path):
     async with open_chat(folder, text("I do not know."), options=KNOWING) as (on, _):
         take_away(folder)
         await on.say("How long is the Nile?")
-        await on.shows("(the search failed: Error: KnowledgeError: the index 'notes.db' was taken")
+        await on.shows("(the search failed: Error: KnowledgeError: the index 'notes.db' was removed")
         await on.shows("I do not know.")
         await on.leave()
 

@@ -193,7 +193,7 @@ async def test_an_index_is_neither_copied_nor_sent():
         lambda: copy.deepcopy(index),
         lambda: copy.deepcopy(agent),
     ):
-        with pytest.raises(ConfigurationError, match="make one there, of the same name"):
+        with pytest.raises(ConfigurationError, match="make one there with the same name"):
             way()
 
 

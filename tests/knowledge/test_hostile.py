@@ -15,7 +15,7 @@ import pytest
 
 from anabranch.commander.errors import AnabranchError
 from anabranch.knowledge import Index, KnowledgeError
-from anabranch.knowledge._folder import Added
+from anabranch.knowledge._folder import FolderReport
 
 for library in ("docx", "pypdf", "trafilatura"):
     pytest.importorskip(library, reason=f"{library} is not installed: anabranch[knowledge]")
@@ -168,7 +168,7 @@ async def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path):
     (tmp_path / "small.txt").write_text(TEXT)
     async with Index(":memory:") as index:
         report = await index.add_folder(tmp_path)
-        assert one_line(report, "large.txt").startswith("is too large: 2,147.5 MB, and 50.0 MB")
+        assert one_line(report, "large.txt").startswith("is too large: 2,147.5 MB, and the limit is 50.0 MB")
         assert len(report.added) == 1
 
 
@@ -195,7 +195,7 @@ async def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
         assert one_line(report, "nothing.md").startswith("cannot be read (No such file")
         assert [Path(each).name for each in report.added] == ["in.md"]
         for name in ("folder.md", "pipe.md"):
-            with pytest.raises(KnowledgeError, match="which is no file: give it another"):
+            with pytest.raises(KnowledgeError, match="which is no file: add another"):
                 await index.add_file(tmp_path / name)
 
 
@@ -224,7 +224,7 @@ async def test_a_file_that_vanishes_is_one_line(tmp_path, monkeypatch):
 
     for name in ("a.md", "b.md"):
         (tmp_path / name).write_text(TEXT)
-    walk = _index.walk
+    walk = _index.list_files
 
     def vanish(root, report):
         files = walk(root, report)
@@ -232,7 +232,7 @@ async def test_a_file_that_vanishes_is_one_line(tmp_path, monkeypatch):
         return files
 
     async with Index(":memory:") as index:
-        monkeypatch.setattr(_index, "walk", vanish)
+        monkeypatch.setattr(_index, "list_files", vanish)
         report = await index.add_folder(tmp_path)
         assert one_line(report, "a.md").startswith("cannot be read (No such file")
         assert len(report.added) == 1
@@ -313,11 +313,11 @@ async def test_without_a_library_the_others_are_read(tmp_path, monkeypatch):
 
 def test_a_report_is_short_and_a_line_for_each_that_was_refused():
     """Counts first; a name that is not printable is quoted."""
-    report = Added(added=["a", "b"], refused={"x\ny.md": "is no file", "z.md": "is no file"})
+    report = FolderReport(added=["a", "b"], refused={"x\ny.md": "is no file", "z.md": "is no file"})
     report.pieces = 3
     assert str(report).split("\n") == [
         "2 added, 2 refused; 3 pieces",
         "'x\\ny.md' is no file",
         "z.md is no file",
     ]
-    assert str(Added()) == "no files"
+    assert str(FolderReport()) == "no files"

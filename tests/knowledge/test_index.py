@@ -68,8 +68,16 @@ async def test_with_embed_nothing_is_said(caplog):
 @pytest.mark.parametrize(
     ("other", "size", "why"),
     [
-        ("other", 2, "has vectors of 2 by own, and here are 2 by other: give the same embed="),
-        ("own", 3, "has vectors of 2 by own, and here are 3 by own: give the same embed="),
+        (
+            "other",
+            2,
+            "has vectors of 2 by own, but the given model makes 2 by other: give the same embed=",
+        ),
+        (
+            "own",
+            3,
+            "has vectors of 2 by own, but the given model makes 3 by own: give the same embed=",
+        ),
     ],
 )
 async def test_another_embedder_is_refused(tmp_path, other, size, why):
@@ -97,7 +105,9 @@ async def test_without_embed_vectors_are_kept_and_not_put_beside(tmp_path):
         await index.add("a", "about zebra")
     async with Index(tmp_path / "a.db") as index:
         assert await index.search("zebra")
-        with pytest.raises(KnowledgeError, match="and none is given: give the same embed="):
+        with pytest.raises(
+            KnowledgeError, match="but no embedding model is given: give the same embed="
+        ):
             await index.add("b", "text")
         assert [each.name for each in await index.sources()] == ["a"]
 
@@ -106,7 +116,7 @@ async def test_without_embed_vectors_are_kept_and_not_put_beside(tmp_path):
 async def test_a_kind_that_is_none_is_refused(kind):
     """Rather than read as text without headings; a file's ending is none."""
     async with Index(":memory:") as index:
-        with pytest.raises(ValueError, match="a text is one of markdown, html, code, text"):
+        with pytest.raises(ValueError, match="kind must be one of markdown, html, code, text"):
             await index.add("a", "# Heading", kind)
         assert await index.sources() == []
 
@@ -128,14 +138,14 @@ async def test_an_embedder_that_comes_later_adds_its_vectors(tmp_path):
     docs = write(tmp_path / "docs", a="about zebra", b="about horses")
     async with Index(tmp_path / "a.db") as index:
         await index.add_folder(docs)
-    maker = Scripted()
-    async with Index(tmp_path / "a.db", embed=maker.embed, embedder="own") as index:
+    vector_space = Scripted()
+    async with Index(tmp_path / "a.db", embed=vector_space.embed, embedder="own") as index:
         assert len(await index.search("zebra")) == 1
-        assert maker.texts == []
+        assert vector_space.texts == []
         assert ends((await index.add_folder(docs)).changed) == ["a.md", "b.md"]
-        assert len(maker.texts) == 2
+        assert len(vector_space.texts) == 2
         assert len((await index.add_folder(docs)).unchanged) == 2
-        assert len(maker.texts) == 2
+        assert len(vector_space.texts) == 2
         assert len(await index.search("zebra")) == 2
 
 
@@ -173,12 +183,12 @@ async def test_an_embedder_without_a_name_is_refused():
 async def test_a_folder_again_and_again_reads_what_has_changed(tmp_path):
     """Added, changed, gone and moved files; each has the pieces of what it says now."""
     docs = write(tmp_path / "docs", a="about apples", b="about pears", c="about plums")
-    maker = Scripted()
-    async with Index(":memory:", embed=maker.embed, embedder="own") as index:
+    vector_space = Scripted()
+    async with Index(":memory:", embed=vector_space.embed, embedder="own") as index:
         first = await index.add_folder(docs)
         assert (len(first.added), first.pieces) == (3, 3)
         assert len((await index.add_folder(docs)).unchanged) == 3
-        assert len(maker.texts) == 3
+        assert len(vector_space.texts) == 3
         (docs / "a.md").write_text("about cherries")
         (docs / "b.md").unlink()
         (docs / "sub").mkdir()
@@ -189,7 +199,7 @@ async def test_a_folder_again_and_again_reads_what_has_changed(tmp_path):
         assert ends(report.removed) == ["b.md", "c.md"]
         assert ends(report.added) == ["d.md", "e.md"]
         assert report.pieces == 2
-        assert sorted(maker.texts[3:]) == ["about cherries", "about plums"]
+        assert sorted(vector_space.texts[3:]) == ["about cherries", "about plums"]
         found = {hit.text for hit in await index.search("apples pears", 9)}
         assert found == {"about cherries", "about plums"}
         assert ends(each.name for each in await index.sources()) == ["a.md", "d.md", "e.md"]
@@ -311,7 +321,7 @@ async def test_what_is_no_folder_is_one_error(tmp_path, name):
     """A file, or nothing."""
     write(tmp_path, a="text")
     async with Index(":memory:") as index:
-        with pytest.raises(KnowledgeError, match="which is no folder: name one that is there"):
+        with pytest.raises(KnowledgeError, match="which is no folder: give an existing folder"):
             await index.add_folder(tmp_path / name)
 
 
@@ -353,7 +363,7 @@ async def test_on_a_terminal_a_bar_moves_and_goes(tmp_path, capsys, monkeypatch,
 @pytest.mark.parametrize("settings", [{"size": 15}, {"overlap": -1}, {"size": 20, "overlap": 11}])
 def test_sizes_that_make_no_sense_are_refused(settings):
     """Before anything is opened."""
-    with pytest.raises(ValueError, match="a piece has at least 16 tokens"):
+    with pytest.raises(ValueError, match="size must be at least 16"):
         Index(":memory:", **settings)
 
 

@@ -12,7 +12,7 @@ from support.seeds import example_count
 
 from anabranch.commander.errors import ConfigurationError, MissingExtra
 from anabranch.knowledge import estimate_tokens, token_counter
-from anabranch.knowledge._pieces import cut
+from anabranch.knowledge._pieces import cut_pieces
 from anabranch.knowledge._read_main import read_text
 
 
@@ -68,7 +68,7 @@ def test_no_piece_is_too_long_and_nothing_is_lost(text, kind, size, counter):
     """Each sign of each block stands in some piece, in order; none has more than `size` tokens."""
     size, overlap = size
     blocks = read_text(text, kind)
-    pieces = cut(blocks, size, overlap, counter)
+    pieces = cut_pieces(blocks, size, overlap, counter)
     assert all(counter(piece.text) <= size for piece in pieces if len(piece.text) > 1)
     said = [dense(block[1]) for block in blocks if block[0] != "heading"]
     assert held_in("".join(said), [dense(piece.text) for piece in pieces])
@@ -94,7 +94,7 @@ def test_reading_loses_nothing_of_a_text(text, kind):
 def test_each_piece_stands_where_it_says(text, kind, size, counter):
     """At the line of a piece its text begins, also where that is an overlap."""
     rows = text.split("\n")
-    for piece in cut(read_text(text, kind), *size, counter):
+    for piece in cut_pieces(read_text(text, kind), *size, counter):
         first = next(line for line in piece.text.split("\n") if line)
         if dense(piece.text) in dense(
             piece.heading
@@ -115,9 +115,9 @@ def test_an_overlap_is_no_longer_than_asked(gaps, size, counter):
     letters = map(chr, range(0x4E00, 0x9FFF))  # each stands in the text once
     texts = ["".join(next(letters) + gap for gap in each) for each in gaps]
     blocks = [("text", text, 0, number, 0) for number, text in enumerate(texts, 1)]
-    plain = cut(blocks, size, 0, counter)
+    plain = cut_pieces(blocks, size, 0, counter)
     assert dense("".join(piece.text for piece in plain)) == dense("".join(texts))
-    for one, two in pairwise(cut(blocks, size, overlap, counter)):
+    for one, two in pairwise(cut_pieces(blocks, size, overlap, counter)):
         before = {letter for letter in one.text if letter.isalpha()}
         again = [number for number, letter in enumerate(two.text, 1) if letter in before]
         assert not again or counter(two.text[: again[-1]]) <= overlap
@@ -126,7 +126,7 @@ def test_an_overlap_is_no_longer_than_asked(gaps, size, counter):
 def test_an_overlap_is_the_whole_lines_before():
     """The piece begins with them and says their line."""
     rows = [f"This is the sentence of number {number}." for number in range(1, 30)]
-    pieces = cut([("text", "\n".join(rows), 0, 7, 0)], 60, 12)
+    pieces = cut_pieces([("text", "\n".join(rows), 0, 7, 0)], 60, 12)
     for one, two in pairwise(pieces):
         first = two.text.split("\n")[0]
         assert one.text.split("\n")[-1] == first
@@ -136,7 +136,7 @@ def test_an_overlap_is_the_whole_lines_before():
 def test_short_blocks_overlap_too():
     """Of paragraphs shorter than the overlap, the last ones begin the next piece."""
     blocks = [("text", f"Paragraph {number}.", 0, number, 0) for number in range(1, 60)]
-    pieces = cut(blocks, 40, 10)
+    pieces = cut_pieces(blocks, 40, 10)
     assert len(pieces) > 2
     for one, two in pairwise(pieces):
         shared = two.text.split("\n\n")[0]
@@ -149,7 +149,7 @@ def test_pieces_never_reach_over_a_heading():
     text = "# A\n\none\n\n## B\n\ntwo\n\n### C\n\nthree\n\n## D\n\nfour\n\n# E\n\nfive"
     assert [
         (piece.heading, piece.text, piece.line)
-        for piece in cut(read_text(text, "markdown"), 300, 30)
+        for piece in cut_pieces(read_text(text, "markdown"), 300, 30)
     ] == [
         ("A", "one", 3),
         ("A > B", "two", 7),
@@ -162,7 +162,7 @@ def test_pieces_never_reach_over_a_heading():
 def test_a_heading_with_nothing_below_it_is_found():
     """It is a piece by itself, or it could not be found."""
     text = "# Alone\n\n# Above\n\n## Below\n\n## Last"
-    pieces = cut(read_text(text, "markdown"), 300, 30)
+    pieces = cut_pieces(read_text(text, "markdown"), 300, 30)
     assert [(piece.heading, piece.text, piece.line) for piece in pieces] == [
         ("Alone", "Alone", 1),
         ("Above > Below", "Below", 5),
@@ -172,7 +172,7 @@ def test_a_heading_with_nothing_below_it_is_found():
 
 def test_parts_that_read_alike_have_their_own_lines():
     """A line that is there a thousand times is cited each time where it stands."""
-    pieces = cut(read_text("\n".join(["again and again"] * 1000), "text"), 40, 0)
+    pieces = cut_pieces(read_text("\n".join(["again and again"] * 1000), "text"), 40, 0)
     assert all(two.line == one.line + one.text.count("\n") + 1 for one, two in pairwise(pieces))
 
 
@@ -212,7 +212,7 @@ def test_hostile_texts_are_cut_as_soon_as_others(name, kind):
         return words(text)
 
     text = HOSTILE[name]
-    pieces = cut(read_text(text, kind), 300, 30, counter)
+    pieces = cut_pieces(read_text(text, kind), 300, 30, counter)
     assert dense(text) == "" or pieces
     assert asked < 60 * len(text) + 100_000
     assert sum(len(piece.text) for piece in pieces) < 2 * len(text) + 1000
@@ -220,7 +220,7 @@ def test_hostile_texts_are_cut_as_soon_as_others(name, kind):
 
 def test_a_word_of_a_megabyte_is_no_piece_by_itself():
     """Whatever the counter says of it: 32 letters are one token at least."""
-    pieces = cut([("text", "x" * 1_000_000, 0, 1, 0)], 300, 0, words)
+    pieces = cut_pieces([("text", "x" * 1_000_000, 0, 1, 0)], 300, 0, words)
     assert max(len(piece.text) for piece in pieces) <= 32 * 301
 
 
@@ -228,7 +228,7 @@ def test_cutting_keeps_little_beside_the_pieces():
     """A long text is not copied once for each piece."""
     blocks = [("text", "word " * 60_000, 0, 1, 0)]
     tracemalloc.start()
-    cut(blocks, 300, 30)
+    cut_pieces(blocks, 300, 30)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 12 * len(blocks[0][1])
@@ -260,7 +260,7 @@ def test_pieces_have_at_most_so_many_tokens_of_a_model(tokenizer_json, text, siz
     """A tokenizer of a model counts, without the truncation and padding that its file has."""
     count = token_counter(tokenizer_json)
     assert count("x" * 100) > 16
-    pieces = cut(read_text(text, "markdown"), *size, count)
+    pieces = cut_pieces(read_text(text, "markdown"), *size, count)
     assert all(count(piece.text) <= size[0] for piece in pieces)
 
 

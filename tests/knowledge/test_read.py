@@ -4,15 +4,21 @@ import io
 
 import pytest
 
-from anabranch.knowledge._read_main import KINDS, Refused, decode, read_file, read_text
+from anabranch.knowledge._read_main import (
+    KIND_BY_EXTENSION,
+    UnreadableFile,
+    decode,
+    read_file,
+    read_text,
+)
 
 pytest.importorskip("trafilatura")
 
 
 def read(path, data, *, most=50_000_000):
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    kind = KINDS[path.suffix[1:]]
-    request = {"path": str(path), "kind": kind, "known": None, "most": most}
+    kind = KIND_BY_EXTENSION[path.suffix[1:]]
+    request = {"path": str(path), "kind": kind, "known": None, "max_bytes": most}
     return [tuple(block) for block in read_file(request)["blocks"]]
 
 
@@ -193,7 +199,7 @@ def test_a_few_wrong_bytes_make_no_other_encoding():
 )
 def test_what_is_no_text_is_refused(data):
     """Whatever its name says."""
-    with pytest.raises(Refused, match=r"is binary, and no text|is no text in any"):
+    with pytest.raises(UnreadableFile, match=r"is binary, not text|has no known text"):
         decode(data)
 
 
@@ -313,14 +319,14 @@ def test_a_pdf_with_a_password_is_refused_and_one_without_is_read(tmp_path):
     assert read(tmp_path / "a.pdf", written(writer))[0][1] == "Open to all"
     writer = pdf("Secret")
     writer.encrypt("word", "owner", algorithm="RC4-128")
-    with pytest.raises(Refused, match="is encrypted"):
+    with pytest.raises(UnreadableFile, match="is encrypted"):
         read(tmp_path / "b.pdf", written(writer))
 
 
 @pytest.mark.parametrize("pages", [(), ("",), ("", " ")])
 def test_a_pdf_without_text_is_refused(tmp_path, pages):
     """Rather than taken as empty: its pages may be pictures."""
-    with pytest.raises(Refused, match="has no text"):
+    with pytest.raises(UnreadableFile, match="has no text"):
         read(tmp_path / "a.pdf", written(pdf(*pages)))
 
 

@@ -238,6 +238,6 @@ async def test_a_single_file_that_cannot_be_read_is_one_error(library):
         await index.add_file(docs / "a.txt")
         (docs / "a.txt").write_bytes(b"\0" * 100)
         for name in ("a.txt", "m.pdf", "none.txt"):
-            with pytest.raises(KnowledgeError, match=f"{name}', which .*: give it another file"):
+            with pytest.raises(KnowledgeError, match=f"{name}', which .*: add another file"):
                 await index.add_file(docs / name)
         assert [hit.text for hit in await index.search("folder")] == [TEXT]

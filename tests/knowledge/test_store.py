@@ -18,7 +18,7 @@ from support.paths import TESTS
 from support.seeds import SEED, example_count
 
 from anabranch.knowledge import Index, KnowledgeError
-from anabranch.knowledge._sqlite import APPLICATION, MIGRATIONS
+from anabranch.knowledge._sqlite import APPLICATION_ID, MIGRATIONS
 
 pytest.importorskip("numpy")
 
@@ -145,7 +145,7 @@ BAD = {
     "newer": (
         lambda path: make(
             path,
-            f"pragma application_id = {APPLICATION}",
+            f"pragma application_id = {APPLICATION_ID}",
             f"pragma user_version = {len(MIGRATIONS) + 1}",
         ),
         f"has tables of version {len(MIGRATIONS) + 1}, and this anabranch knows"
@@ -191,8 +191,8 @@ async def test_a_damaged_file_is_one_error(tmp_path):
     for number in range(example_count(30, 500)):
         path = tmp_path / f"{number}.db"
         place = rng.randrange(len(data))
-        cut = data[:place] if number % 2 else None
-        path.write_bytes(cut or data[:place] + rng.randbytes(5000) + data[place + 5000 :])
+        truncated = data[:place] if number % 2 else None
+        path.write_bytes(truncated or data[:place] + rng.randbytes(5000) + data[place + 5000 :])
         async with aclosing(Index(path)) as damaged:
             for call in (
                 lambda index: index.search("put_job"),
@@ -236,7 +236,7 @@ def test_in_a_folder_that_may_not_be_written_to_it_says_so(tmp_path):
         os.chmod(folder, 0o700)
     lines = ended.stdout.splitlines()
     assert len(lines) == 2, ended
-    assert all("name a file that this user may write" in line for line in lines), lines
+    assert all("give a file that this user may write" in line for line in lines), lines
     assert stored_pieces(folder / "a.db") == {"kept": ["put_job stays"]}
 
 
@@ -316,14 +316,14 @@ async def test_a_file_that_was_taken_away_or_replaced_is_said_and_begun_anew(tmp
     await other.aclose()
     (tmp_path / "a.db").rename(tmp_path / "moved.db")
     for call in (index.add("c", "one"), index.search("one"), index.sources()):
-        with pytest.raises(KnowledgeError, match="taken away or replaced while it was open"):
+        with pytest.raises(KnowledgeError, match="removed or replaced while it was open"):
             await call
     (tmp_path / "moved.db").rename(tmp_path / "a.db")
     assert [each.source for each in await index.search("one")] == ["a"]
     for part in tmp_path.glob("a.db*"):
         part.unlink()
     (tmp_path / "other.db").rename(tmp_path / "a.db")
-    with pytest.raises(KnowledgeError, match="close it and open it anew"):
+    with pytest.raises(KnowledgeError, match="close the index and open it again"):
         await index.add("c", "one")
     await index.aclose()
     assert [each.source for each in await index.search("one")] == ["b"]

@@ -209,7 +209,7 @@ async def test_vectors_are_searched_exactly(place):
         kept = list(texts.items())[:100]
         for name, vector in list(texts.items())[100:]:
             ((packed, _),) = await index._vectors([name])
-            numbers = await index._store.by_vector(packed, 10)
+            numbers = await index._store.search_vectors(packed, 10)
             found = [each.piece.text for each in await index._store.read(numbers)]
             near = sorted(kept, key=lambda each: -(each[1] @ vector) / np.linalg.norm(each[1]))
             assert found == [text for text, _ in near[:10]]
@@ -338,7 +338,7 @@ def test_killed_while_it_adds_each_document_is_whole(place):
         text = "\\n\\n".join(f"# {{n}}\\n\\nnew{{n}} stays" for n in range(500))
         asyncio.run(Index({3!r}, embed=embed, embedder="own").add("a", text))
     """
-    module, words = ("postgres", "_words") if "://" in name else ("sqlite", "apart")
+    module, words = ("postgres", "_words") if "://" in name else ("sqlite", "separate_words")
     for at in range(0, len(moments), 2):
         some = moments[at : at + 2]
         lives = [start(program.format(module, 2 * each, words, name)) for each in some]

@@ -57,7 +57,7 @@ def test_equal_vectors_come_in_the_order_of_their_numbers():
 
 def test_vectors_that_float32_cannot_tell_apart_are_in_order(monkeypatch):
     """A million ones around the same direction: the nearest is found, in chunks."""
-    monkeypatch.setattr(_vectors, "CHUNK", 7)
+    monkeypatch.setattr(_vectors, "CHUNK_VECTORS", 7)
     rng = np.random.default_rng(0)
     base = rng.normal(size=256)
     rows = [(number, pack_vector(base + 1e-6 * rng.normal(size=256))) for number in range(1, 301)]

@@ -9,7 +9,7 @@ from support.index_file import has_current_words
 from support.seeds import example_count
 
 from anabranch.knowledge import Index
-from anabranch.knowledge._words import MOST_WORDS, words_of
+from anabranch.knowledge._store import MAX_QUESTION_WORDS, extract_words
 
 PAGES = {
     "put": "Use put_job to hand a job to a node. The other way is put_nowait.",
@@ -135,15 +135,15 @@ async def test_a_word_is_found_by_itself(word):
 async def test_a_question_of_a_megabyte_is_cut(pages, sign):
     """It is answered, by its beginning."""
     await pages.search(sign * (1_000_000 // len(sign)))
-    words = words_of("put_job " + sign * (1_000_000 // len(sign)))
+    words = extract_words("put_job " + sign * (1_000_000 // len(sign)))
     assert words[:1] == ["put_job"]
-    assert len(words) <= MOST_WORDS
+    assert len(words) <= MAX_QUESTION_WORDS
 
 
 def test_the_commonest_words_say_nothing_beside_others():
     """But alone they are what is asked for."""
-    assert words_of("What is the matter with it?") == ["matter"]
-    assert words_of("to be or not to be") == ["to", "be", "or", "not"]
+    assert extract_words("What is the matter with it?") == ["matter"]
+    assert extract_words("to be or not to be") == ["to", "be", "or", "not"]
 
 
 async def test_words_and_pieces_agree_whatever_was_put_in(tmp_path):

@@ -24,7 +24,7 @@ from anabranch.cluster import _cluster, _payload
 from anabranch.commander import _cancel
 from anabranch.commander.errors import ConfigurationError
 from anabranch.commander.private import silence_unfinished
-from anabranch.knowledge._read_main import table_text
+from anabranch.knowledge._read_main import read_table
 from anabranch.testing import SeededLoop, _loop, _threads
 
 ROOMS = sorted(link.name for link in (ROOT / "anabranch").iterdir() if link.is_symlink())
@@ -205,7 +205,7 @@ def merged_cells(wrap: Callable[[Any], Any]) -> str:
     table.cell(0, 0).merge(table.cell(0, 1)).text = "wide"
     table.cell(0, 2).merge(table.cell(1, 2)).text = "tall"
     rows = [SimpleNamespace(cells=[wrap(cell) for cell in row.cells]) for row in table.rows]
-    return table_text(SimpleNamespace(rows=rows))
+    return read_table(SimpleNamespace(rows=rows))
 
 
 def merged_cells_present() -> None:

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from anabranch.knowledge._words import apart
+from anabranch.knowledge._store import separate_words
 
 __all__ = ["has_current_words", "stored_pieces"]
 
@@ -35,7 +35,7 @@ def has_current_words(path: Path) -> bool:
         for number, *texts in sql.execute("select id, heading, text from piece").fetchall():
             sql.execute(
                 "insert into temp.fresh (rowid, heading, text) values (?, ?, ?)",
-                (number, *map(apart, texts)),
+                (number, *map(separate_words, texts)),
             )
         sql.execute("create virtual table temp.old using fts5vocab('main', 'words', 'instance')")
         sql.execute("create virtual table temp.new using fts5vocab('temp', 'fresh', 'instance')")
