@@ -257,7 +257,9 @@ async def test_a_chat_says_when_a_search_fails(folder: Path):
     async with open_chat(folder, text("I do not know."), options=KNOWING) as (on, _):
         take_away(folder)
         await on.say("How long is the Nile?")
-        await on.shows("(the search failed: Error: KnowledgeError: the index 'notes.db' was removed")
+        await on.shows(
+            "(the search failed: Error: KnowledgeError: the index 'notes.db' was removed"
+        )
         await on.shows("I do not know.")
         await on.leave()
 

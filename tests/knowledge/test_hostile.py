@@ -168,7 +168,9 @@ async def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path):
     (tmp_path / "small.txt").write_text(TEXT)
     async with Index(":memory:") as index:
         report = await index.add_folder(tmp_path)
-        assert one_line(report, "large.txt").startswith("is too large: 2,147.5 MB, and the limit is 50.0 MB")
+        assert one_line(report, "large.txt").startswith(
+            "is too large: 2,147.5 MB, and the limit is 50.0 MB"
+        )
         assert len(report.added) == 1
 
 

@@ -127,7 +127,9 @@ async def test_tables_of_a_newer_version_are_refused_and_not_changed(postgres):
     async with asyncio.timeout(60):
         index = Index(name)
         for call in (index.sources(), index.search("a"), index.add("b", "b"), index.__aenter__()):
-            with pytest.raises(KnowledgeError, match=r"has tables of version 99, newer than .* upgrade"):
+            with pytest.raises(
+                KnowledgeError, match=r"has tables of version 99, newer than .* upgrade"
+            ):
                 await call
         await index.aclose()
     rows = await asyncio.to_thread(postgres.run, f"select value from {about}")
