@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, cast
 
+from ..commander.durable import scope_here
 from ..commander.errors import ConfigurationError
 from ..commander.kinds import passes_with
-from ..commander.scope import scope_here
 from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble

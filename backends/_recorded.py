@@ -15,9 +15,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from ..commander import is_watched, payer
+from ..commander.durable import DurableReply, charge_again, scope_here
 from ..commander.errors import ConfigurationError
-from ..commander.kept import KeptReply
-from ..commander.scope import charge_again, scope_here
 from ..dispatch.assembly import assemble
 from ..messages import (
     Delta,
@@ -141,14 +140,14 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         if scope is None or _TAKEN.get() is not None:
             return stream(self, request), False
         reply = scope.reply(key_of(request), self.redact)
-        for model, usage in reply.spent:
+        for model, usage in reply.earlier_charges:
             charge_again(model, usage, own=self.limits_of_model(model))
         if reply.recorded is not None:
             return _play(self, reply, reply.recorded), True
         taken: list[tuple[str, Usage]] = []
         with _noting(taken):
             source = stream(self, request)
-        if reply.hears:
+        if reply.has_reader:
             source = _tell(source, reply, self.redact)
         return _keep(self, source, reply, taken), False
 
@@ -157,7 +156,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
 
 
 async def _tell(
-    source: AsyncGenerator[Delta, None], reply: KeptReply, redact: Callable[[str], str]
+    source: AsyncGenerator[Delta, None], reply: DurableReply, redact: Callable[[str], str]
 ) -> AsyncGenerator[Delta, None]:
     """Pass deltas on, and tell their text as it grows, in pieces that part no key in two."""
     held = ""
@@ -166,7 +165,7 @@ async def _tell(
             held += delta.text or ""
             end = max(held.rfind(" "), held.rfind("\n"), len(held) - LONGEST_WORD) + 1
             if end > 0:
-                reply.hear(redact(held[:end]))
+                reply.publish_text(redact(held[:end]))
                 held = held[end:]
             yield delta
 
@@ -174,7 +173,7 @@ async def _tell(
 async def _keep(
     backend: Backend,
     source: AsyncGenerator[Delta, None],
-    reply: KeptReply,
+    reply: DurableReply,
     taken: list[tuple[str, Usage]],
 ) -> AsyncGenerator[Delta, None]:
     """Pass deltas on; nobody sees the reply's end before it is kept, whatever end that is.
@@ -183,7 +182,7 @@ async def _keep(
     """
     came: list[Delta] = []
     whole = 0  # how many had come before its end
-    with reply.coming():
+    with reply.receiving():
         try:
             try:
                 while True:
@@ -203,12 +202,12 @@ async def _keep(
         except BaseException as error:
             seen = came[: whole - 1] if whole else came
             saved = _write(backend, seen, taken, exact=True)
-            reply.break_off(write_json(saved), error)
+            reply.record_interruption(write_json(saved), error)
             raise
         saved = _write(backend, came, taken)
         if not whole:  # a backend of the user's own may know no end mark
             saved["open"] = True
-        reply.keep(write_json(saved))
+        reply.record(write_json(saved))
     for delta in came[whole - 1 :] if whole else ():
         yield delta
 
@@ -233,7 +232,7 @@ def _write(
     return saved
 
 
-async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator[Delta, None]:
+async def _play(backend: Backend, reply: DurableReply, text: str) -> AsyncGenerator[Delta, None]:
     """Give a reply that was kept, and charge what it took; it takes no turn of any limit."""
     saved = json.loads(text)
     for model, usage in saved["taken"]:
@@ -241,7 +240,7 @@ async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator
         add_usage(model, Usage(**usage))
     for delta in deltas_of(saved):
         yield delta
-    await reply.end()
+    await reply.finish_replay()
 
 
 def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:

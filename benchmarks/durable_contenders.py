@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import Job, run
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.store import _writer as writer

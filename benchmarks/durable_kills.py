@@ -27,7 +27,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.store import Durable, Journal
 
 CHARGES = 20

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ..commander import current_node
 from ..commander.errors import ConfigurationError, WorkerLost
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ._cluster import Cluster, Monitor, join
 from ._payload import Result
 from ._placement import Ray
@@ -116,7 +116,7 @@ class ActorHandle:
             partial(_create, detached=detached), cluster, self.kind, self.name, on
         )
         created = asyncio.ensure_future(creating)
-        interrupted = await outlast(created)
+        interrupted = await wait_shielded(created)
         actor = created.result()
         try:
             if interrupted is not None:
@@ -167,7 +167,7 @@ class ActorHandle:
                     _kill(cluster, actor)
 
             ending = asyncio.ensure_future(end())
-            if (interrupted := await outlast(ending)) is not None:
+            if (interrupted := await wait_shielded(ending)) is not None:
                 raise interrupted
             ending.result()
 

@@ -15,7 +15,7 @@ from ..agents import AgentMessage, Answer, Directory, Participant
 from ..agents.integration import audible_scope, current_scope, run_in_tree
 from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost, act_as
-from ..commander.remote import send
+from ..commander.remote import run_remotely
 from ..handlers import handler
 from ..messages import Usage
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
@@ -110,7 +110,7 @@ class AgentCallNode(Node[Any], internal=True):
         super().__init__(name)
         act_as(self, agent.name)
         arguments = pack((args, kwargs), f"what {name} is given")
-        send(self, RemoteAgentCall(agent, method, arguments))
+        run_remotely(self, RemoteAgentCall(agent, method, arguments))
 
 
 class RemoteAgentCall(RemoteNode):

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from ..agents.integration import ConversationScope, continue_scope
 from ..commander import Node
 from ..commander.errors import ConfigurationError, WorkerLost
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ._cluster import Cluster, Monitor, join
 from ._mailbox import RemoteCall, inbox_of
 from ._payload import load, load_lenient, pack_job, unpack_job
@@ -100,7 +100,7 @@ class _Attempt:
             task = self._submit()
         else:  # here Ray holds its caller up
             submitting = asyncio.wrap_future(call_in_thread(self._submit))
-            interrupted = await outlast(submitting)
+            interrupted = await wait_shielded(submitting)
             task = submitting.result()
             cluster.ready = True
 
@@ -119,7 +119,7 @@ class _Attempt:
                 if cluster.usable:
                     cluster.ray.cancel(task, recursive=False)
                     ending = self._end(over, monitor.lost, kill)
-                    await outlast(asyncio.ensure_future(ending))
+                    await wait_shielded(asyncio.ensure_future(ending))
                 raise
             finally:
                 over.cancel()

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 from ..backends.limits import Turn, Turns, limits_of, turn_in
 from ..commander import Commander, Node, current_node
 from ..commander.errors import BudgetExceeded, WorkerLost
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ..messages import Usage
 from ._actor import ActorHandle
 from ._cluster import Cluster, Monitor
@@ -371,7 +371,7 @@ class RemoteLimits(Turns):
             finally:
                 for ask in granted:  # it is returned also where this is cancelled
                     returning = asyncio.ensure_future(reader.answer(ask.number, Result(turn.usage)))
-                    interrupted = await outlast(returning)
+                    interrupted = await wait_shielded(returning)
                     with suppress(WorkerLost):  # whom it was for may have gone
                         returning.result()
                     if interrupted is not None:

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..commander import Node
 from ..commander.errors import ConfigurationError, MissingExtra, remake
-from ..commander.remote import inputs, is_a, note, notes_of, type_name
+from ..commander.remote import inputs_of, is_a, note, notes_of, type_name
 from ._ray import import_ray, this_host
 
 __all__ = [
@@ -287,7 +287,7 @@ def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     With it come its large fields and what in it Ray itself has to send. Raises `ConfigurationError`
     where a secret would travel and `TypeError` for what cannot be sent; both name the field.
     """
-    kind, fields = type(job), inputs(job)
+    kind, fields = type(job), inputs_of(job)
     declared = {field.name for field in dataclasses.fields(cast("Any", job))}
     for name in fields.keys() - declared:
         raise TypeError(

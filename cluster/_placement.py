@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
 
-from ..commander import Away, Node
+from ..commander import Node, RemoteBody
 from ..commander.errors import ConfigurationError
 from ._payload import check_runtime_env
 from ._ray import call_in_thread
@@ -61,7 +61,7 @@ class Ray:
             options["runtime_env"] = check_runtime_env(self.runtime_env)
         return options
 
-    def prepare(self, node: Node[Any]) -> Away:
+    def prepare(self, node: Node[Any]) -> RemoteBody:
         """Make a job ready to be sent; raise `TypeError` or `ConfigurationError` if it cannot be.
 
         The engine calls it when the job is put.

@@ -23,12 +23,12 @@ from ..commander.remote import (
     Origin,
     SubtreeCommander,
     cancel_reason,
-    now,
+    event_time,
+    has_listeners,
     policy_of,
     publish,
     relay,
     type_name,
-    watched,
 )
 from ..commander.tap import Tap
 from ._payload import describe_error, dump, dump_error, load, load_error
@@ -67,7 +67,7 @@ class RemoteNode:
     def begin(self, node: Node[Any]) -> None:
         """Forget all: the body of `node` is started now."""
         self.host = None
-        self._clock = _ClockOffset(now(node))
+        self._clock = _ClockOffset(event_time(node))
         self.clear()
 
     def clear(self) -> None:
@@ -88,7 +88,7 @@ class RemoteNode:
             None if scope is None else (scope.limit, scope.left, current_session()),
         )
 
-    def below(self, depth: int) -> Sequence[NodeSnapshot]:
+    def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
         """Return the unfinished nodes, each before its children; the uppermost at `depth`."""
         children: dict[int | None, list[_Entry]] = {}
         for entry in self._below.values():
@@ -119,7 +119,9 @@ class RemoteNode:
         if self.host is None:
             self.host, self.pid = report.host, report.pid
             publish(node, "placed", report.host)
-        self._clock.adjust(report.epoch + report.began, report.epoch + report.sent, now(node))
+        self._clock.adjust(
+            report.epoch + report.began, report.epoch + report.sent, event_time(node)
+        )
         origin = Origin(self._clock.at_home(report.epoch), report.host)
         if report.nodes is not None:
             self._below = {record[0]: _Entry(*record) for record in report.nodes}
@@ -136,7 +138,7 @@ class RemoteNode:
                 parent = None if node.parent is None else node.parent.node_id
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
-            if watched(node):
+            if has_listeners(node):
                 # Below `node`, and of the agent whose work it does there or, if none is, here.
                 segments = [] if number == node.node_id else [f"{name}#{number}"]
                 above = parent

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from uuid import uuid4
 
 from ..commander.errors import WorkerLost
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ._cluster import Monitor
 from ._payload import Result, describe_error, unpack
 from ._protocol import Ask, Batch, CancelAsk
@@ -324,7 +324,7 @@ class StreamReader:
                         await self._monitor.call(self._actor.close, self._key)
 
             closing = asyncio.ensure_future(close())
-            interrupted = await outlast(closing)
+            interrupted = await wait_shielded(closing)
             try:
                 closing.result()
             except TimeoutError:  # something blocks its process; its lease ends it later

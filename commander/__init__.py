@@ -48,9 +48,9 @@ from ._node import Node as Node
 from ._node import current_node as current_node
 from ._options import HandlerOptions as HandlerOptions
 from ._options import JobOptions as JobOptions
-from ._place import Away as Away
 from ._place import On as On
 from ._place import Place as Place
+from ._place import RemoteBody as RemoteBody
 from ._policy import Policy as Policy
 from ._policy import Quorum as Quorum
 from ._policy import Restart as Restart

@@ -17,9 +17,9 @@ from anyio import CancelScope, from_thread, to_thread
 from ._node import Node
 from ._report import note, type_name
 from .errors import WorkerLost
-from .process import describe_exit, outlast_end, start_process
-from .thread import WORKING_FOR, Notice
-from .waiting import outlast
+from .process import describe_exit, start_process, wait_for_exit
+from .thread import CANCEL_NOTICE, CancelNotice
+from .waiting import wait_shielded
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled"]
 
@@ -80,7 +80,7 @@ class ThreadCall(_Call[T], internal=True):
     async def task(self) -> T:
         """Wait for the thread; cancelled, tell it, and wait for it all the same."""
         scope = CancelScope()
-        notice = Notice()
+        notice = CancelNotice()
         interrupt: BaseException | None = None
 
         async def call() -> T | None:
@@ -94,17 +94,17 @@ class ThreadCall(_Call[T], internal=True):
                     return None
             raise asyncio.CancelledError
 
-        WORKING_FOR.set(notice)  # the thread has a copy of this context
+        CANCEL_NOTICE.set(notice)  # the thread has a copy of this context
         # Not by the loop's task factory, which may fail or drop what it is given.
         ended = asyncio.Task(call(), loop=asyncio.get_running_loop())
-        WORKING_FOR.set(None)
+        CANCEL_NOTICE.set(None)
         try:
             result = await asyncio.shield(ended)
         except asyncio.CancelledError:
             if not ended.done():
                 notice.tell()
                 scope.cancel()
-                await outlast(ended)
+                await wait_shielded(ended)
             if not ended.cancelled():
                 ended.exception()  # what a cancelled function raised is not news to anybody
             if interrupt is None:
@@ -184,7 +184,7 @@ class ProcessCall(_Call[T], internal=True):
         with suppress(ProcessLookupError):
             process.terminate()
         late = self._kill_later(process)
-        await outlast_end(process)
+        await wait_for_exit(process)
         late.cancel()
 
     def _answer(self, answer: bytes | None, status: int) -> T:

@@ -13,9 +13,9 @@ from ._report import describe, log, raise_soon
 
 if TYPE_CHECKING:
     from ._commander import Tree
-    from .scope import Scope
+    from .durable import DurableScope
 
-__all__ = ["Sweep", "abort", "cancel_subtrees", "leaves"]
+__all__ = ["Sweep", "abort", "cancel_subtrees", "is_shutting_down"]
 
 # How many nodes one turn of the loop marks, or cancels. That takes less than 10 ms of CPU, with the
 # ends of those that the turn before has cancelled.
@@ -23,7 +23,7 @@ NODES_PER_TURN = 500
 
 
 def cancel_subtrees(
-    roots: Iterable[Record], reason: str, *, failed: bool = False, kept: bool = True
+    roots: Iterable[Record], reason: str, *, failed: bool = False, is_recorded: bool = True
 ) -> None:
     """Mark all nodes at and below `roots`, then cancel their tasks, each before its parent's.
 
@@ -34,7 +34,7 @@ def cancel_subtrees(
     marked: list[Record] = []
     stack = list(roots)
     tree = stack[0].tree if stack else None
-    if kept and tree and tree.scoped:
+    if is_recorded and tree and tree.has_scopes:
         stack = _keep_cancel(stack, reason, failed)
     _mark(stack, reason, marked)
     if stack and tree:
@@ -50,13 +50,18 @@ def _mark(stack: list[Record], reason: str, marked: list[Record]) -> None:
     while stack and len(marked) < NODES_PER_TURN:
         record = stack.pop()
         scope = record.scope
-        if scope is not None and scope.is_root and leaves(record.tree) and scope.leave():
+        if (
+            scope is not None
+            and scope.is_root
+            and is_shutting_down(record.tree)
+            and scope.suspend()
+        ):
             continue  # effects of its run are under way: that ends its tree itself
         if record.cancelled is not None or record.state in DONE:
             continue  # marked before: so was all that is below it
         if record.closing and record.task is None:
             continue  # its last plain callback is on the stack above us: it has ended
-        again = None if scope is None else scope.cancelled  # why it was, in an earlier life
+        again = None if scope is None else scope.cancel_reason  # why it was, in an earlier life
         record.cancelled = reason if again is None else again
         marked.append(record)
         if record.children:
@@ -156,7 +161,7 @@ def _end_unstarted(record: Record) -> None:
     record.tree.spawn(record, context)
 
 
-def leaves(tree: Tree) -> bool:
+def is_shutting_down(tree: Tree) -> bool:
     """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
     return bool(tree.ending) or (tree.root.special and tree.root.ending)
 
@@ -167,16 +172,16 @@ def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]
     One that begins above, around calls of sessions, ends each of these. Returns whom it ends: not
     those whose outcome is in the journal, which had ended before it.
     """
-    if leaves(roots[0].tree) or roots[0] is roots[0].tree.root:
+    if is_shutting_down(roots[0].tree) or roots[0] is roots[0].tree.root:
         return roots
     roots = [
-        each for each in roots if each.scope is None or each.closing or not each.scope.recorded
+        each for each in roots if each.scope is None or each.closing or not each.scope.is_recorded
     ]
-    scopes: list[Scope] = []
+    scopes: list[DurableScope] = []
     stack = list(roots)
     while stack:
         record = stack.pop()
-        if record.cancelled is not None or record.closing or record.node._node_reads:
+        if record.cancelled is not None or record.closing or record.node._node_is_reader:
             continue
         if record.scope is not None:
             scopes.append(record.scope)
@@ -185,10 +190,10 @@ def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]
     above = roots[0].parent if roots else None
     by = above.scope if failed and above is not None else None
     if scopes and roots[0].scope is not None:
-        scopes[0].cancel(scopes[::-1], reason, failed=by)
+        scopes[0].record_cancel(scopes[::-1], reason, failed=by)
     else:
         for scope in scopes:
-            scope.cancel([scope], reason, failed=by)
+            scope.record_cancel([scope], reason, failed=by)
     return roots
 
 
@@ -204,16 +209,16 @@ def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> b
     if (failure := record.failure) is not None:
         error.__cause__ = failure
         if record.scope is not None:
-            record.scope.lose(failure)
+            record.scope.record_lost_failure(failure)
     if record.state == "pending" and record.attempts is not None:
         # A child of a node that has not begun has failed: that is an attempt, though a short one.
         record.attempts.starts.append(record.tree.loop.time())
-    if record.scope is not None and not leaves(record.tree):
-        record.scope.abort(error, timed_out=timed_out, awaited=bool(record.waiters))
+    if record.scope is not None and not is_shutting_down(record.tree):
+        record.scope.record_abort(error, timed_out=timed_out, awaited=bool(record.waiters))
     cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
     if record.task is not None:
         _cancel_task(record, record.task)
-    elif record.state == "pending" and not (record.scope and record.scope.recorded):
+    elif record.state == "pending" and not (record.scope and record.scope.is_recorded):
         _end_unstarted(record)
     return True
 

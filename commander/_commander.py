@@ -42,7 +42,7 @@ from ._threadsafe import Requests
 from ._waits import Waits
 from ._watch import Watch
 from .errors import NodeCancelled
-from .waiting import Host, observe, outcome, outlast
+from .waiting import Host, observe, outcome, wait_shielded
 
 if TYPE_CHECKING:
     from ..messages import Usage  # what backends charge; the engine itself adds up any type
@@ -65,7 +65,7 @@ class Tree:
     # Whether the loop's task factory makes the nodes' tasks.
     factory: bool = False
     # Whether a node has had a scope of its own.
-    scoped: bool = False
+    has_scopes: bool = False
     # The calls of other threads.
     requests: Requests
     # The node in which the commander was entered: its limits hold here, and it is charged.
@@ -199,7 +199,7 @@ class Commander(Node[Any], internal=True):
         root.open = True
         root.task = cast("asyncio.Task[None]", Host())
         tree.outer = next(enclosing(), None)
-        tree.scoped = tree.outer is not None and record_of(tree.outer).tree.scoped
+        tree.has_scopes = tree.outer is not None and record_of(tree.outer).tree.has_scopes
         advance(root, "opened")
         if self.slow_after is not None:
             self._watch = Watch(self.slow_after)
@@ -232,13 +232,13 @@ class Commander(Node[Any], internal=True):
             if not root.children:
                 finish(root)
             left = "the commander's block was cancelled"
-            interrupted = await outlast(over, lambda: self._cancel_all(left))
+            interrupted = await wait_shielded(over, lambda: self._cancel_all(left))
             while kept := tree.kept:
                 callback, node, context = kept.pop(0)
                 # No task factory of a user's comes between: none of these may be left out.
                 call = self._run_one(callback, node)
                 task = asyncio.Task(call, loop=tree.loop, context=context)
-                interrupted = await outlast(task, task.cancel) or interrupted
+                interrupted = await wait_shielded(task, task.cancel) or interrupted
             if error is not None and not is_a(error, asyncio.CancelledError):
                 self._log_failure_beside(error)
                 return  # it goes on as it was
@@ -315,7 +315,7 @@ class Commander(Node[Any], internal=True):
             return await job
         except asyncio.CancelledError:
             cancel_subtrees((record_of(job),), "commander.run was cancelled")
-            await outlast(observe(job))
+            await wait_shielded(observe(job))
             raise
         except NodeCancelled:
             if self._tree.exit is None:

@@ -8,12 +8,12 @@ from types import coroutine
 from typing import Any
 
 from ._record import Record
-from ._stack import drives
+from ._stack import mark_driver
 
 __all__ = ["cpu_note", "measured"]
 
 
-@drives
+@mark_driver
 @coroutine
 def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
     """Await `work` and add the CPU seconds of its steps to `record`."""

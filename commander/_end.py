@@ -16,7 +16,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any
 
-from ._cancel import leaves
+from ._cancel import is_shutting_down
 from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
@@ -61,7 +61,7 @@ def finish(
         if special:
             rare = record.rare
             if rare.scope is not None and rare.scope.is_root:
-                _keep(record, rare.scope.over)
+                _keep(record, rare.scope.record_root_outcome)
             failure, reason = rare.failure, rare.cancelled
             if failure is not None:
                 verdict: Verdict = "failed"
@@ -123,8 +123,8 @@ def _decide(record: Record) -> bool:
     if record.scope is not None:
         for child in (record.failures or {}).values():
             if child.failure is not None:
-                record.scope.lose(child.failure)
-    recorded = record.scope is not None and record.scope.recorded  # it was weighed then
+                record.scope.record_lost_failure(child.failure)
+    recorded = record.scope is not None and record.scope.is_recorded  # it was weighed then
     if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
     rare = record.rare
@@ -139,9 +139,9 @@ def _decide(record: Record) -> bool:
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
     if (scope := record.scope) is not None:
-        if scope.walked:
+        if scope.has_run_callbacks:
             record.callback = record.more_callbacks = None
-        _keep(record, partial(scope.close, leaving=leaves(record.tree)))
+        _keep(record, partial(scope.record_outcome, leaving=is_shutting_down(record.tree)))
     return True
 
 
@@ -183,7 +183,7 @@ def _keep(record: Record, keep: Callable[..., Any]) -> None:
 def _forget_outcome(record: Record) -> None:
     error = record.failure
     if error is not None and record.scope is not None:
-        record.scope.lose(error)
+        record.scope.record_lost_failure(error)
     # An interrupt is not lost: it leaves the loop.
     if error is not None and not is_a(error, NodeCancelled, KeyboardInterrupt, SystemExit):
         log_lost(record, error, "%s had failed when it was cancelled")
@@ -198,7 +198,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
         attempts.timer = None
     if attempts.retry is None or record.cancelled is not None:
         return False
-    if record.scope is not None and record.scope.recorded:
+    if record.scope is not None and record.scope.is_recorded:
         return False
     loop = record.tree.loop
     try:
@@ -213,7 +213,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
         return False
     attempts.failure = record.failure
     if record.scope is not None:
-        record.scope.retry(record.node, delay)
+        record.scope.record_retry(record.node, delay)
     advance(record, "retried", record.failure)
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0

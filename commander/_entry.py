@@ -31,9 +31,9 @@ from ._record import (
     record_of,
     wrong_loop,
 )
+from .durable import DurableScope, find_scope
 from .errors import NodeClosed, NotDurable
 from .private import running_loop
-from .scope import Scope, find_scope
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -77,7 +77,7 @@ def enter(
         _require_next_round(parent)
     tree = parent.tree
     if running_loop() is not tree.loop:  # None where none runs
-        call = "put_job" if node._node_queued else "call_handler"
+        call = "put_job" if node._node_is_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
     doomed = False
     if parent.special:
@@ -89,11 +89,13 @@ def enter(
         # never end.
         if doomed and any(record_of(putter).doomed for putter in enclosing()):
             raise NodeClosed(parent.path, "is ending")
-    plain = node._node_plain
-    if not ((plain or node._node_bare) and policy is timeout is retry is on is limits is None):
+    plain = node._node_is_plain
+    if not (
+        (plain or node._node_has_defaults) and policy is timeout is retry is on is limits is None
+    ):
         _take_options(record, node, timeout, retry, policy, on, limits)
-    scope = find_scope(parent, node, record, key) if tree.scoped else None
-    if scope is None and not plain and node._node_durable:
+    scope = find_scope(parent, node, record, key) if tree.has_scopes else None
+    if scope is None and not plain and node._node_is_durable:
         raise NotDurable(
             f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...,"
             " run_id=...) or journal.run(...), or put it below a node of such a run"
@@ -121,26 +123,26 @@ def enter(
         publish(record, "put")
     if scope is not None and _take_up(record, scope):
         return record
-    if not node._node_queued or (record.special and record.cancelled is not None):
+    if not node._node_is_queued or (record.special and record.cancelled is not None):
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
     return record
 
 
-def _take_up(record: Record, scope: Scope) -> bool:
+def _take_up(record: Record, scope: DurableScope) -> bool:
     """Give a node its place in a run; return whether that has started it, or will."""
     # As `Rare` does, which would be a call.
     if record.rare is DEFAULTS:
         record.rare = Kept()
     record.special, rare = True, record.rare
     rare.scope = scope
-    if scope.recorded and rare.cancelled is None:
+    if scope.is_recorded and rare.cancelled is None:
         record.context = copy_context()
-        scope.replay(record.node, replay)
+        scope.schedule_replay(record.node, replay)
         return True  # what has its outcome takes no turn and no seat
-    starts, pause = scope.past(record.node, record.tree.loop.time())
-    if scope.cancelled is not None or record.cancelled is not None:
+    starts, pause = scope.recorded_attempts(record.node, record.tree.loop.time())
+    if scope.cancel_reason is not None or record.cancelled is not None:
         record.tree.spawn(record, None)  # nor does what does not run
         return True
     if record.attempts is None:
@@ -189,10 +191,10 @@ def _take_options(
     if retry is None:
         retry = node._node_retry
     check_limits(limits)
-    if on is None and node._node_queued:
+    if on is None and node._node_is_queued:
         on = node.on
     if on is not None:
-        record.away = find_place(on).prepare(node)
+        record.remote = find_place(on).prepare(node)
     record.policy = policy
     if node._node_actor is not None:
         record.own_actor = node._node_actor

@@ -475,7 +475,7 @@ def is_watched(node: NodeBase, *kinds: EventKind) -> bool:
 def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:
     """Say whose work a node does that has not started, and with it all below; see `Event.agent`."""
     node._node_actor = Actor(agent, session_id)
-    node._node_plain = node._node_bare = False  # type: ignore[misc] - of this one
+    node._node_is_plain = node._node_has_defaults = False  # type: ignore[misc] - of this one
 
 
 def actor_of(node: NodeBase) -> Actor | None:

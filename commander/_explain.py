@@ -59,7 +59,7 @@ def explain(record: Record) -> tuple[Explanation, ...]:
             continue
         seen.add(at)
         # Of nodes on another machine there is a line each; their lines of code stay there.
-        away = () if at.away is None else at.away.below(depth + 1)
+        away = () if at.remote is None else at.remote.descendants(depth + 1)
         own, others = explain_one(at, depth, len(away))
         found.append(own)
         for each in away[:LEAVES]:
@@ -135,8 +135,8 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
             return f"is pending{since}: it starts on the next turn of the loop", "", []
         many = f"{record.tree.max_concurrency} slots"
         return f"is pending{since}: it waits for one of {many}", "", []
-    if record.away is not None and record.state == "running":
-        return f"is running{since}, {record.away.explain()}", "", children
+    if record.remote is not None and record.state == "running":
+        return f"is running{since}, {record.remote.explain()}", "", children
     doing = "runs a callback" if record.closing else f"is {record.state}{since}"
     if record.seat is not None and record.seat.wanted:
         slots = f"{record.tree.max_concurrency} slots"
@@ -157,7 +157,7 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
 
 def _side_branches(record: Record) -> list[str]:
     """Say where the branches of a `gather` or the like stand that do not wait for nodes."""
-    if record.task is None or record.parent is None or record.away is not None:
+    if record.task is None or record.parent is None or record.remote is not None:
         return []
     _, waits, ends = reach(record.task.get_coro(), awaited(record.task))
     if len(waits) + len(ends) < 2:

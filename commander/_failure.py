@@ -44,7 +44,7 @@ def interrupt(record: Record, error: BaseException) -> None:
     if not is_a(error, KeyboardInterrupt, SystemExit):
         return
     if record.scope is not None:
-        record.scope.abort(error)
+        record.scope.record_abort(error)
     if record.tree.stops_loop:
         record.tree.interrupts.append(error)
         raise_soon(error)
@@ -58,7 +58,7 @@ def body_failed(record: Record, error: BaseException) -> None:
     blame(record, error)
     if record.ending:
         if record.scope is not None:
-            record.scope.lose(error)
+            record.scope.record_lost_failure(error)
         # An interrupt is not lost: it leaves the loop.
         if error is not record.abort and not is_a(
             error, NodeCancelled, KeyboardInterrupt, SystemExit
@@ -82,7 +82,7 @@ def child_failed(parent: Record, child: Record) -> None:
         if not kept and (abort(parent, error) or error is parent.abort):
             return
         if not kept and parent.scope is not None:
-            parent.scope.lose(error)  # another one has made it fail
+            parent.scope.record_lost_failure(error)  # another one has made it fail
     if kept:
         if parent.failures is None:
             parent.failures = {}

@@ -20,7 +20,7 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from .awaitable import name_plain_body, require_awaitable
-from .scope import Scope
+from .durable import DurableScope
 
 __all__ = ["replay", "spawn", "spawn_measured"]
 
@@ -101,10 +101,11 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             error = name_plain_body(record.node, error)
         interrupt(record, error)
         scope = record.scope if is_a(error, KeyboardInterrupt, SystemExit) else None
-        if scope is not None and (left := scope.leave()) is not None:
-            from .waiting import outlast  # which needs the entry, and that needs `replay`
+        if scope is not None and (left := scope.suspend()) is not None:
+            from .waiting import wait_shielded  # which needs the entry, and that needs `replay`
 
-            await outlast(left)  # effects get to end before what fails with this node is cancelled
+            # Effects may end before the nodes that fail with this one are cancelled.
+            await wait_shielded(left)
         body_failed(record, error)
     record.task = None
     if record.special and record.seat is not None:
@@ -131,14 +132,14 @@ def replay(node: NodeBase) -> None:
     if record.tree.listeners:
         publish(record, "started")
     rare = record.rare
-    scope: Scope = rare.scope
-    if scope.walked:
+    scope: DurableScope = rare.scope
+    if scope.has_run_callbacks:
         record.callback = record.more_callbacks = None
     elif record.callback is not None or rare.at_commander_end is not None:
         assert record.context is not None
         record.context.run(CURRENT.set, record.node)
     try:
-        record.result = scope.recall(record.node)
+        record.result = scope.load_outcome(record.node)
     except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
         body_failed(record, error)
     if record.children:
@@ -150,14 +151,14 @@ def replay(node: NodeBase) -> None:
 async def _attempt(record: Record) -> Any:
     attempts, node, scope = record.attempts, record.node, record.scope
     if scope is not None:
-        if scope.cancelled is not None:
-            return await scope.wait_for_cancel(node)
+        if scope.cancel_reason is not None:
+            return await scope.wait_for_recorded_cancel(node)
         await scope.wait_for_turn(node)
     left = timeout = None if attempts is None else attempts.timeout
     if attempts is not None:
         attempts.starts.append(record.tree.loop.time())
     if scope is not None:
-        left = scope.begin(node, timeout)
+        left = scope.begin_attempt(node, timeout)
     if attempts is not None:
         if left is not None:
 
@@ -170,7 +171,7 @@ async def _attempt(record: Record) -> Any:
                 abort(record, error, timed_out=True)
 
             if left <= 0 and scope is not None:
-                scope.abort(late(), timed_out=True)  # earlier lives have used it up
+                scope.record_abort(late(), timed_out=True)  # earlier lives have used it up
                 raise late()
 
             # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
@@ -186,8 +187,8 @@ async def _attempt(record: Record) -> Any:
         attempts.failure = None  # it leads to the node, by its traceback
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
-    if record.away is not None:
-        return await record.away.run(node)
+    if record.remote is not None:
+        return await record.remote.run(node)
     return await require_awaitable(node.task(), node, "task")
 
 

@@ -87,10 +87,10 @@ class Node(NodeBase, Generic[T_co]):
         _set_attempts(cls, options)
         cls._node_name = name or cls.__name__
         if queued is not None:
-            cls._node_queued = queued
+            cls._node_is_queued = queued
         attempts = cls._node_timeout is not None or cls._node_retry is not None
-        cls._node_bare = cls.policy == "fail_fast" and cls.on is None and not attempts
-        cls._node_plain = cls._node_bare and not cls._node_durable
+        cls._node_has_defaults = cls.policy == "fail_fast" and cls.on is None and not attempts
+        cls._node_is_plain = cls._node_has_defaults and not cls._node_is_durable
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -251,7 +251,7 @@ class Node(NodeBase, Generic[T_co]):
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
         is safe), `TypeError` if it is no job.
         """
-        if not isinstance(job, NodeBase) or not job._node_queued:  # pyright: ignore
+        if not isinstance(job, NodeBase) or not job._node_is_queued:  # pyright: ignore
             require_kind(job, "a Job")
         above = self if parent is None else parent
         # Without options a call with `**` would cost more than the two names.
@@ -266,7 +266,7 @@ class Node(NodeBase, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
+        if not isinstance(handler, NodeBase) or handler._node_is_queued:  # pyright: ignore
             require_kind(handler, "a handler")
         above = self if parent is None else parent
         if options:
@@ -289,7 +289,7 @@ class Node(NodeBase, Generic[T_co]):
         from ._blocking import ThreadCall
 
         call = ThreadCall(function, args, kwargs, abandon=abandon)
-        call._node_work = self._node_work
+        call._node_is_work = self._node_is_work
         return self.call_handler(call)
 
     def in_process(
@@ -305,7 +305,7 @@ class Node(NodeBase, Generic[T_co]):
         from ._blocking import ProcessCall
 
         call = ProcessCall(function, args, kwargs, grace=grace)
-        call._node_work = self._node_work
+        call._node_is_work = self._node_is_work
         return self.call_handler(call)
 
     def cancel(self, reason: str = "") -> None:
@@ -347,10 +347,10 @@ def require_kind(
 ) -> None:
     """Raise a `TypeError` that names the remedy unless `given` is what is `wanted`."""
     if isinstance(given, NodeBase):
-        kind = "a Job" if given._node_queued else "a handler"
+        kind = "a Job" if given._node_is_queued else "a handler"
         if wanted in (kind, "a job or a handler"):
             return
-        other = "put_job" if given._node_queued else "call_handler"
+        other = "put_job" if given._node_is_queued else "call_handler"
         raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
     if inspect.iscoroutine(given):
         raise TypeError(

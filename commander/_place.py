@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ._node import Node
     from ._snapshot import NodeSnapshot
 
-__all__ = ["Away", "On", "Place", "find_place"]
+__all__ = ["On", "Place", "RemoteBody", "find_place"]
 
 
-class Away(Protocol):
+class RemoteBody(Protocol):
     """A job's body that runs elsewhere, and the subtree below it there, as far as is known here."""
 
     host: str | None
@@ -30,7 +30,7 @@ class Away(Protocol):
         """Do what `node.task()` would do, once for each attempt; end after the subtree there."""
         ...
 
-    def below(self, depth: int) -> Sequence[NodeSnapshot]:
+    def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
         """Return the unfinished nodes there, each before its children; the uppermost at `depth`."""
         ...
 
@@ -43,7 +43,7 @@ class Away(Protocol):
 class Place(Protocol):
     """Somewhere else where bodies can run."""
 
-    def prepare(self, node: Node[Any]) -> Away:
+    def prepare(self, node: Node[Any]) -> RemoteBody:
         """Make a job ready for the way; raise if it cannot go. Nothing has started yet."""
         ...
 

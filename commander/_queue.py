@@ -105,7 +105,7 @@ class Queue:
                 record = below.pop()
                 below += record.living
                 if (
-                    record.node._node_queued
+                    record.node._node_is_queued
                     and record.state == "pending"
                     and record.task is not None
                 ):

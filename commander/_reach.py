@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ._stack import awaited_by, chain, frame_of, frames, sleeps
+from ._stack import awaited_by, chain, frame_of, frames, is_sleeping
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -313,7 +313,7 @@ class Postponed:
 
 
 def _sleeps(future: asyncio.Future[Any]) -> bool:
-    return isinstance(future, asyncio.Task) and sleeps(future.get_coro())
+    return isinstance(future, asyncio.Task) and is_sleeping(future.get_coro())
 
 
 def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:

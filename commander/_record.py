@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ._event import Origin
     from ._limits import NodeLimits
     from ._node import Node
-    from ._place import Away
+    from ._place import RemoteBody
     from ._seat import Seat
+    from .durable import DurableScope
     from .pattern import Pattern
-    from .scope import Scope
 
 __all__ = [
     "CURRENT",
@@ -86,22 +86,22 @@ class NodeBase:
     # What the node goes by in paths, events and logs.
     _node_name: str = "Node"
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
-    _node_queued: ClassVar[bool] = False
+    _node_is_queued: ClassVar[bool] = False
     # What its class says of its attempts; the options of the put go before these.
     _node_timeout: ClassVar[float | None] = None
     _node_retry: ClassVar[Retry | Restart | None] = None
     # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
-    _node_durable: ClassVar[bool] = False
+    _node_is_durable: ClassVar[bool] = False
     # Whether it only reads for others, who see what came before a cancel: one that was cancelled in
     # a run reads again in the run's next life.
-    _node_reads: ClassVar[bool] = False
+    _node_is_reader: ClassVar[bool] = False
     # Whether it does work of the node above it, as a step does: a job that waits for it keeps its
     # slot.
-    _node_work: bool = False
+    _node_is_work: bool = False
     # Whether the class has no policy and no place of its own.
-    _node_bare: ClassVar[bool] = True
+    _node_has_defaults: ClassVar[bool] = True
     # Whether it is not durable either.
-    _node_plain: ClassVar[bool] = True
+    _node_is_plain: ClassVar[bool] = True
     # Whose work it does, where that is not said above it; such a node is not plain.
     _node_actor: Actor | None = None
 
@@ -137,7 +137,7 @@ class Attempts:
         def start() -> None:
             self.timer = None
             context = self.context.copy()
-            if record.node._node_queued:
+            if record.node._node_is_queued:
                 record.tree.queue.put_again(record, context)
             else:
                 record.tree.spawn(record, context)
@@ -285,7 +285,7 @@ class Record:
     observers: Rare[list[asyncio.Future[None]] | None] = Rare(None)
     attempts: Rare[Attempts | None] = Rare(None)
     # What runs the body, of a node that runs elsewhere.
-    away: Rare[Away | None] = Rare(None)
+    remote: Rare[RemoteBody | None] = Rare(None)
     # What copies of the node are made of.
     pattern: Rare[Pattern | None] = Rare(None)
     # What bounds the node and all below it; the engine only keeps it.
@@ -300,7 +300,7 @@ class Record:
     # before the first start, and where they are not measured.
     cpu: Rare[float | None] = Rare(None)
     # Its place in a run that is kept in a journal, and so that of all that it puts.
-    scope: Rare[Scope | None] = Rare(None)
+    scope: Rare[DurableScope | None] = Rare(None)
     # How many waits for others are under way in a node that does work of a job's: while there are
     # any, the job lends its slot all the same.
     lends: Rare[int] = Rare(0)

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-from . import scope
+from . import durable
 from ._commander import Commander, Tree
 from ._entry import enter
 from ._failure import log_lost
@@ -71,10 +71,11 @@ def run(
         require_kind(job, "a job or a handler")
     kept = None
     if journal is not None:
-        if scope.keeper is None or not auto_exit:
-            why = "with auto_exit=False" if scope.keeper else f"for {job!r}: it is no Durable job"
-            raise TypeError(f"run has no journal= {why}")
-        kept = scope.keeper(job, journal, run_id, live)
+        if durable.run_opener is None or not auto_exit:
+            if durable.run_opener is None:
+                raise TypeError(f"journal= needs a Durable job, not {job!r}")
+            raise TypeError("run(journal=...) cannot be combined with auto_exit=False")
+        kept = durable.run_opener(job, journal, run_id, live)
     elif run_id is not None or live is not None:
         raise TypeError("run_id= and live= are for a run with journal=")
     loop = (loop_factory or asyncio.new_event_loop)()
@@ -132,7 +133,7 @@ async def _main(
     job: Node[T],
     timeout: float | None,
     auto_exit: bool,
-    kept: AbstractAsyncContextManager[scope.KeptRun] | None,
+    kept: AbstractAsyncContextManager[durable.DurableRun] | None,
 ) -> T:
     if kept is not None:
         async with kept as run, commander:

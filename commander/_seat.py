@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ._reach import LocalFuture, Wait, ends_here, reach
 from ._record import Record
-from ._stack import drives, sleeps
+from ._stack import is_sleeping, mark_driver
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -67,7 +67,7 @@ class Seat:
         """Whether the body could go on, but for a slot."""
         return self in self.queue.resuming
 
-    @drives
+    @mark_driver
     @coroutine
     def drive(self, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Run `body`, which is stepped only while the slot is held.
@@ -129,7 +129,7 @@ class Seat:
         Work that has ended and waits for its children is done by those of them that are work too.
         """
         node: Node[Any] | None = getattr(wait, "node", None)  # gone once its coroutine was closed
-        if node is None or not node._node_work:
+        if node is None or not node._node_is_work:
             return None
         tasks: list[asyncio.Task[Any]] = []
         records = [node._node_record]
@@ -143,10 +143,10 @@ class Seat:
         return tasks
 
     def _is_work(self, record: Record) -> bool:
-        if record.lends or (record.scope is not None and record.scope.cancelled is not None):
+        if record.lends or (record.scope is not None and record.scope.cancel_reason is not None):
             return False  # it waits for others
         above: Record | None = record
-        while above is not None and above.node._node_work:
+        while above is not None and above.node._node_is_work:
             above = above.parent
         return above is self._job
 
@@ -157,7 +157,7 @@ class Seat:
 
     def lend_unseen(self) -> bool:
         """Lend the slot if the body may wait for what its own tasks or threads wait for."""
-        if self._on is None or not self.held or not self._side or sleeps(self._body):
+        if self._on is None or not self.held or not self._side or is_sleeping(self._body):
             return False
         self._rest_on(self._on)
         return True
@@ -198,7 +198,7 @@ class Seat:
         """Return a `Wait` for `node`, for the current task, which belongs to this job."""
         loan = Loan(self)
         loan.node = node
-        if not node._node_work or self._work_of(loan) is None:
+        if not node._node_is_work or self._work_of(loan) is None:
             self.note(loan)
         else:
             self.queue.loop.call_soon(self.look)  # this work may wait for the tree from now on

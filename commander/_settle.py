@@ -11,7 +11,7 @@ from ._failure import log_lost, take_failure
 from ._node import Node, current_node
 from ._record import DONE, record_of, require_loop
 from .errors import QuorumNotMet
-from .waiting import observe, outlast
+from .waiting import observe, wait_shielded
 
 __all__ = ["settle"]
 
@@ -50,7 +50,7 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
         if record_of(node).tree:
             record_of(node).claimed = True
         else:
-            (parent.put_job if node._node_queued else parent.call_handler)(node, claim=True)
+            (parent.put_job if node._node_is_queued else parent.call_handler)(node, claim=True)
     outcomes: list[T | Exception] = []
     try:
         for node in nodes:
@@ -67,7 +67,7 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
         for node in nodes:
             # One elsewhere may wait for the current node: if that is cancelled too, none waits.
             if node.parent is parent or record_of(parent).cancelled is None:
-                await outlast(observe(node))
+                await wait_shielded(observe(node))
             record = record_of(node)
             if record.state == "failed" and record.failure is not None:
                 take_failure(record)  # it reaches no policy, and nobody gets the outcomes
@@ -81,7 +81,7 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
 
 
 class _Awaited(Node[T], internal=True, name="settle"):
-    _node_work = True  # as in a task of the body's
+    _node_is_work = True  # as in a task of the body's
 
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self._awaitable = awaitable

@@ -59,7 +59,7 @@ def snapshot(root: Record) -> TreeSnapshot:
     while stack:
         record, depth = stack.pop()
         children = record.living
-        away = () if record.away is None else record.away.below(depth + 1)
+        away = () if record.remote is None else record.remote.descendants(depth + 1)
         top = sum(each.depth == depth + 1 for each in away)
         node = NodeSnapshot(
             node_id=record.id,
@@ -69,7 +69,7 @@ def snapshot(root: Record) -> TreeSnapshot:
             state=record.state,
             children=len(children) + top,
             cancelling=record.cancelled is not None and record.state not in DONE,
-            host=None if record.away is None else record.away.host,
+            host=None if record.remote is None else record.remote.host,
             cpu=record.cpu,
         )
         nodes.append(node)

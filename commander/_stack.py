@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 __all__ = [
     "awaited_by",
     "chain",
-    "drives",
     "frame_of",
     "frames",
     "is_library",
     "is_python",
-    "sleeps",
+    "is_sleeping",
+    "mark_driver",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DRIVERS: set[CodeType] = set()
 
 
-def drives(function: F) -> F:
+def mark_driver(function: F) -> F:
     """Mark a generator-based coroutine that steps its argument or variable `body` by itself."""
     DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
     return function
@@ -42,7 +42,7 @@ def frames(coroutine: object) -> Iterator[FrameType]:
             yield frame
 
 
-def sleeps(coroutine: object) -> bool:
+def is_sleeping(coroutine: object) -> bool:
     """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
     innermost = list(frames(coroutine))[-1:]
     return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__

@@ -15,7 +15,7 @@ from ._record import Callback, Record, record_of
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["keep_pattern", "start"]
+__all__ = ["keep_template", "start"]
 
 
 class Pattern:
@@ -63,7 +63,7 @@ class _Callbacks:
         self.at_commander_end: list[Callback] = [*(record.at_commander_end or ())]
 
 
-def keep_pattern(node: Node[Any], *, awaits_edge: bool = False) -> None:
+def keep_template(node: Node[Any], *, awaits_edge: bool = False) -> None:
     """Keep what `node` is made of, so that `start` can make copies of it.
 
     Inputs are those of now, callbacks those from before its first run. A node that has started is
@@ -95,7 +95,7 @@ def start(node: Node[Any], parent: Node[Any]) -> Node[Any]:
         retry=None if attempts is None else attempts.retry,
         policy=record.policy if record.tree else None,
         priority=record.priority,
-        on=None if record.away is None else record.away.place,
+        on=None if record.remote is None else record.remote.place,
         limits=record.limits,
     )
     return node

@@ -7,9 +7,9 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from .waiting import outlast
+from .waiting import wait_shielded
 
-__all__ = ["describe_exit", "end_process", "outlast_end", "start_process"]
+__all__ = ["describe_exit", "end_process", "start_process", "wait_for_exit"]
 
 
 async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
@@ -21,7 +21,7 @@ async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Pro
     # next cancel interrupts its wait for the end. A scope of anyio's sends one in every turn.
     loop = asyncio.get_running_loop()
     starting = asyncio.Task(asyncio.create_subprocess_exec(*command, **options), loop=loop)
-    interrupted = await outlast(starting)
+    interrupted = await wait_shielded(starting)
     if interrupted is None:
         return starting.result()
     try:
@@ -44,18 +44,18 @@ async def end_process(process: asyncio.subprocess.Process, grace: float = 0.0) -
         else:
             process.kill()
     late = loop.call_later(grace, _kill, process) if grace else None
-    interrupted = await outlast_end(process)
+    interrupted = await wait_for_exit(process)
     if late is not None:
         late.cancel()
     if interrupted is not None:
         raise interrupted
 
 
-async def outlast_end(process: asyncio.subprocess.Process) -> asyncio.CancelledError | None:
-    """Wait until a process has ended, as `outlast` does; read and drop what it still writes."""
+async def wait_for_exit(process: asyncio.subprocess.Process) -> asyncio.CancelledError | None:
+    """Wait for the end of a process, as `wait_shielded` does; drop the rest of its output."""
     # `wait` alone never returns where the pipe has more than the reader's buffer takes: asyncio
     # then stops reading, and so misses the end of the pipe, for which its `wait` waits too.
-    return await outlast(asyncio.Task(_read_to_end(process), loop=asyncio.get_running_loop()))
+    return await wait_shielded(asyncio.Task(_read_to_end(process), loop=asyncio.get_running_loop()))
 
 
 async def _read_to_end(process: asyncio.subprocess.Process) -> None:

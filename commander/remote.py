@@ -1,7 +1,8 @@
 """What a place needs to run a node's body elsewhere: on both sides of the way.
 
-Here, `send` gives a node's body to an `Away`, `inputs` are what travels, and what happens there is
-told with `publish` and `relay`. There, a `SubtreeCommander` drives the node and what is below it.
+Here, `run_remotely` gives a node's body to a `RemoteBody`, `inputs_of` returns what travels, and
+what happens there is told with `publish` and `relay`. There, a
+`SubtreeCommander` drives the node and the nodes below it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ._event import Event, EventKind, EventSource, Origin
 from ._events import publish as _publish
 from ._events import relay as _relay
 from ._node import Node
-from ._place import Away
+from ._place import RemoteBody
 from ._policy import Policy
 from ._record import DONE, record_of
 from ._report import is_a, note, notes_of, type_name
@@ -26,33 +27,33 @@ __all__ = [
     "Origin",
     "SubtreeCommander",
     "cancel_reason",
-    "inputs",
+    "event_time",
+    "has_listeners",
+    "inputs_of",
     "is_a",
+    "make_node",
     "note",
     "notes_of",
-    "now",
     "policy_of",
     "publish",
     "relay",
-    "restore",
-    "send",
+    "run_remotely",
     "type_name",
-    "watched",
 ]
 
 
-def send(node: Node[Any], away: Away) -> None:
+def run_remotely(node: Node[Any], away: RemoteBody) -> None:
     """Let `away` run the body of `node`, which has not started."""
     record = record_of(node)
-    record.away = away
+    record.remote = away
 
 
-def inputs(node: Node[Any]) -> dict[str, Any]:
+def inputs_of(node: Node[Any]) -> dict[str, Any]:
     """Return what `node` was made with and what its own code has set: all but the engine's."""
     return {name: value for name, value in vars(node).items() if not name.startswith("_node_")}
 
 
-def restore(kind: type[Node[Any]], given: dict[str, Any]) -> Node[Any]:
+def make_node(kind: type[Node[Any]], given: dict[str, Any]) -> Node[Any]:
     """Return a node of the class `kind` with these inputs; it has not started."""
     node: Node[Any] = object.__new__(kind)
     vars(node).update(given)
@@ -69,13 +70,13 @@ def cancel_reason(node: Node[Any]) -> str | None:
     return record_of(node).cancelled
 
 
-def now(node: Node[Any]) -> float:
+def event_time(node: Node[Any]) -> float:
     """Return the time of day in seconds, as the events of the node's tree have it."""
     tree = record_of(node).tree
     return tree.origin.epoch + tree.clock()
 
 
-def watched(node: Node[Any]) -> bool:
+def has_listeners(node: Node[Any]) -> bool:
     """Say whether anybody listens to the node's commander."""
     return bool(record_of(node).tree.listeners)
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
-    "RunPlace",
+    "RunIdentity",
     "Tap",
-    "goes_on",
+    "is_suspended",
     "limits_above",
     "own_actor",
-    "place_of",
-    "require_here",
+    "require_open",
+    "run_identity_of",
     "type_name",
     "where_raised",
 ]
@@ -60,7 +60,7 @@ class Tap(_Tap):
         return self._tree.origin.epoch
 
 
-def require_here(commander: Commander, call: str) -> None:
+def require_open(commander: Commander, call: str) -> None:
     """Raise `RuntimeError` if `call` is not made inside the commander's block, on its loop."""
     record = record_of(commander)
     if commander.state not in ("running", "joining"):
@@ -71,7 +71,7 @@ def require_here(commander: Commander, call: str) -> None:
         raise RuntimeError(f"{call} is called on the commander's own loop, in its thread")
 
 
-class RunPlace(NamedTuple):
+class RunIdentity(NamedTuple):
     """Where a node stands in a durable run, the same in each of the run's lives."""
 
     run_id: str
@@ -79,19 +79,19 @@ class RunPlace(NamedTuple):
     recorded: bool  # how it ends stands in the journal: its body does not run
 
 
-def place_of(event: Event) -> RunPlace | None:
+def run_identity_of(event: Event) -> RunIdentity | None:
     """Return the place in a durable run of the node that an event is of."""
     source = event.source
     if not isinstance(source, Record) or source.scope is None:
         return None
     scope = source.scope
-    return RunPlace(*scope.place, scope.recorded or scope.cancelled is not None)
+    return RunIdentity(*scope.identity, scope.is_recorded or scope.cancel_reason is not None)
 
 
-def goes_on(event: Event) -> bool:
+def is_suspended(event: Event) -> bool:
     """Say whether a node that ends here goes on in a later life of its run, which is suspended."""
     source = event.source
-    return isinstance(source, Record) and source.scope is not None and source.scope.suspended
+    return isinstance(source, Record) and source.scope is not None and source.scope.is_suspended
 
 
 def own_actor(event: Event) -> Actor | None:

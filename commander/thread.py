@@ -19,18 +19,25 @@ from threading import Lock
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["WAITING", "WORKING_FOR", "Notice", "at_cancel", "frames_of_thread", "local_in"]
+__all__ = [
+    "CANCEL_NOTICE",
+    "WAITING_THREADS",
+    "CancelNotice",
+    "at_cancel",
+    "frames_of_thread",
+    "local_in",
+]
 
 T = TypeVar("T")
 
-WAITING: dict[int, Callable[[], bool]] = {}
+WAITING_THREADS: dict[int, Callable[[], bool]] = {}
 """By ident, threads that wait for another one, and whether that may take any time.
 
 A loop of tests asks: it may not read the frames of a running thread.
 """
 
 
-class Notice:
+class CancelNotice:
     """Whether a thread has been told that its node is cancelled, and whom that is passed on to."""
 
     def __init__(self) -> None:
@@ -61,7 +68,7 @@ class Notice:
                 self._callbacks.remove(callback)
 
 
-WORKING_FOR: ContextVar[Notice | None] = ContextVar("anabranch_thread", default=None)
+CANCEL_NOTICE: ContextVar[CancelNotice | None] = ContextVar("anabranch_thread", default=None)
 """The notice of the `in_thread` in whose thread this runs."""
 
 
@@ -71,7 +78,7 @@ def at_cancel(loop: AbstractEventLoop, callback: Callable[[], object]) -> Genera
 
     As long as the block lasts; outside a thread of `in_thread` never.
     """
-    notice = WORKING_FOR.get()
+    notice = CANCEL_NOTICE.get()
     if notice is None:
         yield
         return

@@ -16,7 +16,7 @@ from ._entry import enter
 from ._failure import take_failure, untake_failure
 from ._reach import LocalFuture, Wait, awaited, is_lock, reach, times_out, waits_for_tree
 from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
-from ._stack import drives, frames, sleeps
+from ._stack import frames, is_sleeping, mark_driver
 from .private import running_loop
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ __all__ = [
     "LocalFuture",
     "Wait",
     "begin_wait",
-    "drives",
     "frames",
-    "lending_slot",
+    "is_sleeping",
+    "lend_slot",
+    "mark_driver",
+    "nodes_awaited_by",
     "note_outside_wait",
     "observe",
     "outcome",
-    "outlast",
-    "sleeps",
     "wait_for_end",
-    "waits_for",
+    "wait_shielded",
     "waits_for_tree",
 ]
 
@@ -58,7 +58,7 @@ def begin_wait(node: Node[Any]) -> Wait:
 
 
 @asynccontextmanager
-async def lending_slot() -> AsyncGenerator[None]:
+async def lend_slot() -> AsyncGenerator[None]:
     """Wait in the block for others: the job whose work the current node does lends its slot.
 
     It has the slot again before what follows on the block.
@@ -94,7 +94,7 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
         record = record.tree.outer._node_record  # a commander's block may stand in a job's body
     if record is None or record.tree.max_concurrency is None:
         return None  # without a limit nobody has a seat
-    while record is not None and record.node._node_work:
+    while record is not None and record.node._node_is_work:
         record = record.parent
     if record is None:
         return None
@@ -103,7 +103,7 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
     return seat if seat is not None and seat.loop is loop else None
 
 
-def waits_for(
+def nodes_awaited_by(
     node: Node[Any], futures: Container[asyncio.Future[Any]], *, locks: bool = False
 ) -> list[Node[Any]] | None:
     """Return the nodes for which the body of `node` waits; None if it may go on without them.
@@ -223,7 +223,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         if wait.done() and not wait.cancelled():
             untake_failure(record)  # it ended in the very turn in which this wait was cancelled
         if record.scope is not None and around is not None and not around.ending:
-            record.scope.give_up(around.scope)
+            record.scope.record_abandoned_wait(around.scope)
         raise
     finally:
         del wait.node  # the loop keeps the future until it has gone on to the next step
@@ -275,7 +275,7 @@ def observe(node: Node[Any]) -> asyncio.Future[None]:
     return future
 
 
-async def outlast(
+async def wait_shielded(
     ended: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
 ) -> asyncio.CancelledError | None:
     """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.

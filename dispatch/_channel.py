@@ -15,7 +15,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 from ..commander import Node
-from ..commander.waiting import Wait, begin_wait, sleeps, waits_for_tree
+from ..commander.waiting import Wait, begin_wait, is_sleeping, waits_for_tree
 
 __all__ = ["Channel", "Gate", "Waiters"]
 
@@ -192,7 +192,7 @@ class Channel(AsyncIterator[T]):
             self._held_since = None
             return False
         now = reader.get_loop().time()
-        if self._held_since is None or sleeps(reader.get_coro()):
+        if self._held_since is None or is_sleeping(reader.get_coro()):
             self._held_since = now
         elif now - self._held_since >= _PATIENCE:
             self._allowed = 2 * self._size

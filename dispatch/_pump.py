@@ -11,7 +11,7 @@ from types import coroutine
 from typing import Any, TypeAlias, cast
 
 from ..commander import BadResponse, Node, NodeCancelled, StreamInterrupted, emit
-from ..commander.waiting import drives
+from ..commander.waiting import mark_driver
 from ..messages import ChunkReader, Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
 from ._channel import Channel, Gate, Waiters
@@ -35,7 +35,7 @@ _DELTA = 64  # characters in a delta, for that
 class Pump(Node[None], internal=True):
     """Reads the source to its end, whoever listens; its failure is raised from the branches."""
 
-    _node_reads = True
+    _node_is_reader = True
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Pump(Node[None], internal=True):
             await self
 
 
-@drives
+@mark_driver
 @coroutine
 def calling_before_waits(
     body: Coroutine[Any, Any, None], callback: Callable[[], None]

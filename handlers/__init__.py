@@ -14,7 +14,7 @@ The handlers that need a model are imported when they are first used.
 
 from typing import TYPE_CHECKING
 
-from ..commander.lazy import lazy_names
+from ..commander.plugins import lazy_names
 from ._handler import Handler as Handler
 from ._handler import HandlerFunction as HandlerFunction
 from ._handler import handler as handler

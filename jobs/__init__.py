@@ -12,7 +12,7 @@ imported when they are first used.
 
 from typing import TYPE_CHECKING
 
-from ..commander.lazy import lazy_names
+from ..commander.plugins import lazy_names
 from ._edge import Graph as Graph
 from ._edge import add_conditional_edge as add_conditional_edge
 from ._edge import add_edge as add_edge

@@ -8,8 +8,8 @@ from dataclasses import field
 from typing import Self
 
 from ..backends import Backend
-from ..commander.awaitable import require_awaitable
-from ..commander.scope import once, scope_here
+from ..commander.durable import record_once, scope_here
+from ..commander.kinds import require_awaitable
 from ..dispatch import Format
 from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
@@ -43,7 +43,7 @@ class ChatJob(Job[None]):
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
         above = self.commander if scope_here() is None else self.parent
-        said = await once("read", lambda: require_awaitable(self.read(), self, "read"))
+        said = await record_once("read", lambda: require_awaitable(self.read(), self, "read"))
         if said is None:
             return
         self.at_end(lambda _: self.put_job(self.again(), parent=above))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 from ..commander import Node
 from ..commander.kinds import FUNCTION, require
-from ..commander.pattern import keep_pattern, start
+from ..commander.pattern import keep_template, start
 from ._job import Job
 
 __all__ = ["Graph", "Target", "add_conditional_edge", "add_edge"]
@@ -171,10 +171,10 @@ def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> Non
             node, Node, "a graph and an edge must begin at a node, or an edge at several, (a, b)"
         )
     for node in sources:
-        keep_pattern(node)
+        keep_template(node)
     for node in filter(_is_node, targets):
         # One that leads to itself may be where the graph begins.
-        keep_pattern(node, awaits_edge=all(node is not each for each in sources))
+        keep_template(node, awaits_edge=all(node is not each for each in sources))
 
 
 def _is_node(target: Target | None) -> TypeGuard[Node[Any]]:

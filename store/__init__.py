@@ -29,9 +29,8 @@ From a user's job to the disk:
   noticed
 - `errors`: the exceptions
 
-The engine calls a node's scope (`commander/scope.py`) when the node is put, tried again and closed.
-Tools ask it for effects, backends for replies (`commander/kept.py`). No lower package imports this
-one.
+The engine calls a node's scope (`commander/durable.py`) when the node is put, tried again and
+closed. Tools ask it for effects, backends for replies. No lower package imports this one.
 """
 
 from ..tools import Done as Done

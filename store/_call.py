@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..commander import Node, ToolError
-from ..commander.scope import scope_of
+from ..commander.durable import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
 from ._codec import Codec
@@ -121,8 +121,8 @@ class _Call:
 class _Called(Node[Any], internal=True):
     """A call, after an approval if the tool wants one; it ends the same in each execution."""
 
-    _node_durable = True
-    _node_work = True
+    _node_is_durable = True
+    _node_is_work = True
 
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(f"call:{call.tool.name}")
@@ -142,7 +142,7 @@ class _Called(Node[Any], internal=True):
                 raise ToolError(f"the call of {tool.name} was not allowed{why}")
             if answer["arguments"] is not None:
                 arguments = answer["arguments"]
-            call = self._node_call = replace(call, effect=effect.changed(arguments))
+            call = self._node_call = replace(call, effect=effect.with_inputs(arguments))
         try:
             once = _Once(arguments, call)
             return await self.call_handler(once, retry=tool.retry, claim=True)
@@ -161,7 +161,7 @@ class _Called(Node[Any], internal=True):
 class _Once(Node[Any], internal=True):
     """An attempt; a later execution returns the recorded result."""
 
-    _node_work = True
+    _node_is_work = True
 
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(call.tool.name)

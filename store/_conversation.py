@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
 from ..commander import ConfigurationError
-from ..commander.scope import is_aside_here, scope_here
+from ..commander.durable import is_in_side_task, scope_here
 from ..messages import Conversation, Message, Request, ToolSchema
 from ..messages.kept import read_message, write_json, write_message
 from ..tools import Illustrated, ToolResult
@@ -301,7 +301,7 @@ class DurableConversation(Conversation):
         self._require_one_answer(scope)
         for message in map(self._talks.clean, plain.messages):
             what = f"message {self._name}"
-            if is_aside_here():  # other tasks of the body have no reproducible order
+            if is_in_side_task():  # other tasks of the body have no reproducible order
                 what += _chain("", _kind(message), write_message(message))
             ident = digest(scope.now, what, scope.number(what))
             self.keep(message, ident, scope)

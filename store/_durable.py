@@ -24,7 +24,7 @@ from typing import (
 from weakref import WeakKeyDictionary
 
 from ..commander import Callback, ConfigurationError, Node
-from ..commander.scope import is_aside_here, scope_here, scope_of
+from ..commander.durable import is_in_side_task, scope_here, scope_of
 from ..commander.stored_names import stored_name
 from ..jobs import Job
 from ..messages import Conversation
@@ -64,7 +64,7 @@ class Durable(Job[T_co], internal=True):
     the calls that `task` may make.
     """
 
-    _node_durable = True
+    _node_is_durable = True
     _node_version = 1
     _node_shape: ClassVar[Shape | None] = None
 
@@ -380,7 +380,7 @@ class DurableCalls:
         require_no_transaction()
         scope.require_own_loop(f"self.durable's {what}")
         # Sleeps of the same length are interchangeable.
-        aside = is_aside_here() and not what.startswith("sleep")
+        aside = is_in_side_task() and not what.startswith("sleep")
         try:
             number = scope.number(f"call {what}", aside=aside)
         except ConfigurationError:
@@ -395,8 +395,8 @@ class DurableCalls:
 class Step(Node[T_co], internal=True):
     """One call of a function whose result is recorded."""
 
-    _node_durable = True
-    _node_work = True
+    _node_is_durable = True
+    _node_is_work = True
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         super().__init__(getattr(function, "__name__", type(function).__name__))

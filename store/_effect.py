@@ -20,9 +20,8 @@ from ..commander import (
     actor_of,
     current_node,
 )
-from ..commander.kept import Effect
-from ..commander.scope import scope_of
-from ..commander.waiting import lending_slot
+from ..commander.durable import Effect, scope_of
+from ..commander.waiting import lend_slot
 from ..tools.results import describe_error
 from ._failure import encode_failure, mark
 from ._json import canonical, digest
@@ -117,7 +116,7 @@ class DurableEffect(Effect):
             return json.loads(row.value)
         return self._gave
 
-    def changed(self, inputs: Mapping[str, Any]) -> DurableEffect:
+    def with_inputs(self, inputs: Mapping[str, Any]) -> DurableEffect:
         text = self._ledger.keys.cut_text(canonical(inputs)[0])
         if text == self._text:
             return self
@@ -209,7 +208,7 @@ class DurableEffect(Effect):
             await self._caller.until_on_course()
             await self._match.wait_for_unreplayed()
         if ledger.suspending and not _INSIDE.get():
-            async with lending_slot():
+            async with lend_slot():
                 await asyncio.get_running_loop().create_future()  # until the tree is cancelled
         ended = ledger.loop.create_future()
         ledger.under_way.add(ended)
@@ -335,7 +334,7 @@ class DurableEffect(Effect):
                 note = f"what was said that it gave cannot be: {error}"
                 ident = digest(ident, "again")
 
-    @lending_slot()
+    @lend_slot()
     async def _wait_for_answer(
         self, ident: bytes, question: dict[str, Any], here: AskHere | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -376,7 +375,7 @@ class DurableEffect(Effect):
         ledger = self._ledger
         await ledger.file.post(ledger.run_id, "answer", ident.hex(), json.dumps(answer).encode())
 
-    @lending_slot()
+    @lend_slot()
     async def _until_replies_are_complete(self) -> None:
         for reply in self._because:
             await reply.until_complete()
@@ -398,7 +397,7 @@ def _write_question(
 class Limited(Node[Any], internal=True, name="work"):
     """The work of an effect with a timeout."""
 
-    _node_work = True
+    _node_is_work = True
 
     def __init__(self, work: Work) -> None:
         self._work = work

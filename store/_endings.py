@@ -16,25 +16,25 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
-from ..commander.ends import (
+from ..commander.body_waits import (
     NO_WAIT,
     BodyWait,
     body_task,
-    body_times_out,
+    body_timeout,
     body_wait,
-    fails_parent,
+    count_relays,
     has_final_callbacks,
     has_siblings,
-    hearer,
+    immediate_receiver,
+    is_parent_waiting_for_slot,
+    is_putter_running,
     may_be_awaited,
-    parent_runs,
-    parent_wants_slot,
     postpone,
     putter_of,
-    relays_of,
-    until_parent_has_slot,
+    wait_for_parent_slot,
+    would_fail_parent,
 )
-from ..commander.scope import scope_of
+from ..commander.durable import scope_of
 from ..commander.waiting import LocalFuture, Wait, begin_wait
 from ._failure import was_awaited
 from .errors import JournalError, LeaseLost
@@ -126,7 +126,7 @@ class Endings:
         if self._numbers:
             self._turns = START
         elif fails:
-            self._turns = TURNS if fails_parent(node) else START
+            self._turns = TURNS if would_fail_parent(node) else START
         else:
             self._is_first = True
         self.replays = True
@@ -138,13 +138,13 @@ class Endings:
         self, number: int, node: Node[Any], fails: bool, end: Callable[[Node[Any]], None]
     ) -> bool:
         """Say whether a node whose outcome is a row now may end; if not, `end(node)` is called."""
-        if fails and fails_parent(node):
+        if fails and would_fail_parent(node):
             return True  # nobody awaits it, and others are cut short at once
         if not (self._waiting or self._turns or self._is_held_back(node, number)):
-            heard, timers = hearer(node), self._wait_of(node).timers
+            heard, timers = immediate_receiver(node), self._wait_of(node).timers
             if heard is not None and self._gather in (None, heard):
                 self._note_callbacks(number, node)
-                self._keep_apart(node if fails or timers else heard, node, relays_of(node))
+                self._keep_apart(node if fails or timers else heard, node, count_relays(node))
                 self._hold_back(timers)
                 return True
             # Somebody may be about to await it; or what was told of the last one is to go on first.
@@ -196,7 +196,7 @@ class Endings:
     def _is_held_back(self, node: Node[Any], number: int) -> bool:
         """Say whether a node must not end in this turn, even if no other one waits to end."""
         early = _scope(node).given_up is not None or self._is_ahead(node, number)
-        return early or parent_wants_slot(node) or self._wait_of(node).goes_on
+        return early or is_parent_waiting_for_slot(node) or self._wait_of(node).goes_on
 
     def _wait_of(self, node: Node[Any]) -> BodyWait:
         """Return the wait at which the body stands that has put `node`.
@@ -271,14 +271,14 @@ class Endings:
         if self._is_first:
             self._is_first = False
             node = self._waiting[0]
-            if not self._turns and hearer(node) is None and has_siblings(node):
+            if not self._turns and immediate_receiver(node) is None and has_siblings(node):
                 self._turns = START
         if self._turns:
             self._turns -= 1
             if self._turns or self._waiting:
                 self._call()
             return
-        if self._waiting and parent_wants_slot(self._waiting[0]):
+        if self._waiting and is_parent_waiting_for_slot(self._waiting[0]):
             self._let_parent_go_on(self._waiting[0])
             return
         timers: list[asyncio.TimerHandle] = []
@@ -303,14 +303,14 @@ class Endings:
                         self._hold_first(node)
                     break
                 first = number if first is None else first
-                if (heard := hearer(node)) is not None:
+                if (heard := immediate_receiver(node)) is not None:
                     if told is not None and told is not heard:
                         if together is None:
                             together = self._together(first, AT_ONCE - ended)
                         if number > together:
                             break
                     if told is not heard:
-                        relays = max(relays, relays_of(node))
+                        relays = max(relays, count_relays(node))
                     told = heard
                 waiting.popleft()
                 numbers.popleft()
@@ -370,7 +370,7 @@ class Endings:
         if (took := self._parent.leads_on(number)) is None:
             return False
         putter = putter_of(node)
-        seconds = None if putter is None else body_times_out(putter)
+        seconds = None if putter is None else body_timeout(putter)
         return seconds is not None and seconds <= took + SLACK
 
     def _hold_first(self, node: Node[Any]) -> None:
@@ -382,7 +382,7 @@ class Endings:
                 await self._until_timed_out(node, number)
                 if self._fails_early(node):
                     await until_awaited(node, lambda: self._sorted)
-            while self._sorted and (wait := scope.given_up) is not None and parent_runs(node):
+            while self._sorted and (wait := scope.given_up) is not None and is_putter_running(node):
                 if self._loop.time() > scope.ledger.start + LATE * wait["after"] + 1:
                     break
                 await asyncio.sleep(PAUSE)
@@ -405,7 +405,7 @@ class Endings:
         """Let no more end until the parent has its slot: it has not seen yet what has ended."""
 
         async def wait() -> None:
-            await until_parent_has_slot(node)
+            await wait_for_parent_slot(node)
             self._turns = TURNS
 
         self._hold(wait())

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ..commander import ConfigurationError, NodeLimits
+from ..commander.durable import DurableAttempt, DurableScope
 from ..commander.private import running_loop
-from ..commander.scope import Attempt, Scope
 from ._file import Row
 from ._json import digest
 from .errors import NotDurable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeIdentity"]
 
 
-class NodeIdentity(Scope):
+class NodeIdentity(DurableScope):
     """The identity of a node: `ident`, and with its attempt `now`."""
 
     __slots__ = (
@@ -38,11 +38,11 @@ class NodeIdentity(Scope):
         "free",
         "holds",
         "ident",
+        "is_recorded",
         "kept",
         "ledger",
         "outcome",
         "parent",
-        "recorded",
         "root",
     )
 
@@ -61,7 +61,7 @@ class NodeIdentity(Scope):
     # Whether another task than that of the putter's body has put it.
     aside = False
     # The attempt, as the engine knows it.
-    _attempt: Attempt | None = None
+    _attempt: DurableAttempt | None = None
 
     def __init__(
         self, ledger: JournalState, ident: bytes, free: bytes, parent: Self | None, root: bytes
@@ -85,18 +85,18 @@ class NodeIdentity(Scope):
         # Whether effects below it that one attempt has begun are found by the next: see `holder`.
         self.holds = parent is None
         self.outcome: Row | None = None
-        self.recorded = False
+        self.is_recorded = False
         # Whether its own end is recorded, which that of a suspended node is not.
         self.kept = False
         # Whether its outcome is recorded.
         self.durable = False
         found = ledger.by_ident.get(ident)
         if isinstance(found, Row) and found.kind == "result":  # the only row of most nodes
-            self.outcome, self.recorded, self.kept = found, True, True
+            self.outcome, self.is_recorded, self.kept = found, True, True
         elif found is not None:
             self._read(ledger.rows(ident))
-        if not self.recorded and ident in ledger.cancelled:
-            self.cancelled, self.kept = ledger.cancelled[ident].reason, True
+        if not self.is_recorded and ident in ledger.cancelled:
+            self.cancel_reason, self.kept = ledger.cancelled[ident].reason, True
             self._spent = ledger.find(ident, "usage")
         if root == ident:
             self.is_root = self.durable = True
@@ -107,16 +107,16 @@ class NodeIdentity(Scope):
         for row in rows:
             kind = row.kind
             if kind == "result" or kind == "failure":
-                if self.recorded:
+                if self.is_recorded:
                     # A second outcome is that of its final callbacks, which are over.
-                    self.walked = True
-                self.outcome, self.recorded, self.kept = row, True, True
+                    self.has_run_callbacks = True
+                self.outcome, self.is_recorded, self.kept = row, True, True
                 if usage is not None:
                     self._spent = usage
             elif kind == "usage":
                 usage = row
             elif kind == "over":
-                self.walked = True
+                self.has_run_callbacks = True
             elif kind == "given up":
                 self.given_up = json.loads(row.value)
 
@@ -139,7 +139,7 @@ class NodeIdentity(Scope):
         return digest(self.free, "end") if closing else self.free
 
     @property
-    def counted(self) -> list[NodeLimits]:
+    def counted_limits(self) -> list[NodeLimits]:
         return self.ledger.counted
 
     @property
@@ -194,8 +194,8 @@ class NodeIdentity(Scope):
         counts[of] = (number + 1, None if task is None else weakref.ref(task))
         return number
 
-    def attempt_here(self) -> Attempt:
+    def current_attempt(self) -> DurableAttempt:
         if self._attempt is None:
-            above = None if self.parent is None or self.is_root else self.parent.attempt_here()
-            self._attempt = Attempt(above, self.ledger.life)
+            above = None if self.parent is None or self.is_root else self.parent.current_attempt()
+            self._attempt = DurableAttempt(above, self.ledger.life)
         return self._attempt

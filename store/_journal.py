@@ -19,10 +19,9 @@ from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from ..commander import Commander, ConfigurationError, Node, NodeLimits, parent_here
-from ..commander import scope as seam
+from ..commander import Commander, ConfigurationError, Node, NodeLimits, durable, parent_here
 from ..commander.kinds import NUMBER, require
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ..messages.sqlite import MEMORY
 from ._codec import Codec
 from ._durable import Durable
@@ -107,7 +106,7 @@ class Journal:
             kept.begin_to_suspend()
         for kept, given_back in list(self._driven.items()):
             if not (isinstance(kept, Session) and not kept.is_calling):  # it has work to end
-                await outlast(given_back)
+                await wait_shielded(given_back)
         await self._file.close()
 
     @property
@@ -407,12 +406,12 @@ async def _kept(
             "run(..., journal=...) needs run_id=: by this name the run is taken up again"
         )
     async with AsyncExitStack() as stack:
-        durable = _require_durable(job)
+        durable_job = _require_durable(job)
         if not isinstance(journal, Journal):
             journal = Journal(journal)
         if not journal.is_open:
             await stack.enter_async_context(journal)
-        yield await stack.enter_async_context(journal.taken_up(durable, run_id, live))
+        yield await stack.enter_async_context(journal.taken_up(durable_job, run_id, live))
 
 
-seam.keeper = _kept
+durable.run_opener = _kept

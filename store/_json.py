@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from pydantic_core import TzInfo, to_jsonable_python
 
 from ..commander import Node
-from ..commander.remote import inputs
+from ..commander.remote import inputs_of
 from ..commander.stored_names import find_loaded, stored_name
 from ..messages import Part
 from ..messages.options import StrictSchema
@@ -87,12 +87,12 @@ def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
     given: dict[str, object] = vars(node)
     order = _order(tuple(given))
     if order is None:
-        return canonical(inputs(node))
+        return canonical(inputs_of(node))
     texts: list[str] = []
     for name, begin in order:
         value = given[name]
         if (scalar := SCALARS.get(type(value))) is None:
-            return canonical(inputs(node))
+            return canonical(inputs_of(node))
         texts.append(begin + scalar(value))
     return f"{{{','.join(texts)}}}", True
 

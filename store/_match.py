@@ -23,8 +23,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..commander import ConfigurationError, Node, current_node
-from ..commander.scope import is_aside_here, scope_of
-from ..commander.waiting import lending_slot, waits_for
+from ..commander.durable import is_in_side_task, scope_of
+from ..commander.waiting import lend_slot, nodes_awaited_by
 from ._json import digest
 from ._unreplayed import SHORT_DIGITS, Intent, caller_in
 
@@ -66,7 +66,7 @@ class EffectMatch:
         self._ledger = caller.ledger
         self._name = name
         self._text = text
-        self._aside = is_aside_here()
+        self._aside = is_in_side_task()
         self._inputs = digest(text).hex()[:SHORT_DIGITS]
         # For the next attempt: the calls that it is one of, and its attempt.
         self.shared: dict[str, str] = {}
@@ -77,7 +77,7 @@ class EffectMatch:
 
     def _identify(self, harmless: bool) -> bytes:
         caller, ledger, name, text = self.caller, self._ledger, self._name, self._text
-        number = caller.number(f"effect {name} {text}", aside=is_aside_here())
+        number = caller.number(f"effect {name} {text}", aside=is_in_side_task())
         here = digest(caller.now, "effect", name, text, number)
         if harmless:
             return here
@@ -260,7 +260,7 @@ def _outlook(
         return "past"
     for node, now in found:
         scope: Any = scope_of(node)
-        skipped = scope.recorded or scope.skips or scope.cancelled is not None
+        skipped = scope.is_recorded or scope.skips or scope.cancel_reason is not None
         if skipped or scope.in_attempt.hex() != now:
             return "past"
     return _outlook_below(found[0][0], stuck)
@@ -278,7 +278,7 @@ def _outlook_below(node: Node[Any], stuck: _Stuck) -> Outlook:
 # --- what waits for the replay
 
 
-@lending_slot()
+@lend_slot()
 async def _hold(ledger: JournalState, decide: Callable[[], bool]) -> bool:
     """Wait until `decide()` is true; return False if all of the run waits for locks."""
     while True:
@@ -358,7 +358,7 @@ class _Stuck:
             elif each.state == "joining":
                 below = list(each.children)
             else:
-                below = waits_for(each, self._futures, locks=self._locks)
+                below = nodes_awaited_by(each, self._futures, locks=self._locks)
                 if below and any(_will_give_up(other, each) for other in below):
                     below = None
             if below is None:

@@ -10,8 +10,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ..commander import StreamInterrupted
-from ..commander.kept import KeptReply
-from ..commander.scope import leaves_here, scope_here
+from ..commander.durable import DurableReply, scope_here, shutdown_check_here
 from ._failure import encode_failure, mark
 from ._usage import taken
 from .errors import JournalError, LeaseLost
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplyRow"]
 
 
-class ReplyRow(KeptReply):
+class ReplyRow(DurableReply):
     """The rows of one reply, identified by its requester, its request and its ordinal among equals.
 
     Only a digest of the request is stored. A `reply` row has a complete reply. A `broken` row has
@@ -33,9 +32,9 @@ class ReplyRow(KeptReply):
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:
         ledger = asker.ledger
-        self._leaves = leaves_here()
+        self._leaves = shutdown_check_here()
         self._broken: dict[str, Any] = {}
-        self.spent = [each for row in ledger.every(ident, "spent") for each in taken(row)]
+        self.earlier_charges = [each for row in ledger.every(ident, "spent") for each in taken(row)]
         self.recorded = None
         if (row := ledger.find(ident, "reply")) is not None:
             self.recorded = row.value.decode()
@@ -50,14 +49,14 @@ class ReplyRow(KeptReply):
         self._ident = ident
         # Set when no more arrives: its failure, None if it is complete or was closed.
         self._over: asyncio.Future[BaseException | None] = self._ledger.loop.create_future()
-        self.hears = asker.ledger.partials is not None
+        self.has_reader = asker.ledger.partials is not None
         # The text that is not written yet, the number of written characters, and the next write.
         self._fresh: list[str] = []
         self._written = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def coming(self) -> Generator[None]:
+    def receiving(self) -> Generator[None]:
         failure: BaseException | None = None
         with suppress(RuntimeError):  # another library's loop reads it
             self.reader = asyncio.current_task()
@@ -81,13 +80,13 @@ class ReplyRow(KeptReply):
                 f"the reply because of which this was called has broken off: {failure}"
             ) from failure
 
-    def keep(self, text: str) -> None:
+    def record(self, text: str) -> None:
         self._in_loop(self._append, text)
 
-    def hear(self, text: str) -> None:
+    def publish_text(self, text: str) -> None:
         self._in_loop(self._grow, text)
 
-    def break_off(self, text: str, error: BaseException) -> None:
+    def record_interruption(self, text: str, error: BaseException) -> None:
         self._in_loop(self._drop)
         said = json.loads(text)
         if self._ledger.suspended or self._leaves():
@@ -105,7 +104,7 @@ class ReplyRow(KeptReply):
             return  # it ends the process
         self._in_loop(self._ledger.record, self._ident, "broken", {"said": said, **ended})
 
-    async def end(self) -> None:
+    async def finish_replay(self) -> None:
         if "failure" in self._broken:
             raise self._ledger.read_failure(self._broken["failure"], self._ident)
         if self._broken.get("left") == "GeneratorExit":

@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
-from ..commander.scope import put_of, scope_of
+from ..commander.durable import put_options_of, scope_of
 from ..commander.stored_names import find_stored, stored_name
 from .errors import JournalMismatch
 
@@ -111,12 +111,12 @@ def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
     `again` is made from the same inputs, and so has the callbacks that its class adds. Raises
     `ConfigurationError` for limits, a place, and a callback that is not a function of a module.
     """
-    put = put_of(job)
+    put = put_options_of(job)
     scope = scope_of(job)
     own = None if scope is None else scope.limits  # of the run itself: each execution passes them
     if put.limits not in (None, own) or (put.on is not None and job.on is None):
         raise _refused(job, "limits= and on= are not kept: set them in its class or its commander")
-    own = [moment for moment, _ in put_of(again).callbacks]
+    own = [moment for moment, _ in put_options_of(again).callbacks]
     added: list[list[str]] = []
     for moment, callback in put.callbacks:
         if moment in own:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..commander import ConfigurationError, Node, NodeCancelled, NodeLimits, limits_around
-from ..commander.scope import adopt, scope_of
-from ..commander.waiting import observe, outlast
+from ..commander.durable import attach_scope, scope_of
+from ..commander.waiting import observe, wait_shielded
 from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
@@ -178,7 +178,7 @@ class OwnedRun:
     ) -> None:
         job._node_prepare(self._ledger)
         scope = NodeScope(self._ledger, ident, free, None, ident)
-        adopt(job, scope, commander)
+        attach_scope(job, scope, commander)
         self._ledger.roots.add(ident, job)
         commander.put_job(job, limits=self._ledger.limits, **options)
 
@@ -208,9 +208,9 @@ class OwnedRun:
         note_taken(self._ledger, letter)
 
     async def _suspend(self) -> None:
-        await outlast(self._ledger.suspend())
+        await wait_shielded(self._ledger.suspend())
         for root in list(self._ledger.roots.running.values()):
-            await outlast(observe(root))
+            await wait_shielded(observe(root))
 
     def begin_to_suspend(self) -> None:
         """Wait up to `grace` seconds for effects in progress, then cancel the tree."""

@@ -25,10 +25,15 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.ends import has_siblings, hearer, hears_alone, parent_runs
-from ..commander.scope import Scope, is_aside_here, put_of, scope_here
+from ..commander.body_waits import (
+    has_siblings,
+    immediate_receiver,
+    is_awaited_alone,
+    is_putter_running,
+)
+from ..commander.durable import DurableScope, is_in_side_task, put_options_of, scope_here
 from ..commander.stored_names import stored_name
-from ..commander.waiting import lending_slot
+from ..commander.waiting import lend_slot
 from ._codec import Codec
 from ._effect import DurableEffect, Limited
 from ._endings import PAUSE, Endings, until_awaited
@@ -53,7 +58,7 @@ ON_COURSE_WITHIN = 30.0  # seconds in which other tasks of a body come to what t
 class Kept(Protocol):
     """A node whose outcome the journal keeps."""
 
-    _node_durable: ClassVar[bool]
+    _node_is_durable: ClassVar[bool]
 
     def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
         """Take what the run brings, before the node is put; raise if something is missing.
@@ -86,7 +91,7 @@ class NodeScope(NodeIdentity):
     kept_as: tuple[int, str] | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
+    def identity(self) -> tuple[str, str]:
         return self.ledger.run_id, self.ident.hex()
 
     @property
@@ -94,7 +99,7 @@ class NodeScope(NodeIdentity):
         return self.ledger.limits
 
     @property
-    def suspended(self) -> bool:
+    def is_suspended(self) -> bool:
         return self.ledger.suspended and not self.kept
 
     # --- what it puts
@@ -104,15 +109,15 @@ class NodeScope(NodeIdentity):
         node: Node[Any],
         key: str | None,
         loop: asyncio.AbstractEventLoop,
-        root: bool,
-        aside: bool,
-        retried: bool,
-        closing: bool,
+        is_root: bool,
+        in_side_task: bool,
+        may_retry: bool,
+        in_callback: bool,
     ) -> NodeScope:
         if IN_TRANSACTION.get():
             require_no_transaction()
         ledger = self.ledger
-        kept: Any = node if node._node_durable else None
+        kept: Any = node if node._node_is_durable else None
         if kept is not None:
             inputs, whole = kept._node_prepare(ledger)
         else:
@@ -131,9 +136,9 @@ class NodeScope(NodeIdentity):
             counts = self._counts = {}
         now, free, number = self._now or self.now, self.free, 0
         ident = digest_put(now, what, 0)
-        if ident not in counts and (whole or not aside):
+        if ident not in counts and (whole or not in_side_task):
             counts[ident] = ONCE
-        elif number := self.number(ident, key, aside=aside and not whole, what=what):
+        elif number := self.number(ident, key, aside=in_side_task and not whole, what=what):
             ident = digest_put(now, what, number)
         if kept is not None:
             if loop is not ledger.loop:
@@ -150,35 +155,35 @@ class NodeScope(NodeIdentity):
             free = digest_put(putter, what, number)
             if kept is not None:
                 free = child_ident(putter, free, called)
-            if root and (row := ledger.find(ident, "root")) is not None:
+            if is_root and (row := ledger.find(ident, "root")) is not None:
                 free = before = bytes.fromhex(json.loads(row.value)["free"])
         if ident in ledger.intents.nodes:
             ledger.intents.put[ident] = node
-        scope = NodeScope(ledger, ident, free, self, ident if root else self.root)
+        scope = NodeScope(ledger, ident, free, self, ident if is_root else self.root)
         if before is not None and before != free:
             scope.free_before = before
-        if retried or self.retried:
-            scope.retried, scope.holds = True, retried
+        if may_retry or self.retried:
+            scope.retried, scope.holds = True, may_retry
         if kept is not None:
             scope.holds = scope.durable = True
-        elif root:
+        elif is_root:
             raise ConfigurationError(
                 f"{node!r} is put outside the tree of its run, as a next round is, and would be"
                 " lost with the process: make it a Durable job"
             )
-        if root:
-            ledger.roots.add_round(scope, node, key, PutBy(self.path(), not closing))
-        if aside:
+        if is_root:
+            ledger.roots.add_round(scope, node, key, PutBy(self.path(), not in_callback))
+        if in_side_task:
             scope.aside = True
-        if aside and kept is not None:
+        if in_side_task and kept is not None:
             endings = self._completion_order()
-            if scope.recorded:
+            if scope.is_recorded:
                 endings.hold()
         return scope
 
     # --- what becomes of it
 
-    def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
+    def recorded_attempts(self, node: Node[Any], now: float) -> tuple[list[float], float]:
         if self.kept and self._spent is not None:
             charge(json.loads(self._spent.value), node)
         attempts = [] if self.kept else self.ledger.every(self.ident, "attempt")
@@ -192,7 +197,7 @@ class NodeScope(NodeIdentity):
         pause = rows[-1]["due"] - max(time.time(), attempts[-1].time)  # the wall's may be set back
         return [now - max(0.0, clock - row["clock"]) for row in rows], pause
 
-    def begin(self, node: Node[Any], timeout: float | None) -> float | None:
+    def begin_attempt(self, node: Node[Any], timeout: float | None) -> float | None:
         self.ledger.roots.keep(self.ident)
         if self.refused is not None:
             raise self.refused
@@ -212,10 +217,10 @@ class NodeScope(NodeIdentity):
             return timeout
         return timeout - max(0.0, self.ledger.clock_before - json.loads(row.value)["clock"])
 
-    async def wait_for_cancel(self, node: Node[Any]) -> None:
+    async def wait_for_recorded_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)
 
-    def replay(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> None:
+    def schedule_replay(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> None:
         if self._spent is not None:
             charge(json.loads(self._spent.value), node)
         parent, outcome = self.parent, self.outcome
@@ -235,7 +240,7 @@ class NodeScope(NodeIdentity):
             if endings is not None and endings.replays:
                 await endings.over()
 
-    def give_up(self, waiter: Scope | None) -> None:
+    def record_abandoned_wait(self, waiter: DurableScope | None) -> None:
         ledger = self.ledger
         if not isinstance(waiter, NodeScope) or ledger.suspending or ledger.suspended:
             return
@@ -271,7 +276,7 @@ class NodeScope(NodeIdentity):
                         "a wait that a timer of the program has ended in an earlier execution went"
                         f" another way now, and {', '.join(left)} was not called again"
                     )
-                async with lending_slot():
+                async with lend_slot():
                     await asyncio.sleep(PAUSE)
 
     def may_end(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> bool:
@@ -282,7 +287,7 @@ class NodeScope(NodeIdentity):
         try:
             early = self.given_up is not None or parent.leads_on(number) is not None
             apart = parent._endings is not None or early or has_siblings(node)
-            if not apart and (hears_alone(node) or not parent_runs(node)):
+            if not apart and (is_awaited_alone(node) or not is_putter_running(node)):
                 return True
             return parent._completion_order().may_end(number, node, kind == "failure", end)
         except Exception as error:  # noqa: BLE001 - the node would be left pending
@@ -301,8 +306,8 @@ class NodeScope(NodeIdentity):
         first, took = ledger.intents.first_left(self.now, ledger.claimed)
         return took if first <= number else None
 
-    def put_elsewhere(self, putter: Node[Any]) -> None:
-        super().put_elsewhere(putter)
+    def set_putter(self, putter: Node[Any]) -> None:
+        super().set_putter(putter)
         if self.durable and self.parent is not None:
             self.parent._completion_order()  # those that end it cannot see, by their parent
 
@@ -327,7 +332,7 @@ class NodeScope(NodeIdentity):
             self._endings = Endings(self)
         return self._endings
 
-    def recall(self, node: Any) -> Any:
+    def load_outcome(self, node: Any) -> Any:
         outcome = self.outcome
         assert outcome is not None
         self._now = self._counts = None
@@ -340,7 +345,7 @@ class NodeScope(NodeIdentity):
             self.ledger.fail(mismatch)
             raise
 
-    def retry(self, node: Node[Any], delay: float) -> None:
+    def record_retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
             self._leave_body()
@@ -350,7 +355,7 @@ class NodeScope(NodeIdentity):
         self._now = digest(self.ident, self.attempt)
         self._end_attempt("cut")
 
-    def close(
+    def record_outcome(
         self,
         node: Node[Any],
         ending: Literal["completed", "failed", "cancelled"],
@@ -360,12 +365,12 @@ class NodeScope(NodeIdentity):
         leaving: bool,
     ) -> Any:
         ledger = self.ledger
-        if self.cancelled is not None:
+        if self.cancel_reason is not None:
             ledger.doomed.pop(node, None)
             ledger.talks.catch_up(self)
-        kept = cast("Kept", node) if node._node_durable else None
+        kept = cast("Kept", node) if node._node_is_durable else None
         if not ledger.suspended:
-            if ledger.before and ending == "completed" and not (self.recorded or self.skips):
+            if ledger.before and ending == "completed" and not (self.is_recorded or self.skips):
                 ledger.gone.report(self.now, node.path)
             if self.timed is not None and kept is None and not leaving:
                 # It runs again in a later life, whose timeout then is not cut short by this one.
@@ -377,7 +382,7 @@ class NodeScope(NodeIdentity):
             self._end_attempt("cut" if cut else "kept" if ended else "")
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
-        if ending == "completed" and kept is not None and not self.recorded:
+        if ending == "completed" and kept is not None and not self.is_recorded:
             return self._keep_result(node, result)
         if self.kept or ledger.suspended:
             return result
@@ -394,7 +399,7 @@ class NodeScope(NodeIdentity):
             if kept is not None or aborted:
                 ledger.keep_causes(self.ident, error)
                 with nullcontext() if kept is not None else suppress(NotStorable):
-                    awaited = hearer(node) is not None
+                    awaited = immediate_receiver(node) is not None
                     encode = partial(encode_failure, error, awaited=awaited)
                     data = self._keep_end(node, "failure", encode)
                     if ledger.keys and data != encode():
@@ -403,14 +408,14 @@ class NodeScope(NodeIdentity):
             mark(error, self.ident)
         return result
 
-    def lose(self, error: BaseException) -> None:
+    def record_lost_failure(self, error: BaseException) -> None:
         self.lost |= marks(error)
 
     def _keep_result(self, node: Node[Any], result: Any) -> Any:
         codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
         return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
 
-    def abort(
+    def record_abort(
         self, error: BaseException, *, timed_out: bool = False, awaited: bool = False
     ) -> None:
         ledger = self.ledger
@@ -428,19 +433,21 @@ class NodeScope(NodeIdentity):
                 data = encode_failure(error, awaited=awaited)
                 ledger.append(self.now, "aborted", data, find=True)
 
-    def leave(self) -> asyncio.Future[None] | None:
+    def suspend(self) -> asyncio.Future[None] | None:
         ledger = self.ledger
         return ledger.suspend() if ledger.under_way and not ledger.suspended else None
 
-    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
+    def record_cancel(
+        self, scopes: Sequence[DurableScope], reason: str, *, failed: DurableScope | None
+    ) -> None:
         ledger = self.ledger
         if ledger.suspending:
             ledger.suspended = True  # somebody does not wait for the end of effects
-        ended = [each for each in scopes if isinstance(each, NodeScope) and not each.recorded]
+        ended = [each for each in scopes if isinstance(each, NodeScope) and not each.is_recorded]
         if ledger.before and not ledger.suspended:
             for scope in ended:
                 ledger.talks.catch_up(scope)
-        whom = [scope.ident for scope in ended if scope.cancelled is None]
+        whom = [scope.ident for scope in ended if scope.cancel_reason is None]
         if not whom or ledger.suspended:
             return
         by = failed or scope_here()
@@ -469,12 +476,12 @@ class NodeScope(NodeIdentity):
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
         return DurableEffect(self, name, inputs, harmless, awaited, key)
 
-    def own_name(self, what: str) -> str:
+    def unique_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
 
     def reply(self, request: str, redact: Callable[[str], str]) -> ReplyRow:
         asked = self._asked(request, redact)
-        number = self.number(asked, aside=is_aside_here())
+        number = self.number(asked, aside=is_in_side_task())
         return ReplyRow(self, digest(self.now, asked, number))
 
     def has_reply(self, request: str, redact: Callable[[str], str]) -> bool:
@@ -518,7 +525,7 @@ class NodeScope(NodeIdentity):
             raise refused
         return value
 
-    def over(
+    def record_root_outcome(
         self,
         node: Node[Any],
         ending: Literal["completed", "failed", "cancelled"],
@@ -530,10 +537,14 @@ class NodeScope(NodeIdentity):
         changed = before is not None and (before.kind == "failure") != (ending == "failed")
         # A journal that fails stops the run.
         with suppress(JournalError, LeaseLost):
-            if ledger.before and not ledger.suspended and (ending == "completed" or self.recorded):
+            if (
+                ledger.before
+                and not ledger.suspended
+                and (ending == "completed" or self.is_recorded)
+            ):
                 ledger.gone.report_rounds(self.ident, self.now, node.path)
             try:
-                if changed and node._node_durable and not ledger.suspended:
+                if changed and node._node_is_durable and not ledger.suspended:
                     if ending == "completed":
                         return self._keep_result(node, result)
                     if isinstance(error, Exception):
@@ -545,7 +556,7 @@ class NodeScope(NodeIdentity):
 
     def _end_attempt(self, over: Literal["", "cut", "kept"]) -> None:
         if self._attempt is not None:
-            self._attempt.over, self._attempt = over, None
+            self._attempt.end, self._attempt = over, None
 
     def _append(self, kind: str, value: Any) -> None:
         self.ledger.append(self.ident, kind, json.dumps(value).encode())
@@ -553,7 +564,7 @@ class NodeScope(NodeIdentity):
     def _keep_usage(self, node: Node[Any]) -> None:
         if usage := usage_of(node):
             self._append("usage", usage)
-            if put_of(node).on is not None:  # no reply in the journal says so
+            if put_options_of(node).on is not None:  # no reply in the journal says so
                 self._append("spent", {"taken": [*usage.items()]})
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..commander import Node
-from ..commander.scope import adopt, is_leaving
-from ..commander.waiting import observe, outlast
+from ..commander.durable import attach_scope, is_commander_ending
+from ..commander.waiting import observe, wait_shielded
 from ..messages import Usage
 from ._codec import Codec
 from ._file import ENDED
@@ -181,7 +181,7 @@ class Session(OwnedRun):
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger, ident = self._ledger, self._job.call.ident
         ledger.roots.add(ident, self._job)
-        adopt(self._job, NodeScope(ledger, ident, ident, None, ident), commander)
+        attach_scope(self._job, NodeScope(ledger, ident, ident, None, ident), commander)
         commander.call_handler(self._job, claim=True)
 
     def _put_rounds(self, *_: object, **__: object) -> None:
@@ -200,18 +200,18 @@ class Session(OwnedRun):
 
     async def _suspend(self) -> None:
         ledger = self._ledger
-        if ledger.suspended or is_leaving(self._parent):
+        if ledger.suspended or is_commander_ending(self._parent):
             await self.suspend()
         elif not ledger.roots.running:  # the call was cancelled, and so is over, before it was put
             ledger.append(self._job.call.ident, "over", find=True)
         if ledger.roots.running:
-            await outlast(observe(self._job))
+            await wait_shielded(observe(self._job))
 
 
 class _Call(Node[T], Generic[T], internal=True):
     """One call of a session, in this execution."""
 
-    _node_durable = True
+    _node_is_durable = True
 
     def __init__(
         self, call: SessionCall, work: Callable[[], Awaitable[T]], written: Written[T]

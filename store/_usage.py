@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node
-from ..commander.scope import charge_again, spent
+from ..commander.durable import charge_again, charges_of
 from ..messages import Usage
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def usage_of(node: Node[Any]) -> dict[str, Any]:
     """Return the usage of the replies below `node`, by account."""
     return {
         account: usage.model_dump(mode="json", exclude_defaults=True)
-        for account, usage in spent(node).items()
+        for account, usage in charges_of(node).items()
         if isinstance(usage, Usage)
     }
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ..commander.thread import WAITING
+from ..commander.thread import WAITING_THREADS
 from ..messages.sqlite import MEMORY, is_file_fault, is_same_file
 from ._lock import RunLock
 from ._mark import COUNTS, Mark
@@ -112,9 +112,9 @@ class Bell:
     def wait(self, timeout: float = -1) -> None:
         """Return when it is rung, or was since `clear`; or after so many seconds."""
         thread = threading.get_ident()
-        WAITING[thread] = lambda: timeout < 0 and not self.rung
+        WAITING_THREADS[thread] = lambda: timeout < 0 and not self.rung
         self._free.acquire(timeout=timeout)
-        WAITING.pop(thread, None)
+        WAITING_THREADS.pop(thread, None)
 
     def clear(self) -> None:
         """Forget that it was rung."""

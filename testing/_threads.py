@@ -13,7 +13,7 @@ from functools import wraps
 from queue import Queue
 from typing import Any
 
-from ..commander.thread import WAITING
+from ..commander.thread import WAITING_THREADS
 
 __all__ = ["is_at_work", "is_in_event", "note_waits"]
 
@@ -30,16 +30,16 @@ _run: Any = getattr(_Call, "run", None)
 @wraps(threading.Event.wait)
 def _noted_wait(self: threading.Event, timeout: float | None = None) -> bool:
     thread = threading.get_ident()
-    before = WAITING.get(thread), thread in _in_events  # a finalizer may wait in another wait
-    WAITING[thread] = lambda: timeout is None and not self.is_set()
+    before = WAITING_THREADS.get(thread), thread in _in_events  # a finalizer may wait too
+    WAITING_THREADS[thread] = lambda: timeout is None and not self.is_set()
     _in_events.add(thread)
     try:
         return _wait(self, timeout)
     finally:
         if before[0] is None:
-            del WAITING[thread]
+            del WAITING_THREADS[thread]
         else:
-            WAITING[thread] = before[0]
+            WAITING_THREADS[thread] = before[0]
         if not before[1]:
             _in_events.discard(thread)
 
@@ -63,7 +63,7 @@ def note_waits() -> None:
 
 
 def _forget() -> None:
-    for noted in (WAITING, _in_events, _in_calls):
+    for noted in (WAITING_THREADS, _in_events, _in_calls):
         noted.clear()
 
 
@@ -73,7 +73,7 @@ def is_at_work(thread: threading.Thread) -> bool:
     That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
     """
     ident = thread.ident or 0
-    waits = WAITING.get(ident)
+    waits = WAITING_THREADS.get(ident)
     if waits is not None:
         return not waits()
     if type(thread).__name__ == "WorkerThread":  # anyio's: it counts a call until it has reported

@@ -31,7 +31,7 @@ Built-in tools (imported at first use, their extras at the first call):
 
 from typing import TYPE_CHECKING
 
-from ..commander.lazy import lazy_names
+from ..commander.plugins import lazy_names
 from ._approval import Approval as Approval
 from ._approval import Approvals as Approvals
 from ._approval import Approve as Approve

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ..commander import ToolError
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ._effect import is_after_restart
 from ._kernel import Kernel, KernelOutput
 from ._kernel_loop import run_on_kernel_loop, submit
@@ -160,7 +160,7 @@ class Interpreter:
         finally:
             if not done:  # a timeout or a cancel: stop the code before either continues
                 stopping = asyncio.ensure_future(kernel.stop(output, settings.grace))
-                interrupted = await outlast(stopping)
+                interrupted = await wait_shielded(stopping)
                 if not (stopped := stopping.result()):
                     await self.end(PROCESS_KILLED if kernel.is_alive else PROCESS_ENDED)
                 if interrupted is not None:

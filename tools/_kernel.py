@@ -27,7 +27,7 @@ from jupyter_client.connect import write_connection_file
 
 from ..commander.errors import ConfigurationError, ToolError
 from ..commander.process import describe_exit
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 from ..messages import Part
 from ._kernel_loop import submit
 from .results import shorten
@@ -150,7 +150,7 @@ class Kernel:
         A cancel ends the process before it continues.
         """
         launching = asyncio.ensure_future(cls._launch(executable, limits, cwd, env))
-        interrupted = await outlast(launching)
+        interrupted = await wait_shielded(launching)
         if interrupted is not None and launching.exception() is not None:
             raise interrupted
         kernel = launching.result()
@@ -287,7 +287,7 @@ class Kernel:
         """
         self._finalizer.detach()
         ending = asyncio.ensure_future(_end(self._process, self._client, self._folder))
-        interrupted = await outlast(ending)
+        interrupted = await wait_shielded(ending)
         ending.result()
         if interrupted is not None:
             raise interrupted

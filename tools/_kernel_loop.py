@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 
 __all__ = ["kernel_loop", "run_on_kernel_loop", "submit"]
 
@@ -45,7 +45,7 @@ async def run_on_kernel_loop(work: Coroutine[Any, Any, T]) -> T:
         kernel_loop().call_soon_threadsafe(lambda: task[0].cancel())
 
     outcome = asyncio.wrap_future(future)
-    interrupted = await outlast(outcome, cancel)
+    interrupted = await wait_shielded(outcome, cancel)
     if interrupted is not None:
         if not outcome.cancelled():
             outcome.exception()  # mark the error of the cancelled work as retrieved

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic_core import to_json
 
 from ..commander import Commander, ConfigurationError, ToolError, parent_here
-from ..commander.waiting import observe, outlast
+from ..commander.waiting import observe, wait_shielded
 from ..messages import Part
 from ._mcp_connection import MAX_TOOLS, Connection, describe_first
 from ._schema import InvalidArguments
@@ -160,7 +160,7 @@ class McpServer(Toolkit):
         self._methods = {}
         if connection is not None:
             connection.leave.set()
-            interrupted = await outlast(observe(connection))
+            interrupted = await wait_shielded(observe(connection))
             if commander is not None:
                 await commander.__aexit__(None, None, None)
             if interrupted is not None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, cast
 
 from ..commander import ConfigurationError, Node
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 
 if TYPE_CHECKING:
     import mcp
@@ -42,7 +42,7 @@ class Connection(Node[None], internal=True, name="mcp_connection"):
         leave the server's process running.
         """
         holding = asyncio.Task(self._hold(), loop=asyncio.get_running_loop())
-        interrupted = await outlast(holding, self._leave)
+        interrupted = await wait_shielded(holding, self._leave)
         if interrupted is not None:
             raise interrupted
         holding.result()

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 from ..commander import Node, emit, is_watched
-from ..commander.kept import Effect
-from ..commander.scope import scope_of
+from ..commander.durable import Effect, scope_of
 from ..messages import Part, ToolCall
 from ._approval import Decision
 from ._effect import CURRENT_CALL, Done, NotDone
@@ -132,7 +131,7 @@ class _Run(CallNode, internal=True):
                 bare = tool.bare
                 # Before the journal records that the call starts.
                 bare.check(arguments)
-                effect = effect.changed(arguments)
+                effect = effect.with_inputs(arguments)
                 stored = await do_once(effect, bare, bare.run, arguments, write_text)
                 return ToolResult.of(call, await tool.finish(read_text(stored)))
         # A result, not a failure: `retry` would only repeat it.
@@ -225,7 +224,7 @@ class _AskFirst(CallNode, internal=True):
             return ToolResult.of(self._call, text, "failed")
         call = decision.apply_to(call)
         if effect is not None:
-            effect = effect.changed(call.arguments)
+            effect = effect.with_inputs(call.arguments)
         self.has_run = True
         answer = await _put(self, _Run(call, tool, effect), tool)
         if decision.arguments is not None:

@@ -17,7 +17,7 @@ from threading import RLock
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from ..commander.waiting import outlast
+from ..commander.waiting import wait_shielded
 
 __all__ = ["PerSession", "ToolSessions", "close_all", "do_all"]
 
@@ -131,7 +131,7 @@ async def close_all(open_states: Iterable[OpenState]) -> None:
             ends += [] if end is None else [asyncio.wrap_future(end)]
     if ends:
         together = asyncio.gather(*ends, return_exceptions=True)
-        interrupted = await outlast(together)
+        interrupted = await wait_shielded(together)
         faults += [each for each in together.result() if each is not None]
         if interrupted is not None:
             raise interrupted

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..commander import Commander
 from ..commander.errors import MissingExtra
-from ..commander.tap import require_here
+from ..commander.tap import require_open
 from ._feed import FLUSH_SECONDS, Feed, Gap, Handle
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Spans(Handle):
             from ._spans import KINDS, SpanSink
         except ImportError as error:
             raise MissingExtra("otel(commander)", "otel") from error
-        require_here(commander, "otel(commander, ...)")
+        require_open(commander, "otel(commander, ...)")
         self._sink = SpanSink(tracer_provider, meter_provider, content=content)
         self._feed = Feed(commander, self._sink, KINDS, name="making spans")
         # For the parents of nodes that are put below existing ones.

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from ..backends import Price
 from ..commander import Commander, Event
 from ..commander.errors import ConfigurationError
-from ..commander.tap import require_here
+from ..commander.tap import require_open
 from ._feed import Feed, Gap, Handle
 from ._read import read
 from ._trace import Trace
@@ -146,7 +146,7 @@ class LiveTrace(Handle):
     def __init__(
         self, commander: Commander, *, content: bool, prices: Mapping[str, Price] | None
     ) -> None:
-        require_here(commander, "live(commander, ...)")
+        require_open(commander, "live(commander, ...)")
         self._reading = threading.Lock()
         self._trace = Trace()
         self._sink = sink = _UnreadSink(content, prices)
@@ -213,7 +213,7 @@ class Recorder(Handle):
         append: bool,
         prices: Mapping[str, Price] | None,
     ) -> None:
-        require_here(commander, "record(commander, ...)")
+        require_open(commander, "record(commander, ...)")
         self.path = path
         sink = _FileSink(_open(path, append), content, prices)
         self._feed = Feed(commander, sink, sink.kinds, name=f"the recording {path}", wait=1.0)

@@ -40,7 +40,7 @@ from opentelemetry.trace import (
 )
 
 from ..commander import Actor, Event, EventKind
-from ..commander.tap import RunPlace, goes_on, own_actor, place_of, where_raised
+from ..commander.tap import RunIdentity, is_suspended, own_actor, run_identity_of, where_raised
 from ..messages import Asked, Replied, ToolCall
 from ..tools import ToolResult
 from . import _genai as names
@@ -161,7 +161,7 @@ class SpanSink:
         if number in self._open:  # a gap had it
             return
         parent = None if parent_id is None else self._open.get(parent_id)
-        place = place_of(event)
+        place = run_identity_of(event)
         actor = own_actor(event)
         if event.host is not None and parent is not None and actor == parent.actor:
             actor = None  # each event of another machine has it, also below the agent's own node
@@ -181,7 +181,7 @@ class SpanSink:
         self,
         node: _Node,
         parent: _Node | None,
-        place: RunPlace,
+        place: RunIdentity,
         name: str,
         said: dict[str, Any],
         at: int,
@@ -229,7 +229,7 @@ class SpanSink:
             if node.span.is_recording():
                 self._fail(node.span, event.data, at)
         finally:
-            self._end(node, at, suspended=goes_on(event))
+            self._end(node, at, suspended=is_suspended(event))
 
     def _cancelled(self, node: _Node, event: Event, at: int) -> None:
         try:
@@ -237,7 +237,7 @@ class SpanSink:
             if self._content and event.data:
                 node.span.set_attribute(names.REASON, masked_text(event.data))
         finally:
-            self._end(node, at, suspended=goes_on(event))
+            self._end(node, at, suspended=is_suspended(event))
 
     def _end(self, node: _Node, at: int, *, suspended: bool = False) -> None:
         for chat in reversed((node.chats or {}).values()):  # replies that nobody read or closed

@@ -50,7 +50,7 @@ from ..backends import Price, redact_keys
 from ..backends.limits import Limits
 from ..commander import Actor, Blocked, Event, EventKind, Explanation
 from ..commander.errors import BackendError
-from ..commander.tap import limits_above, own_actor, place_of, type_name, where_raised
+from ..commander.tap import limits_above, own_actor, run_identity_of, type_name, where_raised
 from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
 from ..messages.mask import mask
@@ -248,7 +248,7 @@ class Records:
             record["agent"] = self._name(actor.agent)
             if actor.session_id is not None:
                 record["session"] = self._name(str(actor.session_id))
-        if (place := place_of(event)) is not None:
+        if (place := run_identity_of(event)) is not None:
             record["run"], record["id"] = self._name(place.run_id), place.identity
             if place.recorded:
                 record["kept"] = True

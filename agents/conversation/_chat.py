@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...commander import Node
-from ...commander.scope import scope_here
+from ...commander.durable import scope_here
 from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
-from ...commander.awaitable import require_awaitable
-from ...commander.kinds import checked
+from ...commander.kinds import checked, require_awaitable
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import add_usage, run_in_tree, stream_call

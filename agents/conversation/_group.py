@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from ...backends import Backend
 from ...commander import Node, current_node
+from ...commander.durable import scope_here
 from ...commander.kinds import checked
-from ...commander.scope import scope_here
 from ..errors import ConversationTooLong, UnknownAgent
 from ..layers import AgentMessage, prompt
 from ..layers._call import run_in_tree
@@ -204,7 +204,7 @@ def random_speaker(seed: int | None = None) -> Callable[[GroupConversation], str
 
     def choose(conversation: GroupConversation) -> str:
         if seed is None and (scope := scope_here()) is not None:
-            chance.seed(scope.own_name("speaker"))
+            chance.seed(scope.unique_name("speaker"))
         return chance.choice(_others(conversation))
 
     return choose

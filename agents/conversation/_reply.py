@@ -11,9 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from ...commander import act_as
-from ...commander.awaitable import require_awaitable
+from ...commander.durable import record_once
 from ...commander.errors import ConfigurationError
-from ...commander.scope import once
+from ...commander.kinds import require_awaitable
 from ..layers import AgentMessage
 from ..layers._call import OUTER_SESSION, CountedCall
 from ._human import Transcript
@@ -176,7 +176,7 @@ class ReplyNode(CountedCall[Answer], internal=True, name="Answering"):
             async def ask() -> str | None:
                 return await require_awaitable(agent.human_input(question), agent, "human_input")
 
-            text = await once("human input", ask)
+            text = await record_once("human input", ask)
             if text is None or text.strip() == EXIT_INPUT:
                 return Answer(status="left")
             if text.strip():

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from ...commander import Node
-from ...commander.scope import cancel_again, once, scope_here
+from ...commander.durable import cancel_unrecorded, record_once, scope_here
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, prompt
 from ._group import Group, GroupConversation
@@ -68,7 +68,7 @@ class GroupTalk(Group):
             await turns.ended.wait()
         finally:
             conversation.on_message = conversation.fixed_members = None
-        cancel_again(turns.nodes, "the conversation has ended")
+        cancel_unrecorded(turns.nodes, "the conversation has ended")
         if turns.failure is not None:
             raise turns.failure
         if not turns.left:
@@ -233,7 +233,7 @@ class _Turns:
 
     async def give_turns(self) -> None:
         """Give turns one after the other, in the order of the first execution."""
-        while (name := await once("turn", self._first_waiting)) is not None:
+        while (name := await record_once("turn", self._first_waiting)) is not None:
             await self._until(lambda name=name: name in self.waiting)  # type: ignore[misc]
             self.turn_done.clear()
             self.waiting.pop(name).set_result(None)

@@ -11,9 +11,8 @@ from typing_extensions import TypeVar
 
 from ...backends import Backend
 from ...commander import Node, NodeLimits, run
-from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
-from ...commander.kinds import checked, require
+from ...commander.kinds import checked, require, require_awaitable
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View

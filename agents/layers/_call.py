@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Unpack, cast
 from typing_extensions import TypeVar
 
 from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
-from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
-from ...commander.waiting import observe, outlast
+from ...commander.kinds import require_awaitable
+from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
 from ._memory import CALLS, SessionId, TemporarySession
 from ._message import AgentMessage, copy_message
@@ -297,7 +297,7 @@ async def run_in_tree(
         return await node
     except asyncio.CancelledError:
         node.cancel("the call was cancelled")
-        await outlast(observe(node))
+        await wait_shielded(observe(node))
         raise
 
 
@@ -326,7 +326,7 @@ async def stream_call(
         await running
     finally:
         running.cancel()
-        interrupted = await outlast(running)
+        interrupted = await wait_shielded(running)
         if not running.cancelled():
             running.exception()  # so that asyncio does not log it if the reader left early
         if interrupted is not None:

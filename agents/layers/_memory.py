@@ -10,9 +10,9 @@ from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
 from ...backends import Backend
+from ...commander.durable import Attempt, scope_here
 from ...commander.errors import BadResponse, ContextTooLong
 from ...commander.kinds import checked, passes_with
-from ...commander.scope import Attempt, scope_here
 from ...messages import Message, Part, Request
 from ...tools.sessions import do_all
 from ._message import AgentMessage, copy_message, has_run
@@ -141,7 +141,7 @@ class Memory:
         scope = scope_here()
         for each in stored:
             vars(each)[ADDED_BY_CALLS] = CALLS.get()
-            vars(each)[ADDED_BY_ATTEMPT] = None if scope is None else scope.attempt_here()
+            vars(each)[ADDED_BY_ATTEMPT] = None if scope is None else scope.current_attempt()
         self._sessions.setdefault(session_id, []).extend(stored)
         return stored
 
@@ -201,7 +201,7 @@ class Memory:
         """
         if (scope := scope_here()) is None:
             return True
-        here, ends = scope.attempt_here(), set[str]()
+        here, ends = scope.current_attempt(), set[str]()
 
         def remaining(messages: Iterable[AgentMessage]) -> Iterator[AgentMessage]:
             for each in messages:
@@ -333,7 +333,9 @@ class SummaryMemory(Memory):
             content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
         )
         if (scope := scope_here()) is not None:
-            vars(summary).update({ADDED_BY_ATTEMPT: scope.attempt_here(), REPLACED_MESSAGES: old})
+            vars(summary).update(
+                {ADDED_BY_ATTEMPT: scope.current_attempt(), REPLACED_MESSAGES: old}
+            )
         # Other calls may have added messages, or summarized, during the request. So the summary
         # replaces its originals only if all of them are still there.
         messages = self._all(session_id)

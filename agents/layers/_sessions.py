@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ...commander import current_node
+from ...commander.durable import scope_here
 from ...commander.errors import ConfigurationError
-from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
 from ._interrupted import read_interrupted_call

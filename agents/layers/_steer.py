@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
-from ...commander.scope import Scope, scope_here
+from ...commander.durable import Scope, scope_here
 from ...messages import Message, Part, Request
 from ._message import AgentMessage, copy_message
 from ._state import json_value, read_records

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
-from ...commander.awaitable import require_awaitable
+from ...commander.durable import scope_here
 from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
-from ...commander.kinds import checked
-from ...commander.scope import scope_here
+from ...commander.kinds import checked, require_awaitable
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View

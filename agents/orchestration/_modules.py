@@ -7,7 +7,7 @@ from inspect import isawaitable
 from typing import Any
 
 from ...backends import Backend
-from ...commander.awaitable import require_awaitable
+from ...commander.kinds import require_awaitable
 from ..layers._answer import Knowledge
 from ..layers._memory import ask_summary
 from ._state import State

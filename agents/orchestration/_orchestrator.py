@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ...commander import Node
-from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
-from ...commander.kinds import checked, require
+from ...commander.kinds import checked, require, require_awaitable
 from ...commander.waiting import observe as observe_end
-from ...commander.waiting import outlast
+from ...commander.waiting import wait_shielded
 from ...handlers import handler
 from ...messages import Usage
 from ...tools.sessions import do_all
@@ -379,7 +378,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             await call
         except BaseException:
             # A cancelled wait ends before the call that it waits for.
-            await outlast(observe_end(call))
+            await wait_shielded(observe_end(call))
             if call.state != "completed":
                 for each in below:
                     each.memory.retract_answers(orchestrator.session_id)

@@ -282,7 +282,7 @@ def records_below(record):
     found, stack = [], [record]
     while stack:
         found.append(stack.pop())
-        stack += found[-1].living
+        stack += found[-1].unfinished_children
     return found
 
 
@@ -301,13 +301,13 @@ async def test_a_cancel_of_many_nodes_is_spread_over_the_turns_of_the_loop(make,
         while top.state != "cancelled":
             seen = [0, 0]
             for record in records:
-                seen[0] += record.cancelled is not None
+                seen[0] += record.cancel_reason is not None
                 seen[1] += record.state == "cancelled"
             most = [max(most[at], seen[at] - last[at]) for at in (0, 1)]
             last = seen
             await asyncio.sleep(0)
         assert max(most) <= 2 * NODES_PER_TURN
-        assert {record.cancelled for record in records} == {"enough"}
+        assert {record.cancel_reason for record in records} == {"enough"}
         assert commander._tree.sweep is commander._tree.marking is None
         with pytest.raises(NodeCancelled):
             await top

@@ -17,7 +17,7 @@ import pytest
 from support.seeds import SEED
 from support.waiting import run_turns, settle_loop
 
-from anabranch.commander import Commander, _reach, settle
+from anabranch.commander import Commander, _task_waits, settle
 from anabranch.commander.waiting import waits_for_tree
 from anabranch.jobs import Job
 from anabranch.testing import run_seeded
@@ -252,9 +252,9 @@ async def stand_at(coroutine: Any) -> bool:
     """Say whether a task that stands there is taken to wait for code of this process."""
     task = asyncio.ensure_future(coroutine)
     await settle_loop()
-    ends = _reach.reach(task.get_coro(), _reach.awaited(task))[2]
+    ends = _task_waits.reach(task.get_coro(), _task_waits.awaited(task))[2]
     assert ends
-    here = all(map(_reach.ends_here, ends))
+    here = all(map(_task_waits.ends_here, ends))
     task.cancel()
     await asyncio.wait([task])
     return here
@@ -367,12 +367,12 @@ async def test_a_task_that_waits_for_a_thread_does_not_wait_for_the_tree() -> No
 @pytest.fixture
 def without_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what a release of Python or anyio may rename."""
-    monkeypatch.setattr(_reach, "GATHERING", None)
-    monkeypatch.setattr(_reach, "GATHERS", set())
-    monkeypatch.setattr(_reach, "SHIELDS", set())
-    monkeypatch.setattr(_reach, "HOLDS", {})
-    monkeypatch.setattr(_reach, "AS_COMPLETED", None)
-    monkeypatch.setattr(_reach, "WAITER", "_no_such_name")
+    monkeypatch.setattr(_task_waits, "GATHERING", None)
+    monkeypatch.setattr(_task_waits, "GATHERS", set())
+    monkeypatch.setattr(_task_waits, "SHIELDS", set())
+    monkeypatch.setattr(_task_waits, "HOLDS", {})
+    monkeypatch.setattr(_task_waits, "AS_COMPLETED", None)
+    monkeypatch.setattr(_task_waits, "WAITER", "_no_such_name")
 
 
 @pytest.mark.usefixtures("without_private_names")
@@ -395,22 +395,22 @@ def test_a_task_s_future_is_found_without_its_private_name(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All recognized waits still are."""
-    monkeypatch.setattr(_reach, "WAITER", "_no_such_name")
+    monkeypatch.setattr(_task_waits, "WAITER", "_no_such_name")
     assert run_seeded(lambda: one_place(way)) < 0.1
 
 
 def test_code_that_is_missing_is_found_to_be_none() -> None:
     """As where `gather` were written in C, or its callback had another name."""
-    assert _reach._nested_code(len, "_done_callback") == set()
-    assert _reach._nested_code(asyncio.gather, "_no_such_callback") == set()
-    assert len(_reach._nested_code(asyncio.gather, "_done_callback")) == 1
+    assert _task_waits._nested_code(len, "_done_callback") == set()
+    assert _task_waits._nested_code(asyncio.gather, "_no_such_callback") == set()
+    assert len(_task_waits._nested_code(asyncio.gather, "_done_callback")) == 1
 
     def function() -> object:
         return way
 
     way = 1
-    assert _reach._closed_over(function, "way") == 1
-    assert _reach._closed_over(function, "inner") is None
+    assert _task_waits._closed_over(function, "way") == 1
+    assert _task_waits._closed_over(function, "inner") is None
 
 
 def test_the_package_imports_without_the_private_names_of_asyncio() -> None:
@@ -419,8 +419,8 @@ def test_the_package_imports_without_the_private_names_of_asyncio() -> None:
 import asyncio
 del asyncio.tasks._GatheringFuture
 asyncio.gather = asyncio.shield = len
-from anabranch.commander import _reach
-print(_reach.GATHERING, _reach.GATHERS, _reach.SHIELDS)
+from anabranch.commander import _task_waits
+print(_task_waits.GATHERING, _task_waits.GATHERS, _task_waits.SHIELDS)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "set()", "set()"]

@@ -8,7 +8,7 @@ from support.nodes import hang
 from support.seeds import example_count
 
 from anabranch.commander import Commander
-from anabranch.commander import _waits as module
+from anabranch.commander import _wait_events as module
 from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
@@ -49,7 +49,7 @@ def read(events):
 
 
 def waits_of(commander):
-    return record_of(commander).tree.waits
+    return record_of(commander).tree.wait_publisher
 
 
 @virtual_time

@@ -14,9 +14,9 @@ import pytest
 from support.waiting import settle_loop, wait_until
 
 from anabranch.commander import Commander, Retry
-from anabranch.commander._stack import is_library
-from anabranch.commander._watch import Watch
-from anabranch.commander.lazy import lazy_names
+from anabranch.commander._block_detector import BlockDetector
+from anabranch.commander._frames import is_library
+from anabranch.commander.plugins import lazy_names
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.messages import Delta, Message
@@ -169,7 +169,7 @@ async def test_a_body_that_waits_is_not_named(caplog):
 
 async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
     """Ten bodies in one turn, which takes longer than the limit: none blocks; a long one does."""
-    watch, now = Watch(1_000), time.monotonic()
+    watch, now = BlockDetector(1_000), time.monotonic()
 
     def passes(seconds):
         nonlocal now
@@ -300,7 +300,7 @@ async def test_what_the_package_loads_by_itself_is_not_the_users_block(
     import library_of_ours  # noqa: F401
 
     monkeypatch.setattr(
-        "anabranch.commander._watch.is_library",
+        "anabranch.commander._block_detector.is_library",
         lambda file: "library_of" in file or is_library(file),
     )
     load = lazy_names("library_of_ours", {"late": "late"})
@@ -323,7 +323,7 @@ async def test_what_the_package_loads_by_itself_is_not_the_users_block(
 
 async def test_a_loop_that_closes_while_it_is_looked_at_ends_no_watcher(monkeypatch):
     """The watcher looks from its own thread: other loops are watched on."""
-    watch = Watch(1_000)
+    watch = BlockDetector(1_000)
 
     def closed(*_):
         raise RuntimeError("Event loop is closed")

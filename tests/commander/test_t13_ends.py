@@ -162,7 +162,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
 
         class Round(Job[str]):
             async def task(self) -> str:
-                await turn_until(lambda: not record_of(self.commander).open)
+                await turn_until(lambda: not record_of(self.commander).is_open)
                 await pause()
                 self.put_job(Late(), parent=self.commander)
                 return "round"
@@ -176,7 +176,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
             add_edge(job, last)
             commander.put_job(job)
             draining = asyncio.create_task(commander.drain())
-            await turn_until(lambda: not record_of(commander).open)
+            await turn_until(lambda: not record_of(commander).is_open)
             with pytest.raises(NodeClosed):
                 commander.call_handler(give())
             assert await draining

@@ -24,7 +24,7 @@ from typing import Any
 from support.memory_journal import Disk, use_disk_clock
 
 from anabranch import Message, Retry, ToolCall, tool
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools, handler, respond
 from anabranch.jobs import Job
 from anabranch.messages import Request, Usage

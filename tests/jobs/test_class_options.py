@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.commander import Commander, Retry, run
+from anabranch.commander.durable import put_options_of
 from anabranch.commander.remote import SubtreeCommander
-from anabranch.commander.scope import put_of
 from anabranch.jobs import Job
 from anabranch.store import Durable
 
@@ -52,7 +52,7 @@ def test_a_job_has_the_options_of_its_put_else_those_of_the_nearest_class(
     async def main() -> None:
         async with Commander(slow_after=None) as commander:
             commander.put_job(job, **given_options).cancel()
-            assert (put_of(job).retry, put_of(job).timeout) == (*expected.values(),)
+            assert (put_options_of(job).retry, put_options_of(job).timeout) == (*expected.values(),)
 
     asyncio.run(main())
 

@@ -24,7 +24,7 @@ from typing import Any
 import anyio._backends._asyncio  # noqa: F401 - once, and not in each life
 
 from anabranch import Agent, Commander, Job, Retry
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import record

@@ -18,7 +18,7 @@ from support.memory_journal import RUN_ID, mounted
 from support.seeds import SEED, example_count
 
 from anabranch import Retry, run, tool
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import View, call_tools
 from anabranch.jobs import Job
 from anabranch.messages import ToolCall

@@ -278,7 +278,7 @@ async def mixed(node: Node[Any], by_model: bool) -> str:
 
 
 def failed_before(node: Node[Any]) -> bool:
-    from anabranch.commander.scope import scope_of
+    from anabranch.commander.durable import scope_of
 
     scope: Any = scope_of(node)
     return scope.attempt > 1

@@ -26,7 +26,7 @@ from support.memory_journal import (
 )
 
 from anabranch.commander import Node, Retry
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 from anabranch.store._file import JournalFile, Row

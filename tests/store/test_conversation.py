@@ -24,7 +24,7 @@ from anabranch import (
     tool,
 )
 from anabranch.backends import Backend
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools, respond
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 from anabranch.messages.kept import write_json

@@ -11,7 +11,7 @@ from support.killed_executions import Execution, run_execution
 from support.memory_journal import RUN_ID, Disk, mounted
 
 from anabranch import Retry, handler, tool
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import respond
 from anabranch.messages import Message, ToolCall
 from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown

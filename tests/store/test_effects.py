@@ -17,7 +17,7 @@ from support.seeds import SEED, example_count
 from support.waiting import run_turns
 
 from anabranch import Retry, handler, tool
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools
 from anabranch.messages import ToolCall
 from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown, effect_key

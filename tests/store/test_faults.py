@@ -12,7 +12,7 @@ from support.seeds import example_count
 from support.waiting import wait_until
 
 from anabranch.commander import Node
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, JournalError, Live, live
 

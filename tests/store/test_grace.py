@@ -13,7 +13,7 @@ from support.memory_journal import RUN_ID, Disk, journal_of, use_disk_clock
 from support.seeds import example_count, seeds
 
 from anabranch.commander import Commander, Node, NodeCancelled
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 from anabranch.testing import run_seeded

@@ -20,7 +20,7 @@ from anabranch.agents import (
 )
 from anabranch.agents.conversation import GroupConversation, choose_by_model, random_speaker
 from anabranch.backends import Backend
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.messages import Message, Request, ToolCall
 from anabranch.store import Durable, Live
 from anabranch.store import live as later

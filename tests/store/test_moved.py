@@ -16,7 +16,7 @@ from support.waiting import run_turns as wait_turns
 
 from anabranch import ConfigurationError, Node, Retry, ToolCall, handler, tool
 from anabranch.commander import settle
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools
 from anabranch.jobs import Job
 from anabranch.store import Done, Durable, DurableCalls, JournalMismatch, NotDone, effect_key

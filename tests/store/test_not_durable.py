@@ -10,7 +10,7 @@ import pytest
 
 from anabranch import run
 from anabranch.commander import Commander
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.jobs import Job
 from anabranch.store import Durable, Journal, NotDurable
 

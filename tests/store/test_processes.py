@@ -22,7 +22,7 @@ PROGRAM = '''
 import asyncio, os, sys, time
 from pathlib import Path
 from anabranch import run, tool
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools, handler
 from anabranch.messages import ToolCall
 from anabranch.store import Durable, Journal, Live, effect_key, live

@@ -16,7 +16,7 @@ from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend
 from anabranch.commander import BackendUnavailable, Node, Retry
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, Request
 from anabranch.store import Durable, DurableCalls, Live

@@ -22,7 +22,7 @@ from support.seeds import example_count, seeds
 
 from anabranch import Node, Retry, ToolCall, handler, tool
 from anabranch.commander import settle
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools
 from anabranch.jobs import Job
 from anabranch.store import Done, Durable, DurableCalls, NotDone, effect_key
@@ -129,7 +129,7 @@ def put(node: Node[Any], path: str, kind: str, body: Body, tries: int) -> Node[A
     PATH.set(path)
     below = KINDS[kind](body, tries)
     retry = Retry(attempts=tries, on=KeyError, backoff=0.5) if tries > 1 else None
-    (node.put_job if below._node_queued else node.call_handler)(below, retry=retry)
+    (node.put_job if below._node_is_queued else node.call_handler)(below, retry=retry)
     return below
 
 

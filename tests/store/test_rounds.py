@@ -16,7 +16,7 @@ from support.memory_journal import act
 from support.seeds import example_count, seeds
 
 from anabranch.commander import ConfigurationError, Node, Retry, current_node
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, add_edge
 from anabranch.store import Durable, DurableCalls

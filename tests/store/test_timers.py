@@ -14,7 +14,7 @@ from support.memory_journal import RUN_ID, act
 
 from anabranch import messages
 from anabranch.commander import ConfigurationError, Retry, charge, run
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import finalize
 
-from anabranch.commander.scope import scope_here
+from anabranch.commander.durable import scope_here
 from anabranch.store import Journal
 from anabranch.store._file import Letter, Row, RunRow, clock_at_end
 from anabranch.store._json import digest

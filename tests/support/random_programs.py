@@ -18,7 +18,7 @@ from typing import Any
 
 from anabranch import Message, Node, ToolCall, handler, tool
 from anabranch.commander import NodeCancelled, Retry, quorum, settle
-from anabranch.commander.scope import scope_here, scope_of
+from anabranch.commander.durable import scope_here, scope_of
 from anabranch.handlers import call_tools, respond
 from anabranch.jobs import Job
 from anabranch.messages import Conversation, Request
@@ -99,7 +99,7 @@ def _note(what: str, scope: Any) -> None:
 
 
 def put(node: Node[Any], below: Node[Any], **options: Any) -> Node[Any]:
-    call: Any = node.put_job if below._node_queued else node.call_handler
+    call: Any = node.put_job if below._node_is_queued else node.call_handler
     call(below, **options)
     _note("put", scope_of(below))
     return below

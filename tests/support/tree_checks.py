@@ -81,16 +81,18 @@ def _check_marks(part: Part) -> None:
     node = part.node
     record = record_of(node)
     under_way = part.world.commander._tree.sweep is not None
-    if node.state == "pending" and record.ending and not under_way:
+    if node.state == "pending" and record.is_ending and not under_way:
         assert record.task is not None, f"{part} waits for its turn in order to end"
-    if record_of(node).cancelled is None or node.state in DONE:
+    if record_of(node).cancel_reason is None or node.state in DONE:
         return
     if not part.closing:
         part.must_cancel = True
     if part.must_cancel and not under_way:
         for child in node.children:
             record = record_of(child)
-            assert record.cancelled is not None or record.closing, f"{child} is not cancelled"
+            assert record.cancel_reason is not None or record.is_closing, (
+                f"{child} is not cancelled"
+            )
 
 
 def _check_timeout(world: World, part: Part) -> None:
@@ -98,7 +100,7 @@ def _check_timeout(world: World, part: Part) -> None:
     if part.timeout is None or part.closing or not (part.in_body or node.state == "joining"):
         return
     if part.attempts and world.loop.time() > part.attempt_began + part.timeout + 0.01:
-        assert record_of(node).ending, f"{part} outlives its timeout"
+        assert record_of(node).is_ending, f"{part} outlives its timeout"
 
 
 def _check_places(world: World) -> None:
@@ -108,7 +110,7 @@ def _check_places(world: World) -> None:
         part
         for part in world.parts
         # One that is ending early may be above the limit for its clean-up.
-        if part.is_job and part.in_body and not part.waits and not record_of(part.node).ending
+        if part.is_job and part.in_body and not part.waits and not record_of(part.node).is_ending
     ]
     holding = [part for part in holding if not part.killed]
     assert len(holding) <= world.limit, f"{holding} hold {world.limit} slots"
@@ -125,11 +127,11 @@ def _check_queue(world: World) -> None:
         record = record_of(part.node)
         pausing = record.attempts is not None and record.attempts.timer is not None
         waits = part.node.state == "pending" and record.task is None
-        if waits and not pausing and not record.ending:
+        if waits and not pausing and not record.is_ending:
             queued.append(part)
             part.queued_turns += 1
         else:
-            if part.queued_turns and not record.ending:
+            if part.queued_turns and not record.is_ending:
                 started.append(part)
             part.queued_turns = 0
         if part.in_body and part.waits and all(node.state in DONE for node in part.waits):

@@ -139,7 +139,7 @@ class Part:
         expect(not self.in_body, f"{self} runs twice at once")
         for above in self.node.ancestors:
             record = record_of(above)
-            late = record.cancelled is not None and not self.starts
+            late = record.cancel_reason is not None and not self.starts
             expect(not late, f"{self} begins below {above}, which is cancelled")
         self.attempts += 1
         for child in self.children:
@@ -308,7 +308,7 @@ class Part:
         try:
             await sleep_virtual(5)
         except asyncio.CancelledError:
-            cut = self.killed or record_of(node).cancelled is not None
+            cut = self.killed or record_of(node).cancel_reason is not None
             self.world.expect(cut, f"a final callback of {self} was cut short, but not {self}")
             raise
 

@@ -127,8 +127,8 @@ class World:
             part.parent_attempt = parent.attempts + waiting
             part.early = waiting
             part.doomed = (
-                record_of(parent.node).cancelled is not None
-                or record_of(parent.node).abort is not None
+                record_of(parent.node).cancel_reason is not None
+                or record_of(parent.node).abort_error is not None
             )
         part.put_turn = self.turn
         return part
@@ -166,7 +166,7 @@ class World:
             return None
         if closed and parent is None:
             part.doomed = True  # the next round of a tree that is left: it is cancelled at once
-            closed = not record_of(part.node).doomed
+            closed = not record_of(part.node).never_runs
         self.expect(not closed, f"{parent} is done and took {part}")
         return part
 
@@ -394,7 +394,7 @@ class World:
 
 def _puts_nothing() -> bool:
     try:
-        return record_of(current_node()).doomed
+        return record_of(current_node()).never_runs
     except LookupError:
         return False
 

@@ -21,7 +21,7 @@ from ._reach import (
     wait_of,
 )
 from ._record import record_of
-from .scope import scope_around
+from .durable import scope_around
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -31,24 +31,24 @@ __all__ = [
     "NO_WAIT",
     "BodyWait",
     "body_task",
-    "body_times_out",
+    "body_timeout",
     "body_wait",
-    "fails_parent",
+    "count_relays",
     "has_final_callbacks",
     "has_siblings",
-    "hearer",
-    "hears_alone",
+    "immediate_receiver",
+    "is_awaited_alone",
+    "is_parent_waiting_for_slot",
+    "is_putter_running",
     "may_be_awaited",
-    "parent_runs",
-    "parent_wants_slot",
     "postpone",
     "putter_of",
-    "relays_of",
-    "until_parent_has_slot",
+    "wait_for_parent_slot",
+    "would_fail_parent",
 ]
 
 
-def hearer(node: Node[Any]) -> object | None:
+def immediate_receiver(node: Node[Any]) -> object | None:
     """Return who hears at once of the end of `node`, which has been put; None if nobody does.
 
     That is a `gather` if only it awaits the node, and else another for each node.
@@ -59,14 +59,14 @@ def hearer(node: Node[Any]) -> object | None:
     return (len(waiters) == 1 and gathering(waiters[0])) or node
 
 
-def relays_of(node: Node[Any]) -> int:
+def count_relays(node: Node[Any]) -> int:
     """Return through how many tasks the end of `node` reaches whoever does something with it."""
     return max(map(relays, record_of(node).waiters or ()), default=0)
 
 
 def may_be_awaited(node: Node[Any]) -> bool:
     """Say whether nobody awaits `node` yet, and its parent's body may still do so."""
-    return not record_of(node).waiters and parent_runs(node)
+    return not record_of(node).waiters and is_putter_running(node)
 
 
 def has_final_callbacks(node: Node[Any]) -> bool:
@@ -80,14 +80,14 @@ def putter_of(node: Node[Any]) -> Node[Any] | None:
     return node.parent if scope is None or scope.putter is None else scope.putter()
 
 
-def parent_runs(node: Node[Any]) -> bool:
+def is_putter_running(node: Node[Any]) -> bool:
     """Say whether the body of the node's putter runs, and was not told to end."""
     putter = putter_of(node)
     above = None if putter is None else record_of(putter)
     return above is not None and above.task is not None and not above.ending
 
 
-def hears_alone(node: Node[Any]) -> bool:
+def is_awaited_alone(node: Node[Any]) -> bool:
     """Say whether the body of the node's putter awaits `node` and nothing else."""
     putter, waiters = putter_of(node), record_of(node).waiters
     task = None if putter is None else record_of(putter).task
@@ -112,12 +112,12 @@ def body_wait(putter: Node[Any]) -> BodyWait:
 
 def _plain_work(wait: Wait) -> asyncio.Task[Any] | None:
     record = wait.node._node_record
-    if record is None or wait.node._node_durable or not isinstance(record.task, asyncio.Task):
+    if record is None or wait.node._node_is_durable or not isinstance(record.task, asyncio.Task):
         return None
     return record.task
 
 
-def body_times_out(node: Node[Any]) -> float | None:
+def body_timeout(node: Node[Any]) -> float | None:
     """Return after how many seconds a timer ends the wait of the node's body, at most.
 
     Also a sleep; and what `times_out` says. 0 if that body goes on now: then it may be about to
@@ -134,13 +134,13 @@ def body_times_out(node: Node[Any]) -> float | None:
     return min((each for each in every if each is not None), default=None)
 
 
-async def until_parent_has_slot(node: Node[Any]) -> None:
+async def wait_for_parent_slot(node: Node[Any]) -> None:
     """Wait while the body of the node's parent could go on, but for a slot."""
     if (seat := _parent_seat(node)) is not None:
         await seat.hold_back()
 
 
-def parent_wants_slot(node: Node[Any]) -> bool:
+def is_parent_waiting_for_slot(node: Node[Any]) -> bool:
     """Say whether the body of the node's parent could go on, but for a slot."""
     seat = _parent_seat(node)
     return seat is not None and seat.wanted
@@ -150,7 +150,7 @@ def _parent_seat(node: Node[Any]) -> Seat | None:
     return None if node.parent is None else record_of(node.parent).seat
 
 
-def fails_parent(node: Node[Any]) -> bool:
+def would_fail_parent(node: Node[Any]) -> bool:
     """Say whether a failure of `node` would go to the policy of its parent at once, and abort that.
 
     It would not if somebody awaits the node, or has said that it will.
