@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 try:
-    from .commander.lazy import lazy_names
+    from .commander.plugins import lazy_names
 except ModuleNotFoundError as error:
     if error.name != "anabranch.commander":
         raise

@@ -1,34 +1,36 @@
-"""The engine: nodes, the tree they make, their scheduling, failures and cancellation.
+"""The engine: a tree of nodes, their scheduling, failures and cancellation.
 
-It stands on the standard library and anyio alone and knows nothing of language models.
+It needs only the standard library and anyio, and nothing of language models.
 
-A node comes in by `Node.put_job` or `call_handler` (`_node.py`, the public face; `_options.py` has
-the options of both), passes one gate (`_entry.py`), perhaps the queue (`_queue.py`, with its seats
-in `_seat.py`), and gets a task (`_task.py`) that runs its body (`_life.py`). Whoever ends last
-calls its final callbacks, closes it and hands its outcome to those who await it (`_end.py`,
-`waiting.py`), its failure to the parent's policy (`_failure.py`, `_policy.py`); `_cancel.py` ends
-it early. `_settle.py` waits for several.
-`_policy.py` also says when a node is tried again and after what pause (`Retry`, `Restart`; for
-requests: `backends/_retry.py`). Callbacks are taken by `_node.py` and kept in the record;
-`at_start` and `at_retry` run in `_life.py`, the final ones in `_end.py`. What all of these know of
-a node is its record (`_record.py`), its state by the table in `_state.py`.
+The path of a node:
 
-The root is the commander (`_commander.py`, with the `Tree` that its nodes share), for a program
-without a loop `_run.py`, for other threads `_threadsafe.py`. Out come events (`_event.py`,
-`_events.py`), drawings (`_snapshot.py`), what a tree that hangs is waiting for (`_explain.py`,
-`_reach.py`, `_stack.py`; told now and then by `_waits.py`), what it has spent (`_usage.py` adds up
-what others charge; `_limits.py` is the empty base of `backends/limits.py`; `_cpu.py` measures CPU
-time, which the record keeps) and who blocks the loop (`_watch.py`). Blocking work: `_blocking.py`
-and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is said in
-`_report.py`, which no exception, however odd, can break.
+- `_node`: the public class; `_options`: the options of a put
+- `_record`: the engine's state of a node; `_state`: the table of states
+- `_entry`: the one function by which nodes enter the tree
+- `_queue`, `_slot`: jobs wait for a turn and for a slot under `max_concurrency`
+- `_task`, `_body`: the task that runs the callbacks before the body, and the body
+- `_end`: the last child or the body ends the node: callbacks, retry, and the way up the tree
+- `_policy`, `_failure`: policies, retries, and where a failure goes
+- `_cancel`: cancellation of a subtree
+- `_settle`: wait for several nodes
 
-Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places), `tap.py`
-(for those who follow a whole tree), `pattern.py` (for edges), `process.py`, `thread.py` (what a
-thread does at a cancel), `awaitable.py` (a user's method that should be async), `kinds.py` (an
-argument of the wrong kind), `scope.py`, `ends.py` and `kept.py` (for runs that are kept in a
-journal), `plugins.py` and `lazy.py` (for names that packages bring), `stored_names.py` (for names
-of classes and functions in stored data), and `private.py` (for private names of asyncio that Python
-may change).
+The root: `_commander`; `_run` for programs without a loop; `_threadsafe` for other threads.
+Work outside of the loop: `_blocking` and `_worker` (threads, processes), `_place` (other machines).
+
+Observation:
+
+- `_event`, `_events`: events and their listeners; `_wait_events` publishes what nodes wait for
+- `_snapshot`, `_explain`: the tree as text, and what each node waits for
+- `_task_waits`, `_frames`: what a suspended coroutine waits for
+- `_usage`: charges and CPU time; `_block_detector`: bodies that block the loop
+- `_report`: notes, descriptions and log entries of users' exceptions
+
+For other packages:
+
+- `errors`; `kinds` (checks of arguments); `plugins` (entry points, names imported on demand)
+- `waiting`, `body_waits` (wait for nodes); `durable` (journals); `remote` (places); `tap` (tracing)
+- `pattern` (edges start nodes again); `process`, `thread` (cancellation reaches them)
+- `stored_names` (classes in stored data); `private` (private names of asyncio)
 """
 
 from ._blocking import check_cancelled as check_cancelled
@@ -43,11 +45,11 @@ from ._events import actor_of as actor_of
 from ._events import emit as emit
 from ._events import is_watched as is_watched
 from ._explain import Explanation as Explanation
-from ._limits import NodeLimits as NodeLimits
 from ._node import Node as Node
 from ._node import current_node as current_node
 from ._options import HandlerOptions as HandlerOptions
 from ._options import JobOptions as JobOptions
+from ._options import NodeLimits as NodeLimits
 from ._place import On as On
 from ._place import Place as Place
 from ._place import RemoteBody as RemoteBody

@@ -57,12 +57,12 @@ def _mark(stack: list[Record], reason: str, marked: list[Record]) -> None:
             and scope.suspend()
         ):
             continue  # effects of its run are under way: that ends its tree itself
-        if record.cancelled is not None or record.state in DONE:
+        if record.cancel_reason is not None or record.state in DONE:
             continue  # marked before: so was all that is below it
-        if record.closing and record.task is None:
+        if record.is_closing and record.task is None:
             continue  # its last plain callback is on the stack above us: it has ended
         again = None if scope is None else scope.cancel_reason  # why it was, in an earlier life
-        record.cancelled = reason if again is None else again
+        record.cancel_reason = reason if again is None else again
         marked.append(record)
         if record.children:
             stack.extend(record.children.values())
@@ -72,7 +72,7 @@ def _end_early(record: Record) -> None:
     """Cancel the task of a marked node, or start one without a task to end without its body."""
     if record.task is not None:
         # A body that was told of a failure already cleans up; a block may have gone on since.
-        if record.abort is None or record.closing or record.parent is None:
+        if record.abort_error is None or record.is_closing or record.parent is None:
             _cancel_task(record, record.task)
     elif record.state == "pending" and record.tree:
         _end_unstarted(record)
@@ -107,7 +107,7 @@ class Sweep:
 
     def start_later(self, record: Record, context: Context) -> bool:
         """Let a node start when all are marked; False for one that only starts in order to end."""
-        if record.special and record.ending:
+        if record.is_special and record.is_ending:
             return False
         self._waiting.append((record, context))
         return True
@@ -148,7 +148,7 @@ class Sweep:
         self._tree.marking, self._tree.spawn = None, self._spawn
         waiting, self._waiting = self._waiting, []
         for record, context in waiting:
-            if record.state == "pending" and record.task is None and not record.ending:
+            if record.state == "pending" and record.task is None and not record.is_ending:
                 self._spawn(record, context)
 
 
@@ -163,7 +163,7 @@ def _end_unstarted(record: Record) -> None:
 
 def is_shutting_down(tree: Tree) -> bool:
     """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
-    return bool(tree.ending) or (tree.root.special and tree.root.ending)
+    return bool(tree.closing_reason) or (tree.root.is_special and tree.root.is_ending)
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]:
@@ -175,13 +175,15 @@ def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]
     if is_shutting_down(roots[0].tree) or roots[0] is roots[0].tree.root:
         return roots
     roots = [
-        each for each in roots if each.scope is None or each.closing or not each.scope.is_recorded
+        each
+        for each in roots
+        if each.scope is None or each.is_closing or not each.scope.is_recorded
     ]
     scopes: list[DurableScope] = []
     stack = list(roots)
     while stack:
         record = stack.pop()
-        if record.cancelled is not None or record.closing or record.node._node_is_reader:
+        if record.cancel_reason is not None or record.is_closing or record.node._node_is_reader:
             continue
         if record.scope is not None:
             scopes.append(record.scope)
@@ -203,9 +205,9 @@ def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> b
     Returns False, and does nothing, if it is already ending for another cause. The failure of a
     body whose node waits for its children all the same becomes the cause of `error`.
     """
-    if record.ending or record.closing or record.state in DONE:
+    if record.is_ending or record.is_closing or record.state in DONE:
         return False
-    record.abort = error
+    record.abort_error = error
     if (failure := record.failure) is not None:
         error.__cause__ = failure
         if record.scope is not None:
@@ -215,7 +217,7 @@ def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> b
         record.attempts.starts.append(record.tree.loop.time())
     if record.scope is not None and not is_shutting_down(record.tree):
         record.scope.record_abort(error, timed_out=timed_out, awaited=bool(record.waiters))
-    cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
+    cancel_subtrees(record.unfinished_children, f"failure: {describe(error)}", failed=True)
     if record.task is not None:
         _cancel_task(record, record.task)
     elif record.state == "pending" and not (record.scope and record.scope.is_recorded):

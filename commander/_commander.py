@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from . import _blocking
+from ._block_detector import BlockDetector
+from ._body import spawn, spawn_measured
 from ._cancel import Sweep, cancel_subtrees
 from ._end import finish
 from ._entry import enter
@@ -19,10 +21,8 @@ from ._event import EventKind, Origin
 from ._events import Events, Listener
 from ._explain import Explanation, draw_explanations, explain
 from ._failure import log_lost
-from ._life import spawn, spawn_measured
-from ._limits import NodeLimits, check_limits
 from ._node import Node, require_kind
-from ._options import HandlerOptions, JobOptions
+from ._options import HandlerOptions, JobOptions, NodeLimits, check_limits
 from ._policy import Policy, Quorum, check_policy
 from ._queue import Queue
 from ._record import (
@@ -39,8 +39,7 @@ from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, snapshot
 from ._state import advance
 from ._threadsafe import Requests
-from ._waits import Waits
-from ._watch import Watch
+from ._wait_events import WaitPublisher
 from .errors import NodeCancelled
 from .waiting import Host, observe, outcome, wait_shielded
 
@@ -76,28 +75,28 @@ class Tree:
         self.root = record_of(commander)
         self.max_concurrency = max_concurrency
         # How many nodes have entered; the last one's id.
-        self.count = 0
+        self.last_id = 0
         self.listeners: list[Listener] = []
         # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
-        self.ending = ""
+        self.closing_reason = ""
         # Whether an interrupt that a node raises stops the loop: not where it is a failure of
         # another process's tree.
         self.stops_loop = True
         # The interrupts that nodes have raised: each stops the loop once.
         self.interrupts: list[BaseException] = []
         # What runs at the commander's end: callback, node, and the node's context.
-        self.kept: list[tuple[Callback, Node[Any], Context]] = []
+        self.commander_end_callbacks: list[tuple[Callback, Node[Any], Context]] = []
         # Set by `exit`; a one-element tuple, since the result may be None.
-        self.exit: tuple[Any] | None = None
+        self.exit_result: tuple[Any] | None = None
         # Waited for by a `run` that stays open until `exit`.
-        self.exited: asyncio.Future[None] | None = None
+        self.exit_future: asyncio.Future[None] | None = None
         # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
-        self.landmark: tuple[int, int, str] = (-1, 0, "")
+        self.path_cache: tuple[int, int, str] = (-1, 0, "")
         # The cancellation of many nodes that is under way; `marking` until all are marked.
         self.sweep: Sweep | None = None
         self.marking: Sweep | None = None
         # Looks what nodes wait for; None while nobody has asked for it.
-        self.waits: Waits | None = None
+        self.wait_publisher: WaitPublisher | None = None
 
     @property
     def in_block(self) -> bool:
@@ -110,10 +109,10 @@ class Tree:
         children = self.root.children
         return observe(next(reversed(children.values())).node) if children else None
 
-    def tell_waits(self) -> None:
+    def publish_waits(self) -> None:
         """Let those who listen hear what nodes wait for, from now on or from the block's begin."""
-        if self.waits is None and self.root.tree:
-            self.waits = Waits(self)
+        if self.wait_publisher is None and self.root.tree:
+            self.wait_publisher = WaitPublisher(self)
 
 
 class Commander(Node[Any], internal=True):
@@ -160,9 +159,9 @@ class Commander(Node[Any], internal=True):
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
         if isinstance(root.policy, Quorum):
-            root.special = True
+            root.is_special = True
         self._tree.requests = Requests(self._tree)
-        self._watch: Watch | None = None
+        self._watch: BlockDetector | None = None
 
     @property
     def limits(self) -> NodeLimits | None:
@@ -196,15 +195,15 @@ class Commander(Node[Any], internal=True):
         tree.queue = Queue(tree)
         root.node = self
         root.tree = tree
-        root.open = True
+        root.is_open = True
         root.task = cast("asyncio.Task[None]", Host())
         tree.outer = next(enclosing(), None)
         tree.has_scopes = tree.outer is not None and record_of(tree.outer).tree.has_scopes
         advance(root, "opened")
         if self.slow_after is not None:
-            self._watch = Watch(self.slow_after)
+            self._watch = BlockDetector(self.slow_after)
         if any(listener.wants_waits for listener in tree.listeners):
-            tree.tell_waits()
+            tree.publish_waits()
         CURRENT.set(self)
         return self
 
@@ -221,7 +220,7 @@ class Commander(Node[Any], internal=True):
                 return  # the loop was closed under it: there is nowhere left to wait
             host, root.task = cast("Host", root.task), None
             # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
-            ended_block = root.ending
+            ended_block = root.is_ending
             if error is not None:
                 self._cancel_all(f"{type_name(error)} left the commander's block")
             # The last cancellation of the wait is kept, and ends nothing.
@@ -233,7 +232,7 @@ class Commander(Node[Any], internal=True):
                 finish(root)
             left = "the commander's block was cancelled"
             interrupted = await wait_shielded(over, lambda: self._cancel_all(left))
-            while kept := tree.kept:
+            while kept := tree.commander_end_callbacks:
                 callback, node, context = kept.pop(0)
                 # No task factory of a user's comes between: none of these may be left out.
                 call = self._run_one(callback, node)
@@ -255,8 +254,8 @@ class Commander(Node[Any], internal=True):
                 listener.close()
             if self._watch is not None:
                 self._watch.close()
-            if tree.waits is not None:
-                tree.waits.close()
+            if tree.wait_publisher is not None:
+                tree.wait_publisher.close()
             tree.requests.close()
             # The block may be left in another context than it was entered in.
             if CURRENT.get(None) is self:
@@ -272,13 +271,13 @@ class Commander(Node[Any], internal=True):
     def _cancel_all(self, reason: str) -> None:
         """Take no new top-level nodes, and cancel those that there are."""
         self._close_top(reason)
-        cancel_subtrees(self._tree.root.living, reason)
+        cancel_subtrees(self._tree.root.unfinished_children, reason)
 
     def _close_top(self, reason: str) -> None:
         tree = self._tree
-        tree.root.open = False
-        tree.root.special = True
-        tree.ending = tree.ending or reason
+        tree.root.is_open = False
+        tree.root.is_special = True
+        tree.closing_reason = tree.closing_reason or reason
 
     def _log_failure_beside(self, error: BaseException) -> None:
         failure = self._tree.root.failure
@@ -318,9 +317,9 @@ class Commander(Node[Any], internal=True):
             await wait_shielded(observe(job))
             raise
         except NodeCancelled:
-            if self._tree.exit is None:
+            if self._tree.exit_result is None:
                 raise
-            return self._tree.exit[0]
+            return self._tree.exit_result[0]
 
     def put_job_threadsafe(
         self, job: Node[T], *, parent: Node[Any] | None = None, **options: Unpack[JobOptions]
@@ -373,11 +372,11 @@ class Commander(Node[Any], internal=True):
         """
         require_loop(self._tree.root, "commander.exit_threadsafe(result)")
         tree = self._tree
-        if tree.exit is None and tree.root.state not in DONE:
-            tree.exit = (result,)
+        if tree.exit_result is None and tree.root.state not in DONE:
+            tree.exit_result = (result,)
             self._cancel_all("exit")
-            if tree.exited is not None and not tree.exited.done():
-                tree.exited.set_result(None)
+            if tree.exit_future is not None and not tree.exit_future.done():
+                tree.exit_future.set_result(None)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no new top-level nodes, let what runs finish, then cancel what is left.
@@ -399,7 +398,7 @@ class Commander(Node[Any], internal=True):
             cancel_subtrees(self._others(), "drain")
             await self._emptied()
             return False
-        return self._tree.exit is None and self._tree.root.cancelled is None
+        return self._tree.exit_result is None and self._tree.root.cancel_reason is None
 
     async def _emptied(self) -> None:
         while others := self._others():
@@ -411,7 +410,7 @@ class Commander(Node[Any], internal=True):
         """Return the top-level nodes but that to which the current node belongs."""
         record = node_in(self._tree)
         own = set[Record]() if record is None else {record, *record.ancestors()}
-        return [child for child in self._tree.root.living if child not in own]
+        return [child for child in self._tree.root.unfinished_children if child not in own]
 
     # --- seeing it
 

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any
 
 from ._cancel import is_shutting_down
-from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
 from ._policy import Quorum
@@ -25,6 +24,7 @@ from ._record import Attempts, Moment, NodeBase, Record
 from ._report import is_a, log
 from ._state import STEPS, Verdict, advance
 from ._task import TURN, drives_now, start_task
+from ._usage import measured
 from .errors import NodeCancelled, NodeClosed
 
 __all__ = ["finish", "to_await"]
@@ -45,24 +45,24 @@ def finish(
     """
     while True:
         if not called:
-            record.open = False  # before a predicate or a log handler could put a child
+            record.is_open = False  # before a predicate or a log handler could put a child
             if (
-                record.special
+                record.is_special
                 and not decided
                 and not (_decide(record) and _may_end(record, at_home))
             ):
                 return
-            record.closing = True
+            record.is_closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
                 return
         at_home = called = decided = False
         above = record.parent_node
-        special = record.special
+        special = record.is_special
         if special:
             rare = record.rare
             if rare.scope is not None and rare.scope.is_root:
                 _keep(record, rare.scope.record_root_outcome)
-            failure, reason = rare.failure, rare.cancelled
+            failure, reason = rare.failure, rare.cancel_reason
             if failure is not None:
                 verdict: Verdict = "failed"
                 record.traceback = _traceback(failure)
@@ -82,7 +82,7 @@ def finish(
                 if not waiter.done():
                     waiter.set_result(None)
                     if verdict == "failed":
-                        record.takers += 1
+                        record.failure_receivers += 1
         if special:
             rare = record.rare
             if rare.attempts is not None:
@@ -94,7 +94,7 @@ def finish(
                 rare.observers.clear()  # they lead to the node
             for callback in rare.at_commander_end or ():
                 kept = (callback, record.node, record.context or copy_context())
-                record.tree.kept.append(kept)
+                record.tree.commander_end_callbacks.append(kept)
         # It leads to the node, as its context does: only the collector could free the two.
         record.context = None
         record.node = None  # type: ignore[assignment]
@@ -106,9 +106,9 @@ def finish(
         assert siblings is not None
         del siblings[record.id]
         if special and verdict == "failed":
-            if not record.takers:
+            if not record.failure_receivers:
                 child_failed(parent, record)
-        elif parent.special and verdict == "completed" and isinstance(parent.policy, Quorum):
+        elif parent.is_special and verdict == "completed" and isinstance(parent.policy, Quorum):
             child_completed(parent, parent.policy)
         if siblings or parent.state != "joining" or parent.task is not None:
             return
@@ -128,15 +128,15 @@ def _decide(record: Record) -> bool:
     if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
     rare = record.rare
-    if rare.abort is not None:
-        record.failure = rare.abort
-    if rare.cancelled is not None:
+    if rare.abort_error is not None:
+        record.failure = rare.abort_error
+    if rare.cancel_reason is not None:
         _forget_outcome(record)
     elif rare.failure is not None:
         record.result = None
     if rare.attempts is not None and _try_again(record, rare.attempts):
         return False
-    if record.cancelled is not None:
+    if record.cancel_reason is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
     if (scope := record.scope) is not None:
         if scope.has_run_callbacks:
@@ -147,9 +147,9 @@ def _decide(record: Record) -> bool:
 
 def _may_end(record: Record, at_home: bool) -> bool:
     """Say whether a node ends now; if not, its run lets it end later, in its turn."""
-    if record.scope is None or record.cancelled is not None:
+    if record.scope is None or record.cancel_reason is not None:
         return True
-    record.closing = True  # so no cancel reaches it: its outcome is kept
+    record.is_closing = True  # so no cancel reaches it: its outcome is kept
     if record.scope.may_end(record.node, _end_in_turn):
         return True
     if at_home:
@@ -167,7 +167,7 @@ def _end_in_turn(node: NodeBase) -> None:
 def _keep(record: Record, keep: Callable[..., Any]) -> None:
     """Let a run keep how a node ends: with `close`, and a root with `over` after its callbacks."""
     rare = record.rare
-    verdict: Verdict = "completed" if rare.cancelled is None else "cancelled"
+    verdict: Verdict = "completed" if rare.cancel_reason is None else "cancelled"
     if rare.failure is not None:
         verdict = "failed"
     try:
@@ -196,7 +196,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
-    if attempts.retry is None or record.cancelled is not None:
+    if attempts.retry is None or record.cancel_reason is not None:
         return False
     if record.scope is not None and record.scope.is_recorded:
         return False
@@ -209,15 +209,15 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
         log(logging.ERROR, what, record.path, error=error)
         interrupt(record, error)
         return False
-    if delay is None or record.cancelled is not None:
+    if delay is None or record.cancel_reason is not None:
         return False
     attempts.failure = record.failure
     if record.scope is not None:
         record.scope.record_retry(record.node, delay)
     advance(record, "retried", record.failure)
-    record.result = record.failure = record.abort = record.failures = None
+    record.result = record.failure = record.abort_error = record.failures = None
     record.completed = 0
-    record.open = True
+    record.is_open = True
     attempts.start_after(record, delay)
     return True
 
@@ -240,7 +240,7 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     record.state = CLOSING[record.state]  # `advance`, written out
     due: Moment = "end"
-    if record.special and (record.failure is not None or record.cancelled is not None):
+    if record.is_special and (record.failure is not None or record.cancel_reason is not None):
         due = "terminate" if record.failure is None else "exception"
     node, context = record.node, record.context
     moment, callback = record.callback_moment, record.callback
@@ -248,7 +248,7 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
     while callback is not None:
         waiting = None
         if moment == due or moment == "done":
-            if record.special:
+            if record.is_special:
                 record.moment = moment
             try:
                 value = (
@@ -264,7 +264,7 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
             start_task(record, partial(_run_rest, record, waiting, due, at), context)
             return False
         # As it is by now: one that runs may add others.
-        more = record.more_callbacks if record.special else None
+        more = record.more_callbacks if record.is_special else None
         if more is None or at == len(more):
             break
         moment, callback = more[at : at + 2]
@@ -298,16 +298,16 @@ async def _run_rest(
             waiting = None
             _callback_failed(record, error)
     record.task = None
-    if record.cancelled is not None:
+    if record.cancel_reason is not None:
         record.result = None  # also where no await was left that could have said so
     finish(record, called=True)
 
 
 def _callback_failed(record: Record, error: BaseException) -> None:
-    if record.doomed and is_a(error, NodeClosed):
+    if record.never_runs and is_a(error, NodeClosed):
         return  # it never ran, and now could put no successor: that is no failure of it
     if is_a(error, asyncio.CancelledError):
-        record.cancelled = record.cancelled or "a callback was cancelled"
+        record.cancel_reason = record.cancel_reason or "a callback was cancelled"
         _forget_outcome(record)
         return
     blame(record, error)

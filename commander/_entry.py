@@ -6,10 +6,10 @@ from contextvars import copy_context
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from ._body import replay
 from ._event import KeyedName
 from ._events import publish
-from ._life import replay
-from ._limits import NodeLimits, check_limits
+from ._options import NodeLimits, check_limits
 from ._place import On, find_place
 from ._policy import (
     Policy,
@@ -21,10 +21,10 @@ from ._policy import (
     check_timeout,
 )
 from ._record import (
-    DEFAULTS,
     DONE,
+    RARE_DEFAULTS,
     Attempts,
-    Kept,
+    RareValues,
     Record,
     enclosing,
     node_in,
@@ -67,27 +67,27 @@ def enter(
         record = Record()
         record.state = "pending"
         record.policy = "fail_fast"
-        record.closing = False
-        record.special = False
-        record.rare = DEFAULTS
-        record.result = record.callback = record.since = record.task = None
+        record.is_closing = False
+        record.is_special = False
+        record.rare = RARE_DEFAULTS
+        record.result = record.callback = record.state_since = record.task = None
     elif record.parent_node is not None or record.tree:
         raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
-    if not parent.open:
+    if not parent.is_open:
         _require_next_round(parent)
     tree = parent.tree
     if running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_is_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
     doomed = False
-    if parent.special:
+    if parent.is_special:
         rare = parent.rare
         enough = isinstance(parent.policy, Quorum) and rare.completed >= parent.policy.n
-        left = bool(tree.ending) and parent is tree.root
-        doomed = enough or left or rare.cancelled is not None or rare.abort is not None
+        left = bool(tree.closing_reason) and parent is tree.root
+        doomed = enough or left or rare.cancel_reason is not None or rare.abort_error is not None
         # A node that was doomed itself puts no other: a round whose at_done puts the next would
         # never end.
-        if doomed and any(record_of(putter).doomed for putter in enclosing()):
+        if doomed and any(record_of(putter).never_runs for putter in enclosing()):
             raise NodeClosed(parent.path, "is ending")
     plain = node._node_is_plain
     if not (
@@ -101,18 +101,20 @@ def enter(
             " run_id=...) or journal.run(...), or put it below a node of such a run"
         )
     if doomed:
-        record.doomed = True  # it has no task yet, and never runs
-        if record.cancelled is None:
-            record.cancelled = (parent is tree.root and tree.ending) or "its parent is ending"
+        record.never_runs = True  # it has no task yet, and never runs
+        if record.cancel_reason is None:
+            record.cancel_reason = (
+                parent is tree.root and tree.closing_reason
+            ) or "its parent is ending"
     record.children = record.waiters = record.context = None
-    record.open = True
-    record.claimed = claim
+    record.is_open = True
+    record.is_claimed = claim
     record.name = node._node_name if key is None else KeyedName(node._node_name, key)
     record.node = node
     record.parent_node = above
     record.tree = tree
     node._node_record = record
-    tree.count = record.id = number = tree.count + 1
+    tree.last_id = record.id = number = tree.last_id + 1
     if parent.children is None:
         parent.children = {number: record}
     else:
@@ -123,7 +125,7 @@ def enter(
         publish(record, "put")
     if scope is not None and _take_up(record, scope):
         return record
-    if not node._node_is_queued or (record.special and record.cancelled is not None):
+    if not node._node_is_queued or (record.is_special and record.cancel_reason is not None):
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
@@ -132,17 +134,17 @@ def enter(
 
 def _take_up(record: Record, scope: DurableScope) -> bool:
     """Give a node its place in a run; return whether that has started it, or will."""
-    # As `Rare` does, which would be a call.
-    if record.rare is DEFAULTS:
-        record.rare = Kept()
-    record.special, rare = True, record.rare
+    # As `RareField` does, which would be a call.
+    if record.rare is RARE_DEFAULTS:
+        record.rare = RareValues()
+    record.is_special, rare = True, record.rare
     rare.scope = scope
-    if scope.is_recorded and rare.cancelled is None:
+    if scope.is_recorded and rare.cancel_reason is None:
         record.context = copy_context()
         scope.schedule_replay(record.node, replay)
-        return True  # what has its outcome takes no turn and no seat
+        return True  # what has its outcome takes no turn and no slot
     starts, pause = scope.recorded_attempts(record.node, record.tree.loop.time())
-    if scope.cancel_reason is not None or record.cancelled is not None:
+    if scope.cancel_reason is not None or record.cancel_reason is not None:
         record.tree.spawn(record, None)  # nor does what does not run
         return True
     if record.attempts is None:
@@ -164,7 +166,7 @@ def _require_next_round(parent: Record) -> None:
         by is None
         or by is parent
         or by.state in DONE
-        or parent.closing
+        or parent.is_closing
         or parent.parent_node is not None
     ):
         raise NodeClosed(parent.path, "is ending")
@@ -203,4 +205,4 @@ def _take_options(
     if timeout is not None or retry is not None:
         record.attempts = Attempts(timeout, retry)
     if on is not None or record.attempts is not None or isinstance(policy, Quorum):
-        record.special = True
+        record.is_special = True

@@ -98,7 +98,7 @@ class Source(Protocol):
         ...
 
     @property
-    def special(self) -> bool:
+    def is_special(self) -> bool:
         """Whether there may be more to it: another machine, an actor of its own, a run."""
         ...
 
@@ -213,6 +213,6 @@ class EventSource(NamedTuple):
     actor: Actor | None = None
 
     @property
-    def special(self) -> bool:
+    def is_special(self) -> bool:
         """Whether there may be more to it: another machine, an actor of its own, a run."""
         return True

@@ -14,8 +14,8 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from ._event import Event, EventKind, EventSource
-from ._reach import LocalFuture
 from ._record import DONE, Actor, NodeBase, Record, record_of, require_loop
+from ._task_waits import LocalFuture
 from .private import running_loop
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Listener:
             # A new list: this may be called while an event is being told to those of the old one.
             tree.listeners = [*tree.listeners, self]
             if self.wants_waits:
-                tree.tell_waits()
+                tree.publish_waits()
 
     def _rewind(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
@@ -413,7 +413,7 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
     # One long function: with a listener, every node comes by three or four times.
     tree = record.tree
     clock = tree.clock()
-    event = (kind, record, clock, data, record.cpu if record.special else None)
+    event = (kind, record, clock, data, record.cpu if record.is_special else None)
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:
             buffer = listener.buffer

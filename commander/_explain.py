@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ._cpu import cpu_note
-from ._reach import awaited, reach
+from ._frames import frames, is_library
 from ._record import DONE, NodeState, Record, record_of
-from ._stack import frames, is_library
+from ._task_waits import awaited, reach
+from ._usage import cpu_note
 
 __all__ = ["Explanation", "draw_explanations", "explain", "explain_one"]
 
@@ -103,7 +103,7 @@ def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanat
         tuple(each.id for each in others[:LEAVES]),
         at,
         tuple(branches[:LEAVES]),
-        None if record.since is None else record.tree.clock() - record.since,
+        None if record.state_since is None else record.tree.clock() - record.state_since,
         cpu=record.cpu,
         more=sum(max(0, many - LEAVES) for many in (away, len(others), len(branches))),
     )
@@ -112,11 +112,11 @@ def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanat
 
 def _text_of(record: Record) -> tuple[str, str, list[Record]]:
     """Say what a node waits for, where its body stands, and for which nodes it waits."""
-    children, since = record.living, ""
+    children, since = record.unfinished_children, ""
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", "", []
-    if record.since is not None:
-        seconds = int(record.tree.clock() - record.since)
+    if record.state_since is not None:
+        seconds = int(record.tree.clock() - record.state_since)
         for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
             if seconds >= length:
                 since = f" (for {seconds // length} {unit})"
@@ -137,8 +137,8 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
         return f"is pending{since}: it waits for one of {many}", "", []
     if record.remote is not None and record.state == "running":
         return f"is running{since}, {record.remote.explain()}", "", children
-    doing = "runs a callback" if record.closing else f"is {record.state}{since}"
-    if record.seat is not None and record.seat.wanted:
+    doing = "runs a callback" if record.is_closing else f"is {record.state}{since}"
+    if record.slot is not None and record.slot.wanted:
         slots = f"{record.tree.max_concurrency} slots"
         return f"{doing}, waits to have one of {slots} again", "", []
     coroutine = record.task.get_coro()

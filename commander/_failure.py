@@ -56,30 +56,30 @@ def body_failed(record: Record, error: BaseException) -> None:
         # Whoever made the task has raised it before the body began: that is an attempt too.
         record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
-    if record.ending:
+    if record.is_ending:
         if record.scope is not None:
             record.scope.record_lost_failure(error)
         # An interrupt is not lost: it leaves the loop.
-        if error is not record.abort and not is_a(
+        if error is not record.abort_error and not is_a(
             error, NodeCancelled, KeyboardInterrupt, SystemExit
         ):
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        record.abort = error  # children that are put from now on do not run either
-        cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
+        record.abort_error = error  # children that are put from now on do not run either
+        cancel_subtrees(record.unfinished_children, f"failure: {describe(error)}", failed=True)
 
 
 def child_failed(parent: Record, child: Record) -> None:
     """Deal with a child's failure that nobody has awaited by the time the child ends."""
     error = child.failure
     assert error is not None
-    if parent.closing or parent.state in DONE or parent.policy == "isolate":
-        kept = child.claimed and parent.state not in DONE
+    if parent.is_closing or parent.state in DONE or parent.policy == "isolate":
+        kept = child.is_claimed and parent.state not in DONE
     else:
-        kept = child.claimed or parent.policy != "fail_fast"
-        if not kept and (abort(parent, error) or error is parent.abort):
+        kept = child.is_claimed or parent.policy != "fail_fast"
+        if not kept and (abort(parent, error) or error is parent.abort_error):
             return
         if not kept and parent.scope is not None:
             parent.scope.record_lost_failure(error)  # another one has made it fail
@@ -93,16 +93,16 @@ def child_failed(parent: Record, child: Record) -> None:
 
 def take_failure(record: Record) -> None:
     """Note that somebody awaits the failure of a node that is done: it is theirs."""
-    record.takers += 1
+    record.failure_receivers += 1
     parent = record.parent
-    if record.claimed and parent is not None and parent.failures is not None:
+    if record.is_claimed and parent is not None and parent.failures is not None:
         parent.failures.pop(record.id, None)
 
 
 def untake_failure(record: Record) -> None:
     """Take back that somebody has had the node's failure; left with nobody, it goes its way."""
-    record.takers -= 1
-    if record.state == "failed" and not record.takers and record.parent is not None:
+    record.failure_receivers -= 1
+    if record.state == "failed" and not record.failure_receivers and record.parent is not None:
         child_failed(record.parent, record)
 
 
@@ -110,7 +110,7 @@ def child_completed(parent: Record, policy: Quorum) -> None:
     """Count a completed child; once there are enough, cancel the others."""
     parent.completed += 1
     if parent.completed == policy.n:
-        cancel_subtrees(parent.living, f"quorum of {policy.n} reached")
+        cancel_subtrees(parent.unfinished_children, f"quorum of {policy.n} reached")
 
 
 def weigh(record: Record) -> None:
@@ -118,9 +118,9 @@ def weigh(record: Record) -> None:
     kept, record.failures = record.failures or {}, None
     left = [(child, error) for child in kept.values() if (error := child.failure) is not None]
     policy = record.policy
-    if record.ending or policy == "isolate":
+    if record.is_ending or policy == "isolate":
         for child, error in left:
-            if error is not record.abort:
+            if error is not record.abort_error:
                 log_lost(child, error, UNAWAITED)
     elif isinstance(policy, Quorum):
         if record.failure is None and record.completed < policy.n:

@@ -129,7 +129,7 @@ class Node(NodeBase, Generic[T_co]):
     @property
     def children(self) -> tuple[Node[Any], ...]:
         """The unfinished children, in the order in which they were put."""
-        return tuple(record.node for record in record_of(self).living)
+        return tuple(record.node for record in record_of(self).unfinished_children)
 
     @property
     def commander(self) -> Commander:

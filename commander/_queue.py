@@ -13,9 +13,9 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
 
-from ._reach import goes_on
 from ._record import Record
-from ._seat import Seat
+from ._slot import Slot
+from ._task_waits import goes_on
 
 if TYPE_CHECKING:
     from ._commander import Tree
@@ -74,10 +74,10 @@ class Queue:
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
         # Places that are lent and wanted again, first come first served; empty while one is free.
-        self.resuming: dict[Seat, None] = {}
+        self.resuming: dict[Slot, None] = {}
         self._filling = False
         # Places that are held by a suspended body that may wait for the tree, unseen.
-        self._suspects: dict[Seat, None] = {}
+        self._suspects: dict[Slot, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         # Whether anything has moved since the last look, and when that was.
         self._stirred = False
@@ -103,7 +103,7 @@ class Queue:
             below = [self._tree.root]
             while below:
                 record = below.pop()
-                below += record.living
+                below += record.unfinished_children
                 if (
                     record.node._node_is_queued
                     and record.state == "pending"
@@ -111,8 +111,8 @@ class Queue:
                 ):
                     unbegun.append(record)
             for each in sorted(unbegun, key=lambda each: each.id):
-                if each.cancelled is None and each.context is not None:
-                    each.special = True
+                if each.cancel_reason is None and each.context is not None:
+                    each.is_special = True
                     each.task = None
                     self._append(each.priority, (each, each.context))
         else:
@@ -133,7 +133,7 @@ class Queue:
             insort(lane, entry, key=_number)  # in the order in which the jobs were put
         else:
             lane.append(entry)
-        entry[0].since = self._tree.clock()
+        entry[0].state_since = self._tree.clock()
         self._fill_soon()
         self._watch()
 
@@ -149,49 +149,49 @@ class Queue:
             job, context = lane.popleft()
             if not lane:
                 del self._lanes[self._priorities.pop()]
-            if job.state != "pending" or job.task is not None or (job.special and job.ending):
+            if job.state != "pending" or job.task is not None or (job.is_special and job.is_ending):
                 continue  # cancelled while it waited: its end is under way
             if self._limited:
                 self.free -= 1
-                job.seat = Seat(self, job)
-                job.special = True
+                job.slot = Slot(self, job)
+                job.is_special = True
             self._tree.spawn(job, context)
 
     # --- slots that are lent and taken again
 
-    def lend(self, seat: Seat) -> None:
-        """Give the slot of `seat` to others, or stop asking for it."""
-        if seat.held:
-            seat.held = False
-            self.forget(seat)
+    def lend(self, slot: Slot) -> None:
+        """Give the slot of `slot` to others, or stop asking for it."""
+        if slot.is_held:
+            slot.is_held = False
+            self.forget(slot)
             self._give()
         else:
-            self.resuming.pop(seat, None)
-            seat.wake()
+            self.resuming.pop(slot, None)
+            slot.wake()
 
-    def ask(self, seat: Seat) -> None:
-        """Let `seat` have a slot again, as soon as one is free."""
+    def ask(self, slot: Slot) -> None:
+        """Let `slot` have a slot again, as soon as one is free."""
         if self.free > 0:
-            self.take(seat)
+            self.take(slot)
         else:
-            self.resuming[seat] = None
+            self.resuming[slot] = None
             self._watch()
 
-    def take(self, seat: Seat) -> None:
-        """Let `seat` have a slot at once, above the limit if none is free."""
-        self.resuming.pop(seat, None)
-        seat.held = True
+    def take(self, slot: Slot) -> None:
+        """Let `slot` have a slot at once, above the limit if none is free."""
+        self.resuming.pop(slot, None)
+        slot.is_held = True
         self.free -= 1
         self._change()
-        seat.wake()
-        seat.doubt()
+        slot.wake()
+        slot.doubt()
 
-    def leave(self, seat: Seat) -> None:
-        """Take the slot of `seat` for good."""
-        self.resuming.pop(seat, None)
-        if seat.held:
+    def leave(self, slot: Slot) -> None:
+        """Take the slot of `slot` for good."""
+        self.resuming.pop(slot, None)
+        if slot.is_held:
             self._give()
-        seat.held = True  # so that nobody asks for it again
+        slot.is_held = True  # so that nobody asks for it again
 
     def _give(self) -> None:
         self.free += 1
@@ -203,14 +203,14 @@ class Queue:
 
     # --- slots that should be lent, though nothing says so
 
-    def suspect(self, seat: Seat) -> None:
-        """Look at `seat` now and then while others want a slot, until it is forgotten."""
-        self._suspects[seat] = None
+    def suspect(self, slot: Slot) -> None:
+        """Look at `slot` now and then while others want a slot, until it is forgotten."""
+        self._suspects[slot] = None
         self._watch()
 
-    def forget(self, seat: Seat) -> None:
-        """Look at `seat` no more."""
-        self._suspects.pop(seat, None)
+    def forget(self, slot: Slot) -> None:
+        """Look at `slot` no more."""
+        self._suspects.pop(slot, None)
 
     def _change(self) -> None:
         self._stirred = True
@@ -234,18 +234,18 @@ class Queue:
         if self._stirred:
             self._stirred = False
             self._stirred_at = now
-        for seat in tuple(self._suspects):
-            seat.look()
+        for slot in tuple(self._suspects):
+            slot.look()
         still = now - self._stirred_at
         # Lend one slot whose body may wait for the tree, if things have been still for so long.
         # Nobody says that it does; so it is one at a time.
         suspects = tuple(self._suspects)
-        lent = still >= PATIENCE and any(map(Seat.lend_unseen, suspects))
+        lent = still >= PATIENCE and any(map(Slot.lend_unseen, suspects))
         if not lent:
             moves = still < PATIENCE or any(map(goes_on, asyncio.all_tasks(self.loop)))
             patience = RESIGN if moves else PATIENCE
             stuck = now - self._changed_at >= patience
-            lent = stuck and any(seat.lend_stuck(patience) for seat in suspects)
+            lent = stuck and any(slot.lend_stuck(patience) for slot in suspects)
         if lent or min(still, now - self._changed_at) < PATIENCE:
             self._watch()
         elif still < DAY and self._suspects:

@@ -33,24 +33,24 @@ from .private import running_loop
 if TYPE_CHECKING:
     from ._commander import Tree
     from ._event import Origin
-    from ._limits import NodeLimits
     from ._node import Node
+    from ._options import NodeLimits
     from ._place import RemoteBody
-    from ._seat import Seat
+    from ._slot import Slot
     from .durable import DurableScope
     from .pattern import Pattern
 
 __all__ = [
     "CURRENT",
-    "DEFAULTS",
     "DONE",
+    "RARE_DEFAULTS",
     "Actor",
     "Attempts",
     "Callback",
-    "Kept",
     "Moment",
     "NodeBase",
     "NodeState",
+    "RareValues",
     "Record",
     "enclosing",
     "node_in",
@@ -145,8 +145,8 @@ class Attempts:
         self.timer = record.tree.loop.call_later(delay, start)
 
 
-class Defaults:
-    """What few nodes need, as the others have it: `Rare` puts the defaults here, into the class."""
+class RareDefaults:
+    """The defaults of the fields that few nodes need; `RareField` adds them to the class."""
 
     # So the garbage collector has nothing to do with the instance that all plain records share.
     __slots__ = ()
@@ -157,14 +157,14 @@ class Defaults:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-DEFAULTS = Defaults()
+RARE_DEFAULTS = RareDefaults()
 
 
-class Kept(Defaults):
+class RareValues(RareDefaults):
     """The same for one node that has some of it; what it has not is as in the class."""
 
 
-class Rare(Generic[T]):
+class RareField(Generic[T]):
     """An attribute of `Record` that few nodes need, kept in `rare`; to set it makes a node special.
 
     It becomes a property whose getter is in C: without that it would cost a call each time.
@@ -175,12 +175,12 @@ class Rare(Generic[T]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         def store(record: Record, value: T) -> None:
-            record.special = True
-            if record.rare is DEFAULTS:
-                record.rare = Kept()
+            record.is_special = True
+            if record.rare is RARE_DEFAULTS:
+                record.rare = RareValues()
             setattr(record.rare, name, value)
 
-        setattr(Defaults, name, self._default)
+        setattr(RareDefaults, name, self._default)
         setattr(owner, name, property(attrgetter(f"rare.{name}"), store))
 
     if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Record:
     """What the engine keeps of one node.
 
     A node pays for what it uses. What every node needs has a slot, and no more have one than must:
-    the garbage collector comes by all of them, again and again. What few need is `Rare`.
+    the garbage collector comes by all of them, again and again. What few need is `RareField`.
     """
 
     __slots__ = (
@@ -201,20 +201,20 @@ class Record:
         "callback",
         "callback_moment",
         "children",
-        "claimed",
-        "closing",
         "context",
         "id",
+        "is_claimed",
+        "is_closing",
+        "is_open",
+        "is_special",
         "name",
         "node",
-        "open",
         "parent_node",
         "policy",
         "rare",
         "result",
-        "since",
-        "special",
         "state",
+        "state_since",
         "task",
         "tree",
         "waiters",
@@ -230,18 +230,18 @@ class Record:
     # Written by `advance`, or in place by the table's rows: see `_state.py`.
     state: NodeState
     # When it came into that state, by the tree's clock; None before the first step.
-    since: float | None
+    state_since: float | None
     policy: Policy
     # Whether the node takes the slow path, as it has something that few have: a timeout, a start
     # callback, a place, a cancellation, a failure, an observer. Never unset; a plain node pays for
     # this one check.
-    special: bool
+    is_special: bool
     # All that.
-    rare: Defaults
+    rare: RareDefaults
     # Put with claim=True: the putter says that it will await the node.
-    claimed: bool
+    is_claimed: bool
     # Whether children may enter: from the node's own entry to its first final callback.
-    open: bool
+    is_open: bool
     # The unfinished children by id, in the order in which they were put.
     children: dict[int, Record] | None
     # The task that runs the body or an async final callback; None while neither runs.
@@ -251,61 +251,61 @@ class Record:
     context: Context | None
     result: Any
     # From the first final callback on.
-    closing: bool
+    is_closing: bool
     waiters: list[asyncio.Future[None]] | None
     # The first final callback and when it is due; few nodes have more than one.
     callback: Callback | None
     callback_moment: Moment
 
     # Further final callbacks: moments, callbacks in turn.
-    more_callbacks: Rare[list[Any] | None] = Rare(None)
+    more_callbacks: RareField[list[Any] | None] = RareField(None)
     # Which kind of callback is running, a final one or one at a retry; None while none is, and of
     # a plain node.
-    moment: Rare[Moment | None] = Rare(None)
-    failure: Rare[BaseException | None] = Rare(None)
+    moment: RareField[Moment | None] = RareField(None)
+    failure: RareField[BaseException | None] = RareField(None)
     # The failure's traceback at the node's end. Every await raises the failure with it; otherwise
     # it would grow by each await.
-    traceback: Rare[TracebackType | None] = Rare(None)
+    traceback: RareField[TracebackType | None] = RareField(None)
     # The reason, once the node is marked for cancellation; the mark stays.
-    cancelled: Rare[str | None] = Rare(None)
+    cancel_reason: RareField[str | None] = RareField(None)
     # It entered below a node that is ending: it never runs, and gets no children.
-    doomed: Rare[bool] = Rare(False)
+    never_runs: RareField[bool] = RareField(False)
     # The failure with which the node must end though its body has not: a child's, or a timeout.
-    abort: Rare[BaseException | None] = Rare(None)
+    abort_error: RareField[BaseException | None] = RareField(None)
     # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
-    failures: Rare[dict[int, Record] | None] = Rare(None)
+    failures: RareField[dict[int, Record] | None] = RareField(None)
     # How many children have completed; counted under a quorum only.
-    completed: Rare[int] = Rare(0)
+    completed: RareField[int] = RareField(0)
     # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
-    takers: Rare[int] = Rare(0)
-    at_start: Rare[list[Callback] | None] = Rare(None)
-    at_retry: Rare[list[Callback] | None] = Rare(None)
-    at_commander_end: Rare[list[Callback] | None] = Rare(None)
+    failure_receivers: RareField[int] = RareField(0)
+    at_start: RareField[list[Callback] | None] = RareField(None)
+    at_retry: RareField[list[Callback] | None] = RareField(None)
+    at_commander_end: RareField[list[Callback] | None] = RareField(None)
     # Futures that are done when the node is, of those who only look on.
-    observers: Rare[list[asyncio.Future[None]] | None] = Rare(None)
-    attempts: Rare[Attempts | None] = Rare(None)
+    observers: RareField[list[asyncio.Future[None]] | None] = RareField(None)
+    attempts: RareField[Attempts | None] = RareField(None)
     # What runs the body, of a node that runs elsewhere.
-    remote: Rare[RemoteBody | None] = Rare(None)
+    remote: RareField[RemoteBody | None] = RareField(None)
     # What copies of the node are made of.
-    pattern: Rare[Pattern | None] = Rare(None)
+    pattern: RareField[Pattern | None] = RareField(None)
     # What bounds the node and all below it; the engine only keeps it.
-    limits: Rare[NodeLimits | None] = Rare(None)
+    limits: RareField[NodeLimits | None] = RareField(None)
     # What was charged at and below this node, by account.
-    charges: Rare[dict[str, Any] | None] = Rare(None)
+    charges: RareField[dict[str, Any] | None] = RareField(None)
     # The node's own `_node_actor`, beyond its end.
-    own_actor: Rare[Actor | None] = Rare(None)
+    own_actor: RareField[Actor | None] = RareField(None)
     # Of jobs, which of them goes first.
-    priority: Rare[int] = Rare(0)
+    priority: RareField[int] = RareField(0)
     # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
     # before the first start, and where they are not measured.
-    cpu: Rare[float | None] = Rare(None)
+    cpu: RareField[float | None] = RareField(None)
     # Its place in a run that is kept in a journal, and so that of all that it puts.
-    scope: Rare[DurableScope | None] = Rare(None)
+    scope: RareField[DurableScope | None] = RareField(None)
     # How many waits for others are under way in a node that does work of a job's: while there are
     # any, the job lends its slot all the same.
-    lends: Rare[int] = Rare(0)
-    # This job's seat under a limit, from its start to the end of its body.
-    seat: Rare[Seat | None] = Rare(None)
+    waits_for_others: RareField[int] = RareField(0)
+    # This job's slot under a limit, from its start to the end of its body.
+    slot: RareField[Slot | None] = RareField(None)
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.state}>"
@@ -321,23 +321,23 @@ class Record:
         return f"{self.name}#{self.id}" if self.id else self.name
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the node ends early: it was cancelled, or a failure has cut its body short."""
-        return self.cancelled is not None or self.abort is not None
+        return self.cancel_reason is not None or self.abort_error is not None
 
     @property
     def error(self) -> BaseException | None:
         """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
         if self.moment == "retry" and self.attempts is not None:
             return self.attempts.failure
-        if self.failure is not None or self.cancelled is None:
+        if self.failure is not None or self.cancel_reason is None:
             return self.failure
-        if self.closing or self.state == "cancelled":
-            return NodeCancelled(self.path, self.cancelled)
+        if self.is_closing or self.state == "cancelled":
+            return NodeCancelled(self.path, self.cancel_reason)
         return None
 
     @property
-    def living(self) -> list[Record]:
+    def unfinished_children(self) -> list[Record]:
         """The unfinished children, in the order in which they were put."""
         return list(self.children.values()) if self.children else []
 
@@ -377,7 +377,7 @@ class Record:
         below = [self, *islice(self.ancestors(), SEGMENTS)]
         if len(below) <= SEGMENTS:
             return _join(below)
-        number, depth, top = self.tree.landmark
+        number, depth, top = self.tree.path_cache
         for distance, each in enumerate(below):
             if each.id == number:
                 depth += distance
@@ -385,7 +385,7 @@ class Record:
         else:
             line = [self, *self.ancestors()]
             depth, top = len(line), _join(line[-HALF:])
-        self.tree.landmark = (below[HALF].id, depth - HALF, top)
+        self.tree.path_cache = (below[HALF].id, depth - HALF, top)
         return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
 
     def later_callbacks(self, at: int) -> Iterator[tuple[Moment, Callback]]:
@@ -417,9 +417,9 @@ def record_of(node: NodeBase) -> Record:
         record.tree = cast("Tree", None)
         record.state = "pending"
         record.policy = "fail_fast"
-        record.open = record.closing = record.claimed = record.special = False
-        record.rare = DEFAULTS
-        record.parent_node = record.since = record.children = None
+        record.is_open = record.is_closing = record.is_claimed = record.is_special = False
+        record.rare = RARE_DEFAULTS
+        record.parent_node = record.state_since = record.children = None
         record.task = record.context = record.result = record.waiters = record.callback = None
     return record
 

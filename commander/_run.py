@@ -14,8 +14,8 @@ from . import durable
 from ._commander import Commander, Tree
 from ._entry import enter
 from ._failure import log_lost
-from ._limits import NodeLimits
 from ._node import Node, require_kind
+from ._options import NodeLimits
 from ._policy import Policy, check_timeout
 from ._record import Record, record_of
 from ._report import is_a
@@ -138,20 +138,20 @@ async def _main(
     if kept is not None:
         async with kept as run, commander:
             await run.drive(commander, timeout=timeout)
-        return run.outcome() if tree.exit is None else tree.exit[0]
+        return run.outcome() if tree.exit_result is None else tree.exit_result[0]
     try:
         async with commander:
             record = enter(commander, job, timeout, claim=True)
             record.waiters = [tree.loop.create_future()]  # the outcome is taken below
-            if not auto_exit and tree.exit is None:
-                tree.exited = tree.loop.create_future()
-                await tree.exited
+            if not auto_exit and tree.exit_result is None:
+                tree.exit_future = tree.loop.create_future()
+                await tree.exit_future
     except BaseException as error:
         _log_failure(record_of(job), error)
         raise
-    if tree.exit is not None:
+    if tree.exit_result is not None:
         _log_failure(record)
-        return tree.exit[0]
+        return tree.exit_result[0]
     return outcome(job)
 
 

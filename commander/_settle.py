@@ -48,7 +48,7 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
             require_loop(record, "settle on its loop")
     for node in nodes:
         if record_of(node).tree:
-            record_of(node).claimed = True
+            record_of(node).is_claimed = True
         else:
             (parent.put_job if node._node_is_queued else parent.call_handler)(node, claim=True)
     outcomes: list[T | Exception] = []
@@ -66,7 +66,7 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
                 node.cancel("what waited for it was cancelled")
         for node in nodes:
             # One elsewhere may wait for the current node: if that is cancelled too, none waits.
-            if node.parent is parent or record_of(parent).cancelled is None:
+            if node.parent is parent or record_of(parent).cancel_reason is None:
                 await wait_shielded(observe(node))
             record = record_of(node)
             if record.state == "failed" and record.failure is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ._cpu import cpu_note
 from ._record import DONE, NodeState, Record
+from ._usage import cpu_note
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "label", "snapshot"]
 
@@ -58,7 +58,7 @@ def snapshot(root: Record) -> TreeSnapshot:
     stack = [(root, 0)]
     while stack:
         record, depth = stack.pop()
-        children = record.living
+        children = record.unfinished_children
         away = () if record.remote is None else record.remote.descendants(depth + 1)
         top = sum(each.depth == depth + 1 for each in away)
         node = NodeSnapshot(
@@ -68,7 +68,7 @@ def snapshot(root: Record) -> TreeSnapshot:
             name=record.name,
             state=record.state,
             children=len(children) + top,
-            cancelling=record.cancelled is not None and record.state not in DONE,
+            cancelling=record.cancel_reason is not None and record.state not in DONE,
             host=None if record.remote is None else record.remote.host,
             cpu=record.cpu,
         )

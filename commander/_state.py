@@ -42,6 +42,6 @@ SILENT = frozenset[Step](("opened", "closing"))
 def advance(record: Record, step: Step, data: object = None) -> None:
     """Make a step, and tell those who listen. A step that the table does not have is a KeyError."""
     record.state = STEPS[step][record.state]
-    record.since = record.tree.clock()
+    record.state_since = record.tree.clock()
     if record.tree.listeners and step not in SILENT:
         publish(record, step, data)  # type: ignore[arg-type]

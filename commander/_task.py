@@ -53,7 +53,7 @@ class BodyTask(Task[None]):
         if getcoroutinestate(coroutine) == CORO_CREATED:
             record: Record = coroutine.cr_frame.f_locals["record"]
             if record.task is self:
-                if not record.ending:
+                if not record.is_ending:
                     cancel_subtrees((record,), "its task was cancelled")
                 return True
         return super().cancel(msg)
@@ -72,7 +72,7 @@ def start_task(record: Record, driver: Driver, context: Context | None) -> None:
     if record.tree.factory:
         # A factory may wrap the coroutine only if it has not been stepped: so here it is not, and
         # what ends the task before the coroutine has begun is met by `_take_over`.
-        record.special = True
+        record.is_special = True
         coroutine = driver()
         create = record.tree.loop.create_task
         try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from contextlib import suppress
 from threading import RLock
+from time import thread_time
+from types import coroutine
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
-from ._limits import NodeLimits
-from ._record import enclosing, record_of
+from ._frames import mark_driver
+from ._options import NodeLimits
+from ._record import Record, enclosing, record_of
 from .private import running_loop
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from ._event import EventKind
     from ._node import Node
 
-__all__ = ["charge", "charge_as", "limits_around", "payer", "payers"]
+__all__ = ["charge", "charge_as", "cpu_note", "limits_around", "measured", "payer", "payers"]
 
 # A commander may be entered in a thread below a node of another loop, which it charges too.
 _charging = RLock()
@@ -79,3 +82,43 @@ def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
     """Return what bounds the current node, or `node`: its own limits and those of all who pay."""
     every = payers(payer() if node is None else node)
     return [limits for each in every if (limits := record_of(each).limits) is not None]
+
+
+# --- CPU time, for a commander that measures it
+
+
+@mark_driver
+@coroutine
+def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """Await `work` and add the CPU seconds of its steps to `record`."""
+
+    async def wait() -> Any:
+        return await work
+
+    body = wait()
+    step: Any = body.send
+    argument: Any = None
+    try:
+        while True:
+            begun = thread_time()
+            try:
+                on = step(argument)
+            except StopIteration as end:
+                return end.value
+            finally:
+                record.cpu = (record.cpu or 0.0) + thread_time() - begun
+            try:
+                yield on
+                step, argument = body.send, None
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is for the body
+                step, argument = body.throw, error
+    finally:
+        argument = None  # or it and this frame, which its traceback holds, would be a circle
+        body.close()
+
+
+def cpu_note(seconds: float | None) -> str:
+    """Say how much CPU time a node has taken; nothing if it is not measured."""
+    return "" if seconds is None else f", {seconds:.3f} s CPU"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ._reach import (
+from ._record import record_of
+from ._task_waits import (
     NO_WAIT,
     BodyWait,
     Wait,
@@ -20,12 +21,11 @@ from ._reach import (
     times_out,
     wait_of,
 )
-from ._record import record_of
 from .durable import scope_around
 
 if TYPE_CHECKING:
     from ._node import Node
-    from ._seat import Seat
+    from ._slot import Slot
 
 __all__ = [
     "NO_WAIT",
@@ -84,7 +84,7 @@ def is_putter_running(node: Node[Any]) -> bool:
     """Say whether the body of the node's putter runs, and was not told to end."""
     putter = putter_of(node)
     above = None if putter is None else record_of(putter)
-    return above is not None and above.task is not None and not above.ending
+    return above is not None and above.task is not None and not above.is_ending
 
 
 def is_awaited_alone(node: Node[Any]) -> bool:
@@ -136,18 +136,18 @@ def body_timeout(node: Node[Any]) -> float | None:
 
 async def wait_for_parent_slot(node: Node[Any]) -> None:
     """Wait while the body of the node's parent could go on, but for a slot."""
-    if (seat := _parent_seat(node)) is not None:
-        await seat.hold_back()
+    if (slot := _parent_slot(node)) is not None:
+        await slot.hold_back()
 
 
 def is_parent_waiting_for_slot(node: Node[Any]) -> bool:
     """Say whether the body of the node's parent could go on, but for a slot."""
-    seat = _parent_seat(node)
-    return seat is not None and seat.wanted
+    slot = _parent_slot(node)
+    return slot is not None and slot.wanted
 
 
-def _parent_seat(node: Node[Any]) -> Seat | None:
-    return None if node.parent is None else record_of(node.parent).seat
+def _parent_slot(node: Node[Any]) -> Slot | None:
+    return None if node.parent is None else record_of(node.parent).slot
 
 
 def would_fail_parent(node: Node[Any]) -> bool:
@@ -156,7 +156,7 @@ def would_fail_parent(node: Node[Any]) -> bool:
     It would not if somebody awaits the node, or has said that it will.
     """
     record, above = record_of(node), node.parent
-    return not (record.waiters or record.claimed or above is None) and (
+    return not (record.waiters or record.is_claimed or above is None) and (
         record_of(above).policy == "fail_fast"
     )
 

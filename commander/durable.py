@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 from weakref import ref
 
 from ._cancel import cancel_subtrees, is_shutting_down
-from ._limits import NodeLimits
+from ._options import NodeLimits
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
@@ -498,7 +498,7 @@ def find_scope(
     The putter identifies the node, not the parent: a body or a callback puts in a reproducible
     order, but several of them may put below the same parent, in any order.
     """
-    if record.special and record.scope is not None:
+    if record.is_special and record.scope is not None:
         return record.scope
     around = CURRENT.get(None)
     putter = None if around is None else around._node_record
@@ -510,15 +510,15 @@ def find_scope(
         putter = parent
         if (scope := scope_around(parent)) is None:
             return None
-    own = record.attempts if record.special else None
+    own = record.attempts if record.is_special else None
     loop = putter.tree.loop
     is_root = putter is not parent and scope_around(parent) is None
-    in_side_task = not putter.closing and putter.task is not asyncio.current_task(loop)
+    in_side_task = not putter.is_closing and putter.task is not asyncio.current_task(loop)
     may_retry = own is not None and own.retry is not None
     if is_root and scope.limits is not None and record.limits is None:
         record.limits = scope.limits
     # Positional: every node passes here, and a call with keywords takes twice as long in CPython.
-    entered = scope.enter(node, key, loop, is_root, in_side_task, may_retry, putter.closing)
+    entered = scope.enter(node, key, loop, is_root, in_side_task, may_retry, putter.is_closing)
     if putter is not parent and scope_around(putter) is scope:
         entered.set_putter(putter.node)
     return entered
@@ -555,7 +555,7 @@ def cancel_unrecorded(nodes: Iterable[Node[Any]], reason: str) -> None:
 def is_in_side_task() -> bool:
     """Return whether this runs in another task than that of the current node's body."""
     node = parent_here()
-    if node is None or (record := record_of(node)).closing:
+    if node is None or (record := record_of(node)).is_closing:
         return False
     return record.task is not asyncio.current_task()
 

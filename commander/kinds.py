@@ -6,12 +6,14 @@ list contains, and for hot paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
+from inspect import isawaitable, iscoroutinefunction
 from itertools import chain
 from numbers import Real
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Literal,
     NamedTuple,
@@ -22,7 +24,18 @@ from typing import (
     overload,
 )
 
-__all__ = ["FUNCTION", "NUMBER", "checked", "passes_with", "require"]
+if TYPE_CHECKING:
+    from ._record import NodeBase
+
+__all__ = [
+    "FUNCTION",
+    "NUMBER",
+    "checked",
+    "name_plain_body",
+    "passes_with",
+    "require",
+    "require_awaitable",
+]
 
 FUNCTION: Any = Callable
 NUMBER = Real
@@ -197,3 +210,27 @@ def _join(words: list[str]) -> str:
     *first, last = sorted(words, key="None".__eq__)
     comma = "," if any(len(each.split()) > 3 for each in first) else ""
     return f"{', '.join(first)}{comma} or {last}" if first else last
+
+
+# --- methods that users write as `async def`
+
+
+def require_awaitable(value: Awaitable[T], owner: object, method: str) -> Awaitable[T]:
+    """Return what a method of `owner` gave; raise a `TypeError` if that cannot be awaited."""
+    if not isawaitable(value):
+        raise TypeError(_text(owner, method))
+    return value
+
+
+def name_plain_body(node: NodeBase, error: TypeError) -> TypeError:
+    """Return the error to raise for `error`, which came of the call of a node's body itself."""
+    task: Any = getattr(type(node), "task", None)
+    if iscoroutinefunction(task):
+        return error
+    named = TypeError(_text(node, "task"))
+    named.__cause__ = error
+    return named
+
+
+def _text(owner: object, method: str) -> str:
+    return f"{type(owner).__name__}.{method} is not async: write 'async def {method}'"

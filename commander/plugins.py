@@ -7,7 +7,10 @@ that the room does not know itself.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._report import describe
@@ -16,7 +19,7 @@ from .errors import AnabranchError, ConfigurationError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["find_plugin", "plugin_names"]
+__all__ = ["find_plugin", "lazy_names", "plugin_names"]
 
 
 def find_plugin(group: str, name: str) -> Any:
@@ -70,3 +73,25 @@ def _package(point: EntryPoint) -> str:
     # Not `dist.name`, which warns from Python 3.12 on if the package has no metadata.
     about = None if point.dist is None else point.dist.metadata
     return (about["Name"] if about and "Name" in about else "") or "unknown"
+
+
+# --- names of this package
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of `package`.
+
+    `modules` has, for each module of the package, the names that are found there, separated by
+    blanks. A type checker does not look behind a `__getattr__`: the package imports the same names
+    under `TYPE_CHECKING`, and calls this only where that is false.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
+        setattr(sys.modules[package], name, value)  # the next look finds it
+        return value
+
+    return load

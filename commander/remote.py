@@ -67,7 +67,7 @@ def policy_of(node: Node[Any]) -> Policy:
 
 def cancel_reason(node: Node[Any]) -> str | None:
     """Return the reason if `node` was cancelled, else None."""
-    return record_of(node).cancelled
+    return record_of(node).cancel_reason
 
 
 def event_time(node: Node[Any]) -> float:
@@ -111,12 +111,12 @@ class SubtreeCommander(Commander, internal=True):
         Its outcome is taken: nobody here has to await it.
         """
         tree = self._tree
-        tree.count = number - 1
+        tree.last_id = number - 1
         record = enter(self, node, policy=policy, claim=True)
         record.waiters = [tree.loop.create_future()]
         if record.attempts is not None:
             record.attempts = None  # the class's retry and timeout are counted where it was put
-        tree.count = below
+        tree.last_id = below
 
     def cancel_all(self, reason: str) -> None:
         """Cancel the tree and take no new top-level nodes; the block ends as otherwise."""
@@ -126,7 +126,7 @@ class SubtreeCommander(Commander, internal=True):
     @property
     def exit_value(self) -> tuple[Any] | None:
         """What `exit` was called with, in a tuple; None if it was not."""
-        return self._tree.exit
+        return self._tree.exit_result
 
     @property
     def epoch(self) -> float:

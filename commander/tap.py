@@ -10,13 +10,13 @@ from ._commander import Commander
 from ._event import Event, EventKind
 from ._events import Batch
 from ._events import Tap as _Tap
+from ._frames import is_library
 from ._record import Actor, Record, record_of
 from ._report import type_name
-from ._stack import is_library
 from .private import running_loop
 
 if TYPE_CHECKING:
-    from ._limits import NodeLimits
+    from ._options import NodeLimits
 
 __all__ = [
     "Batch",

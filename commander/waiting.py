@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
 from ._failure import take_failure, untake_failure
-from ._reach import LocalFuture, Wait, awaited, is_lock, reach, times_out, waits_for_tree
+from ._frames import frames, is_sleeping, mark_driver
 from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
-from ._stack import frames, is_sleeping, mark_driver
+from ._task_waits import LocalFuture, Wait, awaited, is_lock, reach, times_out, waits_for_tree
 from .private import running_loop
 
 if TYPE_CHECKING:
     from ._node import Node
-    from ._seat import Seat
+    from ._slot import Slot
 
 __all__ = [
     "LocalFuture",
@@ -46,9 +46,9 @@ T = TypeVar("T")
 def begin_wait(node: Node[Any]) -> Wait:
     """Return a `Wait` for `node`, for the current task to await; whoever ends it sets a result."""
     loop = get_running_loop()
-    seat = _current_seat(loop)
-    if seat is not None:
-        return seat.loan(node)
+    slot = _current_slot(loop)
+    if slot is not None:
+        return slot.lent_wait(node)
     wait = Wait(loop=loop)
     record = node._node_record
     if record is not None and record.tree.max_concurrency is not None:
@@ -63,18 +63,18 @@ async def lend_slot() -> AsyncGenerator[None]:
 
     It has the slot again before what follows on the block.
     """
-    node, seat = CURRENT.get(None), _current_seat(get_running_loop())
-    if node is None or seat is None:
+    node, slot = CURRENT.get(None), _current_slot(get_running_loop())
+    if node is None or slot is None:
         yield
         return
     record = record_of(node)
-    record.lends += 1
+    record.waits_for_others += 1
     try:
         yield
     finally:
-        record.lends -= 1
-        seat.resume()
-    await seat.hold_back()
+        record.waits_for_others -= 1
+        slot.resume()
+    await slot.hold_back()
 
 
 def note_outside_wait(future: asyncio.Future[Any]) -> None:
@@ -82,25 +82,25 @@ def note_outside_wait(future: asyncio.Future[Any]) -> None:
 
     The body of that node may wait for the thread.
     """
-    seat = _current_seat(future.get_loop())
-    if seat is not None:
-        seat.note(future)
+    slot = _current_slot(future.get_loop())
+    if slot is not None:
+        slot.note(future)
 
 
-def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
+def _current_slot(loop: asyncio.AbstractEventLoop) -> Slot | None:
     waiter = CURRENT.get(None)
     record = None if waiter is None else waiter._node_record
     while record is not None and record.parent_node is None and record.tree.outer is not None:
         record = record.tree.outer._node_record  # a commander's block may stand in a job's body
     if record is None or record.tree.max_concurrency is None:
-        return None  # without a limit nobody has a seat
+        return None  # without a limit nobody has a slot
     while record is not None and record.node._node_is_work:
         record = record.parent
     if record is None:
         return None
     # A job's context may be carried to other loops.
-    seat = record.seat
-    return seat if seat is not None and seat.loop is loop else None
+    slot = record.slot
+    return slot if slot is not None and slot.loop is loop else None
 
 
 def nodes_awaited_by(
@@ -222,7 +222,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
     except asyncio.CancelledError:
         if wait.done() and not wait.cancelled():
             untake_failure(record)  # it ended in the very turn in which this wait was cancelled
-        if record.scope is not None and around is not None and not around.ending:
+        if record.scope is not None and around is not None and not around.is_ending:
             record.scope.record_abandoned_wait(around.scope)
         raise
     finally:
@@ -246,7 +246,7 @@ def outcome(node: Node[T]) -> T:
             block = current.parent_node is None
             if block and current.tree.loop is not running_loop():
                 continue
-            if current.cancelled is not None and not current.closing:
+            if current.cancel_reason is not None and not current.is_closing:
                 if current.tree.sweep is not None:
                     current.tree.sweep.meet(current)
                 raise asyncio.CancelledError

@@ -172,7 +172,7 @@ class Records:
         add, start, makers = records.append, self._start, self._makers
         for event in events:
             kind, source = event.kind, event.source
-            clock = self.clock_of(event) if source.special else event.clock
+            clock = self.clock_of(event) if source.is_special else event.clock
             # Three times as fast as `round`, with the same result after the start.
             at = int((clock - start) * 1e6 + 0.5) / 1e6
             record: Record = {"e": kind, "t": at, "n": source.id}
@@ -201,13 +201,13 @@ class Records:
         ends_matter = self._last_words or self._remote
         for event in events:
             kind, source = event.kind, event.source
-            if kind == "put" and not source.special:
+            if kind == "put" and not source.is_special:
                 name = name_of(source.name)
                 at, parent = event.clock - start, source.parent_id
                 lines.append(
                     f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{parent},"name":{name}}}'
                 )
-            elif kind in _BARE and not (source.special or ends_matter):
+            elif kind in _BARE and not (source.is_special or ends_matter):
                 lines.append(f'{{"e":"{kind}","t":{event.clock - start:.6f},"n":{source.id}}}')
             else:
                 lines += [to_line(each) for each in self.of((event,))]
@@ -236,7 +236,7 @@ class Records:
     def _put(self, event: Event, record: Record) -> list[Record]:
         source = event.source
         record["p"], record["name"] = source.parent_id, self._name(source.name)
-        if not source.special:
+        if not source.is_special:
             return [record]
         actor = own_actor(event)
         if event.host is not None:

@@ -34,7 +34,7 @@ DOCUMENTED = {
     "_asdict", "_current_frames", "_exit", "_fields", "_make", "_name_", "_replace", "_value_",
 }  # fmt: skip
 # It inspects suspended tasks and has tests of its own: tests/commander/test_t09_waits.py.
-APART = ROOT / "commander" / "_reach.py"
+APART = ROOT / "commander" / "_task_waits.py"
 
 
 # --- with each name, and without it

@@ -201,7 +201,7 @@ def test_no_other_module_makes_names() -> None:
     }
     assert both == {
         "commander/stored_names.py",
-        "commander/_reach.py",  # the handles of other libraries' timers
+        "commander/_task_waits.py",  # the handles of other libraries' timers
         "cluster/_payload.py",  # a repr
         "handlers/_handler.py",  # for pickles, which live as long as a process
         "store/_codec.py",  # the module in which an annotation is resolved

@@ -7,18 +7,18 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any, cast
 
-from ._reach import LocalFuture, Wait, ends_here, reach
+from ._frames import is_sleeping, mark_driver
 from ._record import Record
-from ._stack import is_sleeping, mark_driver
+from ._task_waits import LocalFuture, Wait, ends_here, reach
 
 if TYPE_CHECKING:
     from ._node import Node
     from ._queue import Queue
 
-__all__ = ["Loan", "Seat"]
+__all__ = ["LentWait", "Slot"]
 
 
-class Seat:
+class Slot:
     """A slot under a limit, from the start of one attempt's body to its end.
 
     Whenever the body is stepped it is held. It is lent while the body is suspended and what it
@@ -36,13 +36,13 @@ class Seat:
         "_rests",
         "_side",
         "_since",
-        "held",
+        "is_held",
         "queue",
     )
 
     def __init__(self, queue: Queue, job: Record) -> None:
         self.queue = queue
-        self.held = True
+        self.is_held = True
         self._job = job
         # What the suspended body awaits; None while it runs, and before and after that.
         self._on: asyncio.Future[Any] | None = None
@@ -101,10 +101,10 @@ class Seat:
                 self._rests.clear()
                 self.queue.stir()
                 self.queue.forget(self)
-                if not self.held:
+                if not self.is_held:
                     self.queue.ask(self)
-                while not self.held:
-                    if self._job.ending:
+                while not self.is_held:
+                    if self._job.is_ending:
                         self.queue.take(self)
                         break
                     try:
@@ -139,11 +139,13 @@ class Seat:
             if record.task is not None:
                 tasks.append(record.task)
             else:
-                records += record.living
+                records += record.unfinished_children
         return tasks
 
     def _is_work(self, record: Record) -> bool:
-        if record.lends or (record.scope is not None and record.scope.cancel_reason is not None):
+        if record.waits_for_others or (
+            record.scope is not None and record.scope.cancel_reason is not None
+        ):
             return False  # it waits for others
         above: Record | None = record
         while above is not None and above.node._node_is_work:
@@ -152,19 +154,19 @@ class Seat:
 
     def doubt(self) -> None:
         """Have the slot looked at again, if it is held while the body is suspended."""
-        if self.held and self._on is not None:
+        if self.is_held and self._on is not None:
             self.queue.suspect(self)
 
     def lend_unseen(self) -> bool:
         """Lend the slot if the body may wait for what its own tasks or threads wait for."""
-        if self._on is None or not self.held or not self._side or is_sleeping(self._body):
+        if self._on is None or not self.is_held or not self._side or is_sleeping(self._body):
             return False
         self._rest_on(self._on)
         return True
 
     def lend_stuck(self, patience: float) -> bool:
         """Lend the slot if the body has long stood where only other code here can wake it."""
-        if self._on is None or not self.held or self.loop.time() - self._since < patience:
+        if self._on is None or not self.is_held or self.loop.time() - self._since < patience:
             return False
         ends = reach(self._body, self._on, self._work_of)[2]
         if not ends or not all(map(ends_here, ends)):
@@ -182,7 +184,7 @@ class Seat:
         """Ask for the slot again if `wait` was the last for which it was lent."""
         self._side.discard(wait)
         self._rests.discard(wait)
-        if not self._rests and not self.held:
+        if not self._rests and not self.is_held:
             self.look()
             if not self._rests:
                 self.queue.ask(self)
@@ -191,18 +193,18 @@ class Seat:
         """Ask for the slot again if work of this job that has waited for others goes on."""
         self._rests.clear()
         self.look()
-        if not self._rests and not self.held:
+        if not self._rests and not self.is_held:
             self.queue.ask(self)
 
-    def loan(self, node: Node[Any]) -> Wait:
+    def lent_wait(self, node: Node[Any]) -> Wait:
         """Return a `Wait` for `node`, for the current task, which belongs to this job."""
-        loan = Loan(self)
-        loan.node = node
-        if not node._node_is_work or self._work_of(loan) is None:
-            self.note(loan)
+        lent_wait = LentWait(self)
+        lent_wait.node = node
+        if not node._node_is_work or self._work_of(lent_wait) is None:
+            self.note(lent_wait)
         else:
             self.queue.loop.call_soon(self.look)  # this work may wait for the tree from now on
-        return loan
+        return lent_wait
 
     def note(self, wait: asyncio.Future[Any]) -> None:
         """Note that a task or a thread of this job waits for the tree until `wait` is done."""
@@ -212,7 +214,7 @@ class Seat:
             return
         if asyncio.current_task() in self._reached:
             self._rest_on(wait)
-        elif self.held:
+        elif self.is_held:
             self.doubt()
             self.queue.loop.call_soon(self.look)
 
@@ -236,7 +238,7 @@ class Seat:
 
     def release(self) -> None:
         """Give the slot up: the body is over."""
-        self._job.seat = None
+        self._job.slot = None
         self._body = self._on = None
         self._rests.clear()
         self.queue.forget(self)
@@ -244,7 +246,7 @@ class Seat:
         self.wake()
 
 
-class Loan(Wait):
+class LentWait(Wait):
     """The wait of a task of a job that has a slot.
 
     The slot is asked for in the moment in which the wait ends and not when the task next runs: a
@@ -253,9 +255,9 @@ class Loan(Wait):
 
     __slots__ = ("_seat",)
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(loop=seat.loop)
-        self._seat = seat
+    def __init__(self, slot: Slot) -> None:
+        super().__init__(loop=slot.loop)
+        self._seat = slot
 
     def set_result(self, result: None) -> None:
         """End the wait."""

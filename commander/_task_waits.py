@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ._stack import awaited_by, chain, frame_of, frames, is_sleeping
+from ._frames import awaited_by, chain, frame_of, frames, is_sleeping
 
 if TYPE_CHECKING:
     from ._node import Node

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ._commander import Tree
 
-__all__ = ["Waits"]
+__all__ = ["WaitPublisher"]
 
 # Seconds between two looks; a node that has come into its state later than that is passed over.
 PERIOD = 0.25
@@ -29,7 +29,7 @@ LONGEST = 0.004
 SHARE = LONGEST / PERIOD
 
 
-class Waits:
+class WaitPublisher:
     """Looks at the nodes of `tree` in turn, until it is closed or nobody asks any more."""
 
     # Its timer brings the tree nothing to do: a loop for tests takes it for none.
@@ -46,7 +46,7 @@ class Waits:
     def close(self) -> None:
         """Look no more."""
         self._timer.cancel()
-        self._tree.waits = None
+        self._tree.wait_publisher = None
 
     def _look(self) -> None:
         tree = self._tree
@@ -65,7 +65,7 @@ class Waits:
         self._timer = tree.loop.call_later(pause, self._look)
 
     def _look_at(self, record: Record) -> None:
-        since = record.since
+        since = record.state_since
         if record.state in DONE or since is None or record.tree.clock() - since < PERIOD:
             return
         explanation, _ = explain_one(record)
@@ -82,8 +82,8 @@ def _essence(explanation: Explanation) -> tuple[object, ...]:
 
 def _all_below(root: Record) -> Iterator[Record]:
     """Yield the unfinished nodes; those that end meanwhile may come, those that begin may not."""
-    waiting = deque(root.living)
+    waiting = deque(root.unfinished_children)
     while waiting:
         record = waiting.popleft()
         yield record
-        waiting.extend(record.living)
+        waiting.extend(record.unfinished_children)

@@ -20,23 +20,23 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
-from . import _end, _life
+from . import _body, _end
 from ._event import Blocked
 from ._events import publish
+from ._frames import ROOT, is_library, is_python
 from ._record import Record
 from ._report import log
-from ._stack import ROOT, is_library, is_python
 from .thread import frames_of_thread, local_in
 
-__all__ = ["Watch"]
+__all__ = ["BlockDetector"]
 
 # Where bodies, callbacks and predicates are called. Each function there has a `record`, for whose
 # node it does so: it need not be the one whose task it is, as the last child to end also ends its
 # parent.
-CALLERS = tuple(each.__code__.co_filename for each in (_life.spawn, _end.finish))
+CALLERS = tuple(each.__code__.co_filename for each in (_body.spawn, _end.finish))
 
 
-class Watch:
+class BlockDetector:
     """Watches the running loop, in the thread that makes it, until it is closed.
 
     `after` is in seconds. Each block is reported once, however many watch the loop: after the

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ._cancel import abort, cancel_subtrees
-from ._cpu import measured
 from ._end import finish, to_await
 from ._events import publish
 from ._failure import blame, body_failed, interrupt, log_lost
@@ -19,8 +18,9 @@ from ._record import CURRENT, Callback, NodeBase, Record
 from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
-from .awaitable import name_plain_body, require_awaitable
+from ._usage import measured
 from .durable import DurableScope
+from .kinds import name_plain_body, require_awaitable
 
 __all__ = ["replay", "spawn", "spawn_measured"]
 
@@ -44,7 +44,7 @@ def spawn(record: Record, context: Context | None = None) -> None:
 
 def spawn_measured(record: Record, context: Context | None = None) -> None:
     """Start the task likewise, and measure the CPU time of the node's own steps."""
-    record.special = True
+    record.is_special = True
     if record.cpu is None:  # a node that is tried again adds up all attempts
         record.cpu = 0.0
     spawn(record, context)
@@ -54,31 +54,31 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     try:
         if later:
             await TURN
-        if record.special and record.task is not asyncio.current_task(record.tree.loop):
+        if record.is_special and record.task is not asyncio.current_task(record.tree.loop):
             return  # it has another task, or will have: the queue has called the job back
         node, tree = record.node, record.tree
         if tree.marking is not None and tree.marking.start_later(record, copy_context()):
             record.task = None
             return
         CURRENT.set(node)
-        if not record.special:
+        if not record.is_special:
             record.state = STARTED[record.state]  # `advance`, written out
-            record.since = tree.clock()
+            record.state_since = tree.clock()
             if tree.listeners:
                 publish(record, "started")
             result = await node.task()
-        elif record.rare.cancelled is None and record.rare.abort is None:
+        elif record.rare.cancel_reason is None and record.rare.abort_error is None:
             advance(record, "started")
             attempt: Any = _attempt(record)
             if record.cpu is not None:
                 attempt = measured(record, attempt)
-            result = await (attempt if record.seat is None else record.seat.drive(attempt))
+            result = await (attempt if record.slot is None else record.slot.drive(attempt))
         else:
             result = None
         if result is not None and isinstance(result, NodeBase):
             # The body has returned a node; it becomes a child unless it already runs.
-            if record.seat is not None:
-                record.seat.release()
+            if record.slot is not None:
+                record.slot.release()
             advance(record, "joining")
             result = await result  # type: ignore[misc]
         record.result = result
@@ -86,7 +86,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         if record.task is not asyncio.current_task():
             return
         CURRENT.set(record.node)  # it may have come before the first turn
-        if not record.ending:
+        if not record.is_ending:
             # The body raised it by itself, or somebody cancelled the task and not the node.
             record.task = None
             advance(record, "closing")  # a pending node would be started in order to end
@@ -108,8 +108,8 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             await wait_shielded(left)
         body_failed(record, error)
     record.task = None
-    if record.special and record.seat is not None:
-        record.seat.release()
+    if record.is_special and record.slot is not None:
+        record.slot.release()
     if not record.children:
         finish(record, True)
     else:
@@ -117,7 +117,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         record.context = copy_context()
         if record.state != "joining":
             record.state = JOINING[record.state]  # `advance`, written out
-            record.since = record.tree.clock()
+            record.state_since = record.tree.clock()
             if record.tree.listeners:
                 publish(record, "joining")
 
@@ -205,7 +205,7 @@ async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
                 failed.append(error)
         if failed:
             raise failed.pop(0)
-        if record.ending:
+        if record.is_ending:
             raise asyncio.CancelledError  # or the body would begin, up to where it waits
     finally:
         for error in failed:
