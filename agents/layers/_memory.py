@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
 from ...backends import Backend
-from ...commander.durable import Attempt, scope_here
+from ...commander.durable import DurableAttempt, scope_here
 from ...commander.errors import BadResponse, ContextTooLong
 from ...commander.kinds import checked, passes_with
 from ...messages import Message, Part, Request
@@ -205,8 +205,8 @@ class Memory:
 
         def remaining(messages: Iterable[AgentMessage]) -> Iterator[AgentMessage]:
             for each in messages:
-                attempt: Attempt | None = vars(each).get(ADDED_BY_ATTEMPT)
-                end = "" if attempt is None else here.lacks(attempt)
+                attempt: DurableAttempt | None = vars(each).get(ADDED_BY_ATTEMPT)
+                end = "" if attempt is None else here.gap_to(attempt)
                 ends.add(end)
                 if end != "cut":
                     yield each

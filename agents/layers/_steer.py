@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
-from ...commander.durable import Scope, scope_here
+from ...commander.durable import DurableScope, scope_here
 from ...messages import Message, Part, Request
 from ._message import AgentMessage, copy_message
 from ._state import json_value, read_records
@@ -59,7 +59,7 @@ class Steering:
         # The steering of the call whose `forward` has made this call.
         self.above: Steering | None = None
         self._hook: Callable[[AgentMessage], Awaitable[AgentMessage]] | None = None
-        self._scope: Scope | None = None  # the call's scope in a durable run
+        self._scope: DurableScope | None = None  # the call's scope in a durable run
         self._begun = False
         # Messages from before the beginning of the call, and the node whose code sent each.
         self._early: list[tuple[AgentMessage, str]] = []
@@ -80,7 +80,7 @@ class Steering:
     def add(self, messages: Sequence[AgentMessage]) -> None:
         """Add messages for the next request."""
         scope = scope_here()
-        sender_node = "" if scope is None else scope.place[1]
+        sender_node = "" if scope is None else scope.identity[1]
         for message in messages:
             if self._begun:
                 self._add(message, sender_node)
@@ -95,7 +95,7 @@ class Steering:
         scope, self._hook = scope_here(), hook
         early, self._early = self._early, []
         if scope is not None:
-            again = self._scope is not None and self._scope.place == scope.place
+            again = self._scope is not None and self._scope.identity == scope.identity
             # Another place in the run has no notes of the messages that already wait, so they are
             # added again below. At the same place the notes have all of them.
             if not again:
@@ -131,7 +131,7 @@ class Steering:
         if numbers is None:
             numbers = [] if has_reply else self._waiting
             if numbers and self._scope is not None and (scope := scope_here()) is not None:
-                scope.note(self._note_of_request, {"heard": numbers, "of": self._scope.place[1]})
+                scope.note(self._note_of_request, {"heard": numbers, "of": self._scope.identity[1]})
         if not numbers:
             return None
         delivered = {*numbers}  # a set, because there may be thousands
@@ -146,7 +146,7 @@ class Steering:
     @property
     def _note_of_request(self) -> str:
         assert self._scope is not None
-        return f"heard {self._scope.place[1]}"
+        return f"heard {self._scope.identity[1]}"
 
     def wait_again(self, numbers: Sequence[int]) -> None:
         """Make messages wait for another request."""
@@ -160,7 +160,7 @@ class Steering:
                     return  # the same code sent it in an earlier execution: the notes have it
             record = json_value({name: value for name, value in message if name != "usage"})
             (message,) = read_records([record])  # the form that each later execution reads
-            of = self._scope.place[1]
+            of = self._scope.identity[1]
             self._scope.note(STEERING_NOTE, {"message": record, "by": sender_node, "of": of})
         self._waiting.append(len(self._messages))
         self._messages.append(message)
