@@ -1,4 +1,4 @@
-"""An agent's call: what it asks, remembers and answers, and what ends it."""
+"""An agent's call: its request, its memory, its answer and its end."""
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing
@@ -58,7 +58,7 @@ def remembered(agent: Agent, session_id: int = 0) -> list[tuple[str, str]]:
 
 
 def hanging() -> tuple[ScriptedBackend, asyncio.Event]:
-    """Return a backend that never answers, and what is set when it is asked."""
+    """Return a backend that never answers, and an event that its request sets."""
     asked = asyncio.Event()
 
     async def reply(request: Request) -> str:
@@ -70,7 +70,7 @@ def hanging() -> tuple[ScriptedBackend, asyncio.Event]:
 
 
 async def test_it_answers_and_remembers() -> None:
-    """The prompt, then the memory, is what the model is asked."""
+    """The request has the prompt, then the memory."""
     backend = ScriptedBackend("Nile", "Amazon")
     agent = Agent(backend, "You answer in one word.", name="sage")
 
@@ -91,7 +91,7 @@ async def test_it_answers_and_remembers() -> None:
 
 
 async def test_outside_a_tree_it_has_a_commander_of_its_own_and_leaves_nothing() -> None:
-    """The loop's tasks are afterwards what they were."""
+    """Afterwards the loop has the same tasks as before."""
     before = asyncio.all_tasks()
     agent = Agent(ScriptedBackend("yes"))
 
@@ -100,7 +100,7 @@ async def test_outside_a_tree_it_has_a_commander_of_its_own_and_leaves_nothing()
 
 
 def test_run_sync_needs_no_loop() -> None:
-    """And may be called again: the memory stays."""
+    """It may be called again: the memory stays."""
     agent = Agent(ScriptedBackend("one", "two"), memory=Memory())
 
     assert [agent.run_sync("a").content, agent.run_sync("b").content] == ["one", "two"]
@@ -120,7 +120,7 @@ class Where(Agent):
 
 
 async def test_inside_a_node_it_is_a_child() -> None:
-    """Its node goes by the agent's name, and what it spends is charged to those above."""
+    """The node has the agent's name, and its ancestors pay for its usage."""
     usage = Usage(input_tokens=3, output_tokens=1)
     backend = ScriptedBackend(Message(role="assistant", content="x", usage=usage))
     async with Commander() as commander:
@@ -138,7 +138,7 @@ async def test_inside_a_node_it_is_a_child() -> None:
     ],
 )
 async def test_the_prompt_may_be_text_a_message_or_a_list(system: Any) -> None:
-    """All come to the same."""
+    """All forms give the same request."""
     assert Agent(ScriptedBackend(), system).aggregate() == [
         Message(role="system", content="Be brief.")
     ]
@@ -159,7 +159,7 @@ async def test_options_of_a_call_win_over_the_agents() -> None:
 
 
 async def test_what_is_no_message_is_refused() -> None:
-    """By a text that says what was given, before anything is remembered."""
+    """The error shows the value, and nothing is remembered."""
     agent = Agent(ScriptedBackend())
     wrong: Any = 42
 
@@ -173,7 +173,7 @@ async def test_what_is_no_message_is_refused() -> None:
 
 
 async def test_forward_gives_a_message_or_a_string() -> None:
-    """A string is said by the agent; anything else is an error that says so."""
+    """A string becomes the agent's message; any other type is an error."""
 
     class Gives(Agent):
         given: Any = "text"
@@ -190,7 +190,7 @@ async def test_forward_gives_a_message_or_a_string() -> None:
 
 
 async def test_calls_of_tools_are_remembered_with_their_results() -> None:
-    """The next request has them, as the wire wants them."""
+    """The next request has them in the wire's form."""
     backend = ScriptedBackend(calling("look", "A moment.", place="Oslo"), "Nice.", "Still nice.")
     agent = Agent(backend, tools=[look])
 
@@ -212,7 +212,7 @@ async def test_calls_of_tools_are_remembered_with_their_results() -> None:
 
 
 async def test_at_max_rounds_the_model_has_to_answer() -> None:
-    """The answer's status says so; a model that calls on is a clear error."""
+    """The status is "max_rounds"; a model that still calls tools is an error."""
     more = calling("look", place="x")
     backend = ScriptedBackend(more, more, "Enough.")
     answer = await Agent(backend, tools=[look], max_rounds=2)("?")
@@ -224,14 +224,14 @@ async def test_at_max_rounds_the_model_has_to_answer() -> None:
 
 
 async def test_an_answer_that_was_cut_off_says_so() -> None:
-    """The status of a reply that reached its length is "length"."""
+    """The status of a reply at its maximum length is "length"."""
     cut = Message(role="assistant", content="I am", finish_reason="length")
 
     assert (await Agent(ScriptedBackend(cut))("?")).extra["status"] == "length"
 
 
 async def test_a_tool_that_wants_a_yes_is_refused_if_nobody_is_there() -> None:
-    """A view may give it."""
+    """A view may approve it."""
 
     @tool(approve=True)
     async def send(text: str) -> str:
@@ -251,7 +251,7 @@ async def test_a_tool_that_wants_a_yes_is_refused_if_nobody_is_there() -> None:
 
 
 async def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless there is a view."""
+    """A view may print."""
     await Agent(ScriptedBackend("quiet"))("?")
     assert capsys.readouterr().out == ""
     await Agent(ScriptedBackend("loud"), view=ConsoleView())("?")
@@ -259,7 +259,7 @@ async def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_sessions_run_at_once_and_know_nothing_of_each_other() -> None:
-    """Fifty calls of one agent, each in its session."""
+    """Fifty calls of one agent, each in another session."""
 
     def echo(request: Request) -> str:
         return f"{len(request.messages)} {request.messages[-1].content}"
@@ -274,7 +274,7 @@ async def test_sessions_run_at_once_and_know_nothing_of_each_other() -> None:
 
 
 async def test_a_call_that_fails_at_once_leaves_the_memory_as_it_was() -> None:
-    """So that a retry asks the same once."""
+    """So a retry sends the same request once."""
     backend = ScriptedBackend(BackendUnavailable("down"), "up")
     agent = Agent(backend)
     async with Commander() as commander:
@@ -285,7 +285,7 @@ async def test_a_call_that_fails_at_once_leaves_the_memory_as_it_was() -> None:
 
 
 async def test_a_reply_that_broke_off_is_remembered_as_that() -> None:
-    """With what was said by then."""
+    """The memory has its text in state "failed"."""
     agent = Agent(ScriptedBackend(["Once upon", BackendUnavailable("gone")]))
 
     with pytest.raises(BackendUnavailable):
@@ -298,7 +298,7 @@ async def test_a_reply_that_broke_off_is_remembered_as_that() -> None:
 
 
 async def test_a_timeout_reaches_the_model() -> None:
-    """Its stream is closed, and the memory is as it was."""
+    """Its stream is closed, and the memory is unchanged."""
     backend = ScriptedBackend([asyncio.Event()])
     agent = Agent(backend)
     async with asyncio.timeout(5), Commander() as commander:
@@ -311,7 +311,7 @@ async def test_a_timeout_reaches_the_model() -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_cancelling_the_call_cancels_the_model(inside: bool) -> None:
-    """Inside a tree too, where a node that is merely awaited would run on."""
+    """In a tree too, where a node that is only awaited would continue."""
     backend, asked = hanging()
     agent = Agent(backend)
 
@@ -337,7 +337,7 @@ async def test_cancelling_the_call_cancels_the_model(inside: bool) -> None:
 
 
 async def test_cancelling_the_node_ends_what_is_below() -> None:
-    """Whoever awaits the call is told by `NodeCancelled`."""
+    """A waiter gets `NodeCancelled`."""
     backend, asked = hanging()
     async with asyncio.timeout(5), Commander() as commander:
         node: Node[Any] = commander.call_handler(Agent(backend).call("?"), claim=True)
@@ -349,7 +349,7 @@ async def test_cancelling_the_node_ends_what_is_below() -> None:
 
 
 async def test_the_trees_limits_and_accounts_hold() -> None:
-    """An agent's requests count against its commander's budget, and what they took is charged."""
+    """An agent's requests count against its commander's budget, which is charged for them."""
     async with ScriptedServer(text("one"), text("two")) as server, Commander() as commander:
         async with connect(server.url, model="tiny") as backend:
             commander.limits = Limits(budget=1)
@@ -360,7 +360,7 @@ async def test_the_trees_limits_and_accounts_hold() -> None:
 
 
 async def test_a_stream_may_be_a_child_of_a_commander_elsewhere() -> None:
-    """One call: its limits hold, and leaving the stream ends what is below the commander."""
+    """The commander's limits hold, and closing the stream cancels the call below the commander."""
     hangs = Reply([chunk({"content": "One"}), Step.HANG])
     async with (
         asyncio.timeout(20),
@@ -390,7 +390,7 @@ async def test_a_stream_may_be_a_child_of_a_commander_elsewhere() -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
-    """By the agent's formats, or by those of its backend; hooks and memory see a call."""
+    """By the formats of the agent or its backend; hooks and memory see the same call."""
     backend = ScriptedBackend(
         'I look.\nAction: look\nAction Input: {"place": "Oslo"}', "It is cold in Oslo."
     )
@@ -420,20 +420,20 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
 def test_what_an_agent_cannot_be_made_of_is_refused_when_it_is_made(
     given: dict[str, Any], said: str
 ) -> None:
-    """A name of a model, a class for an object, a yes for a function: not at the first call."""
+    """A model's name, a class or a bool as an argument is refused before the first call."""
     with pytest.raises(TypeError, match=said):
         Agent(**given)
 
 
 def test_a_group_whose_speaker_is_no_function_is_refused_when_it_is_made() -> None:
-    """As the name of one of the policies."""
+    """Also the name of a policy as a string."""
     with pytest.raises(TypeError, match="such as round_robin, not 'round_robin'"):
         GroupChat("team", ["ann", "bob"], speaker="round_robin")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("inside", [True, False])
 async def test_a_stream_has_the_timeout_and_the_limits_that_it_is_given(inside: bool) -> None:
-    """As a call that is put has; in a commander and without one."""
+    """As a call that is put, in a commander and without one."""
     slow = ScriptedBackend([asyncio.Event()], "Yes.")
     dear = ScriptedBackend("Yes.", "No.", model="m")
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""One function approves the calls of all agents; the question says whose call it is."""
+"""One function approves the calls of all agents; its question names the agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def send(to: str) -> str:
 
 
 def reply(request: Request) -> Message:
-    """Call the tool, then repeat what it gave."""
+    """Call the tool, then repeat its result."""
     last = request.messages[-1]
     if last.role == "tool":
         return Message(role="assistant", content=last.content)
@@ -43,7 +43,7 @@ def no(question: ToolQuestion) -> bool:
 
 
 class Desk(Agent):
-    """Asks two agents at once, who have no say of their own."""
+    """Asks two agents without `approve` at the same time."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(name="desk", **options)
@@ -55,7 +55,7 @@ class Desk(Agent):
 
 
 async def test_the_question_names_agent_and_session() -> None:
-    """A plain function or an async one; by what it returns the call runs, or the model is told."""
+    """Plain or async; its result decides whether the call runs. The model reads a refusal."""
     asked: list[ToolQuestion] = []
 
     async def ask(question: ToolQuestion) -> bool | Decision:
@@ -75,7 +75,7 @@ async def test_the_question_names_agent_and_session() -> None:
 
 
 async def test_agents_below_ask_the_same() -> None:
-    """Unless they have a say, or a view, of their own."""
+    """Unless they have an `approve` or a view."""
     asked: list[tuple[str | None, Any]] = []
 
     def ask(question: ToolQuestion) -> bool:
@@ -93,7 +93,7 @@ async def test_agents_below_ask_the_same() -> None:
 
 
 async def test_an_application_answers_for_all_agents_in_one_place() -> None:
-    """`Approvals` in the place of a function: the questions wait there, each with its agent."""
+    """`Approvals` in place of a function collects the questions, each with its agent."""
     approvals = Approvals()
     asking = asyncio.create_task(Desk(approve=approvals)("x", session_id=7))
     found: dict[str | None, Any] = {}
@@ -109,7 +109,7 @@ async def test_an_application_answers_for_all_agents_in_one_place() -> None:
 
 @pytest.mark.parametrize("kind", ["steps", "conversation"])
 async def test_every_kind_of_agent_asks(kind: str) -> None:
-    """One that writes its calls as text, and one that talks."""
+    """Also a `StepAgent` and a conversable agent."""
     asked: list[str | None] = []
 
     def ask(question: ToolQuestion) -> bool:
@@ -133,7 +133,7 @@ async def test_every_kind_of_agent_asks(kind: str) -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("answer", ["no", "n", 1, None, [False]])
 async def test_what_is_neither_yes_nor_no_is_no_yes(answer: Any, wrapped: bool) -> None:
-    """The text "no" is true in Python, and no call runs on that."""
+    """The text "no" is true in Python, but approves no call."""
 
     def ask(question: ToolQuestion) -> Any:
         return Decision(answer) if wrapped else answer
@@ -145,7 +145,7 @@ async def test_what_is_neither_yes_nor_no_is_no_yes(answer: Any, wrapped: bool) 
 
 
 async def test_a_function_that_fails_is_told_to_the_model() -> None:
-    """And the call has not run."""
+    """The model reads the error, and the call does not run."""
 
     def ask(question: ToolQuestion) -> bool:
         raise LookupError("no such clerk")

@@ -1,4 +1,4 @@
-"""Agents, tools and bare requests in a commander's block: who pays, limits and cancels them."""
+"""Agents, tools and bare requests in a commander's block: budgets, limits and cancellation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _spent(replies: int) -> dict[str, Usage]:
 
 
 async def test_an_agent_that_is_asked_in_the_block_keeps_to_its_budget() -> None:
-    """It belongs to the tree: what it takes is in the tree's usage, and the next one is refused."""
+    """The tree's usage includes the call, and the next call is refused."""
     agent = Agent(backend := Paid())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=20)) as commander:
         await agent("one")
@@ -108,7 +108,7 @@ async def test_tools_that_are_run_in_the_block_belong_to_it() -> None:
 
 
 async def test_a_bare_request_in_the_block_has_limits_and_usage_but_no_node() -> None:
-    """It is charged to the commander, also if it is left in the middle by another task."""
+    """The commander is charged, also if another task abandons the request."""
     backend = Paid()
     async with asyncio.timeout(5), Commander(limits=Limits(budget=12)) as commander:
         stream = backend.stream(ASK)
@@ -122,7 +122,7 @@ async def test_a_bare_request_in_the_block_has_limits_and_usage_but_no_node() ->
 
 
 async def test_a_cancelled_reply_is_in_the_usage_as_it_is_in_the_limits() -> None:
-    """Also one that nobody closes, which the loop does when it finds it."""
+    """Also a reply that only the loop's shutdown closes."""
     backend = Paid(asyncio.Event())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=1000)) as commander:
         call = commander.call_handler(Agent(backend).call("?"))
@@ -138,7 +138,7 @@ async def test_a_cancelled_reply_is_in_the_usage_as_it_is_in_the_limits() -> Non
 
 
 async def test_a_thread_with_a_loop_of_its_own_may_ask_an_agent() -> None:
-    """It runs there under a commander of its own; this one's limits hold, and it is charged."""
+    """It runs under a new commander there; the limits and the usage of this one include it."""
     agent = Agent(Paid())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=20)) as commander:
         await asyncio.to_thread(lambda: asyncio.run(_ask(agent)))
@@ -150,7 +150,7 @@ async def test_a_thread_with_a_loop_of_its_own_may_ask_an_agent() -> None:
 
 
 async def test_a_tool_in_a_thread_may_ask_an_agent_in_a_loop_of_its_own() -> None:
-    """Below a node, too, whose loop is another one."""
+    """Also below a node of another loop."""
     agent = Agent(Paid())
 
     @handler
@@ -168,7 +168,7 @@ async def _ask(agent: Agent) -> None:
 
 
 async def test_a_commander_in_a_job_takes_nothing_out_of_the_outer_budget() -> None:
-    """It keeps to the outer limits as well as to its own, and charges the job."""
+    """Both limits hold for it, and the job is charged."""
     agent = Agent(Paid())
 
     class Nested(Job[None]):
@@ -188,7 +188,7 @@ async def test_a_commander_in_a_job_takes_nothing_out_of_the_outer_budget() -> N
 
 
 async def test_an_agent_in_a_task_that_outlives_the_block_runs_on_its_own() -> None:
-    """Neither limited by a commander that is done nor charged to it."""
+    """A closed commander neither limits it nor is charged for it."""
     agent = Agent(Paid())
 
     async def later() -> None:
@@ -205,7 +205,7 @@ async def test_an_agent_in_a_task_that_outlives_the_block_runs_on_its_own() -> N
 
 
 async def test_an_agents_failure_outside_a_tree_begins_with_itself() -> None:
-    """No unrelated exception stands in its context."""
+    """Its context has no unrelated exception."""
     agent = Agent(Paid(limits=Limits(budget=0)))
     async with asyncio.timeout(5):
         with pytest.raises(BudgetExceeded) as caught:
@@ -220,7 +220,7 @@ async def test_an_agents_failure_outside_a_tree_begins_with_itself() -> None:
 
 
 async def test_a_run_may_have_a_budget_of_its_own() -> None:
-    """One commander for many clients: who has spent his is refused, and nobody else."""
+    """One commander for many clients refuses only the client whose budget is used up."""
     agent = Agent(Paid())
 
     @handler
@@ -254,7 +254,7 @@ async def ask(node: Node[Any], agent: Agent[Any]) -> Node[None]:
     "way", ["put", "call", "put threadsafe", "call threadsafe", "run", "below"]
 )
 async def test_limits_hold_for_a_node_and_all_below_it(way: str) -> None:
-    """However it was put; those of all above it hold beside its own."""
+    """In each way to put it; the limits of its ancestors hold too."""
     agent, limits = Agent(Paid()), Limits(budget=20)
     async with asyncio.timeout(5), Commander() as commander:
         with pytest.raises(BudgetExceeded):
@@ -284,7 +284,7 @@ async def hold(node: Node[Any], agent: Agent[Any]) -> None:
 
 
 async def test_a_retried_job_goes_on_with_the_budget_that_it_has_left() -> None:
-    """The limits are the node's and not an attempt's."""
+    """The limits belong to the node, not to an attempt."""
     agent, limits = Agent(backend := Paid()), Limits(budget=40)
     async with asyncio.timeout(5), Commander() as commander:
 
@@ -301,7 +301,7 @@ async def test_a_retried_job_goes_on_with_the_budget_that_it_has_left() -> None:
 
 
 async def test_what_are_no_limits_is_refused_by_name() -> None:
-    """At once, and nothing is started."""
+    """At once, and no node starts."""
     wrong: Any = 5000
     async with asyncio.timeout(5), Commander() as commander:
         job = Ask(Agent(Paid()))
@@ -315,7 +315,7 @@ async def test_what_are_no_limits_is_refused_by_name() -> None:
 
 
 async def test_a_failure_in_the_block_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The agent's caller has it, and the log does not."""
+    """The caller gets it, and it is not logged."""
     agent = Agent(Paid(limits=Limits(budget=0)))
     async with asyncio.timeout(5), Commander():
         with caplog.at_level(logging.ERROR), pytest.raises(BudgetExceeded):

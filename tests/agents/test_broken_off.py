@@ -1,4 +1,4 @@
-"""What an agent remembers of a call that is cut short, at whatever moment that is."""
+"""An agent's memory of a call that is cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def look(place: str) -> str:
 
 
 class Seen(View):
-    """Notes what the user was told, reply by reply."""
+    """Records the text that the user reads, reply by reply."""
 
     def __init__(self) -> None:
         self.replies = [""]
@@ -39,7 +39,7 @@ class Seen(View):
 
 
 def cut_short(how: str) -> list[list[AgentMessage]]:
-    """Ask an agent that calls a tool, under many seeds; end each call at a moment of the seed's."""
+    """Ask an agent that calls a tool, under many seeds; end each call at a random moment."""
 
     async def main() -> list[AgentMessage]:
         call = ToolCall(id="1", name="look", arguments={"place": "river"})
@@ -59,7 +59,7 @@ def cut_short(how: str) -> list[list[AgentMessage]]:
                 node.cancel()
         kept = agent.memory.messages(7)
         told = [text for text in view.replies if text]
-        if told:  # nothing that a person has read is forgotten
+        if told:  # all text that a person has read is remembered
             assert kept[0].text == "What is there?"
             assert [
                 each.content[: len(text)] for each, text in zip(kept[1:], told, strict=True)
@@ -75,7 +75,7 @@ def cut_short(how: str) -> list[list[AgentMessage]]:
 def test_what_was_said_before_a_call_was_cut_short_is_remembered(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At random moments, in 300 orders of events: all that was told, calls with their results."""
+    """The memory has all shown text and calls with results, in 300 orders of events."""
     caplog.set_level(logging.CRITICAL)
     states = set[str]()
     for kept in cut_short(how):

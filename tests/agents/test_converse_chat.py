@@ -1,4 +1,4 @@
-"""Conversations: both sides know what was said, and they are part of the tree."""
+"""Conversations of two: equal histories, and nodes in the tree."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ from anabranch.testing import ScriptedBackend
 
 
 async def test_the_other_s_answer_comes_back():
-    """The result holds what the two have said; so do both histories, and `last_message`."""
+    """The result, both histories and `last_message` have the messages of both."""
     directory = Directory()
     alice, bob = Alice("alice", directory=directory), Bob("bob", directory=directory)
     user = silent_user(directory=directory)
@@ -49,7 +49,7 @@ async def test_the_other_s_answer_comes_back():
 
 
 async def test_send_begins_the_count_of_answers_again_and_keeps_the_history():
-    """A long-lived agent goes on to answer however often it is asked."""
+    """A long-lived agent answers any number of calls."""
     alice, bob = silent_user(), chatty_agent("bob", max_consecutive_auto_reply=1)
     for _ in range(3):
         assert (await alice.send("?", bob)).text == "and so on"
@@ -60,7 +60,7 @@ async def test_send_begins_the_count_of_answers_again_and_keeps_the_history():
 
 
 async def test_a_message_may_be_delivered_without_an_answer():
-    """It is in both histories; nobody is asked."""
+    """Both histories have it, and no agent answers."""
     alice, bob = chatty_agent("alice"), chatty_agent("bob")
     result = await alice.send("Just so that you know.", bob, request_reply=False)
 
@@ -72,7 +72,7 @@ async def test_a_message_may_be_delivered_without_an_answer():
 
 
 async def test_histories_with_different_partners_do_not_touch():
-    """Also when all talk at once."""
+    """Also when all converse at the same time."""
     bob = ConversableAgent("bob", ScriptedBackend(otherwise=lambda r: f"{r.messages[-1].content}!"))
     asking = [ConversableAgent(f"user{n}", max_consecutive_auto_reply=0) for n in range(20)]
     results = await asyncio.gather(*(u.initiate_chat(bob, u.name) for u in asking))
@@ -89,7 +89,7 @@ async def test_histories_with_different_partners_do_not_touch():
 
 
 async def test_every_message_and_every_answer_is_a_node():
-    """Who talks with whom can be read off the paths; the model's usage reaches the top."""
+    """The paths show the two agents; the usage of the model reaches the root."""
     paths: list[str] = []
 
     class Noting(Bob):
@@ -118,12 +118,12 @@ async def test_every_message_and_every_answer_is_a_node():
 
 
 def test_a_chat_runs_in_a_program_without_a_loop():
-    """`run(Chat(...))`, with all that a node may have."""
+    """`run(Chat(...))`, with all options of a node."""
     assert run(Chat(silent_user(), Bob("bob"), "Who?")).text == "I am Bob, Alice's friend."
 
 
 async def test_a_cancel_of_the_tree_reaches_the_model():
-    """The stream is closed, no task, thread or process is left, and the chat is cancelled."""
+    """The stream is closed, no task, thread or process remains, and the chat is cancelled."""
     begun = asyncio.Event()
 
     def wait(_: Any) -> Any:
@@ -146,7 +146,7 @@ async def test_a_cancel_of_the_tree_reaches_the_model():
 
 
 async def test_cancelling_the_call_cancels_the_conversation():
-    """Also where a task of a body's own made the call."""
+    """Also where a task of a body made the call."""
     backend = ScriptedBackend([asyncio.Event()])
     bob = ConversableAgent("bob", backend)
 
@@ -165,7 +165,7 @@ async def test_cancelling_the_call_cancels_the_conversation():
 
 
 async def test_a_handle_of_an_agent_elsewhere_changes_no_line_of_the_others():
-    """The agent lives behind a queue, its messages travel as bytes; Alice does not notice."""
+    """The agent is behind a queue and its messages are bytes; Alice's code is the same."""
     import pickle
 
     bob, calls = Bob("bob"), []
@@ -193,7 +193,7 @@ async def test_a_handle_of_an_agent_elsewhere_changes_no_line_of_the_others():
 
 
 async def test_the_log_has_prompts_and_responses_at_debug(caplog: pytest.LogCaptureFixture):
-    """Of every agent, and only there."""
+    """For every agent, and only at that level."""
     bob = ConversableAgent("bob", ScriptedBackend("I am fine."), "Be brief.")
     with caplog.at_level(logging.DEBUG, "anabranch.agents"):
         await silent_user().initiate_chat(bob, "How are you?")

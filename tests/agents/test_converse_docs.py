@@ -1,4 +1,4 @@
-"""What docs/conversations.md says is true."""
+"""The programs and tables of docs/conversations.md are correct."""
 
 import ast
 import asyncio

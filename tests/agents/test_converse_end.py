@@ -1,4 +1,4 @@
-"""Conversations end: by a word, by their limits, whatever the agents do."""
+"""Conversations end: by a message, by their limits, whatever the agents do."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ from anabranch.agents.errors import ConversationTooLong
 
 
 class Stranger(ConversableAgent):
-    """Does anything that a reply function may do, as chance has it."""
+    """Does anything that a reply function may do, at random."""
 
     def __init__(self, name: str, chance: random.Random, directory: Directory) -> None:
         limit = chance.choice([None, 0, 2, 10])
@@ -59,7 +59,7 @@ def strangers(seed: int) -> list[Stranger]:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_conversation_always_ends_and_both_sides_know_the_same(seed: int):
-    """Whatever the reply functions do: circles of agents that ask each other, too."""
+    """With any reply functions, also circles of agents that ask each other."""
     agents = strangers(seed)
 
     async def main() -> None:
@@ -73,14 +73,14 @@ def test_a_conversation_always_ends_and_both_sides_know_the_same(seed: int):
     asyncio.run(main())
     check_symmetry(agents)
     heard = sum(len(m) for agent in agents for m in agent.chat_messages.values()) / 2
-    # Answers under way at the limit are counted, not refused: one for each chat inside another.
+    # Answers that run at the limit count and are not refused: one for each nested chat.
     assert heard <= 30 + 30
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60))
 def test_a_cancelled_conversation_leaves_the_two_with_the_same_history(seed: int, after: int):
-    """At whatever turn of the loop the cancel comes; and no task is left."""
+    """At whatever loop iteration the cancel arrives; no task remains."""
     agents = strangers(seed)
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_a_cancelled_conversation_leaves_the_two_with_the_same_history(seed: int
 async def test_two_that_always_answer_are_stopped_by_the_limit_that_is_on(
     caplog: pytest.LogCaptureFixture,
 ):
-    """Each answers ten times in a row; the result and the log say why it ended."""
+    """After ten answers in a row each; the result and the log have the reason."""
     result = await chatty_agent("a").initiate_chat(chatty_agent("b"), "Begin.")
 
     assert result.status == "auto_reply_limit"
@@ -110,7 +110,7 @@ async def test_two_that_always_answer_are_stopped_by_the_limit_that_is_on(
 async def test_a_conversation_without_that_limit_has_one_of_messages(
     caplog: pytest.LogCaptureFixture,
 ):
-    """`max_messages`, 100 if nothing else is said."""
+    """`max_messages`, by default 100."""
     a, b = (chatty_agent(name, max_consecutive_auto_reply=None) for name in "ab")
     result = await a.initiate_chat(b, "Begin.")
 
@@ -141,7 +141,7 @@ async def test_agents_that_ask_each_other_in_a_circle_are_stopped():
 
 
 async def test_inside_the_limit_is_an_error_that_ends_all():
-    """A reply function that goes on after a refusal is refused again."""
+    """A reply function that continues after the error gets it again."""
     refused: list[ConversationTooLong] = []
 
     class Stubborn(ConversableAgent):
@@ -173,7 +173,7 @@ async def test_inside_the_limit_is_an_error_that_ends_all():
     ],
 )
 async def test_a_message_may_end_the_conversation(answer: Any, status: str, count: int):
-    """The word on the last line, the metadata, a predicate of the user's; no answer at all."""
+    """A word on the last line, metadata, a predicate, or no answer."""
     alice = chatty_agent("alice", is_termination=lambda m: "secret" in m.content or default(m))
     default = ConversableAgent("default").is_termination
     bob = ConversableAgent("bob", default_auto_reply=answer)
@@ -191,7 +191,7 @@ async def test_a_message_may_end_the_conversation(answer: Any, status: str, coun
     ],
 )
 async def test_limits_that_make_no_sense_are_refused(options: Any, message: str):
-    """As is talking to oneself."""
+    """So is a conversation with oneself."""
     with pytest.raises(ValueError, match=message):
         await silent_user().initiate_chat(Bob("bob"), "?", **options)
     with pytest.raises(ValueError, match="cannot talk to itself"):

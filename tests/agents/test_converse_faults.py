@@ -1,4 +1,4 @@
-"""Conversations with partners that are not there, fail, hang or talk nonsense."""
+"""Conversations with partners that are unknown, fail, hang or return invalid values."""
 
 import asyncio
 from typing import Any
@@ -44,7 +44,7 @@ async def test_a_partner_that_fails_fails_the_chat_as_itself():
 
 
 async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
-    """The partner's own work is cancelled; what was said to it stays said."""
+    """The partner's work is cancelled; its history keeps the message."""
     cancelled = asyncio.Event()
 
     class Hanging(ConversableAgent):
@@ -65,7 +65,7 @@ async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
 
 
 async def test_a_partner_may_hang_before_the_first_message():
-    """The timeout counts there too."""
+    """The timeout holds there too."""
 
     class Unreachable(Bob):
         async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
@@ -77,7 +77,7 @@ async def test_a_partner_may_hang_before_the_first_message():
 
 
 async def test_a_partner_that_gives_garbage_is_named():
-    """What is no Answer, and what is no message."""
+    """For a value that is not an Answer, and one that is not a message."""
 
     class Garbage(Bob):
         async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Any:
@@ -92,7 +92,7 @@ async def test_a_partner_that_gives_garbage_is_named():
 
 
 async def test_a_model_that_fails_fails_the_chat_and_the_next_one_can_go_on():
-    """What was asked is kept, so the model sees it when it is back."""
+    """The history keeps the question, so the model reads it in the next chat."""
     backend = ScriptedBackend(BackendUnavailable("down"), "I am back.")
     alice, bob = silent_user(), ConversableAgent("bob", backend)
     with pytest.raises(BackendUnavailable):
@@ -103,7 +103,7 @@ async def test_a_model_that_fails_fails_the_chat_and_the_next_one_can_go_on():
 
 
 def test_two_of_one_name_do_not_fit_into_a_directory():
-    """The same agent twice does; one that was taken out makes room."""
+    """The same agent may be added twice; a removed agent leaves its name free."""
     directory = Directory(bob := Bob("bob"))
     directory.add(bob)
     with pytest.raises(ValueError, match="two agents called 'bob'"):

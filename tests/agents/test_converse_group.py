@@ -1,4 +1,4 @@
-"""Groups: who speaks next, who hears what, and how a talk ends."""
+"""Groups: the next speaker, the messages of each member, and the end."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from anabranch.testing import ScriptedBackend, explore, pause
 
 
 def speaker(name: str, *replies: str | None, **options: Any) -> ConversableAgent:
-    """Says the given things one after the other, then nothing."""
+    """Gives the listed answers one after the other, then none."""
     agent = ConversableAgent(name, **options)
     answers = iter(replies)
     agent.register_reply(lambda self, message: next(answers, None))
@@ -47,7 +47,7 @@ def endless(name: str, **options: Any) -> ConversableAgent:
 
 
 async def test_members_speak_in_turn_and_all_hear_all():
-    """Each history with the group is the group's own; the answer is the last that was said."""
+    """The group has one history; the answer is its last message."""
     members = [endless(name) for name in "abc"]
     team = GroupChat("team", members, max_turns=4)
 
@@ -61,7 +61,7 @@ async def test_members_speak_in_turn_and_all_hear_all():
 
 
 async def test_a_member_s_model_is_told_who_said_what():
-    """Names stand before what others said, not before its own."""
+    """Messages of others begin with their names, its own do not."""
     backend = ScriptedBackend("I am b.", "And still b.")
     team = GroupChat("team", [endless("a"), ConversableAgent("b", backend)], max_turns=4)
     await silent_user().initiate_chat(team, "Go.")
@@ -83,7 +83,7 @@ async def test_a_member_s_model_is_told_who_said_what():
     ],
 )
 async def test_a_talk_ends(members: Any, status: str, count: int):
-    """By a word, when nobody has an answer any more, when a person leaves."""
+    """By a message, when no member has an answer, when a person leaves."""
     team = GroupChat("team", members)
     async with asyncio.timeout(10):
         await silent_user().initiate_chat(team, "Go.")
@@ -91,7 +91,7 @@ async def test_a_talk_ends(members: Any, status: str, count: int):
 
 
 async def test_chance_names_anybody_but_the_last_speaker():
-    """With a seed always the same."""
+    """A seed makes the order repeatable."""
     talks = []
     for _ in range(2):
         members = [endless(name, max_consecutive_auto_reply=None) for name in "abcd"]
@@ -105,7 +105,7 @@ async def test_chance_names_anybody_but_the_last_speaker():
 
 
 async def test_a_function_names_the_speaker_also_the_same_again():
-    """Plain or async; None ends the talk; who has just spoken is asked to go on."""
+    """Plain or async; None ends the conversation; the last speaker is asked to continue."""
     order = iter(["b", "b", "a", None])
 
     async def by_plan(_: GroupConversation) -> str | None:
@@ -119,7 +119,7 @@ async def test_a_function_names_the_speaker_also_the_same_again():
 
 
 async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
-    """By name, whatever it says around it; garbage lets the next in turn speak."""
+    """By name, with any text around it; for other replies the next in turn speaks."""
     backend = ScriptedBackend(
         "bobby", "The next speaker should be **Carl**.", "bob or bobby?", "gibberish"
     )
@@ -146,7 +146,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
 
 
 async def test_members_are_found_by_name():
-    """From a directory, in which the group is too; an unknown one is an error."""
+    """From a directory that also has the group; an unknown name is an error."""
     directory = Directory(endless("a"))
     GroupChat("team", ["a"], directory=directory, max_turns=1)
     user = UserProxyAgent(human_input_mode="NEVER", directory=directory)
@@ -160,7 +160,7 @@ async def test_members_are_found_by_name():
 
 
 async def test_a_member_may_begin_the_talk():
-    """It hears what the others say and is no stranger who gets an answer."""
+    """It receives the messages of the others, but no separate answer."""
     a, b = endless("a"), endless("b")
     team = GroupChat("team", [a, b], max_turns=2)
     result = await a.initiate_chat(team, "Go.")
@@ -176,7 +176,7 @@ async def test_a_member_may_begin_the_talk():
 
 
 async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
-    """A member that sends to the group while it answers waits for nobody."""
+    """A member that sends to the group while it answers waits for no answer."""
 
     class Eager(ConversableAgent):
         @reply
@@ -203,7 +203,7 @@ async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
 
 
 async def test_a_group_keeps_what_was_said_unless_told_otherwise():
-    """`send` goes on, `initiate_chat` begins anew, for the members too."""
+    """`send` continues, `initiate_chat` starts again, for the members too."""
     a = endless("a")
     team = GroupChat("team", [a], max_turns=1)
     user = silent_user()
@@ -216,7 +216,7 @@ async def test_a_group_keeps_what_was_said_unless_told_otherwise():
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 async def test_the_limit_of_messages_holds_for_groups(kind: Any, caplog: pytest.LogCaptureFixture):
-    """Inside a chat the chat's own; on its own the group's."""
+    """Inside a chat that of the chat, outside that of the group."""
     members = [endless(name, max_consecutive_auto_reply=None) for name in "ab"]
     team = kind("team", members, max_messages=12, max_turns=999)
     async with asyncio.timeout(10):
@@ -230,7 +230,7 @@ async def test_the_limit_of_messages_holds_for_groups(kind: Any, caplog: pytest.
 
 
 def test_groups_that_make_no_sense_are_refused():
-    """Nobody in it, two of one name, the group itself; no time for anybody."""
+    """No members, two of one name, the group itself, no turns."""
     with pytest.raises(ValueError, match="two members called 'a'"):
         GroupChat("team", [endless("a"), endless("b"), endless("a")])
     with pytest.raises(ValueError, match="cannot be a member of itself"):
@@ -243,11 +243,11 @@ def test_groups_that_make_no_sense_are_refused():
         GroupTalk("team", [endless("a")], max_turns=0)
 
 
-# --- talks at once
+# --- several conversations at the same time
 
 
 def echo(name: str) -> ConversableAgent:
-    """Says whose secrets it reads."""
+    """Answers with the secrets that its model reads."""
 
     def reply(request: Any) -> str:
         read = " ".join(message.content or "" for message in request.messages)
@@ -259,9 +259,9 @@ def echo(name: str) -> ConversableAgent:
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 @pytest.mark.parametrize("clear_history", [True, False])
 def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
-    """At once, in any order: no member reads what another has asked."""
+    """In any order, at the same time: no member reads the question of another asker."""
 
-    def own(text: str, name: str) -> bool:  # or the beginning of it, in a reply that broke off
+    def own(text: str, name: str) -> bool:  # or its beginning, in a reply that broke off
         return bool(text) and all(f"secret-{name}".startswith(word) for word in text.split())
 
     async def ask(team: Any, name: str) -> None:
@@ -289,7 +289,7 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
 
 
 async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():
-    """One of two that are held at once; its own history has it too."""
+    """Of two at the same time; its own history has it too."""
 
     class Eager(ConversableAgent):
         @reply
@@ -307,7 +307,7 @@ async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():
 
 
 async def test_a_group_in_a_group_has_a_talk_for_each_who_asked():
-    """And its members a history of each."""
+    """Its members have a history for each."""
     a = endless("a")
     inner = GroupChat("inner", [a], max_turns=1)
     outer = GroupChat("outer", [inner], max_turns=1)
@@ -318,7 +318,7 @@ async def test_a_group_in_a_group_has_a_talk_for_each_who_asked():
 
 
 async def test_a_group_that_is_asked_through_itself_is_refused():
-    """By an error that shows the circle; nothing spins."""
+    """The error shows the circle."""
     directory = Directory()
     for name, member in (("one", "two"), ("two", "three"), ("three", "one")):
         GroupChat(name, [member], directory=directory)
@@ -328,11 +328,11 @@ async def test_a_group_that_is_asked_through_itself_is_refused():
             await user.initiate_chat("one", "Go.")
 
 
-# --- the floor
+# --- turns on request
 
 
 async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
-    """Refused while somebody speaks, they hear the speech and may ask again."""
+    """Refused members receive the speaker's message and may ask again."""
     speaking, go_on = asyncio.Event(), asyncio.Event()
 
     def speech(_: Any) -> Any:
@@ -383,7 +383,7 @@ async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
 
 
 async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
-    """The others talk on; what the person says comes when it comes, and no later than the end."""
+    """The others continue; the person's message arrives later, at the latest at the end."""
     person = QueueInput()
     user = UserProxyAgent("eve", human_input=person)
     ann, ben = speaker("ann", "1", "3"), speaker("ben", "2")
@@ -413,7 +413,7 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
     ],
 )
 async def test_a_group_talk_ends(members: Any, status: str, speeches: int):
-    """When nobody has anything to say, by a word, by the limit, when all have left."""
+    """Without answers, by a message, by the limit, when all have left."""
     talk = GroupTalk("talk", members, max_turns=5)
     async with asyncio.timeout(10):
         await silent_user().initiate_chat(talk, "Hello.")
@@ -421,7 +421,7 @@ async def test_a_group_talk_ends(members: Any, status: str, speeches: int):
 
 
 async def test_the_end_of_a_group_talk_cancels_who_still_thinks():
-    """Nothing is left of a person's question or of a model's answer."""
+    """No question to a person and no request to a model remains."""
     asked = asyncio.Event()
 
     def never(_: Any) -> Any:
@@ -445,7 +445,7 @@ async def test_the_end_of_a_group_talk_cancels_who_still_thinks():
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 async def test_a_member_that_fails_fails_the_talk(kind: Any):
-    """With its own error; the others are stopped, and the group can talk again."""
+    """With its own error; the others are cancelled, and the group works again."""
     backend = ScriptedBackend(BackendUnavailable("down"), otherwise=" TERMINATE")
     waiting = ConversableAgent("b", ScriptedBackend([asyncio.Event()], otherwise="ok"))
     team = kind("team", [ConversableAgent("a", backend), waiting])
@@ -458,7 +458,7 @@ async def test_a_member_that_fails_fails_the_talk(kind: Any):
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 async def test_a_cancelled_talk_leaves_nothing(kind: Any):
-    """No task, thread or process; all streams are closed."""
+    """No task, thread or process remains; all streams are closed."""
     begun = asyncio.Event()
 
     def wait(_: Any) -> Any:
@@ -480,7 +480,7 @@ async def test_a_cancelled_talk_leaves_nothing(kind: Any):
 
 
 async def test_only_speeches_are_in_the_transcript(capsys: pytest.CaptureFixture[str]):
-    """Asking for the floor is not said to all."""
+    """It does not show requests for a turn."""
     ann = ConversableAgent("ann", ScriptedBackend("Can I speak?", "I do.", otherwise=" "))
     await silent_user("host").initiate_chat(GroupTalk("talk", [ann]), "Hello.", transcript=True)
     shown = capsys.readouterr().out
@@ -489,7 +489,7 @@ async def test_only_speeches_are_in_the_transcript(capsys: pytest.CaptureFixture
 
 
 async def test_the_limit_of_speeches_is_logged(caplog: pytest.LogCaptureFixture):
-    """As are the rounds of a group chat."""
+    """The limit of a group chat too."""
     caplog.set_level(logging.INFO, "anabranch.agents")
     await silent_user().initiate_chat(GroupTalk("talk", [endless("a"), endless("b")]), "Hello.")
     await silent_user().initiate_chat(GroupChat("team", [endless("c")], max_turns=2), "Hello.")
@@ -498,7 +498,7 @@ async def test_the_limit_of_speeches_is_logged(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_role_prompt_tells_a_model_how_to_ask_for_the_floor():
-    """With the words that the talk listens for."""
+    """With the words that the group recognizes."""
     text = role_prompt("Amelie", "You praise everybody.")
     assert text.startswith("You are Amelie")
     assert "You praise everybody." in text

@@ -1,4 +1,4 @@
-"""Hooks of agents that converse: nothing reaches a model or a memory before it has passed them."""
+"""Hooks of conversable agents: no message reaches a model or a memory before them."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
 
 
 class Redacts:
-    """Removes secrets, some turns after a message came; notes what it has seen."""
+    """Removes secrets, some loop iterations after a message arrives; records all messages."""
 
     def __init__(self, turns: int = 0) -> None:
         self.turns = turns
@@ -33,7 +33,7 @@ class Redacts:
 
 
 def redacting(name: str, hook: Redacts) -> tuple[ConversableAgent, list[str]]:
-    """An agent that says how much it has read, and the texts that its model has read."""
+    """An agent that answers with its number of messages, and the texts that its model reads."""
     read: list[str] = []
 
     def reply(request: Request) -> str:
@@ -45,7 +45,7 @@ def redacting(name: str, hook: Redacts) -> tuple[ConversableAgent, list[str]]:
 
 
 def heard(agent: ConversableAgent) -> list[str]:
-    """What others have said, as the agent remembers it."""
+    """Return the messages of others in the agent's memory."""
     sessions = agent.memory.sessions
     kept = [each for session in sessions for each in agent.memory.messages(session)]
     return [each.text for each in kept if each.sender != agent.name]
@@ -60,7 +60,7 @@ def hidden(text: str) -> str:
 def test_of_several_messages_that_arrive_at_once_each_passes_the_hooks_once(
     number: int, turns: int, chats: bool, seed: int
 ) -> None:
-    """Whether they are received or said in chats that run at once."""
+    """By `receive` or by chats at the same time."""
     hook = Redacts(turns)
     agent, read = redacting("alice", hook)
     user = silent_user()
@@ -98,7 +98,7 @@ async def test_the_last_answer_of_a_conversation_passes_the_hooks_too(max_turns:
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 async def test_what_is_said_in_a_group_passes_the_hooks_once(kind: Any) -> None:
-    """However many messages a member has not heard when it is asked."""
+    """However many messages a member has missed when it is asked."""
     hook = Redacts()
     agent, read = redacting("alice", hook)
     others = [ConversableAgent(name, default_auto_reply=f"{name}'s secret") for name in "bcd"]
@@ -108,7 +108,7 @@ async def test_what_is_said_in_a_group_passes_the_hooks_once(kind: Any) -> None:
 
 
 def test_a_message_that_was_cancelled_in_a_hook_passes_it_before_the_next() -> None:
-    """Until then nobody reads it; both sides have it in the end."""
+    """No model reads it before; in the end both sides have it."""
 
     async def main() -> None:
         agent, read = redacting("alice", Redacts(turns=3))
@@ -127,7 +127,7 @@ def test_a_message_that_was_cancelled_in_a_hook_passes_it_before_the_next() -> N
 
 
 async def test_a_hook_that_fails_keeps_the_message_for_the_next() -> None:
-    """It is neither lost nor read by the model as it came."""
+    """It is neither lost nor read by the model unchanged."""
     broken = [True]
 
     def check(_: object, message: AgentMessage, session_id: object) -> AgentMessage:

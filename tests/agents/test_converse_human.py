@@ -1,4 +1,4 @@
-"""People in a conversation: when they are asked, and that nobody else waits for them."""
+"""People in a conversation: when they are asked, and that no other agent waits for them."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from anabranch.agents.conversation import TerminalInput, Transcript
 
 
 def agent(*said: str, **options: Any) -> ConversableAgent:
-    """An agent that says the given things one after the other, then nothing."""
+    """An agent that gives the listed answers one after the other, then none."""
     bob = ConversableAgent("bob", **options)
     answers = iter(said)
     bob.register_reply(lambda self, message: next(answers, None))
@@ -78,7 +78,7 @@ def contents(result: Any) -> list[Any]:
 async def test_when_a_person_is_asked(
     mode: Any, answers: Any, typed: Any, expected: Any, status: Any, asked: Any
 ):
-    """Three modes, and what an empty line, words, "exit" and leaving do in each."""
+    """Three modes, and an empty line, a text, "exit" and None in each."""
     source = QueueInput(*typed)
     user = UserProxyAgent(
         human_input=source,
@@ -94,7 +94,7 @@ async def test_when_a_person_is_asked(
 
 
 async def test_a_person_s_words_begin_the_count_of_answers_again():
-    """The limit is of answers in a row without a person."""
+    """The limit counts answers in a row without a person."""
     source = QueueInput("go on", "exit")
     user = UserProxyAgent(
         human_input=source,
@@ -123,7 +123,7 @@ async def test_the_question_shows_what_is_to_be_answered():
 
 
 async def test_while_a_person_thinks_others_talk_on():
-    """And two people may be asked at once, and answer in any order."""
+    """Two people may be asked at the same time, and answer in any order."""
     questions = Questions()
     first, second = (UserProxyAgent(name, human_input=questions) for name in ("ann", "ben"))
     others = ConversableAgent("c", default_auto_reply="well"), ConversableAgent("d")
@@ -147,7 +147,7 @@ async def test_while_a_person_thinks_others_talk_on():
 
 
 async def test_a_question_ends_with_its_conversation():
-    """Cancelled, nobody is asked any more."""
+    """A cancel withdraws it."""
     questions = Questions()
     user = UserProxyAgent(human_input=questions)
     async with asyncio.timeout(10), Commander() as commander:

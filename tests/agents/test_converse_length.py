@@ -1,4 +1,4 @@
-"""Long conversations: what each further message costs."""
+"""Long conversations: the cost of each further message."""
 
 import pickle
 from typing import Any
@@ -24,7 +24,7 @@ from anabranch.testing import ScriptedBackend
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """All `Message`s that are made; what a reply, a request and a memory need of them."""
+    """All `Message`s that are created, those for replies, requests and memories."""
     messages: list[Message] = []
     init = Message.__init__
 
@@ -42,7 +42,7 @@ def modelled(name: str) -> ConversableAgent:
 
 
 async def test_a_message_is_made_for_the_model_once(made: list[Message]) -> None:
-    """Not again for each request after it: so 1,000 messages cost not a million."""
+    """Not for each later request: 1,000 messages do not cost a million."""
     counts: list[int] = []
     for length in (100, 200):
         made.clear()
@@ -53,7 +53,7 @@ async def test_a_message_is_made_for_the_model_once(made: list[Message]) -> None
 
 
 async def test_nor_in_a_group_for_each_member_again(made: list[Message]) -> None:
-    """Though what others say in a row is one message there."""
+    """There, consecutive messages of others are one."""
     counts: list[int] = []
     for length in (60, 120):
         made.clear()
@@ -69,7 +69,7 @@ async def test_nor_in_a_group_for_each_member_again(made: list[Message]) -> None
     st.sampled_from([Aggregator(), ToolAggregator("<", ">"), ToolAggregator(role="tool")]),
 )
 def test_user_messages_in_a_row_are_one(said: list[tuple[str, str]], how: Aggregator) -> None:
-    """Whatever is between them, in each state of a memory that grows, and in a plain list."""
+    """In each state of a growing memory, and in a plain list."""
     memory: list[AgentMessage] = []
     for sender, text in said:
         memory.append(AgentMessage(content=text, sender=sender))
@@ -93,7 +93,7 @@ def test_user_messages_in_a_row_are_one(said: list[tuple[str, str]], how: Aggreg
 
 
 def test_a_row_of_user_messages_is_joined_once(made: list[Message]) -> None:
-    """So 600 messages of 10 kB need 6 MB, and not 1.8 GB; what is kept of them is as large."""
+    """So 600 messages of 10 kB need 6 MB, and not 1.8 GB, also in the caches."""
     memory = Memory()
     said = 0
     for _ in range(200):
@@ -108,7 +108,7 @@ def test_a_row_of_user_messages_is_joined_once(made: list[Message]) -> None:
 
 
 async def test_what_a_model_reads_is_as_new_when_a_message_has_changed() -> None:
-    """Whoever changed it, and for whichever agent it is read."""
+    """Whoever changed it, and for each agent."""
     agent = Agent(ScriptedBackend("One.", "Two."), name="a", memory=Memory())
     await agent("1?", session_id=0)
     agent.memory.get(0)[0].content = "changed"
@@ -125,7 +125,7 @@ async def test_what_a_model_reads_is_as_new_when_a_message_has_changed() -> None
 
 
 async def test_what_was_made_of_a_message_is_no_part_of_it() -> None:
-    """It is not saved, sent, shown or compared."""
+    """The cache is not saved, sent, shown or compared."""
     message, same = (AgentMessage(content="Hi", receiver="a") for _ in range(2))
     agent = Agent(ScriptedBackend(), name="a")
     (kept,) = agent.memory.add(message, session_id=0)

@@ -1,4 +1,4 @@
-"""Members of a group that change during a conversation, and groups that are members of groups."""
+"""Groups whose members change during a conversation, and groups in groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 
 
 class Changing(ConversableAgent):
-    """Changes its group before it answers, and leaves the answering to others after some turns."""
+    """Changes its group before it answers, and stops answering after some turns."""
 
     def __init__(
         self, name: str, team: Callable[[], Any], changes: list[tuple[str, bool]], turns: int
@@ -57,7 +57,7 @@ changes = st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=4
 def test_members_come_and_go_while_they_talk(
     kind: Any, plans: list[list[tuple[str, bool]]], seed: int | None
 ) -> None:
-    """No talk fails, and who is a member at its end has heard all that others have said."""
+    """No conversation fails, and each final member has received all messages of others."""
 
     async def main() -> None:
         made: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def test_members_come_and_go_while_they_talk(
         talk = team.talks["user"]
         assert [message.sender for message in talk.messages].count("user") == 2
         for name, member in team.members.items():
-            # The group's own words to one member are no part of the talk.
+            # Messages of the group itself to one member are not part of the conversation.
             heard = [each for each in member.chat_messages.get("team", []) if each.sender != "team"]
             of_others = [each for each in contents_by_sender(heard) if each[0] != name]
             assert of_others == [
@@ -90,7 +90,7 @@ def test_members_come_and_go_while_they_talk(
 
 @KINDS
 async def test_a_member_that_is_added_hears_what_was_said_and_answers(kind: Any) -> None:
-    """In the same talk."""
+    """In the same conversation."""
 
     class Inviting(ConversableAgent):
         @reply
@@ -108,7 +108,7 @@ async def test_a_member_that_is_added_hears_what_was_said_and_answers(kind: Any)
 
 
 async def test_a_member_that_is_removed_while_it_is_chosen_is_not_asked() -> None:
-    """The policy is asked again."""
+    """The policy is called again."""
 
     def policy(talk: GroupConversation) -> str | None:
         if "b" in talk.names:
@@ -124,7 +124,7 @@ async def test_a_member_that_is_removed_while_it_is_chosen_is_not_asked() -> Non
 
 @KINDS
 async def test_a_group_without_members_has_nothing_to_say(kind: Any) -> None:
-    """When all have been removed."""
+    """After all have been removed."""
     team: Any = kind("team", [ConversableAgent("a")])
     team.members.clear()
     async with asyncio.timeout(60):
@@ -138,7 +138,7 @@ links = st.dictionaries(st.sampled_from("abcd"), st.sets(st.sampled_from("abcdx"
 
 
 def circular(groups: Mapping[str, set[str]], start: str) -> bool:
-    """Whether a group that is reached from `start` is a member of itself, over others."""
+    """Return whether a group below `start` is a member of itself, through other groups."""
     reached, waiting = set[str](), [start]
     while waiting:
         for each in groups.get(waiting.pop(), ()):
@@ -157,7 +157,7 @@ def circular(groups: Mapping[str, set[str]], start: str) -> bool:
 def test_a_group_that_contains_itself_is_refused_over_however_many(
     groups: dict[str, set[str]],
 ) -> None:
-    """Any other is asked."""
+    """Other groups answer."""
 
     async def main() -> None:
         directory = Directory(ConversableAgent("x", default_auto_reply="x"))
@@ -178,7 +178,7 @@ def test_a_group_that_contains_itself_is_refused_over_however_many(
 
 
 async def test_two_groups_in_each_other_are_refused() -> None:
-    """By an error that shows the circle, and no one is told anything."""
+    """The error shows the circle, and no member receives a message."""
     directory = Directory()
     GroupChat("one", ["two"], directory=directory)
     GroupChat("two", ["one"], directory=directory)

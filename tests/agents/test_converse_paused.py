@@ -1,4 +1,4 @@
-"""A reader of a conversation that pauses: what it has not read yet is kept once."""
+"""A slow reader of a conversation: unread text is stored once."""
 
 import asyncio
 import tracemalloc
@@ -22,7 +22,7 @@ KINDS: list[Kind] = ["model", "function", "elsewhere", "group", "layer"]
 
 
 class Telling(ConversableAgent):
-    """Says texts by a reply function, or as an agent in another process does."""
+    """Answers with texts from a reply function, or as an agent in another process."""
 
     def __init__(
         self, texts: list[str], finished: asyncio.Event, error: Exception | None, elsewhere: bool
@@ -60,7 +60,7 @@ class Telling(ConversableAgent):
 
 
 def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Exception | None) -> Any:
-    """Begin to read a conversation in which bob says these texts."""
+    """Start to read a conversation with a bob who answers these texts."""
     end = Delta(finish_reason="stop") if error is None else error
     backend = ScriptedBackend([*texts, end], size=None)
     bob: Any = ConversableAgent("bob", backend, max_consecutive_auto_reply=1)
@@ -94,7 +94,7 @@ def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Excepti
 def test_whenever_a_reader_pauses_it_misses_nothing(
     kind: Kind, texts: list[str], pauses: list[int], fails: bool, seed: int
 ) -> None:
-    """Each part has the text so far, and what is new since the part before it."""
+    """Each part has the text so far, and the text since the part before."""
     fails = fails and kind != "elsewhere"
 
     async def main() -> None:
@@ -123,7 +123,7 @@ def test_whenever_a_reader_pauses_it_misses_nothing(
 
 @pytest.mark.parametrize("kind", ["model", "function", "elsewhere"])
 async def test_a_paused_reader_costs_no_more_than_the_text(kind: Kind) -> None:
-    """Its parts would be 60 MB if each of 2,000 kept the text so far; then it gets the rest."""
+    """2,000 parts with the text so far would be 60 MB; the reader then gets the rest."""
     texts, finished, parts = ["abcdef" * 5] * 2_000, asyncio.Event(), list[AgentMessage]()
     reading = stream(kind, texts, finished, None)
     parts.append(await anext(reading))

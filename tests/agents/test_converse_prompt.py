@@ -38,7 +38,7 @@ def counted(items: list[str]) -> Any:
 
 
 def test_arguments_fill_the_docstring():
-    """With defaults, conversions, attributes and items; the indentation is not part of it."""
+    """With defaults, conversions, attributes and items; indentation is removed."""
     assert greeting("Ada", "French", "Bob") == (
         "Greet Ada in French.\n\nUse {braces} and    'Ada', and do not forget Bob."
     )
@@ -48,12 +48,12 @@ def test_arguments_fill_the_docstring():
 
 @given(st.text(), st.text())
 def test_what_is_filled_in_is_never_read_as_a_template(name: str, mood: str):
-    """Whatever braces it has."""
+    """With any braces in it."""
     assert Agent(name).introduction(mood) == f"You are {name} and {mood}."
 
 
 def test_a_prompt_that_cannot_be_is_refused():
-    """Without a docstring, with one that is no template, with a name that has no value."""
+    """Without a docstring, with an invalid template, with a name without a value."""
     with pytest.raises(TypeError, match="needs a docstring"):
         prompt(lambda: None)
 
@@ -81,7 +81,7 @@ def test_a_prompt_that_cannot_be_is_refused():
 
 
 def test_a_prompt_keeps_its_function_s_name():
-    """And says what it is."""
+    """Its repr shows the name."""
     assert greeting.__name__ == "greeting"
     assert repr(greeting) == "<prompt greeting>"
     assert isinstance(Agent.introduction, Prompt)

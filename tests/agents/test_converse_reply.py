@@ -1,4 +1,4 @@
-"""Reply functions: which of them answers, and what they may say."""
+"""Reply functions: their order, and their answers."""
 
 import asyncio
 from typing import Any
@@ -18,14 +18,14 @@ def asker(**options: Any) -> ConversableAgent:
 
 
 async def answer_of(agent: ConversableAgent, said: Any = "?", **options: Any) -> Any:
-    """What `agent` says to a question, None if nothing."""
+    """Return the answer of `agent` to a question, or None."""
     result = await asker().initiate_chat(agent, said, **options)
     return result.text if result.last.sender == agent.name else None
 
 
 @given(st.lists(st.sampled_from(["mine", "none", "not mine"]), max_size=6), st.booleans())
 def test_the_first_written_that_does_not_say_not_mine_decides(kinds: list[str], is_async: bool):
-    """Those before it are called in the order in which they are written, those after it are not."""
+    """Those before it are called in the order of definition, those after it are not."""
     called: list[int] = []
 
     def make(number: int, kind: str) -> Any:
@@ -39,7 +39,7 @@ def test_the_first_written_that_does_not_say_not_mine_decides(kinds: list[str], 
 
         return reply(waiting if is_async else plain)
 
-    # The names are in the opposite order of the writing: it is the writing that counts.
+    # The names are in the opposite order of the definitions, which decide.
     body = {f"f{9 - number}": make(number, kind) for number, kind in enumerate(kinds)}
     agent = type("Agent", (ConversableAgent,), body)("agent", default_auto_reply="the default")
     said = asyncio.run(answer_of(agent))
@@ -53,7 +53,7 @@ def test_the_first_written_that_does_not_say_not_mine_decides(kinds: list[str], 
 
 
 async def test_a_subclass_is_asked_before_its_bases():
-    """And a function that it overrides is only asked if it is marked again."""
+    """An overriding function is only called if it is marked again."""
 
     class Base(ConversableAgent):
         @reply
@@ -85,7 +85,7 @@ async def test_a_subclass_is_asked_before_its_bases():
 
 
 async def test_a_function_sees_only_the_messages_of_its_senders():
-    """Named by a function of the agent, by name, or as agents; anybody else goes to the next."""
+    """By a function of the agent, by name, or as agents; other messages go to the next."""
     asking = asker()
 
     class Choosy(ConversableAgent):
@@ -125,7 +125,7 @@ async def test_without_a_function_the_model_answers_with_the_whole_history():
 
 
 async def test_a_reply_function_may_ask_the_model_itself():
-    """`generate_reply` is what would be said if there were no reply function."""
+    """`generate_reply` returns the answer without reply functions."""
 
     class Polite(ConversableAgent):
         @reply
@@ -153,7 +153,7 @@ async def test_a_registered_function_comes_before_the_written_ones():
 
 
 async def test_an_answer_may_be_a_mapping_with_metadata():
-    """As Byzer-Agent's users write it; the metadata is the message's `extra`."""
+    """As in Byzer-Agent; the metadata becomes the message's `extra`."""
 
     class Agent(ConversableAgent):
         @reply
@@ -178,7 +178,7 @@ async def test_an_answer_may_be_a_mapping_with_metadata():
     ],
 )
 async def test_what_is_no_message_is_refused_by_name(said: Any, error: type[Exception]):
-    """From whoever sends it, before anything is forgotten; and from a reply function."""
+    """From any sender, before a history is cleared; and from a reply function."""
 
     class Agent(ConversableAgent):
         @reply
@@ -196,7 +196,7 @@ async def test_what_is_no_message_is_refused_by_name(said: Any, error: type[Exce
 
 
 async def test_a_message_may_be_something_else_than_text():
-    """A model reads it as JSON; one that is only `formatted` says that."""
+    """A model reads it as JSON; without `content`, `formatted` is the content."""
     backend = ScriptedBackend(otherwise="I see.")
     agent = ConversableAgent("agent", backend)
     await answer_of(agent, {"content": {"temperature": 18}})
@@ -205,7 +205,7 @@ async def test_a_message_may_be_something_else_than_text():
 
 
 async def test_hooks_see_what_comes_and_what_goes():
-    """A hook may change either; the history has what the hook made of it."""
+    """A hook may change either; the history has the changed message."""
     agent = ConversableAgent("agent", ScriptedBackend("secret"))
     agent.before_agent(lambda owner, m, session_id: m.model_copy(update={"content": "changed"}))
     agent.after_agent(lambda owner, m, session_id: m.model_copy(update={"content": "public"}))

@@ -20,7 +20,7 @@ ENDS = st.lists(st.sampled_from(["ok", "before", "within", "tool"]), max_size=6)
 
 
 class Talker(ConversableAgent):
-    """Its model says one, two, and so on, unless its plan says that it fails."""
+    """Its model answers one, two, and so on, unless its plan has a failure."""
 
     def __init__(self, name: str, plan: list[str], **options: Any) -> None:
         self.ran: list[int] = []
@@ -52,14 +52,14 @@ class Talker(ConversableAgent):
 
 
 def check_once(agent: Talker, partner: str) -> None:
-    """No message was told twice, no call was made twice, and the model read each once."""
+    """Check that no message was delivered, called or read twice."""
     history = contents_by_sender(agent.chat_messages[partner])
     assert len({*history}) == len(history)
     assert len({*agent.ran}) == len(agent.ran)
     for asked in agent.asked:
         words = [word for role, text in asked if role == "user" for word in f"{text}".splitlines()]
         assert len({*words}) == len(words)
-        assert asked[-1][0] != "assistant"  # it is told what to answer
+        assert asked[-1][0] != "assistant"  # the message to answer
     calls = [each for each in agent.memory.messages(partner) if each.type == "tools"]
     assert [each.formatted[0].tool_calls[0].arguments["number"] for each in calls] == agent.ran
 
@@ -69,7 +69,7 @@ def check_once(agent: Talker, partner: str) -> None:
 def test_a_retried_chat_tells_nobody_anything_twice(
     one: list[str], two: list[str], turns: int, clear: bool
 ) -> None:
-    """Whoever fails, before a reply, within it, or after a call; both remember the same."""
+    """After a failure before a reply, within it, or after a call; both remember the same."""
 
     async def main() -> None:
         limit = {"max_consecutive_auto_reply": turns}
@@ -93,7 +93,7 @@ def test_a_retried_chat_tells_nobody_anything_twice(
 def test_a_group_goes_on_when_the_chat_with_it_is_tried_again(
     one: list[str], two: list[str]
 ) -> None:
-    """The members hear what was asked once, and what each of them said once."""
+    """The members receive the question once, and each answer once."""
 
     async def main() -> None:
         members = [Talker("a", one), Talker("b", two)]
@@ -120,7 +120,7 @@ def test_a_group_goes_on_when_the_chat_with_it_is_tried_again(
 def test_a_hook_that_fails_sees_the_message_again_and_nobody_else_does(
     one: list[bool], two: list[bool], turns: int
 ) -> None:
-    """What it makes of it is remembered once."""
+    """Its result is remembered once."""
 
     async def main() -> None:
         talkers: list[ConversableAgent] = []
@@ -157,7 +157,7 @@ def test_a_hook_that_fails_sees_the_message_again_and_nobody_else_does(
 
 
 async def test_a_message_without_a_reply_is_delivered_once() -> None:
-    """Though what became of it failed at first."""
+    """Although its delivery failed at first."""
     fails = [True]
 
     def hook(agent: Any, message: AgentMessage, session: Any) -> None:
@@ -173,7 +173,7 @@ async def test_a_message_without_a_reply_is_delivered_once() -> None:
 
 
 async def test_a_partner_that_took_too_long_is_asked_again() -> None:
-    """It hears the message once."""
+    """It receives the message once."""
     waits = [asyncio.Event()]
 
     class Slow(ConversableAgent):
@@ -192,7 +192,7 @@ async def test_a_partner_that_took_too_long_is_asked_again() -> None:
 
 
 async def test_a_partner_of_another_kind_is_given_the_message_again() -> None:
-    """It has only what `Participant` asks for."""
+    """It only has the methods of `Participant`."""
 
     class Other:
         name = "other"

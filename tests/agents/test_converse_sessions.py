@@ -1,4 +1,4 @@
-"""Conversations have sessions: what is said in one is read in no other."""
+"""Sessions of conversations: messages of one are read in no other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Alice(ConversableAgent):
         chat = await self.send(message.text, "bob", max_turns=1)
         last = self.last_message(message.sender)
         assert last is not None
-        assert last.text == message.text  # not what another user of this name has said
+        assert last.text == message.text  # and no messages of another user of this name
         return chat.text
 
 
@@ -58,7 +58,7 @@ def person(name: str | None = None) -> UserProxyAgent:
 
 @pytest.mark.parametrize("how", ["unnamed", "named", "sessions"])
 def test_no_model_reads_what_another_user_has_said(how: str) -> None:
-    """Nor does an agent that an agent asks for them; at random moments in 60 orders of events."""
+    """Nor does an agent behind another agent; at random moments in 60 orders of events."""
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise=echo, delay=0.1)
@@ -81,7 +81,7 @@ def test_no_model_reads_what_another_user_has_said(how: str) -> None:
 
 
 async def test_a_conversation_goes_on_in_its_session() -> None:
-    """Whoever names it, or began it, is remembered there, and nowhere else."""
+    """It is remembered there and nowhere else, whoever named or began it."""
     backend = ScriptedBackend(otherwise=echo)
     _, bob = talkers(backend)
     ann = person("ann")
@@ -94,7 +94,7 @@ async def test_a_conversation_goes_on_in_its_session() -> None:
 
 
 async def test_sessions_that_look_alike_are_two() -> None:
-    """A number and its text; a session and a user of that name."""
+    """A number and its text; a session and a user with that name."""
     backend = ScriptedBackend(otherwise=echo)
     alice, bob = talkers(backend)
     ann = person("ann")
@@ -125,7 +125,7 @@ users = st.lists(
 def test_no_name_is_another_session(
     asking: list[tuple[str, int | str | None]], group: bool
 ) -> None:
-    """Whatever marks a name has in it: agents and groups keep all users apart."""
+    """With any marks in a name: agents and groups separate all users."""
 
     async def main() -> None:
         alice, bob = talkers(ScriptedBackend(otherwise=echo))
@@ -141,7 +141,7 @@ def test_no_name_is_another_session(
 
 
 async def test_outside_a_conversation_one_sees_what_was_said_in_all() -> None:
-    """By partner; one session is forgotten by itself."""
+    """By partner; each session can be forgotten separately."""
     backend = ScriptedBackend(otherwise="Yes.")
     alice, bob = talkers(backend)
     ann, ben = person("ann"), person()
@@ -161,7 +161,7 @@ async def test_outside_a_conversation_one_sees_what_was_said_in_all() -> None:
 
 
 async def test_beginning_anew_forgets_one_session_alone() -> None:
-    """Another user's conversation with the same agent goes on as it was."""
+    """Another user's conversation with the same agent continues."""
     backend = ScriptedBackend(otherwise=echo)
     _, bob = talkers(backend)
     first, second = person(), person()
@@ -182,7 +182,7 @@ async def test_answers_in_a_row_are_counted_in_each_session() -> None:
 
 
 async def test_a_person_without_a_name_leaves_nothing_behind() -> None:
-    """So a server whose requests make one each does not grow."""
+    """So a server that makes one for each request does not grow."""
     alice, bob = talkers(ScriptedBackend(otherwise="Yes."))
     user = person()
     await user.initiate_chat(alice, "One?")

@@ -1,4 +1,4 @@
-"""Answers that stream: to whoever listens, to the transcript, as events."""
+"""Answers that stream: to listeners, to the transcript, as events."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ RULE = "-" * 80
 
 
 class Streaming(ConversableAgent):
-    """Answers word by word, each when it is let go."""
+    """Answers word by word, each on a signal of the test."""
 
     def __init__(self, name: str, words: str, *, error: Exception | None = None) -> None:
         super().__init__(name)
@@ -39,7 +39,7 @@ class Streaming(ConversableAgent):
 
 
 async def test_a_streamed_answer_is_heard_while_it_is_given():
-    """Each part has the text so far and what is new; the whole comes last, with its extra."""
+    """Each part has the text so far and the new text; the complete answer is last."""
     bob = Streaming("bob", "I am Bob")
     parts: list[Any] = []
     async with asyncio.timeout(10):
@@ -61,7 +61,7 @@ async def test_a_streamed_answer_is_heard_while_it_is_given():
 
 
 async def test_a_model_s_answer_streams_by_itself():
-    """Without a line of the agent's; also through an agent that answers with another's words."""
+    """Without code in the agent; also through an agent that answers with another's text."""
 
     class Alice(ConversableAgent):
         @reply
@@ -103,7 +103,7 @@ async def test_what_streams_is_heard_by_who_listens_to_an_agent_above():
 
 
 async def test_leaving_the_stream_early_cancels_the_conversation():
-    """Nothing is left of it."""
+    """No task remains."""
     bob = Streaming("bob", "I am Bob")
     bob.gates[0].set()
     tasks = asyncio.all_tasks()
@@ -116,7 +116,7 @@ async def test_leaving_the_stream_early_cancels_the_conversation():
 
 
 async def test_an_answer_that_breaks_off_is_told_and_fails_the_conversation():
-    """The last part is "failed", with what had come; then the error is raised."""
+    """The last part is "failed", with the text so far; then the error is raised."""
     bob = Streaming("bob", "I am", error=StreamInterrupted("the line is dead"))
     for gate in bob.gates:
         gate.set()
@@ -147,7 +147,7 @@ async def test_streaming_is_an_event_of_the_tree():
 
 
 async def test_stream_reply_takes_plain_texts_and_only_answers():
-    """A list will do; where nothing is being answered it is refused."""
+    """A list works; outside of an answer it is refused."""
 
     class Plain(ConversableAgent):
         @reply
@@ -163,7 +163,7 @@ async def test_stream_reply_takes_plain_texts_and_only_answers():
 
 
 async def test_the_transcript_is_as_people_know_it(capsys: pytest.CaptureFixture[str]):
-    """The speaker, to whom, the text, a line; also of those who are asked on the way."""
+    """The speaker, the receiver, the text, a line; also for agents that are asked on the way."""
 
     class Alice(ConversableAgent):
         @reply
@@ -189,7 +189,7 @@ def part(sender: str, content: str, state: Any = "streaming") -> AgentMessage:
 
 
 def test_two_that_stream_at_once_are_not_mixed():
-    """Who began first is shown as it comes; the other waits for its end."""
+    """The first is shown as it arrives; the other waits for its end."""
     out = io.StringIO()
     show = Transcript(out)
     show(part("a", "One", "begin"))
@@ -204,7 +204,7 @@ def test_two_that_stream_at_once_are_not_mixed():
 
 
 def test_an_answer_that_becomes_another_is_shown_as_it_is():
-    """A hook, or a reply function, made something else of what had streamed."""
+    """When a hook or a reply function replaces the streamed text."""
     out = io.StringIO()
     show = Transcript(out)
     show(part("a", "The password is", "begin"))

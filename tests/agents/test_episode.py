@@ -1,4 +1,4 @@
-"""Orchestrators with an environment, in the tree: how they end, and what they leave behind."""
+"""Orchestrators with an environment, in the tree: their ends, and their remains."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ from anabranch.testing import ScriptedBackend
 
 
 async def test_it_plays_with_an_environment_to_the_end() -> None:
-    """Each step is an action and what came of it."""
+    """Each step has an action and its observation."""
     orchestrator, environment = counting_orchestrator("1", "2", "3"), EchoEnvironment()
     steps = [step async for step in orchestrator.over(environment)]
     assert [step.action.content for step in steps] == ["1", "2", "3"]
@@ -37,7 +37,7 @@ async def test_it_plays_with_an_environment_to_the_end() -> None:
 
 
 async def test_an_episode_ends_with_a_status() -> None:
-    """The environment's end, the transition's, or a limit."""
+    """That of the environment's end, the transition's end, or a limit."""
     assert (await counting_orchestrator("1", "2", "3").play(EchoEnvironment())).status == "over"
     limited = await counting_orchestrator("1", "2", max_steps=2).play(EchoEnvironment())
     assert (limited.status, len(limited.steps)) == ("max_steps", 2)
@@ -55,7 +55,7 @@ async def test_an_episode_ends_with_a_status() -> None:
 
 
 async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:
-    """With the environment's own exception, or one that says what it gave."""
+    """With the environment's own exception, or one that shows the value."""
 
     class Garbage(EchoEnvironment):
         async def step(self, action: str) -> Any:
@@ -73,7 +73,7 @@ async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:
 
 
 async def test_two_calls_at_once_are_refused() -> None:
-    """The state is for one at a time; the first goes on."""
+    """The state allows one call; the first continues."""
     backend, asked = hanging_backend()
     orchestrator = Orchestrator(
         [counter_agent(backend)], lambda obs, state: "counter", CountState()
@@ -103,7 +103,7 @@ async def test_a_model_that_hangs_is_left_after_the_timeout() -> None:
 
 
 async def test_a_cancelled_run_leaves_nothing_behind() -> None:
-    """While a model answers, and while the environment acts: no task, thread or process."""
+    """During an answer and during an action: no task, thread or process remains."""
     backend, asked = hanging_backend()
 
     class Slow(EchoEnvironment):
@@ -130,7 +130,7 @@ async def test_a_cancelled_run_leaves_nothing_behind() -> None:
 
 
 async def test_each_answer_is_a_node_and_a_limit_of_time_holds_for_all() -> None:
-    """Under the names of the orchestrator, its agents and its environment."""
+    """With the names of the orchestrator, its agents and its environment."""
     async with Commander() as commander:
         events = commander.events({"started"}, capacity=100)
         result = await commander.run(
@@ -144,7 +144,7 @@ async def test_each_answer_is_a_node_and_a_limit_of_time_holds_for_all() -> None
 
 
 async def test_tokens_are_counted_for_each_agent_and_model() -> None:
-    """Mistakes and modules too; the commander has the same by model."""
+    """With mistakes and modules; the commander has the same by model."""
     replies = text("lots"), text("7"), text("sum"), text("8")
     async with (
         ScriptedServer(*replies) as server,

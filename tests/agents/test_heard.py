@@ -1,4 +1,4 @@
-"""What an agent says inside another's `forward` is heard by who listens to the other."""
+"""Messages of an agent inside another's `forward` reach the readers of the outer agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ping() -> str:
 
 
 class Editor(Agent[str]):
-    """Reads what its writer says as it comes, or waits for it; so deep as it is told."""
+    """Reads its writer's stream, or waits for the answer, at a given depth."""
 
     def __init__(self, writer: Agent[Any], *, reads: bool) -> None:
         super().__init__(name="editor")
@@ -50,7 +50,7 @@ def writer() -> Agent[Any]:
 
 
 def told(parts: list[AgentMessage]) -> list[tuple[str, str, str | None, str]]:
-    """Put the growing parts of each message together."""
+    """Join the growing parts of each message."""
     found: list[tuple[str, str, str | None, str]] = []
     growing: dict[str, str] = defaultdict(str)
     for part in parts:
@@ -64,7 +64,7 @@ def told(parts: list[AgentMessage]) -> list[tuple[str, str, str | None, str]]:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=4))
 async def test_a_stream_inside_forward_is_heard_outside(depth: list[bool]) -> None:
-    """As an awaited call is, however deep, and by each reader on the way."""
+    """As an awaited call is, at each depth, and by each reader on the way."""
     heard, plain = [writer(), writer()]
     agent: Agent[Any] = heard
     other: Agent[Any] = plain
@@ -96,7 +96,7 @@ async def test_a_stream_inside_forward_that_breaks_off_is_told_once() -> None:
 
 
 async def test_a_stream_inside_an_answer_is_heard_by_the_conversation() -> None:
-    """Who listens to the chat sees the text grow."""
+    """Listeners of the chat see the text grow."""
     talker = Talker("talker", ScriptedBackend())
     talker.writer = writer()
     user = ConversableAgent("user")

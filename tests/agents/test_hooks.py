@@ -1,4 +1,4 @@
-"""Hooks: some of four methods, never a misspelt one, and they are told the session."""
+"""Hooks: some of four methods, never a misspelt one, with the session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = Message(role="assistant", tool_calls=[ToolCall(id="c", name="ping")])
 
 @given(st.sets(st.sampled_from(MOMENTS), min_size=1), st.booleans())
 async def test_an_object_may_have_some_of_the_methods(moments: set[str], derived: bool) -> None:
-    """A class of its own, or one that derives from `AgentHook`: those it has are called."""
+    """An object of any class, or an `AgentHook`: the methods that it has are called."""
     seen: list[str] = []
 
     def noting(moment: str) -> Any:
@@ -56,7 +56,7 @@ def test_a_misspelt_method_is_refused(name: str) -> None:
 
 
 def test_an_object_without_any_of_the_methods_is_refused() -> None:
-    """As a function is, which is added for one moment."""
+    """Also a function, which is for one moment only."""
     agent = Agent(ScriptedBackend())
     for wrong in print, object(), None:
         with pytest.raises(ConfigurationError, match="none of the methods before_agent"):
@@ -64,7 +64,7 @@ def test_an_object_without_any_of_the_methods_is_refused() -> None:
 
 
 async def test_hooks_are_told_the_session() -> None:
-    """Around the agent, around its tools, on executors, and with whom an agent talks."""
+    """Around the agent, its tools and executors, and in conversations."""
     seen: list[tuple[str, object]] = []
 
     class Notes(AgentHook):

@@ -17,7 +17,7 @@ def be_brief(_: Any, message: AgentMessage, session_id: object) -> None:
 
 
 async def test_a_retried_call_passes_each_hook_once() -> None:
-    """At each attempt with the message as it came."""
+    """Each attempt starts with the original message."""
     backend = ScriptedBackend(BackendUnavailable("1"), BackendUnavailable("2"), "Yes.")
     agent = Agent(backend)
     agent.before_agent(be_brief)
@@ -30,7 +30,7 @@ async def test_a_retried_call_passes_each_hook_once() -> None:
 
 
 async def test_a_call_of_a_tool_is_the_hook_s_own_too() -> None:
-    """Down to the lists in its arguments; the memory has what the model wrote."""
+    """With the lists in its arguments; the memory has the model's call."""
     got: list[Any] = []
 
     @tool
@@ -77,7 +77,7 @@ async def test_what_a_partner_s_hook_changes_is_said_to_nobody_else() -> None:
 
 
 async def test_what_cannot_be_copied_is_passed_on_as_it_is() -> None:
-    """A message may hold anything."""
+    """A message may contain any object."""
     lock = threading.Lock()
     agent = Agent(ScriptedBackend("ok"))
     agent.before_agent(be_brief)

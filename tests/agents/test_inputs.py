@@ -1,4 +1,4 @@
-"""What is given in the place of a message or a request is refused by name, never by an accident."""
+"""Invalid messages and requests are refused with their names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ no_messages = st.one_of(
 @settings(deadline=None)
 @given(no_messages)
 def test_what_is_no_request_is_a_type_error(wrong: Any) -> None:
-    """Of each backend, before anything is sent."""
+    """By each backend, before it sends anything."""
     backend = ScriptedBackend(otherwise="ok")
     server = connect("http://127.0.0.1:9/v1", model="m")
     for each in (backend, server):
@@ -48,7 +48,7 @@ def test_what_is_no_request_is_a_type_error(wrong: Any) -> None:
 
 @given(st.sampled_from([USER, "x", None, 7]), st.booleans())
 def test_a_request_is_made_of_messages(wrong: Any, first: bool) -> None:
-    """Wherever the other thing stands among them."""
+    """At each position of the invalid value."""
     said = Message(role="user", content="x")
     with pytest.raises(ConfigurationError, match="it takes Messages, not"):
         Request([wrong, said] if first else [said, wrong])
@@ -64,7 +64,7 @@ def test_a_request_is_made_of_messages(wrong: Any, first: bool) -> None:
 async def test_what_a_hook_returns_is_a_message_or_nothing(
     moment: str, wrong: Any, waits: bool
 ) -> None:
-    """Else the call fails, or the tool, by an error that names the hook."""
+    """Otherwise the call or the tool fails with an error that names the hook."""
 
     @tool
     def work() -> str:

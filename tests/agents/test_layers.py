@@ -38,7 +38,7 @@ SessionId = int | str
 
 
 class Blogger(Agent):
-    """A writer whom a critic helps."""
+    """A writer with a critic."""
 
     def __init__(self, writer: ScriptedBackend, critic: ScriptedBackend, turns: int = 1) -> None:
         super().__init__(max_rounds=turns)
@@ -60,7 +60,7 @@ def blogger() -> Blogger:
 
 
 async def test_the_state_has_attribute_paths_and_comes_back() -> None:
-    """It is JSON as it stands, and one session's."""
+    """It is JSON, and that of one session."""
     agent = blogger()
     answer = await agent("Rivers", session_id="s")
     state = json.loads(json.dumps(agent.state_dict("s")))
@@ -78,7 +78,7 @@ async def test_the_state_has_attribute_paths_and_comes_back() -> None:
 
 
 async def test_reset_forgets_one_session_here_or_below_too() -> None:
-    """`recursive=False` leaves the agents below as they are."""
+    """`recursive=False` leaves the agents below unchanged."""
     agent = blogger()
     await agent("Rivers", session_id=0)
     agent.reset(recursive=False)
@@ -101,7 +101,7 @@ async def test_reset_forgets_one_session_here_or_below_too() -> None:
 async def test_a_state_that_does_not_fit_changes_nothing(
     change: dict[str, Any], message: str
 ) -> None:
-    """Each fault is named."""
+    """The error names the fault."""
     agent = blogger()
     await agent("Rivers", session_id=0)
     before = agent.state_dict()
@@ -113,7 +113,7 @@ async def test_a_state_that_does_not_fit_changes_nothing(
 
 
 async def test_what_a_parser_made_comes_back_as_it_was() -> None:
-    """A pydantic model is one again."""
+    """A pydantic model is restored as a model."""
 
     class River(BaseModel):
         name: str
@@ -126,7 +126,7 @@ async def test_what_a_parser_made_comes_back_as_it_was() -> None:
 
 
 def test_repr_shows_the_structure() -> None:
-    """As PyTorch's modules do, also where agents know each other."""
+    """As in PyTorch, also where agents contain each other."""
     agent = blogger()
     agent.critics[0].__dict__["boss"] = agent
 
@@ -158,7 +158,7 @@ async def test_five_topics_at_once_do_not_mix() -> None:
 
 
 async def test_sequential_hands_each_answer_on() -> None:
-    """By number or name; `exit_at` ends early; options go to all."""
+    """By number or name; `exit_at` ends early; all get the options."""
 
     def shout(request: Request) -> str:
         return f"{request.messages[-1].content}!"
@@ -178,7 +178,7 @@ async def test_sequential_hands_each_answer_on() -> None:
 
 
 async def test_cancelling_a_structure_ends_all_its_models() -> None:
-    """Nothing is left running, and no memory has half a call."""
+    """No task remains, and no memory has an incomplete call."""
     asked = asyncio.Event()
 
     async def hang(request: Request) -> str:
@@ -212,7 +212,7 @@ class Prefix(AgentHook):
 
 
 async def test_hooks_of_an_agent_change_what_comes_and_goes_until_removed() -> None:
-    """Plain or async; by a new message or by changing the one at hand, which is a copy."""
+    """Plain or async; with a new message or a change of their copy."""
     backend = ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content))
     agent = Agent(backend, hooks=[Prefix()])
 
@@ -231,7 +231,7 @@ async def test_hooks_of_an_agent_change_what_comes_and_goes_until_removed() -> N
 
 
 async def test_action_hooks_see_and_change_calls_and_results() -> None:
-    """On agents as on executors."""
+    """On agents and on executors."""
 
     @tool
     async def add(a: int, b: int) -> int:
@@ -264,7 +264,7 @@ async def test_action_hooks_see_and_change_calls_and_results() -> None:
 
 
 async def test_a_hook_that_raises_fails_the_call() -> None:
-    """Around a tool, it is the tool's failure, which the model is told."""
+    """Around a tool, the tool fails and the model reads the error."""
 
     @tool
     async def act() -> str:
@@ -302,7 +302,7 @@ def roles(messages: list[Message]) -> list[tuple[str, str | None]]:
 
 
 def test_the_sender_decides_the_role_and_user_messages_merge() -> None:
-    """All but the agent's own are the user's."""
+    """All messages but the agent's own are the user's."""
     assert roles(Default().aggregate(HISTORY, "me", None, "Be.")) == [
         *(("system", "Be."), ("user", "one\ntwo"), ("assistant", "yes"), ("user", "42"))
     ]
@@ -317,7 +317,7 @@ def test_few_shots_stand_between_the_prompt_and_the_memory() -> None:
 
 
 def test_the_tool_aware_one_marks_what_executors_say() -> None:
-    """And gives a call the end that a stop word took."""
+    """It restores the end of a call that a stop word took."""
     parser = ToolParser(TextCall("code", "<run>", "</run>", instruction="Use <run></run>."))
     aggregator = ToolAggregator("<out>", "</out>", role="tool")
     said = [AgentMessage(content="Hm <run>6*7", sender="me"), HISTORY[3], HISTORY[0]]
@@ -331,7 +331,7 @@ def test_the_tool_aware_one_marks_what_executors_say() -> None:
 
 
 async def test_an_aggregator_of_ones_own_is_one_method() -> None:
-    """It gets all there is to know."""
+    """It gets all arguments."""
 
     class Last(Default):
         def aggregate(self, messages: Any, name: Any, parser: Any = None, system: Any = None):
@@ -352,7 +352,7 @@ async def taken(stream: AsyncIterator[AgentMessage]) -> list[tuple[str, str, str
 
 
 async def test_a_stream_gives_the_text_as_it_grows_and_then_the_answer() -> None:
-    """`extra["delta"]` is what is new."""
+    """`extra["delta"]` is the new text."""
     agent = Agent(ScriptedBackend("abcdefgh", size=3))
     deltas = ""
     states: list[str] = []
@@ -367,7 +367,7 @@ async def test_a_stream_gives_the_text_as_it_grows_and_then_the_answer() -> None
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_stream_tells_of_agents_below(inside: bool) -> None:
-    """Each says its own; the last message is the answer of the whole."""
+    """Each is a sender; the last message is the answer of the outer agent."""
     seen: list[tuple[str, str, str]] = []
 
     class Listens(Job[None]):
@@ -388,7 +388,7 @@ async def test_a_stream_tells_of_agents_below(inside: bool) -> None:
 
 
 async def test_a_stream_that_fails_says_what_came_and_raises() -> None:
-    """The state of what broke off is "failed"."""
+    """The state of the broken message is "failed"."""
     agent = Agent(ScriptedBackend(["Once upon", BackendUnavailable("gone")]))
     seen: list[AgentMessage] = []
     with pytest.raises(BackendUnavailable, match="gone"):
@@ -400,7 +400,7 @@ async def test_a_stream_that_fails_says_what_came_and_raises() -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_leaving_a_stream_cancels_its_call(inside: bool) -> None:
-    """Nothing runs on, and what had been said is remembered as broken off."""
+    """No task remains, and the memory has the text so far in state "failed"."""
     backend = ScriptedBackend(["Once upon", asyncio.Event()])
     agent = Agent(backend)
     before = asyncio.all_tasks()
@@ -427,7 +427,7 @@ async def test_leaving_a_stream_cancels_its_call(inside: bool) -> None:
 
 
 async def test_a_stream_tells_of_calls_and_results() -> None:
-    """As they are made, with what they are."""
+    """When they happen, with the call or result itself."""
 
     @tool(read_only=True)
     async def look(place: str) -> str:
@@ -445,7 +445,7 @@ async def test_a_stream_tells_of_calls_and_results() -> None:
 
 
 async def test_an_action_that_cannot_be_used_does_not_run() -> None:
-    """The executor tells what is wrong."""
+    """The executor reports the fault."""
     executor = ToolExecutor([])
     half = {"tool_type": "code", "thought": "", "action": "rm(", "status": "invalid"}
     told = await executor(AgentMessage(formatted={**half, "error": "it was cut off"}))

@@ -1,4 +1,4 @@
-"""What is no state of an agent's is refused, and changes nothing."""
+"""An invalid state of an agent is refused, and changes nothing."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ async def test_what_is_no_memory_is_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, "memory", ["memory"], {}, {"memory": [], 5: []}])
 def test_what_is_no_state_is_refused(wrong: Any) -> None:
-    """Whatever its keys are."""
+    """With any keys."""
     with pytest.raises(ConfigurationError):
         Agent(ScriptedBackend()).load_state_dict(wrong)

@@ -1,4 +1,4 @@
-"""The programs of docs/agents.md and agent-replies.md on the real small model."""
+"""The programs of docs/agents.md and agent-replies.md with the real small model."""
 
 import re
 from contextlib import redirect_stdout
@@ -14,7 +14,7 @@ DOCS = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 @pytest.mark.usefixtures("small_model")
 def test_the_programs_of_the_docs_run() -> None:
-    """One after the other, as they stand; replies are cut short to save time."""
+    """One after the other, unchanged; replies are shortened to save time."""
     programs = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     code = "\n".join(programs).replace(
         'connect("local")', 'connect("local", max_tokens=6, temperature=0)'

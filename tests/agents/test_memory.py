@@ -1,4 +1,4 @@
-"""Memory: sessions that know nothing of each other, what is left out, what is kept."""
+"""Memory: separate sessions, messages that it leaves out, messages that it stores."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ sessions = st.sampled_from([0, 1, "alice"])
 @relaxed
 @given(st.lists(st.tuples(sessions, st.sampled_from(["add", "reset", "retract"]), messages)))
 def test_sessions_are_lists_apart(steps: list[tuple[int | str, str, AgentMessage]]) -> None:
-    """Whatever is done in one, another is what a list of its own would be."""
+    """A change in one session does not change another."""
     memory = Memory()
     model: dict[int | str, list[AgentMessage]] = {}
     for session, step, message in steps:
@@ -83,7 +83,7 @@ def test_sessions_are_lists_apart(steps: list[tuple[int | str, str, AgentMessage
 def test_what_get_leaves_out(
     said: list[AgentMessage], recent_n: int | None, max_tokens: int | None, only: bool
 ) -> None:
-    """First the filter, then all but the newest; they stay the newest, and nothing is forgotten."""
+    """First the filter, then all but the newest; the memory still has all messages."""
     memory = Memory(
         recent_n=recent_n,
         max_tokens=max_tokens,
@@ -110,7 +110,7 @@ def test_what_get_leaves_out(
 def test_no_limit_parts_a_call_from_its_result(
     said: list[AgentMessage], recent_n: int | None, max_tokens: int | None
 ) -> None:
-    """So what an agent asks can always be sent to a provider."""
+    """So each request of an agent is valid for a provider."""
     memory = Memory(recent_n=recent_n, max_tokens=max_tokens)
     memory.add(*said)
     agent: Agent = Agent(name="alice", memory=memory)
@@ -128,7 +128,7 @@ def test_no_limit_parts_a_call_from_its_result(
 @relaxed
 @given(st.lists(messages, max_size=6))
 def test_a_saved_memory_is_json_and_comes_back(said: list[AgentMessage]) -> None:
-    """As it was, in whatever session it is loaded."""
+    """Unchanged, in any session."""
     memory = Memory()
     memory.add(*said)
     saved = json.loads(json.dumps(memory.save()))
@@ -141,7 +141,7 @@ def test_a_saved_memory_is_json_and_comes_back(said: list[AgentMessage]) -> None
 
 
 async def test_what_is_no_json_is_saved_as_text() -> None:
-    """A saved memory can always be written."""
+    """So a memory can always be saved."""
     memory = Memory()
     memory.add(AgentMessage(content="?", formatted={"when": object(), "raw": b"\xff"}))
 
@@ -165,7 +165,7 @@ def test_what_was_not_saved_is_refused_and_changes_nothing(wrong: Any) -> None:
 
 
 def test_a_message_is_copied_so_that_no_one_changes_anothers_memory() -> None:
-    """Neither by its content nor by what it has in `extra`."""
+    """Neither by its content nor by its `extra`."""
     memory, message = Memory(), AgentMessage(content="said", extra={"a": 1})
     memory.add(message)
     message.content, message.extra["a"] = "changed", 2
@@ -180,11 +180,11 @@ def test_limits_that_are_too_low_are_refused(limits: dict[str, int]) -> None:
         Memory(**limits)
 
 
-# --- the summarising variant
+# --- SummaryMemory
 
 
 async def test_the_beginning_of_a_long_session_is_summarised() -> None:
-    """The newest messages stay as they were said, and sessions are summarised apart."""
+    """The newest messages stay unchanged, and each session has a summary."""
     summarises = ScriptedBackend(otherwise="They spoke of rivers.")
     backend = ScriptedBackend(otherwise="The Nile, by most who have measured it.")
     memory = SummaryMemory(summarises, max_tokens=60)
@@ -203,7 +203,7 @@ async def test_the_beginning_of_a_long_session_is_summarised() -> None:
 
 
 async def test_a_summary_that_fails_loses_nothing() -> None:
-    """The call that needed it fails, and the memory is as it was."""
+    """The call that needed it fails, and the memory is unchanged."""
     memory = SummaryMemory(ScriptedBackend(""), max_tokens=5)
     agent = Agent(ScriptedBackend(), memory=memory)
     memory.add("one long message that is there", "and another long one")
@@ -216,7 +216,7 @@ async def test_a_summary_that_fails_loses_nothing() -> None:
 
 
 async def test_what_is_said_during_a_summary_is_kept() -> None:
-    """Two calls in one session at once summarise once, and both are remembered."""
+    """Two calls in one session summarize once, and both are remembered."""
     both_ask = asyncio.Barrier(2)
 
     async def slowly(request: Request) -> str:
@@ -237,7 +237,7 @@ async def test_what_is_said_during_a_summary_is_kept() -> None:
 
 
 class Overlapping(Agent):
-    """Ends as its message says, some turns later."""
+    """Ends as its message says, some loop iterations later."""
 
     async def forward(
         self, message: AgentMessage, *, session_id: int | str = 0, **_: Any
@@ -263,7 +263,7 @@ class Overlapping(Agent):
 def test_of_calls_that_overlap_in_a_session_each_leaves_what_it_would_leave_alone(
     calls: list[str], seed: int
 ) -> None:
-    """One that fails takes its question back, whatever the others have said meanwhile."""
+    """A failed call removes its question, whatever the others have added."""
     agent, expected = Overlapping(), list[str]()
     for number, how in enumerate(calls):
         question = f"{how} {number}"

@@ -1,4 +1,4 @@
-"""A memory that summarises: what a filter hides, and what is too long for the summariser."""
+"""A memory with summaries: filtered messages, and texts too long for the model's context."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ def length(request: Request) -> int:
 
 
 def summariser(context: int | None = None) -> ScriptedBackend:
-    """A model that repeats the marked words that it has read, within a context of characters."""
+    """A model with a context of some characters, which repeats the marked words of its request."""
 
     def summarise(request: Request) -> str:
         if context is not None and length(request) > context:
@@ -45,7 +45,7 @@ def read_by(backend: ScriptedBackend) -> str:
 def test_what_a_filter_hides_is_neither_summarised_nor_forgotten(
     said: list[tuple[bool, int]], limit: int, whitelist: bool
 ) -> None:
-    """The model reads all the rest, or a summary of it, which the filter cannot hide."""
+    """The model reads all other messages, or a summary, which the filter cannot hide."""
 
     def visible(message: AgentMessage) -> bool:
         if whitelist:
@@ -75,7 +75,7 @@ def test_what_a_filter_hides_is_neither_summarised_nor_forgotten(
 
 @pytest.mark.parametrize("size", [1_000, 100_000])
 async def test_a_result_longer_than_the_summarisers_context_fails_no_call(size: int) -> None:
-    """It loses its middle; the next calls find a memory that is short."""
+    """It loses its middle, and the next calls have a short memory."""
 
     @tool
     async def read() -> str:
@@ -98,7 +98,7 @@ async def test_a_result_longer_than_the_summarisers_context_fails_no_call(size: 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 3_000), min_size=2, max_size=40), st.integers(700, 4_000))
 def test_however_much_is_to_be_summarised_it_is(sizes: list[int], context: int) -> None:
-    """In parts: no part is longer than the context, and nothing is left out but middles."""
+    """In parts: each fits the context, and only middles are left out."""
     summarises = summariser(context)
     memory = SummaryMemory(summarises, max_tokens=50)
     for number, size in enumerate(sizes):
@@ -116,7 +116,7 @@ def test_however_much_is_to_be_summarised_it_is(sizes: list[int], context: int) 
 
 
 async def test_a_summariser_without_any_room_is_an_error() -> None:
-    """The model's own, and the memory is as it was."""
+    """The error is the model's own, and the memory is unchanged."""
     memory = SummaryMemory(summariser(100), max_tokens=5)
     memory.add("one long message", "and another long one", "and a third one")
     before = memory.messages()
@@ -126,7 +126,7 @@ async def test_a_summariser_without_any_room_is_an_error() -> None:
 
 
 async def test_what_others_say_during_a_summary_in_parts_stays() -> None:
-    """Hidden or not, in the order in which it was said."""
+    """Hidden or not, in the order of the messages."""
     memory: Any = None
 
     def summarise(request: Request) -> str:
@@ -147,7 +147,7 @@ async def test_what_others_say_during_a_summary_in_parts_stays() -> None:
 
 
 async def test_a_running_summary_takes_what_is_too_long_too() -> None:
-    """What an environment has shown loses its middle."""
+    """A long observation loses its middle."""
     summarises = summariser(2_000)
     module, state = RunningSummary(summarises), State(response="look", obs="")
     await module.before(f"@begin {'x' * 50_000} @end", state)

@@ -1,4 +1,4 @@
-"""What comes before an agent's prompt, and what is done when it is too long."""
+"""Work before an agent's prompt, and prompts that are too long."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ from anabranch.testing import ScriptedBackend
 
 
 class Fits(ScriptedBackend):
-    """A model whose context has room for so many characters."""
+    """A model with a context of this number of characters."""
 
     def __init__(self, room: int) -> None:
         def reply(request: Request) -> Any:
@@ -54,7 +54,7 @@ async def test_a_prompt_that_is_too_long_loses_its_oldest_messages() -> None:
 
 
 async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
-    """Its beginning and its end are kept."""
+    """Its beginning and its end stay."""
     backend = Fits(2500)
     orchestrator = Orchestrator(
         [counter_agent(backend)], lambda obs, state: "counter", CountState()
@@ -68,7 +68,7 @@ async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
 
 
 async def test_a_prompt_that_cannot_be_shortened_is_an_error() -> None:
-    """After a few attempts, not for ever."""
+    """After a few attempts."""
     backend = Fits(10)
     orchestrator = Orchestrator(
         [counter_agent(backend)], lambda obs, state: "counter", CountState()
@@ -84,7 +84,7 @@ async def test_a_prompt_that_cannot_be_shortened_is_an_error() -> None:
 
 
 async def test_a_list_memory_notes_the_last_steps() -> None:
-    """What was done and what came of it, long outputs cut."""
+    """Actions and observations, long ones cut."""
     orchestrator = counting_orchestrator(
         "1", "2", "3", "4", modules=[ListMemory(last=2, max_output=8)]
     )
@@ -96,7 +96,7 @@ async def test_a_list_memory_notes_the_last_steps() -> None:
 
 
 async def test_a_summary_and_a_retrieval_note_what_they_find() -> None:
-    """Before the prompt is made; the summary's model is told what it knows."""
+    """Before the prompt is made; the summary's model reads the earlier summary."""
 
     async def search(question: str) -> list[str]:
         return [f"{question} {number}" for number in range(9)]
@@ -115,7 +115,7 @@ async def test_a_summary_and_a_retrieval_note_what_they_find() -> None:
 
 
 async def test_retrieval_from_an_index_keeps_to_its_limit_and_its_question() -> None:
-    """So many passages, as data that can be cited; the question is made in a plain or async way."""
+    """It notes passages for citation; the question is made in a plain or async way."""
 
     async def query(obs: str | None, state: Any) -> str | None:
         return "otter" if obs == "b" else None
@@ -133,7 +133,7 @@ async def test_retrieval_from_an_index_keeps_to_its_limit_and_its_question() -> 
 
 
 async def test_what_modules_note_of_a_step_they_note_once() -> None:
-    """Also when the answer after it fails and is asked for again, here by the node's own retry."""
+    """Also when the answer fails and the node's retry repeats it."""
     summarist = ScriptedBackend("It saw b.")
     orchestrator = counting_orchestrator(
         "1",
@@ -150,7 +150,7 @@ async def test_what_modules_note_of_a_step_they_note_once() -> None:
 
 
 async def test_a_module_that_fails_fails_the_answer() -> None:
-    """With its own error, and the model is not asked."""
+    """With its own error, and without a request to the model."""
 
     async def search(question: str) -> list[str]:
         raise ConnectionError("no index")

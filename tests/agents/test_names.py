@@ -1,4 +1,4 @@
-"""Whose a message is: agents without a name of their own, and names that others have."""
+"""The owner of a message: agents without names, and names that several agents have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def roles(request: Request) -> list[tuple[str, str | None]]:
 
 
 class Own(Agent[Any]):
-    """Called after its class, as another may be."""
+    """Called after its class, as another agent may be."""
 
 
 @settings(deadline=None)
@@ -74,7 +74,7 @@ def test_each_agent_takes_the_answer_of_the_one_before_for_the_user_s(
 def test_two_agents_of_one_name_do_not_answer_each_other(
     names: list[str | None], nested: bool
 ) -> None:
-    """Each would read the answer of the other as its own. One agent may stand there twice."""
+    """Each would read the other's answer as its own. One agent may be there twice."""
     agents = [Agent(ScriptedBackend(), name=name) for name in names]
     given = [name for name in names if name is not None]
 
@@ -90,7 +90,7 @@ def test_two_agents_of_one_name_do_not_answer_each_other(
 
 
 def test_no_agent_of_a_chain_takes_the_place_of_another() -> None:
-    """Neither by its number nor by a key that was given."""
+    """Neither by its number nor by a key."""
     first, second = Agent(ScriptedBackend(), name="a"), Agent(ScriptedBackend(), name="b")
     with pytest.raises(ConfigurationError, match="two agents as '1'"):
         Sequential({"1": first}, second)
@@ -99,7 +99,7 @@ def test_no_agent_of_a_chain_takes_the_place_of_another() -> None:
 
 
 async def test_an_agent_without_a_name_may_be_given_its_own_answer() -> None:
-    """As a text to improve: the model is asked about it."""
+    """As a text to improve: the model reads it as the user's."""
     backend = ScriptedBackend(otherwise="better")
     agent = Agent(backend)
     answer = await agent("Write.")
@@ -108,7 +108,7 @@ async def test_an_agent_without_a_name_may_be_given_its_own_answer() -> None:
 
 
 async def test_an_agent_without_a_name_is_steered_by_another() -> None:
-    """What that says by its name is not its own."""
+    """A message from another agent of this name is not its own."""
 
     @tool
     def work() -> str:
@@ -126,7 +126,7 @@ async def test_an_agent_without_a_name_is_steered_by_another() -> None:
 
 
 async def test_a_named_agent_takes_what_it_has_said_for_its_own() -> None:
-    """So a history may be given to it."""
+    """So it may be called with a history."""
     backend = ScriptedBackend(otherwise="on")
     said = AgentMessage(content="one", sender="sage")
     await Agent(backend, name="sage")("Count.", said, "Go on.")
@@ -138,7 +138,7 @@ async def test_a_named_agent_takes_what_it_has_said_for_its_own() -> None:
 
 
 def test_reserved_names_are_refused() -> None:
-    """Those by which others send messages to an agent."""
+    """Those of the senders of messages to an agent."""
     backend = ScriptedBackend(otherwise="ok")
     with pytest.raises(ConfigurationError, match="an agent cannot be called 'user'"):
         Agent(backend, name="user")
@@ -154,7 +154,7 @@ def test_reserved_names_are_refused() -> None:
 
 @pytest.mark.parametrize("make", [UserProxyAgent, ConversableAgent])
 async def test_a_conversable_agent_called_user_takes_no_question_for_its_own(make: Any) -> None:
-    """Called by itself, not in a conversation."""
+    """In a call outside of a conversation."""
     backend = ScriptedBackend(otherwise="yes")
     user = make("user", backend, human_input_mode="NEVER")
     await user("Are you there?", session_id=1)
@@ -190,7 +190,7 @@ def turn(number: int, role: str) -> list[Message]:
 def test_a_history_of_messages_is_what_the_model_reads(
     history: list[Message], name: str | None
 ) -> None:
-    """Those of the user, the agent's own, and its calls with their results."""
+    """Messages of the user, those of the agent, and its calls with their results."""
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise="ok")
@@ -215,7 +215,7 @@ def test_a_history_of_messages_is_what_the_model_reads(
 
 
 async def test_a_message_of_the_user_is_no_agent_s_own() -> None:
-    """Though it has the agent's name."""
+    """Even with the agent's name."""
     backend = ScriptedBackend(otherwise="ok")
     await Agent(backend, name="sage")(Message(role="user", name="sage", content="Hello."))
     assert roles(backend.requests[0]) == [("user", "Hello.")]

@@ -1,4 +1,4 @@
-"""Orchestrators: who is next, what is asked again, and where it ends."""
+"""Orchestrators: the next agent, repeated answers, and the end."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ from anabranch.agents.errors import LimitReached, UnknownAgent
 from anabranch.agents.orchestration import Action, ListMemory
 from anabranch.testing import ScriptedBackend
 
-# --- who is next
+# --- the next agent
 
 
 async def test_the_transition_names_the_next_until_the_environment_is_to_act() -> None:
-    """It is asked after each answer, sees the observation once, and may be async."""
+    """It is called after each answer, gets the observation once, and may be async."""
     asked: list[tuple[str | None, str | None]] = []
 
     async def transition(obs: str | None, state: CountState) -> str:
@@ -49,7 +49,7 @@ async def test_the_transition_names_the_next_until_the_environment_is_to_act() -
 
 
 async def test_a_transition_that_names_nobody_ends_it() -> None:
-    """The last answer is what it ends with."""
+    """The last answer is the result."""
 
     def transition(obs: str | None, state: State) -> str | None:
         return "talker" if state.agent is None else None
@@ -60,7 +60,7 @@ async def test_a_transition_that_names_nobody_ends_it() -> None:
 
 
 async def test_any_agent_may_be_orchestrated() -> None:
-    """It hears the environment, or else the agent before it; and of its mistakes."""
+    """It reads the observation, or the previous answer; and its mistakes."""
 
     def transition(obs: str | None, state: State) -> str | None:
         if state.agent == "critic" and state.response != "good":
@@ -78,7 +78,7 @@ async def test_any_agent_may_be_orchestrated() -> None:
 
 
 async def test_an_unknown_name_is_an_error_that_says_who_is_there() -> None:
-    """Also what is no name at all; and the same call may be made again."""
+    """So is another type; the same call may be made again."""
     names: list[Any] = ["nobody", 7, "counter"]
     orchestrator = Orchestrator(
         [counter_agent(ScriptedBackend("1"))], lambda obs, state: names.pop(0), CountState()
@@ -91,7 +91,7 @@ async def test_an_unknown_name_is_an_error_that_says_who_is_there() -> None:
 
 
 def test_agents_need_names_of_their_own() -> None:
-    """And there has to be one."""
+    """And at least one agent is required."""
     backend = ScriptedBackend()
     with pytest.raises(ValueError, match="two agents called 'counter'"):
         Orchestrator(
@@ -105,7 +105,7 @@ def test_agents_need_names_of_their_own() -> None:
 
 
 def test_the_state_is_typed_and_has_a_namespace_for_each_agent() -> None:
-    """A name or a value that does not fit is refused where it is written."""
+    """An unknown name or an invalid value is refused at the assignment."""
     state = CountState()
     with pytest.raises(ValidationError):
         state.counter.number = "many"  # pyright: ignore[reportAttributeAccessIssue]
@@ -119,7 +119,7 @@ def test_the_state_is_typed_and_has_a_namespace_for_each_agent() -> None:
 
 
 async def test_a_run_goes_on_from_its_saved_state() -> None:
-    """All is in it, what the models have read too."""
+    """The state has everything, also the histories of the models."""
     first = counting_orchestrator("1")
     await first.forward("go")
     saved = first.state.model_dump_json()
@@ -135,7 +135,7 @@ async def test_a_run_goes_on_from_its_saved_state() -> None:
 
 
 async def test_reset_begins_anew() -> None:
-    """The state is as it was at first, and all is forgotten but what was spent."""
+    """The state is the first one, and everything except the usage is forgotten."""
     orchestrator = counting_orchestrator("1", "2", "3", modules=[ListMemory()])
     await orchestrator.forward("go")
     await orchestrator.forward("on")
@@ -150,7 +150,7 @@ async def test_reset_begins_anew() -> None:
 
 
 async def test_orchestrators_may_share_their_agents() -> None:
-    """At once, each with a state of its own."""
+    """At the same time, each with its state."""
     shared = counter_agent(
         ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content))
     )
@@ -169,7 +169,7 @@ async def test_orchestrators_may_share_their_agents() -> None:
 
 
 async def test_a_signalled_error_asks_the_same_agent_again(caplog: Any) -> None:
-    """It reads its own answer and the improvement; the transition is not asked."""
+    """It reads its own answer and the improvement; the transition is not called."""
     caplog.set_level(logging.INFO, "anabranch.agents")
     orchestrator = counting_orchestrator("lots", "7")
     assert (await orchestrator.forward()).content == "7"
@@ -183,7 +183,7 @@ async def test_a_signalled_error_asks_the_same_agent_again(caplog: Any) -> None:
 
 
 async def test_too_many_errors_in_a_row_end_it() -> None:
-    """`max_errors` may be mended; the next ends it, also when it is called again."""
+    """`max_errors` are allowed; the next ends it, also in a new call."""
     orchestrator = counting_orchestrator("a", "b", "c", max_errors=2)
     with pytest.raises(LimitReached, match=r"counter gave no usable answer: no number") as caught:
         await orchestrator.forward()
@@ -198,7 +198,7 @@ async def test_too_many_errors_in_a_row_end_it() -> None:
 
 
 async def test_the_environment_is_asked_max_steps_times() -> None:
-    """Then nothing more is asked of a model."""
+    """After that there is no request to a model."""
     orchestrator = counting_orchestrator("1", "2", "3", max_steps=2)
     await orchestrator.forward()
     await orchestrator.forward()
@@ -217,7 +217,7 @@ async def test_agents_who_only_talk_come_to_an_end() -> None:
 
 
 async def test_an_error_before_anybody_answered_is_refused() -> None:
-    """There is nobody to ask again."""
+    """No agent could answer again."""
 
     def transition(obs: str | None, state: State) -> str:
         state.signal_error("too early", "?")
@@ -229,7 +229,7 @@ async def test_an_error_before_anybody_answered_is_refused() -> None:
 
 
 async def test_a_failed_answer_can_be_asked_for_again() -> None:
-    """The state is that of the last answer, the mistake that is to be mended included."""
+    """The state is that of the last answer, with the mistake to correct."""
     orchestrator = counting_orchestrator("lots", BackendUnavailable("gone"), "7")
     with pytest.raises(BackendUnavailable):
         await orchestrator.forward()
@@ -242,7 +242,7 @@ async def test_a_failed_answer_can_be_asked_for_again() -> None:
 
 @pytest.mark.parametrize("given", [None, 7])
 async def test_an_engineer_that_gives_no_text_is_named(given: Any) -> None:
-    """As one that renders nothing is."""
+    """So is one that renders no messages."""
 
     class Bad(TalkingEngineer):
         def process_response(self, *_: Any) -> str:

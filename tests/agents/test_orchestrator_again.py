@@ -1,4 +1,4 @@
-"""Orchestrators whose call broke off: an answer has happened or it has not."""
+"""Orchestrators whose call failed: each answer has happened completely or not at all."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ class BookState(State):
 
 
 class Faults:
-    """Raises at the moments whose numbers it is given."""
+    """Raises at the moments with the given numbers."""
 
     def __init__(self, *at: int) -> None:
         self.at = set(at)
@@ -45,7 +45,7 @@ class Faults:
 
 
 class Writing(PromptEngineer[BookState]):
-    """Writes all into the state, in as many places as it can; every third answer is none."""
+    """Writes to as many places of the state as it can; every third answer is unusable."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -104,7 +104,7 @@ def team(faults: Faults) -> Orchestrator[BookState]:
 
 
 async def play(orchestrator: Orchestrator[Any]) -> list[Action]:
-    """Three steps, each called until it happens."""
+    """Run three steps, and repeat each call until it succeeds."""
     actions: list[Action] = []
     for obs in ("one", "two", "two"):
         for _ in range(30):
@@ -124,14 +124,14 @@ def kept(orchestrator: Orchestrator[Any]) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 80), max_size=12))
 def test_whatever_fails_the_same_call_goes_on_from_the_last_answer(at: list[int]) -> None:
-    """Actions, state and memories are those of a run in which nothing failed."""
+    """Actions, state and memories are those of a run without failures."""
     smooth, rough = team(Faults()), team(Faults(*at))
     assert asyncio.run(play(rough)) == asyncio.run(play(smooth))
     assert kept(rough) == kept(smooth)
 
 
 def test_a_cancel_at_any_moment_parts_nothing() -> None:
-    """The same call then gives the same action, and the trial has it once."""
+    """The same call then returns the same action, and the trial has it once."""
 
     async def main() -> None:
         orchestrator = team(Faults())
@@ -152,7 +152,7 @@ def test_a_cancel_at_any_moment_parts_nothing() -> None:
 
 
 async def broken_off(first: ScriptedBackend, second: ScriptedBackend) -> Orchestrator[State]:
-    """Two agents one after the other, called once: the second one's model was not there."""
+    """Two agents one after the other, called once: the model of the second one failed."""
     orchestrator = Orchestrator(
         [Agent(first, name="first"), Agent(second, name="second")],
         lambda obs, state: {None: "first", "first": "second"}.get(state.agent),
@@ -164,7 +164,7 @@ async def broken_off(first: ScriptedBackend, second: ScriptedBackend) -> Orchest
 
 
 async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() -> None:
-    """It is asked as it would have been; the first is not asked again."""
+    """Its request is the same; the first agent is not called again."""
     first, second = ScriptedBackend("from the first"), ScriptedBackend(BackendUnavailable(""), "ok")
     orchestrator = await broken_off(first, second)
     assert await orchestrator.forward("begin") == Action("ok", "second", done=True)
@@ -173,7 +173,7 @@ async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() ->
 
 
 async def test_another_observation_is_heard_after_an_error() -> None:
-    """By the agent that is next."""
+    """By the next agent."""
     first, second = ScriptedBackend("one"), ScriptedBackend(BackendUnavailable(""), "ok")
     orchestrator = await broken_off(first, second)
     await orchestrator.forward("it rains")
@@ -184,7 +184,7 @@ async def test_another_observation_is_heard_after_an_error() -> None:
 async def test_another_observation_is_heard_by_an_agent_that_has_a_mistake_to_mend(
     prompted: bool,
 ) -> None:
-    """Together with what is to be mended; the same one is not told twice."""
+    """Together with the mistake; the same observation is not repeated."""
     backend = ScriptedBackend("blah", BackendUnavailable(""), BackendUnavailable(""), "1")
     name = "talker"
     agent = (
@@ -211,7 +211,7 @@ async def test_another_observation_is_heard_by_an_agent_that_has_a_mistake_to_me
 def test_a_state_has_any_number_and_comes_back_from_json(
     each: dict[str, float], best: float, reward: float | None
 ) -> None:
-    """Infinities too, with which a search for the best begins, and what is no number."""
+    """Also infinities, which are usual as the first best value, and NaN."""
 
     class Search(Namespace):
         best: float = float("inf")
@@ -227,7 +227,7 @@ def test_a_state_has_any_number_and_comes_back_from_json(
 
 
 async def test_a_run_that_broke_off_goes_on_from_its_saved_state() -> None:
-    """In another process too: where it stood is in the state."""
+    """In another process too: the state has its position."""
     smooth, rough, other = team(Faults()), team(Faults(9)), team(Faults())
     action = await smooth.forward("one")
     with pytest.raises(BackendUnavailable):
@@ -239,7 +239,7 @@ async def test_a_run_that_broke_off_goes_on_from_its_saved_state() -> None:
 
 
 async def test_a_state_is_json_whatever_was_seen_and_said() -> None:
-    """Half a surrogate pair, which has no UTF-8, is written as U+FFFD; the state keeps it."""
+    """UTF-8 cannot write half a surrogate pair: it becomes U+FFFD; the state is unchanged."""
 
     class Shown(State):
         seen: dict[str, list[str]] = {}  # noqa: RUF012 - pydantic copies it
@@ -258,7 +258,7 @@ async def test_a_state_is_json_whatever_was_seen_and_said() -> None:
 
 
 async def test_a_limit_that_was_reached_stays_reached() -> None:
-    """Calling again asks nobody, until the limit is raised."""
+    """A new call asks no model, until the limit is raised."""
     backend = ScriptedBackend(otherwise="blah")
     orchestrator = Orchestrator(
         [Agent(backend, name="talker")], lambda obs, state: "talker", State(max_transitions=3)
@@ -270,7 +270,7 @@ async def test_a_limit_that_was_reached_stays_reached() -> None:
 
 
 async def test_a_trial_of_reflexion_has_each_action_once() -> None:
-    """Also if what came after the answer failed."""
+    """Also if a later part of the answer failed."""
 
     class Late(Module):
         async def after(self, response: str, state: State) -> None:

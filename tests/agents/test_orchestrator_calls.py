@@ -1,4 +1,4 @@
-"""Orchestrators whose answer fails: calls of tools that have run, and what others have said."""
+"""Failed answers of orchestrators: tool calls that have run, and messages of other callers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Kind: TypeAlias = Literal["plain", "prompted", "sequence", "steps"]
 
 
 class Faults:
-    """Raises at the moments whose numbers it is given, counted over all calls."""
+    """Raises at the moments with the given numbers, counted over all calls."""
 
     def __init__(self, *at: int) -> None:
         self.at = set(at)
@@ -63,7 +63,7 @@ class Late(Module):
 
 
 def team(kind: Kind, faults: Faults, paid: list[str]) -> Orchestrator[State]:
-    """Two agents, each of which pays by a tool before it answers; the second ends the step."""
+    """Two agents that pay by a tool before they answer; the second ends the step."""
 
     @tool
     async def pay(whom: str) -> str:
@@ -74,7 +74,7 @@ def team(kind: Kind, faults: Faults, paid: list[str]) -> Orchestrator[State]:
     def replier(whom: str) -> Callable[[Request], Message | str]:
         def reply(request: Request) -> Message | str:
             faults.here()
-            # A model that is told its task anew starts anew, except for the inner agents.
+            # A model that gets its task again starts again, except for the inner agents.
             seen = request.messages[-1:] if kind in ("plain", "prompted") else request.messages
             if any("was paid" in (each.content or "") for each in seen if each.role != "assistant"):
                 return f"{whom} is done"
@@ -113,7 +113,7 @@ def team(kind: Kind, faults: Faults, paid: list[str]) -> Orchestrator[State]:
 
 
 async def play(orchestrator: Orchestrator[State], saved: bool) -> Action:
-    """Call `forward` until it gives an action, each time from the saved state if asked to."""
+    """Call `forward` until it returns an action, each time from the saved state if requested."""
     while True:
         try:
             return await orchestrator.forward("begin")
@@ -130,7 +130,7 @@ async def play(orchestrator: Orchestrator[State], saved: bool) -> Action:
     st.booleans(),
 )
 def test_whatever_fails_each_call_runs_once(kind: Kind, at: set[int], saved: bool) -> None:
-    """The model finds its calls and their results when it is asked again."""
+    """The model reads its calls and their results when it answers again."""
     paid: list[str] = []
     action = asyncio.run(play(team(kind, Faults(*at), paid), saved))
     assert (action.agent, action.content) == ("second", "second is done")
@@ -139,7 +139,7 @@ def test_whatever_fails_each_call_runs_once(kind: Kind, at: set[int], saved: boo
 
 @pytest.mark.parametrize("kind", ["plain", "prompted", "sequence"])
 def test_a_cancel_at_any_moment_repeats_no_call(kind: Kind) -> None:
-    """The same call goes on from there."""
+    """The same call continues from there."""
 
     async def main() -> None:
         paid: list[str] = []
@@ -164,7 +164,7 @@ def test_a_cancel_at_any_moment_repeats_no_call(kind: Kind) -> None:
 def test_what_other_callers_say_in_the_session_stays(
     kind: Kind, at: set[int], turns: int, seed: int
 ) -> None:
-    """Whenever they say it, the orchestrator retracts its own messages alone."""
+    """At any moment: the orchestrator removes only its own messages."""
     orchestrator = team(kind, Faults(*at), [])
     first = orchestrator.agents["first"]
 
@@ -185,7 +185,7 @@ def test_what_other_callers_say_in_the_session_stays(
 
 
 async def test_a_failed_answer_without_calls_leaves_nothing() -> None:
-    """Neither the question nor what was said before it broke off."""
+    """Neither the question nor the broken text."""
     agent = Agent(ScriptedBackend(BackendUnavailable("gone"), "ok"), name="talker")
     agent.memory.add("earlier", session_id="shared")
     orchestrator = Orchestrator(
@@ -200,7 +200,7 @@ async def test_a_failed_answer_without_calls_leaves_nothing() -> None:
 
 
 async def test_calls_whose_results_are_too_long_are_shortened_and_not_repeated() -> None:
-    """A prompted agent's request fits at last, and the tool has run once."""
+    """A prompted agent's request fits in the end, and the tool has run once."""
     runs: list[str] = []
 
     @tool

@@ -1,4 +1,4 @@
-"""Parsers: what a reply means, and what a model is told if it means nothing."""
+"""Parsers: the values of replies, and the messages to a model about unusable replies."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ async def test_json_becomes_a_model(reply: str) -> None:
     ],
 )
 def test_json_is_found_where_it_stands(kind: Any, reply: str, value: Any) -> None:
-    """A plain value in a fence; of several, what fits, in a fence first, else the longest."""
+    """A value in a fence; of several the one that fits, fences first, else the longest."""
     assert JsonParser[Any](kind).parse(reply) == value
 
 
@@ -86,7 +86,7 @@ def test_json_is_found_where_it_stands(kind: Any, reply: str, value: Any) -> Non
     st.sampled_from(["{}", " {}\n", "```json\n{}\n```", "So:\n```\n{}\n```\nIs [it] {{so}}?"]),
 )
 def test_any_value_is_found_alone_and_in_a_fence(value: Any, frame: str) -> None:
-    """Whatever JSON can say."""
+    """For any JSON value."""
     written = json.dumps(value)
     if "```" not in written:
         assert JsonParser[Any](cast("Any", Any)).parse(frame.format(written)) == value
@@ -95,7 +95,7 @@ def test_any_value_is_found_alone_and_in_a_fence(value: Any, frame: str) -> None
 @pytest.mark.parametrize("depth", [150, 1_000, 100_000])
 @pytest.mark.parametrize("kind", [Any, list[Any], River])
 def test_deep_json_is_read_or_a_value_error(kind: Any, depth: int) -> None:
-    """Never another error, be it alone or among text, parsed or loaded."""
+    """Alone or among text, parsed or loaded."""
     parser = JsonParser[Any](kind)
     for reply in ("[" * depth + "]" * depth, f"So: {'[' * depth}{']' * depth}."):
         try:
@@ -115,7 +115,7 @@ def test_deep_json_is_read_or_a_value_error(kind: Any, depth: int) -> None:
 
 @given(st.integers(4_301, 6_000), st.sampled_from(["[{}]", '{{"length": {}}}', "[[1, {}"]))
 def test_a_number_too_long_to_read_hides_no_json_beside_it(digits: int, frame: str) -> None:
-    """Nor is it told in words that are not about the reply."""
+    """The error is about the reply."""
     long = frame.format("1" * digits)
     parser = JsonParser(River)
     assert parser.parse(f"Of {long}: {NILE}") == River(name="Nile", length=6650)
@@ -124,7 +124,7 @@ def test_a_number_too_long_to_read_hides_no_json_beside_it(digits: int, frame: s
 
 
 def test_a_text_full_of_brackets_is_read_a_few_times_only(monkeypatch: Any) -> None:
-    """However many may begin a value."""
+    """However many values may begin in it."""
     read = 0
     raw_decode = json.JSONDecoder.raw_decode
 
@@ -155,13 +155,13 @@ create: Any = create_model
     ],
 )
 def test_the_name_of_a_schema_is_one_that_servers_take(kind: Any, name: str) -> None:
-    """Letters, digits, dashes and underscores, 64 at most."""
+    """At most 64 letters, digits, dashes and underscores."""
     sent = JsonParser[Any](kind, constrain=True).options()
     assert sent["response_format"]["json_schema"]["name"] == name
 
 
 async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
-    """The memory keeps the question and the good answer, nothing else."""
+    """The memory has only the question and the usable answer."""
     backend = ScriptedBackend('{"name": "Nile"}', "Nile, 6650 km", NILE)
     agent = Agent(backend, output_format=JsonParser(River))
 
@@ -175,7 +175,7 @@ async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
 
 
 async def test_a_model_that_never_mends_it_is_a_clear_error() -> None:
-    """After as many tries as the parser allows; what it last said is remembered as failed."""
+    """After the parser's retries; the memory has the last reply as failed."""
     backend = ScriptedBackend(otherwise="garbage {")
     agent = Agent(backend, name="sage", output_format=JsonParser(River, retries=1))
 
@@ -188,13 +188,13 @@ async def test_a_model_that_never_mends_it_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize("garbage", ["[" * 100_000, '{"a":' * 50_000, "", "null", "{}", "[1, 2]"])
 def test_garbage_is_a_value_error(garbage: str) -> None:
-    """However deep it is."""
+    """At any depth."""
     with pytest.raises(ValueError):
         JsonParser(River).parse(garbage)
 
 
 async def test_the_server_may_be_asked_to_allow_nothing_else() -> None:
-    """`constrain` sends the schema; an option of the call wins."""
+    """`constrain` sends the schema; an option of the call overrides it."""
     backend = ScriptedBackend("[1]", "[2]")
     agent = Agent(backend, output_format=JsonParser(list[int], constrain=True))
 
@@ -207,7 +207,7 @@ async def test_the_server_may_be_asked_to_allow_nothing_else() -> None:
 
 
 async def test_a_string_is_stripped() -> None:
-    """And its template told."""
+    """And its template is in the prompt."""
     agent = Agent(ScriptedBackend(" yes \n"), output_format=StringParser("Say yes or no."))
 
     assert (await agent("?")).formatted == "yes"
@@ -221,7 +221,7 @@ text = st.text(st.sampled_from("ab \n`p"), max_size=20)
 
 
 def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
-    """Its form is a plain dictionary."""
+    """As a plain dictionary."""
     assert CODE.parse("Let me see.\n```python\n6*7\n```\nIt is 42.") == {
         "tool_type": "code",
         "thought": "Let me see.\n",
@@ -251,7 +251,7 @@ def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
 def test_the_formats_of_the_fork_find_actions(
     written: str, tool: str, parameters: dict[str, Any]
 ) -> None:
-    """The first one is read, and what stands before it is the thought."""
+    """They read the first one, and the text before it is the thought."""
     formats = Hermes(), ReAct(), FencedCode(), FencedCall(), InternLMInterpreter()
     action = ToolParser(*formats).parse(f"Hm.\n{written} <tool_call>")
 
@@ -261,7 +261,7 @@ def test_the_formats_of_the_fork_find_actions(
 
 
 def test_a_call_without_a_mark_begins_the_reply() -> None:
-    """What else begins with a bracket is text, and so is a mark without a call."""
+    """Other brackets are text, and so is a mark without a call."""
     parser = ToolParser(BareJSON(), ReAct())
 
     assert parser.parse(' {"name": "f", "arguments": {}}')["tool_type"] == "f"
@@ -270,7 +270,7 @@ def test_a_call_without_a_mark_begins_the_reply() -> None:
 
 
 def test_a_call_in_the_reasoning_is_no_action() -> None:
-    """It was only thought of; code whose end mark was a stop word gets it back."""
+    """It is only a thought; code gets back the end mark that was a stop word."""
     parser = ToolParser(Think(), FencedCode())
     text = "<think>Or:\n```python\n1\n```\n?</think>\n```python\n2\n"
 
@@ -284,7 +284,7 @@ def test_a_call_in_the_reasoning_is_no_action() -> None:
 def test_an_end_that_was_cut_is_no_part_of_the_action(
     thought: str, action: str, rest: str, left: int
 ) -> None:
-    """A stop word takes all of it, another limit a part."""
+    """A stop word removes the whole mark, another limit a part."""
     if "```python" in thought or "`" in action:
         return
     end = "\n```\n"
@@ -311,7 +311,7 @@ def test_an_end_that_was_cut_is_no_part_of_the_action(
 async def test_an_action_that_was_cut_off_cannot_be_used(
     parser: Parser[ToolAction], reply: str, status: str
 ) -> None:
-    """Of a reply that reached its greatest length; one that was whole by then can."""
+    """At the reply's maximum length; a complete action in it can be used."""
     cut = Message(role="assistant", content=reply, finish_reason="length")
     action = (await Agent(ScriptedBackend(cut), output_format=parser)("?")).formatted
 
@@ -334,7 +334,7 @@ marks = st.text(st.sampled_from("`\n e"), min_size=1, max_size=4)
 def test_an_action_that_was_cut_anywhere_is_whole_or_invalid(
     form: Format, text: str, data: st.DataObject
 ) -> None:
-    """Whatever its end mark is, white space too: no half of one is run."""
+    """With any end mark, also white space: no half of one runs."""
     arguments = {form.__dict__.get("_argument", "text"): text}
     call = ToolCall(id="1", name=form.tool or "shell", arguments=arguments)
     written = form.write(call)
@@ -350,7 +350,7 @@ def test_an_action_that_was_cut_anywhere_is_whole_or_invalid(
 
 
 def test_an_action_whose_end_mark_is_white_space_is_not_run_when_it_is_cut() -> None:
-    """Nor one in which the beginning of the mark stands somewhere."""
+    """Nor one with the beginning of the mark in its text."""
     shell = ToolParser(TextCall("shell", "Action: ", "\n"))
     assert shell.parse_cut("Action: rm -rf /data/cache")["status"] == "invalid"
     assert shell.parse_cut("Action: rm -rf /data/cache/old\n")["status"] == "valid"
@@ -365,7 +365,7 @@ async def test_an_action_that_a_filter_cut_off_is_not_run() -> None:
 
 
 def test_what_validate_refuses_is_told() -> None:
-    """With the action, and why; it may give other arguments."""
+    """With the action and the reason; it may return other arguments."""
 
     def read(arguments: dict[str, Any]) -> dict[str, Any]:
         return json.loads(arguments["text"])
@@ -379,7 +379,7 @@ def test_what_validate_refuses_is_told() -> None:
 
 
 def test_of_several_formats_the_one_whose_action_stands_first_reads_it() -> None:
-    """The others' marks are part of its text, or of nothing."""
+    """The others' marks are part of its text, or ignored."""
     parser = ToolParser(FencedCall(), FencedCode(tool="interpreter"), template="Act.")
     python = "Hm.\n```python\nprint('''```json\n{}''')\n```\n"
 
@@ -391,7 +391,7 @@ def test_of_several_formats_the_one_whose_action_stands_first_reads_it() -> None
 
 
 async def test_parsing_holds_in_sessions_at_once() -> None:
-    """A parser keeps nothing of a reply."""
+    """A parser stores nothing of a reply."""
 
     def echo(request: Any) -> str:
         return f"```python\n{request.messages[-1].content}\n```"

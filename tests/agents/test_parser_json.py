@@ -1,4 +1,4 @@
-"""JSON in replies that were cut off, refused, or reasoned about first; schemas that are strict."""
+"""JSON in replies that were cut off or refused, or follow reasoning; strict schemas."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ class Fault(BaseModel):
 def test_of_a_reply_that_was_cut_anywhere_all_of_the_value_is_read_or_none(
     value: Any, frame: str, indent: int | None, data: st.DataObject
 ) -> None:
-    """No number that goes on, and no value inside another."""
+    """No incomplete number, and no value inside another."""
     reply = frame.replace("{}", json.dumps(value, indent=indent))
     cut = reply[: data.draw(st.integers(0, len(reply)))]
     try:
@@ -67,7 +67,7 @@ def test_of_a_reply_that_was_cut_anywhere_all_of_the_value_is_read_or_none(
     ],
 )
 def test_what_is_complete_is_read_whatever_was_cut_behind_it(kind: Any, reply: str) -> None:
-    """Also where the answer reached its greatest length with its last character."""
+    """Also where the last character of the answer reached the maximum length."""
     assert JsonParser[Any](kind).parse_cut(reply) == JsonParser[Any](kind).parse(reply)
 
 
@@ -98,7 +98,7 @@ async def test_an_agent_uses_nothing_of_a_reply_that_was_cut_off(
 
 
 async def test_a_refusal_is_told_with_its_reason_and_not_asked_for_again() -> None:
-    """The model's own words."""
+    """In the model's own words."""
     backend = ScriptedBackend(Message(role="assistant", refusal="I must not say."))
     agent = Agent(backend, name="sage", output_format=JsonParser(City))
     with pytest.raises(BadResponse, match=r"sage gave .*the model refused: I must not say\."):
@@ -152,7 +152,7 @@ async def test_an_engineer_asks_nothing_again_that_stays_as_it_is(
 
 
 async def test_a_refusal_is_known_as_such() -> None:
-    """From an agent without a parser, too."""
+    """Also from an agent without a parser."""
     backend = ScriptedBackend(Message(role="assistant", refusal="No."), "Yes.")
     agent = Agent(backend)
     answers = [await agent("?", session_id=1), await agent("??", session_id=1)]
@@ -163,7 +163,7 @@ async def test_a_refusal_is_known_as_such() -> None:
 
 
 async def test_an_engineer_uses_nothing_of_a_reply_that_was_cut_off(tmp_path: Path) -> None:
-    """It signals that, and the model answers again."""
+    """It signals an error, and the model answers again."""
     cut = '{"cities": [{"name": "Paris"}, {"na'
     backend = ScriptedBackend(
         Message(role="assistant", content=cut, finish_reason="length"), '{"name": "Rome"}'
@@ -180,7 +180,7 @@ async def test_an_engineer_uses_nothing_of_a_reply_that_was_cut_off(tmp_path: Pa
 def test_json_in_the_reasoning_is_not_the_answer(
     thought: Any, value: Any, frame: str, opened: bool
 ) -> None:
-    """However long it is, and also where the template has its opening mark."""
+    """At any length, and also where the template has its opening mark."""
     thoughts = f"Perhaps {json.dumps([thought, thought])}?\n```\n{json.dumps(thought)}\n```"
     reply = (
         f"{'<think>' if opened else ''}{thoughts}</think>{frame.replace('{}', json.dumps(value))}"
@@ -193,13 +193,13 @@ def test_json_in_the_reasoning_is_not_the_answer(
     "reply", ['<think>{"name": "Paris"}', '<think>{"name": "Paris"}</think>I do not know.']
 )
 def test_reasoning_alone_is_no_answer(reply: str) -> None:
-    """Whatever it has in it."""
+    """Whatever its content."""
     with pytest.raises(ValueError, match="not JSON"):
         JsonParser(City).parse(reply)
 
 
 def test_marks_in_the_answer_are_text() -> None:
-    """Not reasoning."""
+    """They start no reasoning."""
     reply = '{"name": "<think>a</think>", "people": 1}'
     assert JsonParser(City).parse(reply) == City(name="<think>a</think>", people=1)
 
@@ -249,7 +249,7 @@ LOOSE: list[Any] = [dict[str, int], Any, tuple[int, str], Open, Annotated[str, F
 
 
 def objects(schema: Any) -> list[Any]:
-    """All mappings of a schema."""
+    """Yield all mappings of a schema."""
     if isinstance(schema, list):
         return [found for each in cast("list[Any]", schema) for found in objects(each)]
     if not isinstance(schema, dict):
@@ -259,7 +259,7 @@ def objects(schema: Any) -> list[Any]:
 
 
 def fits(schema: Any, value: Any, root: Any) -> bool:
-    """Whether a strict schema allows a value; bounds and formats aside."""
+    """Return whether a strict schema allows a value, without bounds and formats."""
     if "$ref" in schema:
         found = root
         for step in schema["$ref"].removeprefix("#/").split("/"):
@@ -290,7 +290,7 @@ create: Any = create_model
 
 @given(st.lists(st.tuples(st.sampled_from(STRICT), st.booleans()), min_size=1, max_size=6))
 def test_a_constrained_schema_is_strict_and_allows_the_same_values(fields: Any) -> None:
-    """Each object has all its properties and no others, as strict servers want."""
+    """Each object has exactly its properties, as strict servers require."""
     parts = {
         f"f{n}": (kind, value if optional else ...)
         for n, ((kind, value), optional) in enumerate(fields)
@@ -314,7 +314,7 @@ def test_a_constrained_schema_is_strict_and_allows_the_same_values(fields: Any) 
 
 @pytest.mark.parametrize("kind", LOOSE)
 def test_what_no_strict_schema_can_say_is_sent_as_it_is(kind: Any) -> None:
-    """As it was before: the server may do what it can."""
+    """As before: the server does what it can."""
     for model in (kind, create("Drawn", part=(kind, ...))):
         asked = sent(model)
         assert "strict" not in asked
@@ -322,14 +322,14 @@ def test_what_no_strict_schema_can_say_is_sent_as_it_is(kind: Any) -> None:
 
 
 def test_a_model_that_contains_itself_is_strict() -> None:
-    """Its root is written out; what it contains is a reference."""
+    """Its root is written out; inner ones are references."""
     asked = sent(Tree)
     assert (asked["strict"], asked["schema"]["type"]) == (True, "object")
     assert fits(asked["schema"], Tree(below=[Tree()]).model_dump(), asked["schema"])
 
 
 async def test_what_earlier_releases_recorded_is_found(tmp_path: Any) -> None:
-    """A request is known by the schema that they sent; a server is sent the strict one."""
+    """The recorded schema identifies a request; the server gets the strict one."""
     parser = JsonParser(City, constrain=True)
     new = parser.options()
     schema = {"name": "City", "schema": JsonParser(City)._schema}

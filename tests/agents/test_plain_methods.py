@@ -1,4 +1,4 @@
-"""A plain method where an async one belongs is named by its class and its own name."""
+"""A plain method in place of an async one is an error with its class and name."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ CASES: dict[str, Callable[[], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("method", CASES)
 async def test_a_plain_method_is_named(method: str) -> None:
-    """And it is said what to write."""
+    """The error says what to write."""
     with pytest.raises(TypeError, match=f"^{method} is not async: write 'async def") as told:
         await CASES[method]()
 
@@ -112,13 +112,13 @@ async def test_a_plain_method_is_named(method: str) -> None:
 
 @pytest.mark.parametrize("options", [{"timeout": 9}, {"priority": 1}])
 async def test_a_plain_task_is_named_however_it_was_put(options: dict[str, Any]) -> None:
-    """With what a node needs for timeouts too."""
+    """Also with the timeout of a node."""
     with pytest.raises(TypeError, match=r"Shout\.task is not async"):
         await put(Shout(), **options)
 
 
 async def test_a_type_error_of_a_body_stays_as_it_is() -> None:
-    """Only the missing async is ours to explain."""
+    """Only a missing `async` gets this explanation."""
 
     class Fails(Job[None]):
         async def task(self) -> None:

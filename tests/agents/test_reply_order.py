@@ -1,4 +1,4 @@
-"""Reply functions keep the order in which they are written on the way to another machine."""
+"""Reply functions keep their order of definition on the way to another machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=Tru
 
 
 def agent_class(*written: str, base: type[ConversableAgent] = ConversableAgent) -> type[Any]:
-    """Make a class whose reply functions are written in this order."""
+    """Make a class with reply functions defined in this order."""
 
     def function(name: str) -> Callable[..., Any]:
         def answers(self: Any, message: AgentMessage) -> Any:
@@ -38,7 +38,7 @@ def order(cls: type[Any]) -> list[str]:
 
 @given(names, names)
 def test_the_order_is_the_one_of_writing(first: list[str], second: list[str]) -> None:
-    """Whatever order the class's dictionary has; those of a subclass come before its bases'.
+    """For any order of the class's dictionary; those of a subclass come before its bases'.
 
     One that a subclass overrides keeps its place.
     """
@@ -70,7 +70,7 @@ def test_an_override_changes_no_order(
 
 
 async def test_a_general_function_that_is_overridden_stays_behind_the_special_ones() -> None:
-    """What bob says goes to the function for bob."""
+    """A message of bob goes to the function for bob."""
 
     class Base(ConversableAgent):
         @reply(sender="bob")
@@ -95,7 +95,7 @@ async def test_a_general_function_that_is_overridden_stays_behind_the_special_on
 
 @pytest.mark.parametrize("written", ["cab", "zyx", "bca"])
 def test_a_class_that_travels_by_value_keeps_the_order(written: str) -> None:
-    """In another process, where the class is made again from what was sent."""
+    """Another process makes the class from its pickle."""
     cls = agent_class(*written)
     sent = cloudpickle.dumps((cls, order))
     code = (

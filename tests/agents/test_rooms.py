@@ -1,4 +1,4 @@
-"""The rooms inside agents: what each exports."""
+"""The exports of the packages inside agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exports(file: Path) -> list[str]:
 
 
 def test_the_everyday_names_are_few_and_stand_in_the_rooms_too() -> None:
-    """At most forty at the top; each of them, and every other, is one room's."""
+    """At most forty at the top; each name is exported by one package."""
     everyday = exports(ROOM / "__init__.py")
     inner = [name for room in INNER for name in exports(ROOM / room / "__init__.py")]
 
@@ -29,7 +29,7 @@ def test_the_everyday_names_are_few_and_stand_in_the_rooms_too() -> None:
 
 
 def test_what_agents_elsewhere_need_stands_in_no_room_beside() -> None:
-    """The modules `integration` and `errors` export nothing that a room does."""
+    """The modules `integration` and `errors` export no name of a package."""
     inner = {name for room in INNER for name in exports(ROOM / room / "__init__.py")}
     assert not inner & set(exports(ROOM / "integration.py"))
     assert not inner & set(anabranch.agents.errors.__all__)

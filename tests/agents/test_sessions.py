@@ -1,4 +1,4 @@
-"""Whose is what an agent remembers: the session's that was named, else the call's alone."""
+"""The session of a message in memory: the named one, else one of the call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shared(kind: str, backend: ScriptedBackend) -> Agent[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "steps", "layers", "chain"])
 def test_callers_who_share_an_agent_never_read_each_other(kind: str) -> None:
-    """At once and one after the other, in many orders of events; nothing is left behind."""
+    """At the same time and one after the other, in many orders of events; no message remains."""
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise=echo, delay=0.1)
@@ -89,7 +89,7 @@ def test_callers_who_share_an_agent_never_read_each_other(kind: str) -> None:
 
 
 async def test_a_session_that_is_named_is_remembered() -> None:
-    """And one that is not named knows nothing of it."""
+    """A call without a session does not read it."""
     backend = ScriptedBackend(otherwise=echo)
     agent = Agent(backend)
     await agent("@one", session_id=7)
@@ -101,7 +101,7 @@ async def test_a_session_that_is_named_is_remembered() -> None:
 
 @pytest.mark.parametrize("kind", [Agent, StepAgent])
 async def test_with_a_memory_of_ones_own_every_call_is_remembered(kind: type[Agent[Any]]) -> None:
-    """In session 0, where `state_dict` and the like look."""
+    """In session 0, the default of `state_dict` and the like."""
     agent = kind(ScriptedBackend(otherwise=echo), memory=Memory())
     await agent("@one")
 
@@ -110,7 +110,7 @@ async def test_with_a_memory_of_ones_own_every_call_is_remembered(kind: type[Age
 
 
 async def test_agents_below_remember_as_long_as_the_call() -> None:
-    """Those that are given its session: the writer reads its first draft again."""
+    """Those in its session: the writer reads its first draft again."""
     backend = ScriptedBackend(otherwise="A draft.")
     await Pair(backend)("Rivers")
 
@@ -120,7 +120,7 @@ async def test_agents_below_remember_as_long_as_the_call() -> None:
 
 
 async def test_an_agent_that_is_no_attribute_forgets_too() -> None:
-    """One that a tool asks in the session that it was told."""
+    """An agent that a tool calls in the session of the outer call."""
     helper = Agent(ScriptedBackend(otherwise="Yes."))
     heard: list[int | str] = []
 
@@ -135,7 +135,7 @@ async def test_an_agent_that_is_no_attribute_forgets_too() -> None:
 
 
 async def test_a_call_that_is_tried_again_is_one_call() -> None:
-    """What had been said before it broke off is read by the next attempt, as in a session."""
+    """The next attempt reads the text of the failed one, as in a session."""
     backend = ScriptedBackend(["Half @a", BackendUnavailable("gone")], echo)
     agent = Agent(backend)
     async with Commander() as commander:
@@ -146,7 +146,7 @@ async def test_a_call_that_is_tried_again_is_one_call() -> None:
 
 
 async def test_orchestrators_that_share_an_agent_have_a_session_each() -> None:
-    """It is forgotten with the orchestrator."""
+    """The session is forgotten with the orchestrator."""
     agent = Agent(ScriptedBackend(otherwise=echo), name="one")
 
     def end(obs: str | None, state: State) -> str | None:
@@ -165,7 +165,7 @@ async def test_orchestrators_that_share_an_agent_have_a_session_each() -> None:
 
 
 class Kept(Toolkit):
-    """Keeps something for each session, and may fail to close it."""
+    """Stores an object for each session, and may fail to close it."""
 
     def __init__(self, fault: Exception | None, closed: list[Kept]) -> None:
         def close(_: object) -> None:
@@ -183,7 +183,7 @@ class Kept(Toolkit):
 
 
 class Stubborn(Memory):
-    """May raise when it has forgotten."""
+    """May raise after it has forgotten."""
 
     fault: Exception | None = None
 
@@ -197,7 +197,7 @@ class Stubborn(Memory):
 def test_a_reset_forgets_all_and_raises_together_what_failed(
     faulty: list[tuple[bool, bool, bool]], orchestrated: bool
 ) -> None:
-    """Memories and what tools keep, in all agents, whichever of them raises."""
+    """Memories and the state of tools, in all agents, whichever raises."""
     closed: list[Kept] = []
     faults: list[Exception] = []
 

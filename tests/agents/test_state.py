@@ -1,4 +1,4 @@
-"""The state of agents: what `state_dict` gave is taken back, and nothing is lost or mixed up."""
+"""The state of agents: `load_state_dict` restores all of `state_dict`, each part at its place."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from anabranch.testing import ScriptedBackend
 
 
 class Named(BaseModel):
-    """Has other names when it is read and when it is written."""
+    """Has other names in JSON, different for reading and writing."""
 
     model_config = ConfigDict(extra="forbid")
     name: str = Field(validation_alias="Name", serialization_alias="title")
@@ -45,7 +45,7 @@ NILE = '{"Name": "Nile", "secret": "deep", "len": "6650 km"}'
 
 
 async def again(agent: Agent[Any]) -> list[AgentMessage]:
-    """Return session 0 as it is after it was saved, and loaded as session 1."""
+    """Return session 0 after it was saved, and loaded as session 1."""
     agent.load_state_dict(json.loads(json.dumps(agent.state_dict(0))), 1)
     return agent.memory.messages(1)
 
@@ -63,7 +63,7 @@ async def again(agent: Agent[Any]) -> list[AgentMessage]:
 async def test_what_a_parser_made_comes_back_whatever_its_fields_are_called(
     kind: Any, reply: str
 ) -> None:
-    """Aliases, fields that are left out, computed ones, and validators that read a text."""
+    """Aliases, excluded fields, computed ones, and validators that read a text."""
     agent = Agent(ScriptedBackend(reply), output_format=JsonParser[Any](kind))
     answer = await agent("?", session_id=0)
     assert (await again(agent))[1] == answer.model_copy(update={"usage": Usage()})
@@ -74,7 +74,7 @@ numbers = st.sampled_from([float("nan"), float("inf"), float("-inf")]) | st.floa
 
 @given(st.lists(numbers, max_size=3), st.booleans())
 def test_numbers_that_json_has_not_come_back(made: list[float], own: bool) -> None:
-    """What is saved is JSON that any reader takes; `own` is what no reply says."""
+    """Any reader accepts the saved JSON; no reply contains `own`."""
     agent = Agent(output_format=JsonParser(list[float]), name="a")
     content = "the best" if own else json.dumps(made)
     agent.memory.add(AgentMessage(content=content, formatted=made, sender="a"), session_id=0)
@@ -92,14 +92,14 @@ action_like = st.dictionaries(
 
 @given(action_like)
 def test_the_steps_of_a_reply_that_looks_like_an_action_can_be_listed(said: Any) -> None:
-    """Whatever fields a model has written."""
+    """With any fields of the model."""
     agent = Agent(output_format=JsonParser(dict), name="a")
     agent.memory.add(AgentMessage(content=json.dumps(said), formatted=said, sender="a"))
     assert all(step["content"] for step in agent.get_steps() if step["kind"] == "thought")
 
 
 async def test_what_a_subclass_made_itself_comes_back() -> None:
-    """It need not be what the reply says."""
+    """It may differ from the reply's text."""
 
     class Best(Agent[list[int]]):
         async def forward(self, *messages: Any, **options: Any) -> AgentMessage[list[int]]:
@@ -112,7 +112,7 @@ async def test_what_a_subclass_made_itself_comes_back() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 async def test_an_action_that_was_cut_off_is_none_after_loading_either(reason: Any) -> None:
-    """Though its text alone could be read as a whole one."""
+    """Though its text alone could be parsed as complete."""
     cut = Message(role="assistant", content="Do: rm -rf /data/cache", finish_reason=reason)
     parser = ToolParser(TextCall("shell", "Do: ", "\n"))
     agent = Agent(ScriptedBackend(cut), output_format=parser)
@@ -121,7 +121,7 @@ async def test_an_action_that_was_cut_off_is_none_after_loading_either(reason: A
 
 
 async def test_calls_of_tools_come_back() -> None:
-    """With what each gave."""
+    """With their results."""
 
     @tool
     def clock() -> str:
@@ -134,7 +134,7 @@ async def test_calls_of_tools_come_back() -> None:
     assert await again(agent) == agent.memory.messages(0)
 
 
-# --- what is refused
+# --- refused states
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -160,7 +160,7 @@ records = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=200)
 @given(st.lists(records | plain, max_size=3) | plain)
 def test_a_memory_is_loaded_or_refused(saved: Any) -> None:
-    """By one error, whatever stands in the file; and then nothing has changed."""
+    """With one error, whatever the file contains; then nothing has changed."""
     parsers: list[Any] = [None, JsonParser(list[int]), ToolParser()]
     for parser in parsers:
         agent = Agent(ScriptedBackend(), name="river", output_format=parser)
@@ -175,7 +175,7 @@ def test_a_memory_is_loaded_or_refused(saved: Any) -> None:
 
 
 def test_a_part_without_a_role_is_refused() -> None:
-    """As any other that is no message."""
+    """As any other invalid message."""
     agent = Agent(ScriptedBackend())
     with pytest.raises(ConfigurationError, match="not a saved memory"):
         agent.memory.load([{"type": "tools", "formatted": [{"content": "x"}]}])
@@ -185,7 +185,7 @@ def test_a_part_without_a_role_is_refused() -> None:
 
 
 class Team(Agent[Any]):
-    """Holds whatever it is given."""
+    """Has the given attributes."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ held = st.recursive(
 
 @given(held)
 def test_every_agent_is_found_at_a_path_of_its_own(shape: Any) -> None:
-    """However deep in containers, and whatever the keys are; no memory is lost."""
+    """At any depth of containers, with any keys; no memory is lost."""
     made: list[Agent[Any]] = []
 
     def fill(shape: Any) -> Any:
@@ -238,7 +238,7 @@ def test_every_agent_is_found_at_a_path_of_its_own(shape: Any) -> None:
 
 
 def test_paths_are_plain_where_they_can_be() -> None:
-    """A key that may be taken for another is written as Python writes it."""
+    """An ambiguous key is written as in Python."""
     team = Team({"editor": one("a"), "1": one("b"), 1: one("c"), "x.y": [one("d"), [one("e")]]})
     assert [path for path, _ in team.named_children()] == [
         "held.editor",
@@ -250,7 +250,7 @@ def test_paths_are_plain_where_they_can_be() -> None:
 
 
 def test_containers_that_hold_themselves_come_to_an_end() -> None:
-    """And so do those that are very deep."""
+    """And so do very deep ones."""
     held: list[Any] = [one("a")]
     held.append(held)
     deep: list[Any] = [one("b")]

@@ -40,7 +40,7 @@ shelves = st.builds(
 
 
 def objects(data: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return the models in a saved state, but those of a union, with their paths."""
+    """Return the models in a saved state, except those of a union, with their paths."""
     shelf = data["shelf"]
     found = [((), data), (("shelf",), shelf)]
     found += [(("shelf", "items", n), each) for n, each in enumerate(shelf["items"])]
@@ -51,7 +51,7 @@ def objects(data: Any) -> list[tuple[tuple[Any, ...], Any]]:
 def test_fields_that_are_gone_are_dropped_and_reported(
     shelf: Shelf, steps: int, data: st.DataObject
 ) -> None:
-    """Wherever they stood; all else is as it was."""
+    """At any place; the rest is unchanged."""
     state = ShelfState(shelf=shelf, steps=steps, agent="a")
     text = state.model_dump_json()
     for strict in (True, False):  # by their texts, as not-a-number equals nothing
@@ -74,7 +74,7 @@ def test_fields_that_are_gone_are_dropped_and_reported(
 
 
 def test_what_does_not_fit_any_more_has_its_default() -> None:
-    """Also what lacks a field, or is of another type; those beside it stay."""
+    """Also without a field, or with another type; fields beside it stay."""
     saved = {
         "steps": "many",
         "agent": "a",
@@ -113,7 +113,7 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*ShelfState.model_fields, "x"]), json_values))
 def test_any_mapping_is_loaded_without_strict(saved: dict[str, Any]) -> None:
-    """What is loaded can be saved and loaded, and nothing of it is dropped then."""
+    """The result can be saved and loaded without a loss."""
     state, _ = ShelfState.load(json.dumps(saved), strict=False)
     again, dropped = ShelfState.load(state.model_dump_json(), strict=False)
     assert (repr(again), dropped) == (repr(state), [])
@@ -122,6 +122,6 @@ def test_any_mapping_is_loaded_without_strict(saved: dict[str, Any]) -> None:
 @pytest.mark.parametrize("wrong", ["", "{", "5", "[]", "null", '"x"'])
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_is_no_state_is_refused(wrong: str, strict: bool) -> None:
-    """There is nothing to take of it."""
+    """No part of it can be used."""
     with pytest.raises(ValidationError):
         ShelfState.load(wrong, strict=strict)

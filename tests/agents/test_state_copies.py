@@ -66,7 +66,7 @@ values = st.recursive(
 
 
 def shape(value: Any, seen: dict[int, int]) -> Any:
-    """Return what a value is, with its types, and which parts of it are one object."""
+    """Return the value with its types, and the parts that are one object."""
     if type(value) in (str, int, float, bool, type(None)):
         return (type(value), value)
     if id(value) in seen and not isinstance(value, tuple):
@@ -86,7 +86,7 @@ def shape_of(value: Any, seen: dict[int, int]) -> Any:
 
 
 def change(value: Any) -> None:
-    """Change all that can be changed in a value, in place."""
+    """Change everything changeable in a value, in place."""
     if isinstance(value, BaseModel):
         for each in (vars(value), value.__pydantic_extra__, value.__pydantic_private__):
             for part in [*(each or {}).values()]:
@@ -107,7 +107,7 @@ def change(value: Any) -> None:
 def test_a_state_is_what_it_was_at_a_snapshot(
     one: Any, two: Any, lines: list[Any], shared: bool
 ) -> None:
-    """With its types, and what was one object in two places: as deepcopy would have it."""
+    """With its types, and with one object for two places, as deepcopy does."""
     state = NotesState(notes_of=Notes(one=one, two=one if shared else two))
     state.lines[:] = lines
     state.table.update(enumerate(lines))
@@ -133,7 +133,7 @@ class LoggingState(State):
 
 
 async def calls_of_an_answer(length: int) -> int:
-    """Return how many Python functions one answer calls with a state of so many items."""
+    """Return the number of Python function calls of one answer with a state of this size."""
     state = LoggingState()
     state.log.lines = [f"line {number}" for number in range(length)]
     state.log.numbers = {f"line {number}": number for number in range(length)}
@@ -148,7 +148,7 @@ async def calls_of_an_answer(length: int) -> int:
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
-        # What makes the copy, and nothing of what the loop does meanwhile.
+        # Only the functions that make the copy, without those of the loop.
         calls += event == "call" and frame.f_code.co_filename.endswith(("_state.py", "copy.py"))
 
     sys.setprofile(count)
@@ -162,7 +162,7 @@ async def calls_of_an_answer(length: int) -> int:
 
 @pytest.mark.parametrize("length", [10, 5000])
 async def test_an_answer_calls_no_function_for_each_item_of_the_state(length: int) -> None:
-    """Of lists, tables, rows and models of plain values: they are copied by C code."""
+    """C code copies lists, tables, rows and models of plain values."""
     assert await calls_of_an_answer(length) == await calls_of_an_answer(1)
 
 

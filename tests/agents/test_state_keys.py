@@ -1,4 +1,4 @@
-"""States whose mappings have keys that are no text in UTF-8."""
+"""States with mappings whose keys cannot be written in UTF-8."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 def count(value: Any) -> int:
-    """Return how many entries all mappings in a value have."""
+    """Return the number of entries in all mappings of a value."""
     if isinstance(value, dict):
         return len(value) + sum(map(count, value.values()))
     if isinstance(value, list | tuple):
@@ -46,7 +46,7 @@ def count(value: Any) -> int:
 
 @given(st.dictionaries(halves, values, max_size=3))
 def test_a_memory_is_saved_whatever_the_keys_are(drawn: dict[str, Any]) -> None:
-    """Also in models and dataclasses: none is lost, and what was saved is taken back."""
+    """Also in models and dataclasses: none is lost, and the saved memory can be loaded."""
     agent = Agent(ScriptedBackend(), name="a")
     for formatted in (drawn, Noted(notes=drawn), Kept(drawn)):
         agent.memory.add(AgentMessage(content=drawn, formatted=formatted, extra=drawn))
@@ -70,7 +70,7 @@ def test_a_memory_is_saved_whatever_the_keys_are(drawn: dict[str, Any]) -> None:
 def test_an_orchestrator_s_state_is_saved_whatever_the_keys_are(
     typed: dict[str, int], untyped: dict[str, Any]
 ) -> None:
-    """And comes back with all of them; the state itself stays as it is."""
+    """All of them are restored; the state itself is unchanged."""
 
     class Noting(Namespace):
         typed: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
@@ -90,7 +90,7 @@ def test_an_orchestrator_s_state_is_saved_whatever_the_keys_are(
 
 @given(st.dictionaries(halves, st.none(), min_size=1, max_size=4))
 def test_a_state_has_a_path_for_agents_under_such_keys(drawn: dict[str, None]) -> None:
-    """One that is text in UTF-8, and leads to the same agent."""
+    """One in UTF-8 that leads to the same agent."""
 
     def team() -> Agent[Any]:
         above: Any = Agent(name="above")

@@ -48,7 +48,7 @@ def pair(one: str | None, two: str | None) -> tuple[Sequential, list[ScriptedBac
 def test_a_state_means_the_same_under_other_names(
     one: str | None, two: str | None, later_one: str | None, later_two: str | None, calls: int
 ) -> None:
-    """An agent's answers stay its own, and those of others stay others'; also saved once more."""
+    """An agent's answers stay its own, those of others do not become so; also after another save."""
 
     async def main() -> None:
         chain, backends = pair(one, two)
@@ -72,7 +72,7 @@ def test_a_state_means_the_same_under_other_names(
 async def test_an_earlier_release_s_state_of_another_name_is_loaded_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It does not say whose each message is."""
+    """It has no mark of an agent's own messages."""
     agent = Agent(ScriptedBackend(otherwise="yes"), name="sage")
     await agent("Well?", session_id=0)
     state = agent.state_dict()
@@ -88,11 +88,11 @@ async def test_an_earlier_release_s_state_of_another_name_is_loaded_with_a_warni
     assert agent.memory.save(1) == agent.memory.save(0)
 
 
-# --- what has changed
+# --- changed agents and fields
 
 
 def team(*names: str, strict_json: bool = False) -> Any:
-    """An agent above others."""
+    """An agent with agents below it."""
     above: Any = Agent(ScriptedBackend(otherwise="ok"), name="above")
     for name in names:
         setattr(above, name, Agent(ScriptedBackend(otherwise="ok"), name=name))
@@ -106,7 +106,7 @@ agents = st.lists(st.sampled_from(["writer", "critic", "editor"]), unique=True)
 def test_agents_and_fields_that_came_and_went_are_reported(
     before: list[str], now: list[str], fields: list[str]
 ) -> None:
-    """Without `strict`; with it nothing is loaded."""
+    """Without `strict`; with it the load fails."""
     saved, other = team(*before), team(*now)
     for name, agent in saved.named_agents().items():
         agent.memory.add("hello", AgentMessage(content=name, sender=agent.name), session_id=0)
@@ -147,7 +147,7 @@ records = st.one_of(json_values, st.dictionaries(record_fields, json_values | st
     )
 )
 def test_whatever_a_state_is_it_is_loaded_without_strict(state: dict[str, Any]) -> None:
-    """All that is kept can be saved and loaded; what is dropped is named, and only that."""
+    """The loaded part can be saved and loaded; exactly the dropped values are reported."""
     agent = team("writer")
     dropped = agent.load_state_dict(state, strict=False)
     assert len({*dropped}) == len(dropped)
@@ -191,7 +191,7 @@ async def test_what_a_parser_has_made_is_dropped_if_it_does_not_know_it_any_more
 
 
 def test_a_path_of_an_earlier_release_is_read() -> None:
-    """With half a surrogate pair in it, which is written as Python writes it now."""
+    """Its half surrogate pair is now written as in Python."""
     agent: Any = Agent(name="above")
     agent.below = {"\ud800x": Agent(name="below")}
     assert agent.load_state_dict({"memory": [], "below.\ud800x.memory": [{"content": "hi"}]}) == []
@@ -200,6 +200,6 @@ def test_a_path_of_an_earlier_release_is_read() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, "memory", ["memory"]])
 def test_what_is_no_state_is_refused_without_strict_too(wrong: Any) -> None:
-    """There is nothing to take of it."""
+    """No part of it can be used."""
     with pytest.raises(ConfigurationError, match="a state must be a mapping"):
         Agent(ScriptedBackend()).load_state_dict(wrong, strict=False)

@@ -1,4 +1,4 @@
-"""Steering: what a call is told while it is made."""
+"""Steering: messages to a call while it runs."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ Tell = Callable[[str], Awaitable[None]]
 
 
 class Talk:
-    """A model that calls `work` so many times and then answers; all that happens is told of."""
+    """A model that calls `work` a number of times and then answers; all events are recorded."""
 
     def __init__(self, rounds: int, tell: Tell) -> None:
         self.rounds = rounds
@@ -42,7 +42,7 @@ class Talk:
         return Message(role="assistant", content=f"round {done}", tool_calls=[call])
 
     def agent(self, **options: Any) -> Agent[Any]:
-        @tool(read_only=True)  # what was cut is done again, and nobody is asked
+        @tool(read_only=True)  # an interrupted call runs again without a question
         async def work(number: int) -> str:
             """Work."""
             await self.tell(f"tool {number}")
@@ -60,16 +60,16 @@ class Talk:
 
 
 def texts(messages: list[AgentMessage]) -> list[str]:
-    """Return what was said, tools by their kind."""
+    """Return the texts of messages, and the kinds of tool messages."""
     return [each.type or f"{each.sender}: {each.text}" for each in messages]
 
 
 async def silent(point: str) -> None:
-    """Tell nothing."""
+    """Ignore a message."""
 
 
 async def test_a_steer_is_heard_by_the_next_request_behind_what_tools_gave() -> None:
-    """S21: it reaches the model after the results of the tools that run, and cancels none."""
+    """S21: the model reads it after the results of the running tools; none is cancelled."""
 
     async def steer(point: str) -> None:
         if point == "tool 0":
@@ -98,7 +98,7 @@ async def test_a_steer_is_heard_by_the_next_request_behind_what_tools_gave() -> 
 
 
 async def test_what_no_request_had_is_unheard() -> None:
-    """S21: the answer ends as ever, and what came during it stays."""
+    """S21: the answer is as usual, and the late messages stay undelivered."""
 
     async def steer(point: str) -> None:
         if point == "text":
@@ -116,7 +116,7 @@ async def test_what_no_request_had_is_unheard() -> None:
 
 
 async def test_a_call_may_be_steered_before_it_begins() -> None:
-    """The first request has what was told before."""
+    """The first request has these messages."""
     talk = Talk(0, silent)
     agent = talk.agent()
     call = agent.call("go", session_id="s")
@@ -129,7 +129,7 @@ async def test_a_call_may_be_steered_before_it_begins() -> None:
 
 
 async def test_only_what_a_user_says_steers() -> None:
-    """Anything else is refused, and nothing of it is taken."""
+    """Any other message is refused, and none of the call is taken."""
     call = Talk(0, silent).agent().call("go")
     for wrong in (3, Message(role="system", content="x"), {"role": "user"}):
         with pytest.raises(TypeError):
@@ -138,7 +138,7 @@ async def test_only_what_a_user_says_steers() -> None:
 
 
 async def test_a_call_that_fails_before_anything_was_said_gives_back_what_it_was_told() -> None:
-    """It is remembered nowhere, so it stays undelivered; with something said it is remembered."""
+    """No memory has it, so it stays undelivered; after a partial reply it is remembered."""
 
     def fail(request: Request) -> str:
         raise RuntimeError("no network")
@@ -155,7 +155,7 @@ async def test_a_call_that_fails_before_anything_was_said_gives_back_what_it_was
 
 
 async def test_an_answer_that_cannot_be_used_leaves_what_the_model_heard() -> None:
-    """What mends an answer is forgotten; what the user said on the way is not."""
+    """The correction is forgotten, the user's messages are not."""
     calls: list[AgentCall[Any]] = []
 
     def play(request: Request) -> str:
@@ -177,7 +177,7 @@ async def test_an_answer_that_cannot_be_used_leaves_what_the_model_heard() -> No
 
 
 async def test_hooks_see_what_a_call_is_told() -> None:
-    """A hook may change it, and it is remembered as changed; one that fails gives it back."""
+    """The memory has the hook's change; after a failure the message waits again."""
 
     class Hush:
         def before_agent(self, agent: object, message: AgentMessage, session: object) -> Any:
@@ -204,7 +204,7 @@ async def test_hooks_see_what_a_call_is_told() -> None:
 
 
 async def test_a_chain_is_steered_at_the_agent_whose_turn_it_is() -> None:
-    """An agent with a `forward` of its own hands on what it is told; tools do not hear it."""
+    """An agent with its own `forward` passes messages on; tools do not get them."""
     below = Agent(ScriptedBackend(otherwise=lambda request: f"read {len(request.messages)}"))
 
     @tool
@@ -237,7 +237,7 @@ async def test_a_chain_is_steered_at_the_agent_whose_turn_it_is() -> None:
 
 
 async def test_a_step_agent_hears_between_its_steps() -> None:
-    """It thinks, acts, and hears what it was told when it thinks again."""
+    """After an action it reads the message with its next request."""
     calls: list[AgentCall[Any]] = []
 
     @tool
@@ -261,7 +261,7 @@ async def test_a_step_agent_hears_between_its_steps() -> None:
 
 
 async def test_a_summary_keeps_what_a_call_was_told() -> None:
-    """It is part of what the next summary is made of."""
+    """The next summary includes it."""
     summed: list[str] = []
 
     def summarise(request: Request) -> str:
@@ -282,7 +282,7 @@ async def test_a_summary_keeps_what_a_call_was_told() -> None:
 
 
 async def test_a_view_may_let_the_model_hear_more() -> None:
-    """`respond` asks its view before each request, and adds what it gives to the conversation."""
+    """`respond` asks its view before each request, and adds the messages to the conversation."""
 
     class Says(View):
         async def heard(self, request: Request) -> list[Message]:
@@ -296,7 +296,7 @@ async def test_a_view_may_let_the_model_hear_more() -> None:
     assert [each.content for each in conversation] == ["go", "after 1", "2"]
 
 
-# --- every place at which a call may be steered
+# --- all places to steer a call
 
 
 async def steered_at(number: int, rounds: int, cancel: int | None) -> None:
@@ -335,7 +335,7 @@ async def steered_at(number: int, rounds: int, cancel: int | None) -> None:
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 async def test_each_message_is_once_in_memory_or_unheard(rounds: int) -> None:
-    """S21: wherever a call is steered, and wherever it is cancelled, nothing is lost or doubled."""
+    """S21: wherever a call is steered and cancelled, no message is lost or doubled."""
     for number in range(1, 4 * rounds + 4):
         await steered_at(number, rounds, None)
         for cancel in range(1, 4 * rounds + 4):
@@ -349,7 +349,7 @@ RUN = "worker/s"
 
 
 def play_lives(chosen: random.Random) -> None:
-    """Steer a session's call at random, kill it between any two rows, and go on."""
+    """Steer a session's call at random, kill it between any two rows, and resume it."""
     rounds = chosen.randrange(1, 4)
     at = {chosen.choice(["tool 0", "tool 1", "tool 2", "text"]) for _ in range(2)}
 
@@ -401,12 +401,12 @@ def play_lives(chosen: random.Random) -> None:
 
 @pytest.mark.parametrize("number", range(example_count(6, 200)))
 def test_a_session_that_is_killed_hears_again_what_it_was_told(number: int) -> None:
-    """S20: what was on disk is heard, once, and where it was heard before."""
+    """S20: each stored message is delivered once, at its earlier place if it has one."""
     play_lives(random.Random(SEED + number))
 
 
 def test_a_session_that_nobody_steers_writes_no_row_more() -> None:
-    """A plain call costs what it did."""
+    """A call without steering costs the same as before."""
 
     async def main() -> list[str]:
         with use_disk_clock(disk):
@@ -439,7 +439,7 @@ class Steers(Durable[list[str]]):
 
 
 async def test_a_durable_job_that_steers_does_so_once_in_each_life() -> None:
-    """What its code tells again is what an earlier life was told."""
+    """A repeated message of its code counts as that of the earlier execution."""
     await resume_after_every_row(
         lambda: Steers(ScriptedBackend(otherwise=Talk(2, silent))),
         lambda first, again, rows: None,

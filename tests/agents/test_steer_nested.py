@@ -23,7 +23,7 @@ Tell = Callable[[str, "Boss"], Awaitable[None]]
 
 
 class Boss(Agent[Any]):
-    """An agent whose own `forward` lets another one work, and tells it something."""
+    """An agent whose `forward` calls another one, and steers it."""
 
     def __init__(self, tell: Tell, rounds: int, **options: Any) -> None:
         super().__init__(name="boss", **options)
@@ -58,7 +58,7 @@ class Boss(Agent[Any]):
 
 
 class Play:
-    """A boss that is told things, itself or its worker; killed between any two rows."""
+    """A boss that is steered, itself or its worker, and killed between any two rows."""
 
     def __init__(self, chosen: random.Random) -> None:
         self.rounds = chosen.randrange(1, 4)
@@ -66,7 +66,7 @@ class Play:
         self.at = {point: chosen.choice(["inner", "outer", "both"]) for point in points}
 
     async def run(self, disk: Disk, *, steers: bool) -> tuple[list[str], list[str], int]:
-        """Return what the worker remembers of that, what nobody heard, and how often it asked."""
+        """Return the worker's remembered and undelivered messages, and its number of requests."""
 
         async def tell(point: str, boss: Boss) -> None:
             whom = self.at.get(point) if steers else None
@@ -89,7 +89,7 @@ class Play:
                 )
 
     async def stop(self, disk: Disk) -> list[str]:
-        """End the call that was cut, and return what of that is remembered."""
+        """End the interrupted call, and return the remembered messages."""
 
         async def tell(point: str, boss: Boss) -> None:
             """Tell nothing."""
@@ -126,7 +126,7 @@ def test_calls_in_calls_that_are_killed_hear_once_what_they_were_told(number: in
 
 
 async def test_what_a_hook_refuses_waits_again_for_all_calls_around() -> None:
-    """S21: nothing came of the request, whoever of them was told it."""
+    """S21: the request had no effect, so the messages of all calls wait again."""
 
     class Refuses:
         def before_agent(self, agent: Any, message: AgentMessage, session_id: Any) -> None:

@@ -1,4 +1,4 @@
-"""A journaled `StepAgent` session whose call was cut: its model reads what its action gave."""
+"""A journaled `StepAgent` session with an interrupted call: its model reads the action's result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACT = 'I will.\n```json\n{"name": "order", "parameters": {"thing": "lamp"}}\n```
 
 
 class World:
-    """What the tool does, and where a call is held up so that it can be cut."""
+    """The effects of the tool, and the place to interrupt a call."""
 
     def __init__(self, hangs: str, *, read_only: bool) -> None:
         self.hangs = hangs
@@ -54,7 +54,7 @@ class World:
 
 
 async def _cut(world: World, agent: StepAgent, question: str = "Get a lamp.") -> None:
-    """Begin a call, and cut it where the world hangs."""
+    """Begin a call, and interrupt it where the world hangs."""
 
     async def ask() -> None:
         await agent(question, session_id="s")
@@ -75,7 +75,7 @@ def _said(agent: StepAgent) -> list[tuple[str, str | None, str]]:
 async def test_the_action_of_a_call_that_was_cut_is_remembered(
     tmp_path: Path, hangs: str, read_only: bool
 ) -> None:
-    """By the agent that the model is behind, and as a call without a journal remembers it."""
+    """By the inner agent, as for a call without a journal."""
     plain = World(hangs, read_only=read_only)
     alone = plain.agent(None)
     await _cut(plain, alone)
@@ -83,7 +83,7 @@ async def test_the_action_of_a_call_that_was_cut_is_remembered(
 
     world = World(hangs, read_only=read_only)
     await _cut(world, world.agent(tmp_path / "s.db"))
-    again = world.agent(tmp_path / "s.db")  # as in another process
+    again = world.agent(tmp_path / "s.db")  # a new object, as another process would have
     assert await again.find_interrupted("s") is not None
     assert await again.end_interrupted("s")
     kept = again.agent.memory.messages("s")
@@ -111,7 +111,7 @@ async def test_the_action_of_a_call_that_was_cut_is_remembered(
 
 
 async def test_a_cut_call_that_had_no_action_is_remembered(tmp_path: Path) -> None:
-    """Its question, and what it had said."""
+    """Its question, and its text."""
     world = World("reply", read_only=True)
     await _cut(world, world.agent(tmp_path / "s.db"), "Hello")
     again = world.agent(tmp_path / "s.db")

@@ -33,7 +33,7 @@ from anabranch.tools import PerSession, PythonKernel, Toolkit
 
 
 class Notes(Toolkit):
-    """Runs "code" that is a number or a word; each session has its own list of it."""
+    """Runs "code" that is a number or a word; each session has a separate list of it."""
 
     def __init__(self) -> None:
         self.made: list[list[str]] = []
@@ -73,7 +73,7 @@ def code(text: str) -> str:
 
 
 async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
-    """The tools are in the prompt, and `get_steps` tells how it came to the answer."""
+    """The tools are in the prompt, and `get_steps` lists the way to the answer."""
     backend = ScriptedBackend(plugin("search", query="rivers"), code("6*7"), "It is 42.")
     agent = StepAgent(backend, "Solve it.", plugins=[search], interpreter=Notes(), name="solver")
 
@@ -100,7 +100,7 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
 
 
 async def test_at_max_rounds_the_last_reply_is_the_answer() -> None:
-    """Its status says so, and what it calls does not run."""
+    """Its status is "max_rounds", and its call does not run."""
     toolkit = Notes()
     agent = StepAgent(ScriptedBackend(otherwise=code("x")), interpreter=toolkit, max_rounds=3)
     answer = await agent("?")
@@ -112,7 +112,7 @@ async def test_at_max_rounds_the_last_reply_is_the_answer() -> None:
 
 
 async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
-    """Garbage, an unknown tool, wrong arguments, an interpreter that is not there."""
+    """Garbage, an unknown tool, wrong arguments, a missing interpreter."""
     wrong = [
         ("```json\n{name: 1}\n```", "Error: not valid JSON: Expecting property name"),
         (plugin("find"), "Error: there is no tool 'find'; the tools are: search"),
@@ -129,7 +129,7 @@ async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
 
 
 async def test_what_is_finished_is_up_to_the_user() -> None:
-    """A reply without a call that is not finished goes on."""
+    """An unfinished reply without a call is followed by another."""
     backend = ScriptedBackend("Hm.", "42 [END]")
     agent = StepAgent(backend, finished=lambda message: "[END]" in message.content)
 
@@ -138,7 +138,7 @@ async def test_what_is_finished_is_up_to_the_user() -> None:
 
 
 async def test_each_session_has_an_interpreter_of_its_own() -> None:
-    """Sessions that run at once do not see each other's variables; `aclose` ends them all."""
+    """Sessions do not see each other's variables; `aclose` ends all interpreters."""
 
     def reply(request: Any) -> str:
         asked = next(m.content for m in request.messages if m.role == "user")
@@ -173,7 +173,7 @@ async def test_action_hooks_see_every_action() -> None:
 def test_whenever_it_is_cancelled_the_model_reads_what_its_action_came_to(
     orchestrated: bool, hooked: bool
 ) -> None:
-    """At each turn of the loop; what the tool gave is told only as the hooks leave it."""
+    """At each loop iteration; results reach the model only after the hooks."""
     ends = set[str]()
 
     async def main(after: int) -> bool:
@@ -252,7 +252,7 @@ async def cancelled_while_code_runs() -> None:
 
 
 def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel_when_it_is_closed() -> None:
-    """No process and no thread either."""
+    """No process and no thread remains."""
     asyncio.run(cancelled_while_code_runs())  # loads what stays loaded, such as ZeroMQ's own
     before, still = leaks.child_processes(), leaks.thread_ids()
     asyncio.run(cancelled_while_code_runs())
@@ -262,7 +262,7 @@ def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel_when_it_is_closed
 
 
 class Angles(Format):
-    """A form of the user's own, which the model does not know."""
+    """A user's format, which the model does not know."""
 
     open, close = "<<", ">>"
 
@@ -290,7 +290,7 @@ SILENT: list[Format] = [
 def test_the_model_is_told_of_its_tools_whatever_the_formats_say(
     formats: list[Format], plugins: bool, code: bool
 ) -> None:
-    """A form that has no instruction is shown by an example, which the parser reads."""
+    """A format without an instruction is shown by an example that the parser reads."""
     agent = StepAgent(
         ScriptedBackend(),
         plugins=[search] if plugins else [],

@@ -1,4 +1,4 @@
-"""The strategies: each goes its intended way, and none goes on for ever."""
+"""The strategies: each works as intended, and each ends."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def test_a_strategy_is_small() -> None:
 
 
 async def test_a_single_agent_acts_until_the_environment_is_over() -> None:
-    """It reads what came of it; what is neither action nor answer is asked for again."""
+    """It reads the observations; it answers again after an unusable reply."""
     backend = ScriptedBackend("Push!\nAction: push", "Hm.", "I pull.\n**Action:** `pull`")
     orchestrator = single_agent(backend, TASK, modules=[ListMemory()])
     result = await orchestrator.play(Door())
@@ -61,20 +61,20 @@ async def test_a_single_agent_acts_until_the_environment_is_over() -> None:
 
 
 async def test_a_single_agent_may_answer() -> None:
-    """Then all is done."""
+    """Then the run is done."""
     orchestrator = single_agent(ScriptedBackend("Answer: it is locked"), TASK)
     assert await orchestrator.forward("A door.") == Action("it is locked", "actor", done=True)
 
 
 async def test_two_moves_in_one_reply_are_none() -> None:
-    """The first might have changed what the second one needs."""
+    """The first might change the situation for the second."""
     backend = ScriptedBackend(otherwise="Action: push\nAction: pull")
     result = await single_agent(backend, TASK, max_errors=1).play(Door())
     assert (result.status, result.steps) == ("max_errors", ())
 
 
 async def test_reflexion_thinks_about_find_repetition() -> None:
-    """The next trial begins anew, with the lesson before the actor's eyes."""
+    """The next trial starts with the lesson in the actor's prompt."""
     push = "Action: push"
     backend = ScriptedBackend(push, push, push, "Action: pull")
     thinker = ScriptedBackend("", "Do not push, pull.")
@@ -91,7 +91,7 @@ async def test_reflexion_thinks_about_find_repetition() -> None:
 
 
 async def test_reflexion_ends_even_if_nothing_is_learned() -> None:
-    """After `max_reflections` it only acts, and after `max_steps` not at all."""
+    """After `max_reflections` it only acts, and after `max_steps` it ends."""
     thinker = ScriptedBackend(otherwise="Push harder.")
     orchestrator = reflexion(
         ScriptedBackend(otherwise="Action: push"),
@@ -107,7 +107,7 @@ async def test_reflexion_ends_even_if_nothing_is_learned() -> None:
 
 
 async def test_the_planner_is_reviewed_and_the_executor_acts() -> None:
-    """A rejected plan is made anew; tasks are done one by one, each reviewed."""
+    """A rejected plan is replaced; tasks are done one by one, each reviewed."""
     backend = ScriptedBackend(
         json_of(plan=["wait"]),
         json_of(feedback=["waiting opens no door"]),
@@ -146,7 +146,7 @@ async def test_a_reviewer_who_is_never_content_is_overruled() -> None:
 
 
 async def test_an_executor_without_steps_or_action_is_told() -> None:
-    """And one that does not listen ends the run."""
+    """If it repeats the mistake, the run ends."""
     backend = ScriptedBackend(
         json_of(plan=["try"]),
         json_of(feedback=[]),
@@ -163,7 +163,7 @@ async def test_an_executor_without_steps_or_action_is_told() -> None:
 
 
 async def test_garbage_for_json_ends_with_a_status() -> None:
-    """Each is told what is wrong."""
+    """Each agent reads the fault."""
     backend = ScriptedBackend("no idea", '{"plan": []}', '{"plan": "all"}', "[1, 2")
     result = await planner_reviewer_executor(backend, TASK).play(Door())
     assert result.status == "max_errors"
@@ -171,7 +171,7 @@ async def test_garbage_for_json_ends_with_a_status() -> None:
 
 
 async def test_constrained_agents_ask_the_server_for_their_form() -> None:
-    """Each for its own."""
+    """Each with its schema."""
     backend = ScriptedBackend(
         json_of(plan=["try"]), json_of(feedback=[]), json_of(status="progress", action="pull")
     )
@@ -182,7 +182,7 @@ async def test_constrained_agents_ask_the_server_for_their_form() -> None:
 
 
 async def test_prompts_may_be_your_own(tmp_path: Path) -> None:
-    """A folder with some; faults in them are named."""
+    """A folder with some of them; the error names a faulty one."""
     (tmp_path / "single_agent.md").write_text("Do it: {task} {{so}}", encoding="utf-8")
     backend = ScriptedBackend("Action: pull")
     await single_agent(backend, TASK, prompts=tmp_path).play(Door())
@@ -198,7 +198,7 @@ async def test_prompts_may_be_your_own(tmp_path: Path) -> None:
 
 
 async def test_every_model_of_a_planner_s_team_reads_the_first_observation() -> None:
-    """And at each step, since each prompt is made anew."""
+    """At each step, because each prompt is made again."""
     backend = ScriptedBackend(
         json_of(plan=["try"]),
         json_of(feedback=[]),
@@ -213,7 +213,7 @@ async def test_every_model_of_a_planner_s_team_reads_the_first_observation() -> 
 
 
 async def test_reflexion_keeps_the_first_observation_before_its_eyes() -> None:
-    """In later trials too, and for the one who reflects."""
+    """In later trials too, and for the reflector."""
     push = "Action: push"
     backend, thinker = ScriptedBackend(push, push, push, "Action: pull"), ScriptedBackend("Pull.")
     await reflexion(backend, TASK, reflector=thinker).play(Door())

@@ -1,4 +1,4 @@
-"""What a stream says has failed: each reply that broke off or could not be used, once."""
+"""Failures in a stream: each reply that broke off or could not be used, once."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ def calling(text: str) -> Message:
     return Message(role="assistant", content=text or None, tool_calls=[call])
 
 
-# What a round does: the reply, and the text that has failed with it.
+# A round: the reply, and the text that fails with it.
 ROUNDS: dict[str, tuple[Any, str | None]] = {
     "no JSON": ("It is five.", "It is five."),
     "a call": (calling("Let me look."), None),
@@ -44,7 +44,7 @@ LAST = {"an error", "broken off", "broken call", "the answer"}
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(ROUNDS)), min_size=1, max_size=5), st.booleans())
 def test_each_reply_that_fails_is_told_once(rounds: list[str], in_chat: bool) -> None:
-    """And none that was whole; also to those who listen to a conversation."""
+    """And no complete reply; also to listeners of a conversation."""
     ended = next((n for n, each in enumerate(rounds) if each in LAST), None)
     rounds = [*rounds, "an error"] if ended is None else rounds[: ended + 1]
     refused = 0

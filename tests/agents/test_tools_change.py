@@ -1,4 +1,4 @@
-"""Tools that an agent is given, or loses, while a call of it is under way."""
+"""Tools that an agent gets or loses while a call runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def offered(request: Request) -> list[str]:
 def test_each_round_has_the_tools_that_the_agent_has_then(
     rounds: list[list[Change]], hooked: bool
 ) -> None:
-    """Added or removed by a tool, with hooks around them or without."""
+    """Added or removed by a tool, with hooks or without."""
 
     async def main() -> None:
         left, ran, expected = [*rounds], list[str](), [["change"]]
@@ -74,7 +74,7 @@ def test_each_round_has_the_tools_that_the_agent_has_then(
 
 
 async def test_a_toolkit_may_be_added_to_the_tools() -> None:
-    """Its tools are there in the next round, through the hooks too."""
+    """Its tools are there in the next round, with hooks too."""
 
     class Shelf(Toolkit):
         @tool
@@ -102,7 +102,7 @@ async def test_a_toolkit_may_be_added_to_the_tools() -> None:
 
 @pytest.mark.parametrize("tools", [[], ["last"]])
 async def test_a_model_that_calls_what_nobody_offers_comes_to_an_end(tools: Sequence[str]) -> None:
-    """Whether there were tools at first, or none."""
+    """With tools at first, or without."""
 
     def last() -> str:
         agent.tools.clear()

@@ -1,4 +1,4 @@
-"""What agents spend: per call, agent, session and member of a group, in tokens and in money."""
+"""The usage of agents: per call, agent, session and member of a group, in tokens and money."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def look() -> str:
 
 @given(st.lists(st.builds(Usage, input_tokens=st.integers(0, 9), output_tokens=st.integers(0, 9))))
 def test_usages_can_be_summed(usages: list[Usage]) -> None:
-    """By `sum` as by `+`."""
+    """By `sum` and by `+`."""
     total = sum(usages, Usage())
     assert total.total_tokens == sum(each.total_tokens for each in usages)
     if usages:
@@ -55,7 +55,7 @@ def test_usages_can_be_summed(usages: list[Usage]) -> None:
 
 
 async def test_an_answer_tells_what_its_call_took() -> None:
-    """All replies on the way are included; a plain `await agent()` can be counted."""
+    """With all replies on the way; a plain `await agent()` can be counted."""
     agent = Agent(Paid(calls=2), tools=[look])
     async with asyncio.timeout(5):
         answer = await agent("?")
@@ -64,7 +64,7 @@ async def test_an_answer_tells_what_its_call_took() -> None:
 
 
 async def test_a_call_tells_what_it_has_taken_so_far() -> None:
-    """Nothing before it has started; also if it is cancelled, as the limits and the tree do."""
+    """Nothing before its start; also if it is cancelled, as in the limits and the tree."""
     backend = Paid()
     backend.gate = asyncio.Event()
     agent = Agent(backend)
@@ -81,7 +81,7 @@ async def test_a_call_tells_what_it_has_taken_so_far() -> None:
 
 
 async def test_a_call_that_is_tried_again_is_counted_once_with_all_its_attempts() -> None:
-    """And a copy of it is counted by itself."""
+    """A copy of the call counts separately."""
 
     class Fails(Agent[Any]):
         tried = 0
@@ -104,7 +104,7 @@ async def test_a_call_that_is_tried_again_is_counted_once_with_all_its_attempts(
 
 
 async def test_each_session_has_its_own_usage() -> None:
-    """Failed calls count too; to reset a session forgets its part, and not the agent's."""
+    """With failed calls; the reset of a session drops its part, not the agent's total."""
     agent = Agent(Paid(limits=Limits(budget=40)))
     async with asyncio.timeout(5):
         await asyncio.gather(agent("?", session_id="a"), agent("?", session_id="b"))
@@ -138,7 +138,7 @@ class Pair(Agent[Any]):
 
 
 async def test_what_agents_below_spend_is_part_of_an_agents_usage() -> None:
-    """By model; a call inside another one of the same agent is counted once."""
+    """By model; a call inside another one of the same agent counts once."""
     pair = Pair()
     async with asyncio.timeout(5):
         answer = await pair("?")
@@ -151,7 +151,7 @@ async def test_what_agents_below_spend_is_part_of_an_agents_usage() -> None:
 
 @pytest.mark.parametrize("way", ["block", "thread", "later"])
 async def test_a_call_beyond_an_inner_commander_is_counted_once(way: str) -> None:
-    """In a block that stands in a tool, in a thread of it, and where it outlives the call."""
+    """In a block in a tool, in its thread, and where the block outlives the call."""
     late: list[asyncio.Task[Any]] = []
 
     async def ask() -> None:
@@ -188,7 +188,7 @@ async def test_a_call_beyond_an_inner_commander_is_counted_once(way: str) -> Non
 
 
 async def test_no_memory_keeps_what_was_spent() -> None:
-    """Neither the agent's own nor that of one which hears its answer."""
+    """Neither that of the agent nor that of the receiver of its answer."""
     first, second = Agent(Paid()), Agent(Paid())
     async with asyncio.timeout(5):
         await second(await first("?", session_id=0), session_id=0)
@@ -198,7 +198,7 @@ async def test_no_memory_keeps_what_was_spent() -> None:
 
 
 async def test_each_member_of_a_group_has_its_usage() -> None:
-    """In the session of the group; the answers in a conversation tell theirs."""
+    """In the session of the group; each answer in a conversation has its usage."""
     ada, bob = (ConversableAgent(name, Paid(name)) for name in ("ada", "bob"))
     user = ConversableAgent("user", default_auto_reply=None)
     team = GroupChat("team", [ada, bob], max_turns=3)
@@ -217,7 +217,7 @@ async def test_each_member_of_a_group_has_its_usage() -> None:
 def test_what_each_session_with_a_partner_took_is_counted_apart(
     chats: list[tuple[str, int]],
 ) -> None:
-    """Also with a partner whose name looks like a session; to forget one leaves the others."""
+    """Also for a name that looks like a session; after one is forgotten the others stay."""
     bob = ConversableAgent("bob", Paid())
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_what_each_session_with_a_partner_took_is_counted_apart(
 
 
 async def test_what_is_charged_is_an_event_of_the_node_that_pays() -> None:
-    """Once for each reply, and to none of the nodes above it again; also of one in a thread."""
+    """Once for each reply, and not again for its ancestors; also from a thread."""
     agent = Agent(Paid(calls=1), tools=[look], name="ada")
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events({"charged"})
