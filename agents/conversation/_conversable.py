@@ -26,7 +26,7 @@ __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAg
 
 HumanInputMode: TypeAlias = Literal["NEVER", "TERMINATE", "ALWAYS"]
 
-TERMINAL = TerminalInput()
+DEFAULT_INPUT = TerminalInput()
 
 
 class ConversableAgent(Agent[Any]):
@@ -65,7 +65,7 @@ class ConversableAgent(Agent[Any]):
         *,
         directory: Directory | None = None,
         human_input_mode: HumanInputMode = "NEVER",
-        human_input: HumanInput = TERMINAL,
+        human_input: HumanInput = DEFAULT_INPUT,
         max_consecutive_auto_reply: int | None = 10,
         is_termination: Callable[[AgentMessage], bool] = is_termination,
         default_auto_reply: MessageLike | None = None,

@@ -48,7 +48,7 @@ class ToolAction(TypedDict):
     error: str | None
 
 
-_SAVED = TypeAdapter(ToolAction)
+_SAVED_ACTION = TypeAdapter(ToolAction)
 
 
 class ToolParser(Parser[ToolAction]):
@@ -91,18 +91,18 @@ class ToolParser(Parser[ToolAction]):
 
     def restore(self, saved: Any) -> ToolAction:
         """Return a saved action."""
-        return _SAVED.validate_python(saved)
+        return _SAVED_ACTION.validate_python(saved)
 
     def complete(self, text: str) -> str:
         """Return the reply up to the end of its action, with the complete end mark."""
-        found = find_call(text, self.formats)
-        return text if found is None else found.before + found.text
+        call = find_call(text, self.formats)
+        return text if call is None else call.before + call.text
 
     def _parse(self, text: str, *, cut: bool) -> ToolAction:
-        found = find_call(text, self.formats, stopped=cut)
-        if found is None:
+        call = find_call(text, self.formats, stopped=cut)
+        if call is None:
             return ToolAction(tool_type=None, thought=text, action=None, status="none", error=None)
-        name, raw = found.name, found.arguments
+        name, raw = call.name, call.arguments
         arguments, error = read_arguments(raw)
         action: Any = {"name": name, "parameters": arguments} if name and error is None else raw
         if action is raw:
@@ -114,7 +114,7 @@ class ToolParser(Parser[ToolAction]):
                 error = str(fault) or repr(fault)
         return ToolAction(
             tool_type=name or None,
-            thought=found.before,
+            thought=call.before,
             action=action,
             status="valid" if error is None else "invalid",
             error=error,
@@ -163,10 +163,10 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
             isinstance(formatted, Mapping)
             and frozenset(cast("Mapping[str, Any]", formatted)) == ToolAction.__required_keys__
         ):
-            found = cast("ToolAction", formatted)
-            add("thought", found["thought"], None)
-            if found["status"] != "none":
-                action, tool = found["action"], found["tool_type"]
+            parsed = cast("ToolAction", formatted)
+            add("thought", parsed["thought"], None)
+            if parsed["status"] != "none":
+                action, tool = parsed["action"], parsed["tool_type"]
                 fields = cast("Mapping[str, Any]", action if isinstance(action, Mapping) else {})
                 add("call", fields.get("parameters", action), tool)
         else:

@@ -16,7 +16,7 @@ from ...commander.errors import ConfigurationError
 from ...commander.kinds import require_awaitable
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
-from ._memory import CALLS, SessionId, TemporarySession
+from ._memory import CURRENT_CALLS, SessionId, TemporarySession
 from ._message import AgentMessage, copy_message
 from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, MESSAGE_FEED, Feed
@@ -43,7 +43,7 @@ F = TypeVar("F", default=Any)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_counting = Lock()  # several threads may call an agent at the same time
+_usage_lock = Lock()  # several threads may call an agent at the same time
 
 
 def usage_of(node: Node[Any]) -> dict[str, Usage]:
@@ -114,7 +114,7 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
             each._session for each in calls if each._spending is usage_totals and not each._counted
         ]
         if used:
-            with _counting:
+            with _usage_lock:
                 if not outer_sessions:
                     add_usage(usage_totals.total, used)
                 if session_id is not None and session_id not in outer_sessions:
@@ -219,7 +219,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if is_temporary:
             session_id.forget[agent] = partial(agent.forget, session_id)
         self.begin(agent, session_id)
-        CALLS.set((*CALLS.get(), object()))  # a new object for each attempt of this call
+        CURRENT_CALLS.set(
+            (*CURRENT_CALLS.get(), object())
+        )  # a new object for each attempt of this call
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
         steering, outer_steering = self.steering(), STEERING.get()
         steering.above = None if outer_steering is steering else outer_steering

@@ -122,7 +122,7 @@ class AgentHook:
         return None
 
 
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
+HOOK_NAMES: tuple[Moment, ...] = get_args(Moment)
 
 
 def methods_of(hook: object) -> dict[Moment, Hook]:
@@ -132,21 +132,21 @@ def methods_of(hook: object) -> dict[Moment, Hook]:
     beginning: that would never be called.
     """
     for name in dir(hook):
-        if name in MOMENTS or name.startswith("_") or not callable(getattr_static(hook, name)):
+        if name in HOOK_NAMES or name.startswith("_") or not callable(getattr_static(hook, name)):
             continue
-        suggestion = nearest(name, MOMENTS, 0.8)
+        suggestion = nearest(name, HOOK_NAMES, 0.8)
         if suggestion or name.startswith(("before", "after")):
             hint = (
                 f": did you mean {suggestion!r}?"
                 if suggestion
-                else f". There are {', '.join(MOMENTS)}"
+                else f". There are {', '.join(HOOK_NAMES)}"
             )
             raise ConfigurationError(f"an agent has no hook {type(hook).__name__}.{name}{hint}")
     methods: dict[Moment, Hook] = {
-        moment: getattr(hook, moment) for moment in MOMENTS if hasattr(hook, moment)
+        moment: getattr(hook, moment) for moment in HOOK_NAMES if hasattr(hook, moment)
     }
     if not methods:
-        raise ConfigurationError(f"{hook!r:.200} has none of the methods {', '.join(MOMENTS)}")
+        raise ConfigurationError(f"{hook!r:.200} has none of the methods {', '.join(HOOK_NAMES)}")
     return methods
 
 

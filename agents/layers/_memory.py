@@ -19,7 +19,7 @@ from ._message import AgentMessage, copy_message, has_run
 from ._state import json_value, read_records, saved_fields
 
 __all__ = [
-    "CALLS",
+    "CURRENT_CALLS",
     "Memory",
     "SessionId",
     "SummaryMemory",
@@ -61,11 +61,11 @@ class TemporarySession(str):
         return str, (str(self),)  # another process does not own it: there it is only a name
 
 
-CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", default=())
+CURRENT_CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", default=())
 """The attempts of agents' calls around this, the outermost first. Nodes inherit them."""
 
 # Attributes of an `AgentMessage` in a memory. They are not fields, so they are neither saved nor
-# compared. The value of `CALLS` when it was added.
+# compared. The value of `CURRENT_CALLS` when it was added.
 ADDED_BY_CALLS = "_added_in"
 # In a durable run: the attempt of the node that added it, and the messages that a summary replaced.
 ADDED_BY_ATTEMPT, REPLACED_MESSAGES = "_done_in", "_instead_of"
@@ -140,7 +140,7 @@ class Memory:
         stored = [copy_message(message) for message in messages]
         scope = scope_here()
         for each in stored:
-            vars(each)[ADDED_BY_CALLS] = CALLS.get()
+            vars(each)[ADDED_BY_CALLS] = CURRENT_CALLS.get()
             vars(each)[ADDED_BY_ATTEMPT] = None if scope is None else scope.current_attempt()
         self._sessions.setdefault(session_id, []).extend(stored)
         return stored
@@ -270,7 +270,7 @@ class Memory:
 
 def _is_added_here(message: AgentMessage) -> bool:
     """Return whether the agent's call around this, or a call below it, added a message."""
-    calls = CALLS.get()
+    calls = CURRENT_CALLS.get()
     return vars(message).get(ADDED_BY_CALLS, ())[: len(calls)] == calls
 
 

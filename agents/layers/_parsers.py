@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAX_SCANS = 20  # the search for JSON in a text reads at most this many times its length
 MAX_SCHEMA_NAME_CHARS = 64  # servers refuse longer names
 
-_FENCE = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
+_FENCED_TEXT = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
 _NOT_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]+")  # servers refuse these in a schema's name
 
 
@@ -197,7 +197,7 @@ def _candidates(text: str) -> Iterator[str]:
     yield text
     if (answer := _without_reasoning(text)) != text:
         yield (text := answer)
-    yield from sorted(_FENCE.findall(text), key=len, reverse=True)
+    yield from sorted(_FENCED_TEXT.findall(text), key=len, reverse=True)
     values: list[str] = []
     decoder, work, end = json.JSONDecoder(), MAX_SCANS * len(text), 0
     for start in (found.start() for found in re.finditer(r"[\[{]", text)):
@@ -226,7 +226,7 @@ def _complete(text: str) -> Iterator[str]:
         with suppress(ValueError, RecursionError):
             yield text[: json.JSONDecoder().raw_decode(text)[1]]
     elif text.count("```") % 2 == 0:
-        fenced = (found.strip() for found in _FENCE.findall(text))
+        fenced = (found.strip() for found in _FENCED_TEXT.findall(text))
         yield from sorted(fenced, key=len, reverse=True)
 
 

@@ -43,7 +43,7 @@ Changes: TypeAlias = dict[str, list[Any]]
 """Changes of memories, by path: first position, number of removed messages, and new messages."""
 
 # The saved fields of an empty message.
-DEFAULTS: Mapping[str, Any] = json_value(dict(saved_fields(AgentMessage())))
+EMPTY_MESSAGE: Mapping[str, Any] = json_value(dict(saved_fields(AgentMessage())))
 
 
 class _Known(NamedTuple):
@@ -338,7 +338,7 @@ def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in record.items()
-        if name == "content" or name not in DEFAULTS or value != DEFAULTS[name]
+        if name == "content" or name not in EMPTY_MESSAGE or value != EMPTY_MESSAGE[name]
     }
 
 
@@ -378,7 +378,7 @@ def _differences(before: Mapping[str, Any], now: State) -> Changes:
 def _apply(state: State, changes: Changes) -> None:
     for path, (start, removed, added) in changes.items():
         state.setdefault(path, [])[start : start + removed] = [
-            {**DEFAULTS, **each} for each in added
+            {**EMPTY_MESSAGE, **each} for each in added
         ]
 
 

@@ -21,7 +21,7 @@ from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import add_usage, run_in_tree, usage_of
-from ..layers._memory import CALLS, TemporarySession
+from ..layers._memory import CURRENT_CALLS, TemporarySession
 from ..layers._message import TOOLS
 from ._engineer import PromptedAgent, resolve
 from ._state import State, restore, snapshot
@@ -372,7 +372,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         call.at_end(take)
         below = agent.named_agents().values()
         # An entry for this answer, so that `retract_answers` finds the messages added below it.
-        token = CALLS.set((*CALLS.get(), object()))
+        token = CURRENT_CALLS.set((*CURRENT_CALLS.get(), object()))
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
             await call
@@ -384,7 +384,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
                     each.memory.retract_answers(orchestrator.session_id)
             raise
         finally:
-            CALLS.reset(token)
+            CURRENT_CALLS.reset(token)
             add_usage(orchestrator._usage.setdefault(agent.name, {}), usage_of(call))
 
 

@@ -48,7 +48,7 @@ def pair(one: str | None, two: str | None) -> tuple[Sequential, list[ScriptedBac
 def test_a_state_means_the_same_under_other_names(
     one: str | None, two: str | None, later_one: str | None, later_two: str | None, calls: int
 ) -> None:
-    """An agent's answers stay its own, those of others do not become so; also after another save."""
+    """An agent's answers stay its own, others do not become so, also after a second save."""
 
     async def main() -> None:
         chain, backends = pair(one, two)
