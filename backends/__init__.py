@@ -1,28 +1,31 @@
-"""One async interface to models, and each implementation.
+"""The async interface to models, and its implementations.
 
-A `Request` comes in and goes to a model; what the model says comes out as `Delta`s. Texts come in
-to be embedded, and come out as vectors.
+A backend sends a `Request` to a model and yields the reply as `Delta`s. It also turns texts into
+vectors.
 
-    _providers                   `connect`: the prefixes, such as `openai:`, and what each makes
-    _backend, _model             the interface; what is done around each attempt
-    _retry, _timeout, _fallback  when a request is tried again (a node: `commander/_policy.py`), and
-                                 after what pause; time limits; another model to ask
-    limits, _turn                rates, concurrency and budgets, of a backend or a whole tree: how
-                                 requests are held against them; which request goes first
-    _resume                      when a broken reply can be continued, and what remains of it
-    _estimate                    how many tokens a request is taken for before it starts
-    _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
-    _embedding                   texts and the vectors that come for them
-    _address, _secret, _failure  addresses; keys that never show; what a refusal means
-    _engine, _per_loop, _prompt  models in this process: one thread for all event loops
-    _local*, _weights*           the small model or a GGUF file; how its weights are fetched
+Interface
+    _backend                     `Backend`, the base class
+    _providers                   `connect`: the prefixes, such as `openai:`, and their backends
+    _fallback                    `Fallback`: ask another backend if one fails
+    _cassette, _cassette_file    replies recorded in a file, and their replay
+Around each request
+    _model                       `ModelBackend`: limits, timeouts, retries, usage
+    limits, _turn                rates, concurrency, budgets, prices; the order of waiting requests
+    _retry, _timeout             retries, the breaker, continued replies; time limits
+    _estimate                    tokens of a request before its usage is known
+    _request_fit                 parts that a model does not take; roles that every model knows
+    _recorded, _request_events   replies stored in a journal; events about requests
+Servers
+    _wire, _http, _openai        chat completions as JSON and events; over aiohttp or the SDK
+    _sse, _embedding             the formats of streams and of vectors
+    _address, _secret, _failure  addresses; removal of keys from text; errors
+Models in this process
+    _engine, _per_loop           one thread for all event loops
+    _local*, _weights            the small model or a GGUF file; how its weights are fetched
     _vllm*                       the vLLM engine
-    _request_events              events about requests: sent, first chunk, progress, reply
-    _takes                       images and files in a request, and what a model takes of them
-    _cassette, _tape             replies that are recorded and played; _recorded: in a journal too
 
-The implementations are imported when they are asked for, so that no extra is needed for those
-that are not. `limits` is public for other rooms, which ask it for leave to start a request too.
+Each implementation is imported when `connect` first needs it, so that its extra is optional.
+`limits` is public: the cluster package starts requests under the same limits.
 """
 
 from ._backend import Backend as Backend

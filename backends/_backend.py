@@ -1,4 +1,4 @@
-"""The one interface behind which every model stands."""
+"""`Backend`, the interface to every model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request, require_request
 from ..messages.options import check_options
-from ._recorded import keep_replies, key_of
-from ._takes import fit_parts
+from ._recorded import key_of, record_replies
+from ._request_fit import fit_parts
 from .limits import Limits
 
-__all__ = ["Backend", "Recipe"]
+__all__ = ["Backend", "BackendFactory"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Recipe:
-    """How to make a backend again in another process, and whether a key would have to travel."""
+class BackendFactory:
+    """Makes a backend again in another process. `has_key`: its key would have to be sent along."""
 
     make: Callable[[], Backend]
     has_key: bool
@@ -37,67 +37,72 @@ class Recipe:
 class Backend(ABC):
     """A model that answers requests with a stream of deltas.
 
+        async with connect("openai:gpt-5") as backend:
+            async with aclosing(backend.stream(request)) as deltas:
+                async for delta in deltas:
+                    print(delta.text, end="")
+
     `model` is its name, `provider` the kind of backend (`openai`, `http`, `local`, `vllm`).
-    `default_options` have the wire's names; a request's own options win. `formats` are the ways in
-    which the model writes calls into its text, where neither its server nor `stream` reads them:
-    `respond` and `complete` do, and whoever forks a reply can. Entering opens
-    connections or loads the model; leaving closes them; both may be done again. One backend may
-    serve any number of streams at once.
+    `default_options` have the names of chat completions; a request's own options win. `formats` are
+    the formats in which the model writes calls into its text. `respond` and `complete` use them,
+    and so can your own code that forks a reply. Leave them empty if the server or `stream` reads
+    such calls.
 
-    `recipe` is set by `connect`: with it a backend travels to another process, where it is made
-    again and finds its key by name.
+    Entering opens connections or loads the model, leaving closes them; both can be repeated. One
+    backend serves any number of streams at once. `connect` sets `factory`, by which a backend can
+    be pickled: the other process makes it again and finds its key in the environment.
 
-    Below a durable job a whole reply is kept in the journal, and played from there when the run is
-    taken up again: a subclass does nothing for it. Played, it takes no turn of limits, and is
-    charged and counted in budgets as it was. One that fails, or is left early, is kept as far as
-    it came, and ends there again.
+    Below a durable job the journal stores each complete reply, and a resumed run replays it. A
+    subclass does nothing for this. A replayed reply takes no turn of limits. Its usage is charged
+    and counted in budgets again. A reply that failed or was left early is stored as far as it came,
+    and ends there again.
     """
 
     provider: str = "unknown"
-    recipe: Recipe | None = None
+    factory: BackendFactory | None = None
 
     formats: Sequence[Format] = ()
 
     @property
     def item_provider(self) -> str:
-        """The name that marks the `ProviderItem`s of its replies; it sends back only such items.
+        """The provider name of the `ProviderItem`s in its replies; it sends only such items back.
 
-        A backend that speaks the chat-completions wire to a server has the host of its address,
-        with the port where the address has one: `api.deepseek.com`, `localhost:8000`. So one
-        service has one name, whether it is reached as `openai:` or by its address, and backends for
-        other wires of the same service have another. All others have their `provider`.
+        For a server with chat completions this is the host of its address, with its port if given:
+        `api.deepseek.com`, `localhost:8000`. So a service has one name, as `openai:` and by its
+        address, and a backend for another wire of that service needs another one. For others it is
+        `provider`.
         """
         return self.provider
 
     @property
     def server(self) -> tuple[str, int] | None:
-        """The host and port that its requests go to; None of a model in this process."""
+        """The host and port of its server; None for a model in this process."""
         return None
 
     @property
     def asks_others(self) -> bool:
-        """Whether it only hands requests on to other backends: those are told of, not this one."""
+        """Whether it only passes requests on: then the other backends emit the events."""
         return False
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """What its model takes beside text, of "image", "audio", "file" (a PDF) and "url".
+        """The inputs its model takes beside text: "image", "audio", "file" (a PDF), "url".
 
-        "url" says that an image may be an address. None: nobody knows, and all is sent. A request
-        with anything else is a `ConfigurationError` before it is sent; in what was answered
-        before, as by another model, and in what a tool gave, a note stands in its place.
+        "url" means that an image may be an address. None means unknown: everything is sent. Any
+        other part of the newest messages raises `ConfigurationError` before the request is sent. In
+        older messages and in results of tools, a note replaces the part.
         """
         return None
 
     def check_parts(self, messages: Sequence[Message]) -> None:
-        """Raise `ConfigurationError` if its model is known not to take the parts of `messages`."""
+        """Raise `ConfigurationError` if the model is known not to take a part of `messages`."""
         fit_parts(self, Request(messages))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        stream: Any = cls.stream  # perhaps of a class beside this one
-        if not (hasattr(stream, "keeps_replies") or hasattr(stream, "__isabstractmethod__")):
-            cast("Any", cls).stream = keep_replies(stream)
+        stream: Any = cls.stream  # may come from another base class
+        if not (hasattr(stream, "records_replies") or hasattr(stream, "__isabstractmethod__")):
+            cast("Any", cls).stream = record_replies(stream)
 
     def __init__(
         self, model: str, *, formats: Sequence[Format] = (), **default_options: Any
@@ -111,9 +116,9 @@ class Backend(ABC):
         return f"{type(self).__name__}({self.model!r})"
 
     def check_defaults(self, options: Mapping[str, Any]) -> None:
-        """Raise `ConfigurationError` if there is a default option that is none.
+        """Raise `ConfigurationError` for a default option that does not exist.
 
-        Here that is any name which the wire has not: a misspelt one, or a misspelt setting.
+        Here, an option must be known in chat completions. This finds misspelt options and settings.
         """
         check_options(options, type(self).__name__, of=type(self))
 
@@ -127,26 +132,26 @@ class Backend(ABC):
         """
 
     async def warm(self, request: Request) -> None:  # noqa: B027 - most models are always ready
-        """Get ready for requests that begin as `request` does: nothing that must be done.
+        """Prepare for requests that begin as `request` does. Calling it is optional.
 
-        A model in this process is loaded, and the small one reads ahead: the messages and tools,
-        before a person has written the next message. Nothing is charged, and nobody is asked who
-        takes money. A request that comes meanwhile waits no longer than it would without.
-        Cancelled, it stops soon and keeps what was done; a second call costs little.
+        A model in this process is loaded. The small model also reads the messages and tools, before
+        the user has written the next message. Nothing is charged, and no paid service is asked. A
+        request that arrives in between waits no longer than without. If cancelled, it stops soon
+        and keeps its progress; a second call costs little.
         """
 
     def limits_of_model(self, model: str) -> Sequence[Limits]:
-        """Return the limits of its own in which replies of this model are counted."""
+        """Return this backend's own limits that count replies of `model`."""
         return ()
 
     def redact(self, text: str) -> str:
-        """Return `text` with stars where the backend's key stood."""
+        """Return `text` with stars in place of the backend's key."""
         return text
 
     def has_reply(self, request: Request) -> bool:
-        """Say whether the next reply to `request` is one that the durable run around has already.
+        """Return whether the durable run's journal has the next reply to `request`.
 
-        It is played then, and asks for nothing. Outside a durable run there is none.
+        Such a reply is replayed without asking the model. False outside a durable run.
         """
         scope = scope_here(any_loop=True)
         if scope is None:
@@ -158,18 +163,22 @@ class Backend(ABC):
         return scope.has_reply(key_of(fitted), self.redact)
 
     async def complete(self, request: Request) -> Message:
-        """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
+        """Return the complete reply to `request`. Raises and is cancelled as `stream`.
+
+        message = await backend.complete(Request([Message(role="user", content="Hello")]))
+        """
         require_request(request)
         async with aclosing(self.stream(request)) as deltas:
             return assemble([delta async for delta in deltas], self.formats)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return a vector for each of `texts`, in their order; none for none, without a request.
+        """Return a vector for each of `texts`, in their order.
 
-        All go in one request, and all vectors have one size. It takes its turn, is tried again,
-        charged and cancelled as a reply is, and raises what `stream` raises; `TypeError` for what
-        is no list of texts; `ConfigurationError` if backends of this kind make no embeddings.
-        Nothing of it is kept in a journal: a later life of a durable run asks again.
+        All texts go in one request, and all vectors have one size; an empty list sends no request.
+        The request takes its turn, is retried, charged and cancelled as a reply. Raises as
+        `stream`, `TypeError` unless `texts` is a list of texts, and `ConfigurationError` if this
+        kind of backend makes no embeddings. Journals do not store vectors: a resumed run asks
+        again.
         """
         raise ConfigurationError(
             f"{type(self).__name__} makes no embeddings: connect to a server that does, such as"
@@ -179,24 +188,24 @@ class Backend(ABC):
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.
 
-        The connections it opens last as long as the generator. In a thread of `in_thread`, as that
-        of a plain tool, a cancel of its node ends the wait for the model and closes the connection,
-        and the step raises `CancelledError`. Inside a running loop it is a `RuntimeError`, raised
-        at the first step.
+        Its connections are closed with the generator. In a thread of `in_thread`, as that of a
+        plain tool, a cancel of the node ends the wait for the model, closes the connection and
+        raises `CancelledError` in the thread. In a running loop, the first step raises
+        `RuntimeError`.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             source = self.stream(request)
         else:
-            raise RuntimeError("stream_sync is for code without an event loop; use stream here")
+            raise RuntimeError("stream_sync cannot be used in an event loop; use stream")
 
-        told = False
+        is_stopped = False
         stepping: asyncio.Task[Any] | None = None
 
         async def step() -> Delta | None:
             nonlocal stepping
-            if told:
+            if is_stopped:
                 raise asyncio.CancelledError
             stepping = asyncio.current_task()
             try:
@@ -205,8 +214,8 @@ class Backend(ABC):
                 stepping = None
 
         def stop() -> None:
-            nonlocal told
-            told = True
+            nonlocal is_stopped
+            is_stopped = True
             if stepping is not None:
                 stepping.cancel()
 
@@ -224,22 +233,25 @@ class Backend(ABC):
                 runner.run(finish())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Travel as what `connect` was given; a key that was given by value does not travel."""
-        if self.recipe is None:
-            return super().__reduce_ex__(protocol)
-        if self.recipe.has_key:
-            raise ConfigurationError(
-                "this backend cannot be sent to another process, since its key was given by value:"
-                " set the environment variable there (OPENAI_API_KEY, with base_url= for other"
-                " servers) and leave out api_key, and what is secret in the address"
-            )
-        return self.recipe.make, ()
+        """Pickle as the arguments of `connect`.
 
-    async def leave_loop(self) -> None:  # noqa: B027 - most backends hold nothing of the sort
-        """Free what is bound to the running loop, which is about to end."""
+        Raises `ConfigurationError` if a key was among them.
+        """
+        if self.factory is None:
+            return super().__reduce_ex__(protocol)
+        if self.factory.has_key:
+            raise ConfigurationError(
+                "this backend cannot be sent to another process, because it was given a key. Set"
+                " the key there as an environment variable (OPENAI_API_KEY, with base_url= for"
+                " other servers), and leave out api_key and secrets in the address."
+            )
+        return self.factory.make, ()
+
+    async def leave_loop(self) -> None:  # noqa: B027 - most backends hold no such resources
+        """Free the resources that are bound to the running loop, which is about to close."""
 
     async def aclose(self) -> None:  # noqa: B027 - most backends hold nothing
-        """Free what the backend holds. Closing twice is harmless."""
+        """Free all resources. Closing twice is harmless."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Recorded replies: what a model said, delta by delta, played again without it."""
+"""A backend that replays recorded replies from a file, or records them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Format
 from ..messages import Delta, Request, require_request
 from ._backend import Backend
+from ._cassette_file import CassetteFile, RecordedReply, write_line
 from ._embedding import list_of_texts
 from ._recorded import key_of
-from ._tape import Tape, Track, line_of
 from .limits import Limits
 
 __all__ = ["CassetteBackend"]
 
-_SHOWN = 40  # lines of a difference
+_MAX_DIFFERENCE_LINES = 40  # lines of a difference
 
 
 class CassetteBackend(Backend):
-    """Plays what was recorded in `file`; with `record`, records that backend's replies there.
+    """Replays the replies in `file`; with `record`, records that backend's replies there.
 
-    A line of the file is one reply. A request is found by its messages, tools and options, one for
-    embeddings by its texts; the recording backend's model and defaults do not matter. Requests that
-    are alike get their replies in the order in which they were asked, then the last one again.
-    Played at once, or with `realtime=True` at the recorded pace. A failure is played as the same
-    error. A file that is damaged, or no recording, is a `ConfigurationError` that names it and the
-    line.
+        backend = connect("cassette:replies.jsonl", record=connect("openai:gpt-5"))
 
-    Recording starts the file anew with the first request and writes each line when the reply has
-    ended. No key of the recording backend is written, but for one that is a mere word or number.
+    Each line of the file is one reply. Requests are matched by messages, tools and options,
+    embeddings by their texts; the recording backend's model and defaults do not matter. Equal
+    requests get their replies in the order in which they were sent, then the last one again. Replay
+    is immediate, or with `realtime=True` at the recorded pace. A failure is replayed as the same
+    error. A damaged file raises `ConfigurationError` with its name and line.
+
+    Recording overwrites the file at the first request. Each line is written when its reply has
+    ended. Keys of the recording backend are not written, unless a key is only a word or a number.
     """
 
     provider = "cassette"
@@ -54,10 +55,10 @@ class CassetteBackend(Backend):
         if unknown:
             raise ConfigurationError(
                 f"a cassette has no option {', '.join(sorted(unknown))}; it has record,"
-                " realtime and formats; all others belong to the backend that is recorded"
+                " realtime and formats. Pass others to the backend that is recorded."
             )
         if not (record is None or isinstance(record, Backend)):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-            raise ConfigurationError(f"record={record!r}: it is a backend, as connect() makes it")
+            raise ConfigurationError(f"record={record!r}: it must be a backend, from connect()")
         super().__init__(
             record.model if record else Path(file).stem,
             formats=formats or (record.formats if record else ()),
@@ -65,10 +66,10 @@ class CassetteBackend(Backend):
         self.file = Path(file)
         self.record = record
         self.realtime = realtime
-        self._started = False  # the file has been begun anew
+        self._started = False  # this object has overwritten the file
         self._numbers = count(1)
-        self._tape: Tape | None = None
-        self._played: dict[str, int] = defaultdict(int)
+        self._recording_file: CassetteFile | None = None
+        self._play_counts: dict[str, int] = defaultdict(int)
 
     @property
     def asks_others(self) -> bool:
@@ -77,11 +78,11 @@ class CassetteBackend(Backend):
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """What the recorded backend takes."""
+        """The inputs that the recorded backend takes."""
         return self.record.takes if self.record else None
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """Play the reply to `request`, or record it."""
+        """Replay the reply to `request`, or record it."""
         require_request(request)
         if self.record is not None:
             return self._record(self.record, request)
@@ -96,7 +97,7 @@ class CassetteBackend(Backend):
             with self._recording(key) as track:
                 track.vectors = await self.record.embed(texts)
             return track.vectors
-        track = self._next_track(key)
+        track = self._next_reply(key)
         if (failure := track.ending(self.file)) is not None:
             raise failure
         return [[*vector] for vector in track.vectors or ()]
@@ -114,9 +115,9 @@ class CassetteBackend(Backend):
         return self.record.redact(text) if self.record else text
 
     async def aclose(self) -> None:
-        """Close the backend that is recorded; what was read of the file is forgotten."""
-        self._tape = None
-        self._played.clear()
+        """Close the backend that is recorded, and forget the file's content."""
+        self._recording_file = None
+        self._play_counts.clear()
         if self.record is not None:
             await self.record.aclose()
 
@@ -134,9 +135,9 @@ class CassetteBackend(Backend):
                     yield delta
 
     @contextmanager
-    def _recording(self, key: str) -> Generator[Track]:
-        """Write what comes of a request when it has ended, however that is."""
-        track = Track(key, next(self._numbers), left=True)
+    def _recording(self, key: str) -> Generator[RecordedReply]:
+        """Write the reply's line when the block ends, for any reason."""
+        track = RecordedReply(key, next(self._numbers), left=True)
         if not self._started:
             self._write("")
             self._started = True
@@ -150,9 +151,9 @@ class CassetteBackend(Backend):
             raise
         finally:
             try:
-                self._write(line_of(track, self.model, self.redact))
+                self._write(write_line(track, self.model, self.redact))
             except ConfigurationError as error:
-                unwritten = error  # raised below, unless the reply ended by something else
+                unwritten = error  # raised below, unless the reply itself has failed
         if unwritten is not None:
             raise unwritten
 
@@ -164,7 +165,7 @@ class CassetteBackend(Backend):
             raise ConfigurationError(f"cannot record to {str(self.file)!r}: {error}") from None
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta, None]:
-        track = self._next_track(key_of(request))
+        track = self._next_reply(key_of(request))
         clock = asyncio.get_running_loop().time
         start = clock()
         for at, delta in track.deltas:
@@ -174,22 +175,22 @@ class CassetteBackend(Backend):
         if (failure := track.ending(self.file)) is not None:
             raise failure
 
-    def _next_track(self, key: str) -> Track:
-        if self._tape is None:
-            self._tape = Tape(self.file)
-        tracks = self._tape.find(key)
+    def _next_reply(self, key: str) -> RecordedReply:
+        if self._recording_file is None:
+            self._recording_file = CassetteFile(self.file)
+        tracks = self._recording_file.find(key)
         if not tracks:
-            difference = _difference(key, self._tape.requests())
+            difference = _describe_difference(key, self._recording_file.requests())
             raise BackendError(
-                f"{self.file} has no reply to this request; the nearest one differs so:{difference}"
+                f"{self.file} has no reply to this request. The nearest one differs:{difference}"
             )
-        track = tracks[min(self._played[key], len(tracks) - 1)]
-        self._played[key] += 1
+        track = tracks[min(self._play_counts[key], len(tracks) - 1)]
+        self._play_counts[key] += 1
         return track
 
 
-def _difference(key: str, known: Sequence[str]) -> str:
-    """Say how a request differs from the nearest one that was recorded."""
+def _describe_difference(key: str, known: Sequence[str]) -> str:
+    """Return a diff of a request and the most similar recorded one."""
 
     def pretty(key: str) -> list[str]:
         return json.dumps(json.loads(key), indent=1, sort_keys=True).splitlines()
@@ -200,7 +201,7 @@ def _difference(key: str, known: Sequence[str]) -> str:
         key=lambda other: SequenceMatcher(None, asked, other, autojunk=False).ratio(),
     )
     lines = unified_diff(nearest, asked, "recorded", "asked", n=1, lineterm="")
-    shown = list(islice(lines, _SHOWN + 1))
-    if len(shown) > _SHOWN:
+    shown = list(islice(lines, _MAX_DIFFERENCE_LINES + 1))
+    if len(shown) > _MAX_DIFFERENCE_LINES:
         shown[-1] = "..."
     return "".join(f"\n{line}" for line in shown)

@@ -1,4 +1,4 @@
-"""Embeddings: the texts that are asked about, and the vectors that a server answers with."""
+"""Embeddings: check the texts of a request, and read the vectors of a server's answer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..messages.text import quote
 __all__ = ["Embedded", "as_vectors", "list_of_texts", "read_embeddings"]
 
 Embedded: TypeAlias = tuple[list[list[float]], Usage | None]
-"""A vector for each text, in their order, and what that took; None if nobody has said."""
+"""A vector for each text, in their order, and the usage, None if the server sent none."""
 
 
 def list_of_texts(texts: Sequence[str]) -> list[str]:
-    """Return `texts` as a list of their own; raises `TypeError` for what is no list of texts."""
+    """Return `texts` as a new list; raise `TypeError` unless it holds only texts."""
     if isinstance(texts, str | bytes):
-        raise TypeError("embed takes a list of texts, not one text: embed([text])")
+        raise TypeError("embed takes a list of texts, not one text; call embed([text])")
     every = list(texts)
     for text in every:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
@@ -33,10 +33,10 @@ def list_of_texts(texts: Sequence[str]) -> list[str]:
 
 
 def read_embeddings(body: bytes, count: int) -> Embedded:
-    """Read the answer to a request about so many texts.
+    """Return the vectors and the usage from a server's answer about `count` texts.
 
-    Raises what an error object in it stands for, and `BadResponse` if it does not hold one vector
-    for each text, all of one size and of numbers that 32 bits hold.
+    Raises the error that the answer contains, and `BadResponse` unless it has one vector for each
+    text, all of one size, with numbers that fit 32 bits.
     """
     try:
         answer: Any = from_json(body)
@@ -45,16 +45,16 @@ def read_embeddings(body: bytes, count: int) -> Embedded:
     if not isinstance(answer, dict):
         raise _unexpected("the answer", "an object", answer)
     fields = cast("dict[str, Any]", answer)
-    told = {name: fields[name] for name in ("error", "object", "usage") if name in fields}
-    said = delta_from_chunk(told)  # what it reads of a chunk: an error, or the usage
+    known = {name: fields[name] for name in ("error", "object", "usage") if name in fields}
+    delta = delta_from_chunk(known)  # raises an error object, reads the usage
     ordered = _in_order(_list("data", fields.get("data", fields)), count)
-    return as_vectors([_numbers(each.get("embedding")) for each in ordered]), said and said.usage
+    return as_vectors([_numbers(each.get("embedding")) for each in ordered]), delta and delta.usage
 
 
 def as_vectors(value: Any) -> list[list[float]]:
-    """Return `value` if it holds vectors, all of one size, of numbers that 32 bits hold.
+    """Return `value` if it is a list of vectors of one size whose numbers fit 32 bits.
 
-    Raises `BadResponse`. A greater number would be infinite wherever it is kept.
+    Raises `BadResponse`. A larger number would become infinite in an index.
     """
     vectors: list[list[float]] = []
     for each in _list("the vectors", value):
@@ -68,12 +68,12 @@ def as_vectors(value: Any) -> list[list[float]]:
         vectors.append([*map(float, numbers)])
     if len(sizes := {len(vector) for vector in vectors}) > 1 or 0 in sizes:
         found = ", ".join(map(str, sorted(sizes)))
-        raise BadResponse(f"the vectors should have one size, and they have: {found}")
+        raise BadResponse(f"the vectors must have one size; they have {found}")
     return vectors
 
 
 def _in_order(data: list[Any], count: int) -> list[dict[str, Any]]:
-    """Sort by `index`; where none has one, they stand in the order of the texts."""
+    """Return the embeddings in the order of `index`, or as they are if none has an index."""
     if len(data) != count:
         raise BadResponse(f"{len(data)} vectors came for {count} texts")
     every: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def _in_order(data: list[Any], count: int) -> list[dict[str, Any]]:
 
 
 def _numbers(embedding: object) -> object:
-    """Return what stands for a vector, or, if it is text, the 32-bit numbers in its base64."""
+    """Return an embedding as numbers. Text is base64 of 32-bit numbers."""
     if not isinstance(embedding, str):
         return embedding
     numbers = array("f")
@@ -110,4 +110,6 @@ def _list(what: str, value: object) -> list[Any]:
 
 
 def _unexpected(what: str, expected: str, value: object) -> BadResponse:
-    return BadResponse(f"not the embeddings wire: {what} should be {expected}: {quote(value)}")
+    return BadResponse(
+        f"not a reply with embeddings: {what} must be {expected}, not {quote(value)}"
+    )

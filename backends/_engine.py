@@ -1,7 +1,7 @@
-"""Models in this process: an engine with a thread of its own, shared by all who ask for the same.
+"""Engines for models in this process: one thread, shared by all event loops.
 
-A request is a ticket. The engine's thread puts what the model says into it; the event loop that
-asked, whichever it is, takes it out.
+Each request is a ticket. The engine's thread puts the deltas into it, and the event loop of the
+request takes them out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["EngineBackend", "SharedEngine", "Ticket"]
 _A = TypeVar("_A")
 _W = TypeVar("_W")
 _E = TypeVar("_E", bound="SharedEngine[Any, Any]")
-_Item = Delta | BaseException | None  # None: the end
+_Item = Delta | BaseException | None  # None is the end
 
 
 class _Mailbox:
-    """The way from an engine's thread to one loop.
+    """A channel from an engine's thread to one loop.
 
-    A wake-up is sent only if none is under way, so that deltas made faster than the loop turns, or
-    in one step for many requests, cross together, in order.
+    It sends a wake-up only if none is pending. So deltas that are made faster than the loop turns,
+    or for many requests in one step, cross together and in order.
     """
 
     def __init__(self) -> None:
@@ -41,16 +41,17 @@ class _Mailbox:
         self._waking = False
 
     def put(self, ticket: Ticket[Any], item: _Item) -> None:
-        """Hand an item to the loop; called in the engine's thread. Raises if the loop is closed."""
+        """Send an item to the loop, from the engine's thread; `RuntimeError` if it is closed."""
         if self._loop.is_closed():
-            raise RuntimeError("the loop is closed")  # also if a wake-up was under way
+            # no wake-up is sent below while one is pending, so check here
+            raise RuntimeError("the loop is closed")
         self._items.append((ticket, item))
         if not self._waking:
             self._waking = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # Before the items are read: one that is appended after this sends a wake-up of its own.
+        # Reset before reading: an item that is appended later then sends its own wake-up.
         self._waking = False
         while self._items:
             ticket, item = self._items.popleft()
@@ -58,38 +59,38 @@ class _Mailbox:
 
 
 class Ticket(Generic[_W]):
-    """One request: its work, and what was made for it and not yet read.
+    """A request to an engine: its work, and the items that its reader has not taken yet.
 
-    `left` says that nobody waits for it any more: the work is to stop.
+    `left`: the reader is gone, and the work must stop.
     """
 
     __slots__ = ("_items", "_mailbox", "_ready", "begun", "left", "over", "work")
 
     def __init__(self, work: _W, mailbox: _Mailbox) -> None:
         self.work = work
-        self.left = False  # written by either side, read by the engine's thread between two deltas
-        self.begun = False  # the engine's thread has made something
-        self.over = False  # nothing more will come; written by the loop
+        self.left = False  # written by either thread; the engine reads it between two deltas
+        self.begun = False  # the engine's thread has put an item
+        self.over = False  # the last item has arrived; written by the loop
         self._mailbox = mailbox
         self._items: deque[_Item] = deque()
         self._ready = asyncio.Event()
 
     def put(self, item: _Item) -> None:
-        """Hand a delta to the reader, or the end: None, or an error. For the engine's thread."""
+        """Send the reader a delta, None at the end, or an error. For the engine's thread."""
         self.begun = True
         try:
             self._mailbox.put(self, item)
-        except RuntimeError:  # the reader's loop is closed: nobody can be waiting
+        except RuntimeError:  # the reader's loop is closed
             self.left = True
 
     def deliver(self, item: _Item) -> None:
-        """Take in an item that has reached the reader's loop."""
+        """Store an item that has reached the reader's loop."""
         self._items.append(item)
         self.over = not isinstance(item, Delta)
         self._ready.set()
 
     async def take(self) -> Delta | None:
-        """Wait for the next delta; None is the end. Raises the error that ended it."""
+        """Wait for the next delta; None is the end. Raises the error that ended the work."""
         while not self._items:
             self._ready.clear()
             await self._ready.wait()
@@ -99,22 +100,22 @@ class Ticket(Generic[_W]):
         return item
 
     async def ended(self) -> None:
-        """Wait until nothing more will come."""
+        """Wait until the last item has arrived."""
         while not self.over:
             self._ready.clear()
             await self._ready.wait()
 
 
 class SharedEngine(ABC, Generic[_A, _W]):
-    """A model with a thread of its own. Get it with `open`, give it back with `close`.
+    """A model with a thread. Get it with `open`, give it back with `close`.
 
-    All who open one with the same arguments share it, whatever event loop they run in; the last to
-    close it ends the thread and frees the model.
+    All callers of `open` with equal arguments share one engine, in whatever event loop they run.
+    The last `close` ends the thread and frees the model.
     """
 
     thread_name: ClassVar[str]
 
-    _shared: ClassVar[dict[Hashable, SharedEngine[Any, Any]]] = {}  # process-wide on purpose
+    _shared: ClassVar[dict[Hashable, SharedEngine[Any, Any]]] = {}  # shared by the whole process
     _lock: ClassVar = threading.RLock()
 
     def __init__(self, key: Hashable, arguments: _A) -> None:
@@ -122,15 +123,16 @@ class SharedEngine(ABC, Generic[_A, _W]):
         self._key = key
         self._users = 0
         self._mailboxes = PerLoop(_Mailbox)
-        self._tickets: set[Ticket[_W]] = set()  # those that have a reader
+        self._tickets: set[Ticket[_W]] = set()  # those with a reader
         self._ended: Future[None] = Future()
-        self._ended.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
-        # A daemon: a program that ends without closing its backend does not wait for the model.
+        # so that a cancelled waiter does not cancel it for all
+        self._ended.set_running_or_notify_cancel()
+        # A daemon thread, so that a program can end without closing its backend.
         self._thread = threading.Thread(target=self._live, name=self.thread_name, daemon=True)
 
     @classmethod
     def open(cls, arguments: _A) -> Self:
-        """Return the engine with these arguments, made now if there is none, with one user more."""
+        """Return the engine with these arguments, and start it if there is none."""
         key = cls, json.dumps(arguments, sort_keys=True, default=repr)
         with cls._lock:
             engine = cls._shared.get(key)
@@ -141,9 +143,9 @@ class SharedEngine(ABC, Generic[_A, _W]):
             return engine
 
     async def close(self) -> None:
-        """Give the engine back; the last user's call waits until its thread has ended.
+        """Give the engine back. The last user's call waits until the thread has ended.
 
-        A reply that is still being given there breaks off.
+        Replies that are still running break off.
         """
         with self._lock:
             self._users -= 1
@@ -151,25 +153,25 @@ class SharedEngine(ABC, Generic[_A, _W]):
                 return
             self.retire()
         await asyncio.wrap_future(self._ended)
-        self._thread.join()  # it has nothing left to do
+        self._thread.join()  # it ends at once now
 
     def retire(self) -> None:
-        """Serve nobody new, and end, although there are users."""
+        """Accept no new users, and stop the thread although there are users."""
         with self._lock:
             if self._shared.get(self._key) is self:
                 del self._shared[self._key]
         self.stop()
 
     async def run(self, work: _W) -> AsyncGenerator[Delta, None]:
-        """Do `work` in the engine's thread and yield what it makes.
+        """Do `work` in the engine's thread and yield its deltas.
 
         Closing the generator stops the work and waits for that, see `leave`. Raises
-        `BackendUnavailable` if the engine ends before the work does.
+        `BackendUnavailable` if the engine ends before the work.
         """
         ticket = Ticket(work, self._mailboxes.get())
         with self._lock:
             if self._ended.done():
-                raise BackendUnavailable("the engine was closed")
+                raise BackendUnavailable("the engine of the model was closed")
             self._tickets.add(ticket)
         try:
             self.begin(ticket)
@@ -189,28 +191,30 @@ class SharedEngine(ABC, Generic[_A, _W]):
         finally:
             with self._lock:
                 self._ended.set_result(None)
-                for ticket in tuple(self._tickets):  # the first end counts, if one has it already
-                    ticket.put(BackendUnavailable("the engine was closed while it answered"))
+                for ticket in tuple(self._tickets):  # ignored by a ticket that has ended already
+                    ticket.put(
+                        BackendUnavailable("the engine of the model was closed during the reply")
+                    )
 
     @abstractmethod
     def begin(self, ticket: Ticket[_W]) -> None:
-        """Let the thread know of a new ticket."""
+        """Hand a new ticket to the thread."""
 
     @abstractmethod
     async def leave(self, ticket: Ticket[_W]) -> None:
-        """Stop the work on a ticket that nobody waits for."""
+        """Stop the work on a ticket that has no reader any more."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Let `serve` come to its end; called once or more, in any thread."""
+        """Make `serve` return. Can be called several times, from any thread."""
 
     @abstractmethod
     def serve(self) -> None:
-        """Do the work of the tickets, in the engine's thread, until `stop`."""
+        """Do the work of the tickets until `stop`, in the engine's thread."""
 
 
 class EngineBackend(ModelBackend, Generic[_E]):
-    """A backend with a `SharedEngine`, opened when it is entered or first used."""
+    """A backend with a `SharedEngine`, which it opens when entered or first used."""
 
     _engine: _E | None = None
 
@@ -223,9 +227,9 @@ class EngineBackend(ModelBackend, Generic[_E]):
         await self.prepare()
 
     async def aclose(self) -> None:
-        """Give the engine back; the last backend to do so ends its thread and frees the model.
+        """Give the engine back. The last backend that does ends its thread and frees the model.
 
-        A reply that is still being given there breaks off. The backend may be used again.
+        Replies that are still running break off. The backend can be used again.
         """
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -1,4 +1,4 @@
-"""Tokens where nobody counts them: before a reply, and of one that came without its usage."""
+"""Estimate tokens: of a request before it is sent, and of a reply without usage."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from ..messages.tokens import estimate_tokens, most_tokens
 __all__ = ["CountTokens", "Estimate", "Estimator"]
 
 CountTokens: TypeAlias = Callable[[str], int]
-"""Says how many tokens a model makes of a text."""
+"""Counts the tokens of a text as a model does."""
 
-_MOST = 10**12  # tokens of one reply
-# What a chat template adds, in tokens: to a prompt, to each message, to each call or tool.
+_MAX_REPLY_TOKENS = 10**12
+# Tokens that a chat template adds to a prompt, to each message, and to each call or tool.
 _PROMPT_FRAME, _MESSAGE_FRAME, _CALL_FRAME = 3, 4, 12
-# The same at most. Some servers put a system message or instructions for tools before a prompt.
-_MOST_PROMPT_FRAME, _MOST_FRAME = 64, 16
-# How far the factor and the offset of a correction are expected to be off, as variances: a long
-# prompt corrects the factor, a short one the offset.
+# Upper bounds of these. Some servers put a system message or instructions for tools before a
+# prompt.
+_MAX_PROMPT_FRAME, _MAX_FRAME = 64, 16
+# Expected errors of a correction's factor and offset, as variances: a long prompt corrects the
+# factor, a short one the offset.
 _FACTOR_VARIANCE, _OFFSET_VARIANCE = 0.3**2, 100.0**2
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a request may take, in tokens.
+    """The tokens that a request may take.
 
-    `tokens` are those of its prompt and of the longest reply that it allows; `most` is what it may
-    take at most, None without `max_tokens`. `uncorrected` is the prompt as its texts are counted.
+    `tokens` are those of its prompt and of the longest reply it allows. `most` is an upper bound,
+    None without `max_tokens`. `uncorrected` are the prompt's tokens before the correction.
     """
 
     tokens: int
@@ -44,26 +45,26 @@ class Estimate:
 class Estimator:
     """Estimates the tokens of one model's requests and replies.
 
-    Texts are counted by the classes of their characters, or by `count`, the model's own tokenizer.
-    A chat template adds to them. How a provider counts is learned from the usage that it reports:
-    a factor and an offset, which make the estimate of the last prompt right.
+    Texts are counted by classes of characters, or by `count`, the model's tokenizer. The overhead
+    of a chat template is added. The usage in each reply corrects later estimates, by a factor and
+    an offset that make the estimate of the last prompt exact.
 
     The correction is the update of a Kalman filter without measurement noise, which is recursive
-    least squares: the error is shared out by the gain `P h / (h' P h)`, with `h = (tokens, 1)`.
-    Unlike there, the covariance `P` stays as it began, `_FACTOR_VARIANCE` and `_OFFSET_VARIANCE`,
-    so that later prompts count as much as earlier ones: a model behind a name may change. With a
-    constant `P` this is the normalised least mean squares filter.
+    least squares: the error is shared out by the gain `P h / (h' P h)`, with `h = (tokens, 1)`. In
+    contrast to these, the covariance `P` stays constant, at `_FACTOR_VARIANCE` and
+    `_OFFSET_VARIANCE`, so that later prompts count as much as earlier ones: the model behind a name
+    may change. With a constant `P` this is the normalised least mean squares filter.
     """
 
     def __init__(self, count: CountTokens | None = None) -> None:
-        self._own_count = count
-        self._count = self._counted if count else estimate_tokens
-        self._count_most = self._counted if count else most_tokens
-        # Replaced as one, since event loops in several threads may share a backend.
+        self._tokenizer = count
+        self._count = self._count_checked if count else estimate_tokens
+        self._count_most = self._count_checked if count else most_tokens
+        # One tuple, replaced atomically: event loops in several threads may share a backend.
         self._correction = 1.0, 0.0
 
     def estimate(self, request: Request, options: Mapping[str, Any]) -> Estimate:
-        """Estimate what `request` may take; `options` are the backend's own."""
+        """Estimate the tokens of `request`. `options` are the backend's defaults."""
         uncorrected, reply = self._prompt(request), _max_tokens(request, options)
         prompt = self._correct(uncorrected)
         if reply is None:
@@ -74,27 +75,27 @@ class Estimator:
     def usage_of(
         self, request: Request, deltas: Sequence[Delta], estimate: Estimate | None = None
     ) -> Usage:
-        """Return what the reply of which `deltas` came has taken, and learn from it.
+        """Return the usage of a reply from its deltas, and learn from it.
 
-        That is the last usage among them, and an estimate of what came after it; without one, all
-        is estimated. A usage of 0 tokens counts as none. What no reply can have taken, less than
-        nothing or more than `_MOST`, is set right. `estimate` is what was expected.
+        It is the last usage among the deltas, plus an estimate of the text after it. Without one,
+        all is estimated. A usage of 0 tokens counts as none. Impossible counts (negative, or more
+        than `_MAX_REPLY_TOKENS`) are clipped. `estimate` is that of the request.
         """
-        usage, start = _reported(deltas)
+        usage, start = _last_usage(deltas)
         if usage is None:
             usage = Usage(input_tokens=self._correct(self._prompt(request)))
         elif estimate is not None and usage.input_tokens:
             self._learn(estimate.uncorrected, usage.input_tokens)
-        text = _text_of(deltas[start:])
+        text = _reply_text(deltas[start:])
         return usage + Usage(output_tokens=self._count(text)) if text else usage
 
-    def _counted(self, text: str) -> int:
-        """Count by the user's function. Raises `ConfigurationError` if that gives no number."""
-        assert self._own_count is not None
-        tokens: object = self._own_count(text)
-        if not (isinstance(tokens, Real) and 0 <= tokens <= _MOST):
+    def _count_checked(self, text: str) -> int:
+        """Count with the user's function. Raises `ConfigurationError` if it returns no number."""
+        assert self._tokenizer is not None
+        tokens: object = self._tokenizer(text)
+        if not (isinstance(tokens, Real) and 0 <= tokens <= _MAX_REPLY_TOKENS):
             raise ConfigurationError(
-                f"count_tokens= gave {quote(tokens)} for a text: it returns a number of tokens"
+                f"count_tokens= must return a number of tokens, not {quote(tokens)}"
             )
         return int(tokens)
 
@@ -103,7 +104,7 @@ class Estimator:
         return max(1, round(tokens * factor + offset))
 
     def _learn(self, tokens: int, counted: int) -> None:
-        """Make the smallest change of the correction that makes `counted` of `tokens`."""
+        """Make the smallest change of the correction that turns `tokens` into `counted`."""
         factor, offset = self._correction
         error = counted - (tokens * factor + offset)
         error /= tokens * tokens * _FACTOR_VARIANCE + _OFFSET_VARIANCE
@@ -111,7 +112,7 @@ class Estimator:
         self._correction = max(0.0, factor), offset + error * _OFFSET_VARIANCE
 
     def _prompt(self, request: Request) -> int:
-        """Count what the model reads: texts, calls and tools in their frames, and parts."""
+        """Count the texts, calls, tools and parts of a prompt, with their frames."""
         calls = sum(len(message.tool_calls) for message in request.messages)
         frames = _PROMPT_FRAME + _MESSAGE_FRAME * len(request.messages)
         frames += _CALL_FRAME * (calls + len(request.tools))
@@ -121,7 +122,7 @@ class Estimator:
         calls = sum(len(message.tool_calls) for message in request.messages)
         frames = len(request.messages) + calls + len(request.tools)
         content = self._content(request, self._count_most)
-        return _MOST_PROMPT_FRAME + _MOST_FRAME * frames + content
+        return _MAX_PROMPT_FRAME + _MAX_FRAME * frames + content
 
     def _content(self, request: Request, count: CountTokens) -> int:
         texts: list[str] = []
@@ -152,18 +153,20 @@ def _max_tokens(request: Request, options: Mapping[str, Any]) -> int | None:
     return max((most for most in given if isinstance(most, int) and most >= 0), default=None)
 
 
-def _reported(deltas: Sequence[Delta]) -> tuple[Usage | None, int]:
-    """Return the last usage among the deltas that counts, and the place of what came after it."""
+def _last_usage(deltas: Sequence[Delta]) -> tuple[Usage | None, int]:
+    """Return the last usage that counts, and the index of the delta after it."""
     for place in range(len(deltas) - 1, -1, -1):
         usage = deltas[place].usage
         if usage is not None:
-            counts = {name: min(max(0, n), _MOST) for name, n in usage.model_dump().items()}
+            counts = {
+                name: min(max(0, n), _MAX_REPLY_TOKENS) for name, n in usage.model_dump().items()
+            }
             if counts["input_tokens"] + counts["output_tokens"] > 0:
                 return Usage(**counts), place + 1
     return None, 0
 
 
-def _text_of(deltas: Iterable[Delta]) -> str:
+def _reply_text(deltas: Iterable[Delta]) -> str:
     texts: list[str] = []
     for delta in deltas:
         texts.append(delta.text)

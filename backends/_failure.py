@@ -1,4 +1,4 @@
-"""What went wrong on the wire: a refusal, or what a library says, becomes a backend error."""
+"""Turn refusals of servers and errors of HTTP libraries into backend errors."""
 
 from __future__ import annotations
 
@@ -20,187 +20,190 @@ from ..commander.errors import (
     RateLimited,
 )
 from ..messages import error_from_wire
-from ._address import CHAT, EMBEDDINGS, hide_secrets
+from ._address import CHAT_PATH, EMBEDDINGS_PATH, hide_secrets
 from ._sse import BOM
 
 __all__ = [
-    "LONGEST",
-    "any_reply",
+    "MAX_SILENT_BYTES",
     "failure_from_library",
     "failure_from_response",
     "has_reply",
-    "refuse",
-    "whole_body",
+    "raise_refusal",
+    "read_json_body",
+    "read_reply",
 ]
 
-LONGEST = 8 * 2**20  # bytes that a server may send without a delta, and of a reply in one piece
-_LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
-_REFUSAL = 5.0  # seconds that such a body may take: the status counts without it
-# How a stream of events begins.
-_MARKS = (b"data:", b"event:", b"error:", b"retry:", b"id:", b":")
-_LONGEST_MARK = max(map(len, _MARKS))
+MAX_SILENT_BYTES = 8 * 2**20  # bytes of a stream without a delta, and of a reply in one piece
+_MAX_REFUSAL_BYTES = 65_536  # the rest of an error's body is not read
+_REFUSAL_SECONDS = 5.0  # for reading such a body; without it, the status counts
+# The first bytes of a stream of events are one of these.
+_EVENT_STARTS = (b"data:", b"event:", b"error:", b"retry:", b"id:", b":")
+_MAX_EVENT_START_BYTES = max(map(len, _EVENT_STARTS))
 _VERSION = re.compile(r"/v\d")
-_NO_REPLY = frozenset({204, 205, 206})  # no content, or a part of it
-_TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
-_NO_SUCH_ADDRESS = frozenset({404, 405})  # unless it is the model that is unknown
-_LONGEST_EXCERPT = 300  # characters of a body that is no error object
-_LONGEST_MESSAGE = 2_000  # characters of what an error object says
+_BODILESS_STATUSES = frozenset({204, 205, 206})  # no content, or part of it
+# the request did not run, or conflicted with another
+_RETRYABLE_STATUSES = frozenset({408, 409, 425})
+_WRONG_ADDRESS_STATUSES = frozenset({404, 405})  # unless the model is unknown
+_MAX_EXCERPT_CHARS = 300  # of a body that is not an error object
+_MAX_MESSAGE_CHARS = 2_000  # of an error object's text
 
 
 def has_reply(status: int) -> bool:
-    """Say whether a response with this status has a reply. Some frameworks answer a POST by 201."""
-    return 200 <= status < 300 and status not in _NO_REPLY
+    """Return whether a response with this status has a reply. Some servers answer with 201."""
+    return 200 <= status < 300 and status not in _BODILESS_STATUSES
 
 
-async def refuse(
+async def raise_refusal(
     status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
 ) -> NoReturn:
-    """Raise the error that a response without a reply stands for."""
+    """Raise the error for a response without a reply."""
     body = bytearray()
     async with aclosing(pieces):
-        with suppress(Exception):  # it broke off, or takes too long
-            async with asyncio.timeout(_REFUSAL):
+        with suppress(Exception):  # the connection broke, or the body is slow
+            async with asyncio.timeout(_REFUSAL_SECONDS):
                 async for piece in pieces:
                     body += piece
-                    if len(body) >= _LONGEST_REFUSAL:
+                    if len(body) >= _MAX_REFUSAL_BYTES:
                         break
-    raise failure_from_response(status, headers, bytes(body[:_LONGEST_REFUSAL]), where)
+    raise failure_from_response(status, headers, bytes(body[:_MAX_REFUSAL_BYTES]), where)
 
 
-async def whole_body(
+async def read_json_body(
     status: int,
     headers: Mapping[str, str],
     pieces: AsyncGenerator[bytes, None],
     where: str,
     *,
-    longest: int = LONGEST,
+    longest: int = MAX_SILENT_BYTES,
 ) -> AsyncGenerator[bytes, None]:
-    """Pass on what should be JSON in one piece, of at most `longest` bytes; closes `pieces`.
+    """Yield the body of a response that must be JSON, in one piece; close `pieces`.
 
-    Raises the error that a refusal stands for, and `BadResponse` for what is no JSON.
+    Raises the error of a refusal, and `BadResponse` for other content or more than `longest` bytes.
     """
     if not has_reply(status):
-        await refuse(status, headers, pieces, where)
+        await raise_refusal(status, headers, pieces, where)
     async with aclosing(pieces):
         if "json" not in headers.get("content-type", "").lower():
-            raise _not(headers, where, "JSON")
-        yield await _all_of(pieces, b"", where, longest)
+            raise _wrong_content_type(headers, where, "JSON")
+        yield await _read_all(pieces, b"", where, longest)
 
 
-async def any_reply(
+async def read_reply(
     status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
 ) -> AsyncGenerator[bytes, None]:
-    """Pass on a reply that is not declared as a stream of events, but may be one; closes `pieces`.
+    """Yield the events of a response that is not declared as a stream, but may be one.
 
-    How it begins counts, whatever its type. One in one piece is passed on as the events it stands
-    for. Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
+    Closes `pieces`. The first bytes decide, whatever the content type. A reply in one piece is
+    yielded as events. Raises the error of a refusal, and `BadResponse` for anything else.
     """
     if not has_reply(status):
-        await refuse(status, headers, pieces, where)
+        await raise_refusal(status, headers, pieces, where)
     begun = b""
     async with aclosing(pieces):
         async for piece in pieces:
             begun += piece
-            start = begun.removeprefix(BOM).lstrip()[:_LONGEST_MARK]
-            if start.startswith(_MARKS):
+            start = begun.removeprefix(BOM).lstrip()[:_MAX_EVENT_START_BYTES]
+            if start.startswith(_EVENT_STARTS):
                 yield begun
                 async for piece in pieces:
                     yield piece
                 return
-            if len(begun) > LONGEST or not any(mark.startswith(start) for mark in _MARKS):
+            if len(begun) > MAX_SILENT_BYTES or not any(
+                mark.startswith(start) for mark in _EVENT_STARTS
+            ):
                 break
         start = begun.removeprefix(BOM).lstrip()
         if start and not start.startswith((b"{", b"[")):
-            raise _not(headers, where, "events")
-        yield _events_of(await _all_of(pieces, start, where, LONGEST), where)
+            raise _wrong_content_type(headers, where, "events")
+        yield _events_of(await _read_all(pieces, start, where, MAX_SILENT_BYTES), where)
 
 
-async def _all_of(
+async def _read_all(
     pieces: AsyncGenerator[bytes, None], begun: bytes, where: str, longest: int
 ) -> bytes:
     body = bytearray(begun)
     async for piece in pieces:
         body += piece
         if len(body) > longest:
-            raise BadResponse(f"{where} answered with more than {longest} bytes in one piece")
+            raise BadResponse(f"{where} sent more than {longest} bytes in one piece")
     return bytes(body)
 
 
-def _not(headers: Mapping[str, str], where: str, wanted: str) -> BadResponse:
-    kind = _cut(headers.get("content-type", ""), _LONGEST_EXCERPT) or "nothing known"
-    return BadResponse(_name_address(f"{where} answered {kind}, not {wanted}", where))
+def _wrong_content_type(headers: Mapping[str, str], where: str, wanted: str) -> BadResponse:
+    kind = _shorten(headers.get("content-type", ""), _MAX_EXCERPT_CHARS) or "no content type"
+    return BadResponse(_name_address(f"{where} sent {kind}, not {wanted}", where))
 
 
 def _events_of(body: bytes, where: str) -> bytes:
-    """Write a reply in one piece as the events it stands for. Raises `BadResponse`."""
+    """Return a reply in one piece as events. Raises `BadResponse`."""
     try:
         value: Any = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
-        value = None  # whoever reads it says what it is
+        value = None  # the reader of the event raises for it
     if isinstance(value, list) and value:
         body = json.dumps(value := cast("list[Any]", value)[0]).encode()
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if not (fields.get("choices") or fields.get("error") or fields.get("object") == "error"):
-            text = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
-            raise BadResponse(f"{where} answered {text or 'nothing'}, not a reply")
+            text = _shorten(" ".join(body.decode("utf-8", "replace").split()), _MAX_EXCERPT_CHARS)
+            raise BadResponse(f"{where} sent {text or 'an empty body'}, not a reply")
     return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
 
 
 def failure_from_response(
     status: int, headers: Mapping[str, str], body: bytes, where: str
 ) -> BackendError:
-    """Make the error that a response with this status stands for; `where` is the address asked."""
-    plain = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
+    """Return the error for a response with this status. `where` is the address of the request."""
+    plain = _shorten(" ".join(body.decode("utf-8", "replace").split()), _MAX_EXCERPT_CHARS)
     location = headers.get("location", "")
     if 300 <= status < 400 and location:
-        there = hide_secrets(location)
-        plain = f"{where} redirects to {there!r}: give that as base_url"
+        target = hide_secrets(location)
+        plain = f"{where} redirects to {target!r}; use that as base_url"
     elif not plain or plain.startswith("<"):
         plain = f"{where} answered with status {status}"
-    said: object = None
+    details: object = None
     with suppress(ValueError, RecursionError):
         value: Any = json.loads(body)
         if isinstance(value, list) and value:
             value = cast("list[Any]", value)[0]
         if isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
-            said = fields.get("error") or fields.get("detail")
-            said = said or (fields if "message" in fields else None)
+            details = fields.get("error") or fields.get("detail")
+            details = details or (fields if "message" in fields else None)
     try:
-        made = error_from_wire(said or plain, status)
+        error = error_from_wire(details or plain, status)
     except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
-        made = error_from_wire(plain, status)
-    text = f"{_cut(str(made), _LONGEST_MESSAGE)} ({status})"
-    if status in _NO_SUCH_ADDRESS and "model" not in text.lower():
+        error = error_from_wire(plain, status)
+    text = f"{_shorten(str(error), _MAX_MESSAGE_CHARS)} ({status})"
+    if status in _WRONG_ADDRESS_STATUSES and "model" not in text.lower():
         text = _name_address(text, where)
     if status < 300:
         return BadResponse(text, status=status)
-    if status == 413 or isinstance(made, ContextTooLong):
+    if status == 413 or isinstance(error, ContextTooLong):
         return ContextTooLong(text, status=status)
-    if status in _TRY_AGAIN:
+    if status in _RETRYABLE_STATUSES:
         return BackendUnavailable(text, status=status)
-    if isinstance(made, RateLimited):
+    if isinstance(error, RateLimited):
         return RateLimited(text, status=status, retry_after=_retry_after(headers))
-    made.args = (text,)
-    return made
+    error.args = (text,)
+    return error
 
 
 def _name_address(text: str, where: str) -> str:
-    """Name the address that is perhaps wrong, and the one that may be meant."""
-    base = where.removesuffix(CHAT).removesuffix(EMBEDDINGS)
+    """Add the address that may be wrong to a text, and suggest one with `/v1`."""
+    base = where.removesuffix(CHAT_PATH).removesuffix(EMBEDDINGS_PATH)
     if base not in text:
         text = f"{base}: {text}"
     path = urlsplit(base).path
     if path.count("/") < 2 and not _VERSION.search(path):
-        text += f"; should the address be {base}/v1?"
+        text += f". Did you mean {base}/v1?"
     return text
 
 
 def failure_from_library(error: BaseException, where: str) -> BackendError:
-    """Make the error for what a library raised below a request: no connection, or no HTTP.
+    """Return the error for an exception of an HTTP library: no connection, or no HTTP.
 
-    The libraries wrap each other's errors: the first in the chain that is known counts, else the
+    The libraries wrap each other's errors. The first known one in the chain decides, else the
     innermost.
     """
     import aiohttp
@@ -209,10 +212,10 @@ def failure_from_library(error: BaseException, where: str) -> BackendError:
     for each in _causes(error):
         innermost = each
         if isinstance(each, aiohttp.ClientHttpProxyError):
-            text = _cut(f"the proxy refused: {each.message}", _LONGEST_EXCERPT).encode()
+            text = _shorten(f"the proxy refused: {each.message}", _MAX_EXCERPT_CHARS).encode()
             return failure_from_response(each.status, each.headers or {}, text, where)
         if isinstance(each, aiohttp.ClientResponseError):
-            text = _cut(" ".join(each.message.split()), _LONGEST_EXCERPT)
+            text = _shorten(" ".join(each.message.split()), _MAX_EXCERPT_CHARS)
             return BadResponse(f"{where}: {text}")
         if isinstance(each, aiohttp.ClientPayloadError) and "content-encoding" not in str(each):
             return BackendUnavailable(
@@ -231,12 +234,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _cut(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[:longest] + "..."
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Read how long to wait, in seconds: a number, or a date; None if it is neither."""
+    """Return the seconds to wait, from a number or a date; None if there is neither."""
     for name, divisor in ("retry-after-ms", 1000), ("retry-after", 1):
         try:
             seconds = float(headers.get(name, "")) / divisor
@@ -248,24 +251,25 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         moment = _date(headers.get("retry-after", ""))
         if moment is None:
             return None
-        # The server's own clock, if it says what that shows: ours may be set otherwise.
+        # Use the server's clock if it sent the time: the clock of this machine may differ.
         now = _date(headers.get("date", "")) or datetime.now(UTC)
         return max(0.0, (moment - now).total_seconds())
-    except OverflowError:  # a zone that leads beyond the calendar
+    except OverflowError:  # from a time zone that leads out of the calendar
         return None
 
 
 def _date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
-    except Exception:  # noqa: BLE001 - what is no date fails in many ways
+    except Exception:  # noqa: BLE001 - other text fails in many ways
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def describe(error: BaseException) -> str:
-    """Say what happened in words; the library's own are sometimes none."""
+    """Return an error's text, or its type if it has none."""
     if isinstance(error, TimeoutError):
-        return "no connection in time"
-    text = " ".join(str(error).split()).removeprefix("400, message: ")  # aiohttp's own status
-    return _cut(text, _LONGEST_EXCERPT) or type(error).__name__
+        return "the connection timed out"
+    # aiohttp invents this status
+    text = " ".join(str(error).split()).removeprefix("400, message: ")
+    return _shorten(text, _MAX_EXCERPT_CHARS) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The next backend, when one is down."""
+"""`Fallback`: a backend that asks another one if one fails."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from contextlib import aclosing, suppress
 from ..commander.errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
 from ..messages import Delta, Request, require_request
 from ._backend import Backend
+from ._request_fit import can_take
 from ._retry import Breaker
-from ._takes import can_take
 from .limits import Limits
 
 __all__ = ["Fallback"]
 
 
-# Payment required, and too many requests: also of an account whose quota is used up.
-_NO_QUOTA = (402, 429)
+# Payment required, and too many requests. Both may mean that the account's quota is used up.
+_QUOTA_STATUSES = (402, 429)
 
 
 class Fallback(Backend):
     """Asks each of `backends` in turn until one answers.
 
-    It goes to the next one when a backend is unavailable, limits the rate or has no quota left
-    (status 402 or 429), after that backend's own retries, and only before the first delta. It
-    raises every other error unchanged: going on would hide a wrong key or a wrong name. A backend
-    that was down `failures` times in a row is passed over for `reset_after` seconds. If all fail,
-    the last failure is raised with a note for each.
+        backend = Fallback([connect("openai:gpt-5"), connect("http://HOST/v1", model="m")])
+
+    It asks the next one if a backend is unavailable, limits the rate or has no quota left (status
+    402 or 429), after that backend's own retries and only before the first delta. Other errors are
+    raised unchanged, because the next backend would hide a wrong key or a wrong name. A backend
+    that was down `failures` times in a row is skipped for `reset_after` seconds. If all fail, the
+    last failure is raised with a note for each.
     """
 
     provider = "fallback"
@@ -37,7 +39,7 @@ class Fallback(Backend):
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
         if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-            raise ConfigurationError("Fallback takes backends, as connect() makes them")
+            raise ConfigurationError("Fallback needs backends, from connect()")
         formats = {each.open: each for backend in reversed(backends) for each in backend.formats}
         super().__init__(backends[0].model, formats=[*formats.values()])
         self.backends = tuple(backends)
@@ -45,12 +47,12 @@ class Fallback(Backend):
 
     @property
     def asks_others(self) -> bool:
-        """Yes: each backend that is asked is told of by itself."""
+        """Yes: each backend that is asked emits its own events."""
         return True
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """What one of the backends takes; those that do not take a part are passed over."""
+        """The inputs that any of the backends takes; those that do not take a part are skipped."""
         known = [each.takes for each in self.backends if each.takes is not None]
         return frozenset[str]().union(*known) if len(known) == len(self.backends) else None
 
@@ -58,34 +60,34 @@ class Fallback(Backend):
         return f"Fallback({list(self.backends)!r})"
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """Answer `request` from the first backend that can."""
+        """Answer `request` with the first backend that can."""
         require_request(request)
         failures: list[BackendError] = []
         every = list(zip(self.backends, self._breakers, strict=True))
         able = [each for each in every if can_take(each[0], request)] or every
         for backend, breaker in able:
-            begun = False
+            has_begun = False
             try:
                 with breaker.attempt():
                     async with aclosing(backend.stream(request)) as deltas:
                         async for delta in deltas:
-                            begun = True
+                            has_begun = True
                             yield delta
                 return
             except BackendError as error:
-                if begun or not _may_pass(error):
+                if has_begun or not _allows_next(error):
                     raise
                 failures.append(error)
         for (backend, _), failure in zip(able, failures, strict=True):
-            with suppress(Exception):  # a user's own backend or error, whose text raises
+            with suppress(Exception):  # a user's backend or error, whose text may raise
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Refuse it: the vectors of one model cannot be compared with those of the next."""
+        """Raise `ConfigurationError`: vectors of different models cannot be compared."""
         raise ConfigurationError(
-            "a Fallback makes no embeddings: the vectors of one model mean nothing beside those of"
-            " another; use the embed of one of its backends"
+            "a Fallback makes no embeddings, because vectors of different models cannot be"
+            " compared; call embed of one of its backends"
         )
 
     async def warm(self, request: Request) -> None:
@@ -97,7 +99,7 @@ class Fallback(Backend):
         return next(filter(None, found), ())
 
     def redact(self, text: str) -> str:
-        """Return `text` without the keys of any of the backends."""
+        """Return `text` without the keys of the backends."""
         for backend in self.backends:
             text = backend.redact(text)
         return text
@@ -112,8 +114,8 @@ class Fallback(Backend):
             await backend.leave_loop()
 
 
-def _may_pass(error: BackendError) -> bool:
-    """Return whether another backend may answer after this error of the one before it."""
+def _allows_next(error: BackendError) -> bool:
+    """Return whether the next backend is asked after this error."""
     if isinstance(error, BackendUnavailable | RateLimited):
         return True
-    return type(error) is BackendError and error.status in _NO_QUOTA
+    return type(error) is BackendError and error.status in _QUOTA_STATUSES

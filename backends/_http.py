@@ -1,4 +1,4 @@
-"""Any server that speaks the chat-completions wire, over aiohttp."""
+"""A backend for any server with chat completions, over aiohttp."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages.text import quote
 from ._address import (
-    CHAT,
-    EMBEDDINGS,
+    CHAT_PATH,
+    EMBEDDINGS_PATH,
     endpoint,
     environment_proxy,
     header_secrets,
@@ -25,7 +25,7 @@ from ._address import (
 )
 from ._failure import failure_from_library, has_reply
 from ._per_loop import Connections
-from ._wire import ReadOther, WireBackend
+from ._wire import ReadBody, WireBackend
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -36,26 +36,25 @@ if TYPE_CHECKING:
 __all__ = ["HttpBackend"]
 
 
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_OWN_HEADERS = frozenset(
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_RESERVED_HEADERS = frozenset(
     {"accept", "accept-encoding", "content-encoding", "content-length", "content-type"}
     | {"transfer-encoding"}
 )
 
 
 class HttpBackend(WireBackend):
-    """A model behind `base_url`, whatever server stands there.
+    """A model on the server at `base_url`.
 
-    One session of connections, kept open between requests, opened at the first and closed by
-    `aclose`. The number of connections is not limited here: `limits` does that. The key, if there
-    is one, goes as a bearer token.
+    Its connections are opened by the first request, reused, and closed by `aclose`. Their number
+    has no limit of its own; use `limits`. The key, if there is one, is sent as a bearer token.
 
-    `headers` go with each request. `proxy` is the address of an http or https proxy; without it
-    the environment's is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`), never for an
-    address of this machine, and `proxy=False` uses none. `ssl` is an `ssl.SSLContext`, or False to
-    accept any certificate. `unix_socket` is the path of the socket on which the server listens.
-    `session` is an `aiohttp.ClientSession` to use instead, with its own connector and proxy: it
-    serves the event loop in which it was made, and is not closed here.
+    `headers` are sent with each request. `proxy` is the address of an http or https proxy. Without
+    it the environment's proxy is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`),
+    except for an address of this machine; `proxy=False` uses none. `ssl` is an `ssl.SSLContext`, or
+    False to accept any certificate. `unix_socket` is the path of the server's socket. `session` is
+    an `aiohttp.ClientSession` with its own connector and proxy: it works in the event loop that
+    made it, and is not closed here.
     """
 
     provider = "http"
@@ -83,17 +82,21 @@ class HttpBackend(WireBackend):
         secrets = [*header_secrets(headers), *secrets_of(self._proxy or "")]
         super().__init__(model, base_url, api_key, secrets=secrets, **settings)
         if session is not None and not (ssl is True and unix_socket is None):
-            raise ConfigurationError("session= has a connector: give it ssl and unix_socket")
+            raise ConfigurationError(
+                "session= has its own connector: pass ssl and unix_socket to that"
+            )
         if unix_socket is not None and (proxy or self.base_url.startswith("https:")):
             raise ConfigurationError(
-                "unix_socket= takes an address such as 'http://localhost/v1', and no proxy"
+                "unix_socket= needs an address such as 'http://localhost/v1', and no proxy"
             )
         try:
             import aiohttp
         except ImportError:
             raise MissingExtra("the http backend", "http") from None
         self._aiohttp = aiohttp
-        self._endpoints = {path: endpoint(self.base_url, path) for path in (CHAT, EMBEDDINGS)}
+        self._endpoints = {
+            path: endpoint(self.base_url, path) for path in (CHAT_PATH, EMBEDDINGS_PATH)
+        }
         self._headers = {**headers, "Accept-Encoding": "identity"}
         if self._api_key is not None:
             self._headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
@@ -103,7 +106,7 @@ class HttpBackend(WireBackend):
         self._sessions = Connections(self._open_session)
 
     async def aclose(self) -> None:
-        """Close the connections that this loop uses, but for those of the user's own session."""
+        """Close this loop's connections, except those of the user's session."""
         await self._sessions.close()
 
     def _open_session(self) -> ClientSession:
@@ -117,13 +120,13 @@ class HttpBackend(WireBackend):
         )
 
     async def post(
-        self, path: str, body: dict[str, Any], read_other: ReadOther
+        self, path: str, body: dict[str, Any], read_other: ReadBody
     ) -> AsyncGenerator[bytes, None]:
         endpoint = self._endpoints[path]
         where = hide_secrets(endpoint)
-        accept = "text/event-stream" if path == CHAT else "application/json"
+        accept = "text/event-stream" if path == CHAT_PATH else "application/json"
         if self._session is not None and self._session.closed:
-            raise ConfigurationError("the session= that the backend was given is closed")
+            raise ConfigurationError("the session= of the backend is closed; make a new one")
         response: ClientResponse | None = None
         failure: BackendError
         try:
@@ -137,9 +140,9 @@ class HttpBackend(WireBackend):
                     total=None, sock_connect=self.timeouts.connect, ceil_threshold=60
                 ),
                 allow_redirects=False,
-                raise_for_status=False,  # a session of the user's may say otherwise
+                raise_for_status=False,  # a user's session may have it set
             )
-            streams = path == CHAT and response.content_type == "text/event-stream"
+            streams = path == CHAT_PATH and response.content_type == "text/event-stream"
             if not (streams and has_reply(response.status)):
                 pieces = (piece async for piece in response.content.iter_any())
                 others = read_other(response.status, response.headers, pieces, where)
@@ -156,14 +159,14 @@ class HttpBackend(WireBackend):
         except Exception as error:  # noqa: BLE001 - whatever the library makes of what it gets
             failure = failure_from_library(error, where)
         finally:
-            # Closes the connection unless the reply was read to its end: then it is used again.
+            # Close the connection unless the reply was read to its end. Then it can be used again.
             if response is not None and not response.content.at_eof():
                 response.close()
         raise failure
 
 
 def _check_kinds(*, proxy: Any, ssl: Any, unix_socket: Any, session: Any) -> None:
-    """Raise `ConfigurationError`, without its value, for a setting of a wrong type."""
+    """Raise `ConfigurationError` for a setting of a wrong type, without its value."""
     from ssl import SSLContext
 
     for name, value, expected, fits in (
@@ -174,7 +177,7 @@ def _check_kinds(*, proxy: Any, ssl: Any, unix_socket: Any, session: Any) -> Non
     ):
         if not (fits or value is None):
             raise ConfigurationError(
-                f"{name}= is {expected}, not a value of type {type(value).__name__}"
+                f"{name}= must be {expected}, not a value of type {type(value).__name__}"
             )
 
 
@@ -183,12 +186,13 @@ def _check_headers(
 ) -> Mapping[str, str]:
     """Return `headers`; raise `ConfigurationError`, without their values, for wrong ones."""
     if not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-        raise ConfigurationError("headers are a mapping of names to values, both text")
+        raise ConfigurationError("headers must be a mapping of names to values, both text")
     for name, value in headers.items():
-        if not (_HEADER.fullmatch(str(name)) and isinstance(value, str) and value.isprintable()):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-            raise ConfigurationError(f"headers: {quote(name)} and its value are no header")
-        if name.lower() in _OWN_HEADERS:
+        is_text = isinstance(value, str)  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+        if not (_HEADER_NAME.fullmatch(str(name)) and is_text and value.isprintable()):
+            raise ConfigurationError(f"headers: {quote(name)} or its value is not valid in HTTP")
+        if name.lower() in _RESERVED_HEADERS:
             raise ConfigurationError(f"headers: the backend sets {name} itself")
         if api_key is not None and name.lower() == "authorization":
-            raise ConfigurationError("give api_key= or the header Authorization, not both")
+            raise ConfigurationError("pass api_key= or the header Authorization, not both")
     return headers

@@ -1,4 +1,4 @@
-"""A GGUF model in this process: mistralrs in our terms, blocking, for one thread alone."""
+"""A GGUF model on mistralrs. Its calls block, and only one thread may make them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from ..commander.errors import (
 from ..messages import Usage, Working
 from ..messages.text import quote
 from ._local_options import Sampling
-from ._prompt import Chat
+from ._request_fit import Chat
 from ._weights import Progress, ensure_weights
 
-__all__ = ["Model", "Source"]
+__all__ = ["Model", "ModelFile"]
 
-# Enough of the distribution to hold the labels of some tens of tools, see `Model.first_tokens`.
-_TOP = 3000
-# A prompt is read in pieces of at least so many tokens, and in at most so many pieces: the engine
-# keeps a copy of its state after each.
-_PIECE: Final = 128
-_PIECES: Final = 6
-# The tokens that a template adds to each message, about.
-_FRAME: Final = 5
-# The engine keeps the state of each prompt and never lets one go, whatever `prefix_cache_n` says
-# (measured with 0.9.5: 11 MB for each block of 512 tokens). At so many tokens it is begun anew.
-_BLOCK: Final = 512
-_MOST_KEPT: Final = 2**16
+# Enough likely tokens to include the headings of some tens of tools, see `Model.first_tokens`.
+_TOP_LOGPROBS = 3000
+# A prompt is read in pieces: at least so many tokens, and at most so many pieces, because the
+# engine stores a copy of its state after each.
+_MIN_PIECE_TOKENS: Final = 128
+_MAX_PIECES: Final = 6
+# The tokens that a template adds to each message, approximately.
+_FRAME_TOKENS: Final = 5
+# The engine stores the state of each prompt and never frees one, whatever `prefix_cache_n` is
+# (measured with 0.9.5: 11 MB for each block of 512 tokens). At this many tokens it is loaded again.
+_BLOCK_TOKENS: Final = 512
+_MAX_CACHED_TOKENS: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model's file is: a folder or a hub's repository, and the file in it.
+class ModelFile:
+    """A model's file, in a folder or in a repository of a hub.
 
-    The default source is the small model, fetched when it is first needed. Its own Q4_1 weights
-    are slow on a CPU (16 tokens a second against 50), hence `in_situ_quant`.
+    The default is the small model, fetched when it is first needed. Its Q4_1 weights are slow on a
+    CPU (16 tokens a second, 50 as q8_0), hence `in_situ_quant`.
     """
 
     folder: str | None = None
@@ -51,14 +51,14 @@ class Source:
     in_situ_quant: str | None = "q8_0"
 
     @classmethod
-    def parse(cls, spec: str | None, in_situ_quant: str | None) -> Source:
-        """Read `PATH.gguf` or `ORG/REPO/FILE.gguf`; None is the small model."""
+    def parse(cls, spec: str | None, in_situ_quant: str | None) -> ModelFile:
+        """Return the file for `PATH.gguf` or `ORG/REPO/FILE.gguf`; None is the small model."""
         if spec is None:
             return cls(in_situ_quant=in_situ_quant or "q8_0")
         try:
             path = Path(spec).expanduser()
             is_file = path.is_file()
-        except (OSError, RuntimeError, ValueError):  # a name no file can have, an unknown user
+        except (OSError, RuntimeError, ValueError):  # an impossible file name, or an unknown user
             path, is_file = Path(spec), False
         if is_file:
             return cls(str(path.resolve().parent), path.name, in_situ_quant)
@@ -66,13 +66,13 @@ class Source:
         if path.suffix == ".gguf" and len(parts) >= 3 and parts[0] not in {"", ".", "..", "~"}:
             return cls("/".join(parts[:2]), "/".join(parts[2:]), in_situ_quant)
         raise ConfigurationError(
-            f"no local model {quote(spec)}: name an existing GGUF file, or ORG/REPO/FILE.gguf on a"
-            " hub"
+            f"no local model {quote(spec)}: it must be an existing GGUF file, or"
+            " ORG/REPO/FILE.gguf on a hub"
         )
 
 
-class Piece(NamedTuple):
-    """Some text of a reply; the last piece has the reason for the end and the usage."""
+class TextChunk(NamedTuple):
+    """Some text of a reply; the last one has the finish reason and the usage."""
 
     text: str
     finish_reason: str | None
@@ -80,73 +80,73 @@ class Piece(NamedTuple):
 
 
 class Model:
-    """A loaded model. It must be called from one thread, one request at a time.
+    """A loaded model, for calls from one thread, one request at a time.
 
-    Two calls at once make mistralrs fail; the interpreter is held while the weights load (1.5 s
-    for the small model), and free while tokens are made.
+    Two calls at once make mistralrs fail. It holds the interpreter while the weights load (1.5 s
+    for the small model), and releases it while it makes tokens.
     """
 
-    def __init__(self, source: Source, progress: Callable[[Progress], None]) -> None:
+    def __init__(self, source: ModelFile, progress: Callable[[Progress], None]) -> None:
         if source.folder is None:
             path = ensure_weights(progress)
-            source = Source(str(path.parent), path.name, source.in_situ_quant)
-        self._source = source
+            source = ModelFile(str(path.parent), path.name, source.in_situ_quant)
+        self._file = source
         self._begin()
-        # What has been found out about this model, for all that share it: see `_local_choice`.
+        # Measurements of this model, for all that share it: see `_local_choice`.
         self.memory: dict[Any, Any] = {}
 
     def _begin(self) -> None:
-        self._runner: Any = None  # the old one goes first
-        self._runner = _load(self._source)
-        # The last prompts that the engine has read, with their replies: it goes on from there.
+        self._runner: Any = None  # frees the old one before a second is loaded
+        self._runner = _load(self._file)
+        # The last prompts and replies that the engine has read. It can continue from their states.
         self._read: deque[Chat] = deque(maxlen=16)
-        self._kept = 0  # tokens, in whole blocks
+        self._cached_tokens = 0  # a multiple of `_BLOCK_TOKENS`
 
-    def _note(self, messages: Chat, reply: str, usage: Usage) -> None:
+    def _remember(self, messages: Chat, reply: str, usage: Usage) -> None:
         self._read.append(
             [*messages, {"role": "assistant", "content": reply}] if reply else messages
         )
-        self._kept += -(-usage.total_tokens // _BLOCK) * _BLOCK
+        self._cached_tokens += -(-usage.total_tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
     def read(self, messages: Chat, *, whole: bool = False) -> Generator[Working, None, None]:
-        """Let the engine read a prompt piece by piece; what it has read already is passed over.
+        """Let the engine read a prompt in pieces, without the part that it has read already.
 
-        Yields before each piece how far it has come: closed there, it keeps what was read, and
-        the next prompt that begins alike goes on from it. Without `whole`, what is left for the
-        request itself is less than a piece. What the engine refuses is left to the request, too.
+        Yields progress before each piece. If closed there, the engine keeps the pieces read so far,
+        and the next prompt with the same beginning continues from them. Without `whole`, the last
+        piece is left to the request itself. So is a prompt that the engine refuses.
         """
-        if self._kept > _MOST_KEPT:
+        if self._cached_tokens > _MAX_CACHED_TOKENS:
             self._begin()
-        sizes = [_FRAME + len(self._tokens(message["content"])) for message in messages]
+        sizes = [_FRAME_TOKENS + len(self._tokens(message["content"])) for message in messages]
         total = sum(sizes)
         if total > (self._runner.max_sequence_length() or total):
-            return  # the request is refused at once
+            return  # the request itself raises
         if any(messages == known[: len(messages)] for known in self._read):
-            return  # the engine cannot go on from all of a prompt: it reads one that recurs anew
-        done = max((_shared(messages, sizes, known) for known in self._read), default=0)
-        piece = max(_PIECE, -(-total // _PIECES))
+            return  # the engine reads an identical prompt from the start again
+        done = max((_shared_tokens(messages, sizes, known) for known in self._read), default=0)
+        piece = max(_MIN_PIECE_TOKENS, -(-total // _MAX_PIECES))
         while (left := total - done) > (0 if whole else piece):
             yield Working("reading", done, total)
             done = total if left <= piece else done + piece
-            beginning = messages if done == total else _beginning(messages, sizes, done)
+            beginning = messages if done == total else _first_messages(messages, sizes, done)
             try:
                 request = _request(beginning, Sampling(max_tokens=1), stream=False)
                 response = self._runner.send_chat_completion_request(request)
             except (TypeError, ValueError, RuntimeError):
                 return
-            self._note(beginning, "", _usage(response.usage))
+            self._remember(beginning, "", _usage(response.usage))
         if not whole:
             yield Working("reading", done, total)
 
     def _tokens(self, text: str) -> Sequence[int]:
         return self._runner.tokenize_text(text, False, None)
 
-    def generate(self, messages: Chat, sampling: Sampling) -> Generator[Piece, None, None]:
+    def generate(self, messages: Chat, sampling: Sampling) -> Generator[TextChunk, None, None]:
         """Answer `messages`. Closing the iterator stops the model at the next token."""
         if sampling.seed is not None and sampling.temperature > 0:
             # mistralrs starts each runner from one fixed random state and takes no seed for a
-            # request: a new runner and some tokens drawn in vain give each seed (modulo 32) a state
-            # of its own.
+            # request. So a new runner draws and discards some tokens, which gives each seed (modulo
+            # 32) a different state.
             self._begin()
             waste = Sampling(max_tokens=1 + sampling.seed % 32, temperature=1.0)
             request = _request([{"role": "user", "content": "."}], waste, ignore_eos=True)
@@ -160,8 +160,8 @@ class Model:
                 text = choice.delta.content or ""
                 reply += text
                 if usage is not None:
-                    self._note(messages, reply, usage)
-                yield Piece(text, choice.finish_reason, usage)
+                    self._remember(messages, reply, usage)
+                yield TextChunk(text, choice.finish_reason, usage)
 
     def first_tokens(self, messages: Chat) -> tuple[dict[str, float], Usage]:
         """Return the log probabilities of the likeliest first tokens of a reply."""
@@ -169,12 +169,12 @@ class Model:
             request = _request(messages, Sampling(max_tokens=1), stream=False, logprobs=True)
             response = self._runner.send_chat_completion_request(request)
         tokens, usage = response.choices[0].logprobs.content[0].top_logprobs, _usage(response.usage)
-        self._note(messages, "", usage)
+        self._remember(messages, "", usage)
         return {str(t.bytes): t.logprob for t in tokens}, usage
 
 
-def _shared(messages: Chat, sizes: Sequence[int], known: Chat) -> int:
-    """Return how many tokens `messages` begin with that `known` begins with, about."""
+def _shared_tokens(messages: Chat, sizes: Sequence[int], known: Chat) -> int:
+    """Return about how many tokens at the beginning `messages` and `known` have in common."""
     shared = 0
     for message, size, other in zip(messages, sizes, known, strict=False):
         if message != other:
@@ -184,16 +184,18 @@ def _shared(messages: Chat, sizes: Sequence[int], known: Chat) -> int:
             if alike is None:
                 alike = min(len(content), len(other["content"]))
             same = message["role"] == other["role"]
-            return shared + (alike * (size - _FRAME) // len(content) if same and content else 0)
+            return shared + (
+                alike * (size - _FRAME_TOKENS) // len(content) if same and content else 0
+            )
         shared += size
     return shared
 
 
-def _beginning(messages: Chat, sizes: Sequence[int], tokens: int) -> Chat:
-    """Return what the first so many tokens of `messages` say, about."""
+def _first_messages(messages: Chat, sizes: Sequence[int], tokens: int) -> Chat:
+    """Return about the first `tokens` tokens of `messages`."""
     beginning: Chat = []
     for message, size in zip(messages, sizes, strict=True):
-        if tokens <= _FRAME and beginning:
+        if tokens <= _FRAME_TOKENS and beginning:
             break
         content, share = message["content"], min(tokens / size, 1.0)
         beginning.append({**message, "content": content[: int(len(content) * share)]})
@@ -201,17 +203,17 @@ def _beginning(messages: Chat, sizes: Sequence[int], tokens: int) -> Chat:
     return beginning
 
 
-def _load(source: Source) -> Any:
-    # mistralrs's log is kept off the standard output. Its threads are started once in a process and
-    # wait for each other without resting: where another program takes the core of one, all are
-    # many times slower (two threads on two busy cores took 19 s for what one does in 2).
+def _load(source: ModelFile) -> Any:
+    # Keep mistralrs's log off the standard output. Its threads are started once per process and
+    # wait for each other in a busy loop. If another program uses a thread's core, all of them
+    # become many times slower (two threads on two busy cores took 19 s, one thread took 2 s).
     settings = {"RUST_LOG": "off", "RAYON_NUM_THREADS": str(_free_cores())}
-    own = [name for name in settings if name not in os.environ]
-    os.environ.update({name: settings[name] for name in own})
+    unset = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in unset})
     try:
         import mistralrs
 
-        gguf: Any = mistralrs.Which.GGUF  # an enum to checkers, a class of its own in truth
+        gguf: Any = mistralrs.Which.GGUF  # the stubs declare an enum, but it is a class
         which = gguf(quantized_model_id=source.folder or "", quantized_filename=source.file)
         return mistralrs.Runner(which=which, in_situ_quant=source.in_situ_quant)
     except ImportError as error:
@@ -219,16 +221,16 @@ def _load(source: Source) -> Any:
     except ValueError as error:
         raise ConfigurationError(f"cannot load {source.file}: {_first_line(error)}") from error
     finally:
-        for name in own:
+        for name in unset:
             os.environ.pop(name, None)
 
 
 def _free_cores() -> int:
-    """Return how many of the cores that this process may use are free of late, at least 1."""
+    """Return how many of the cores that this process may use were free recently, at least 1."""
     cores = os.cpu_count() or 1
     try:
         usable, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    except (AttributeError, OSError):  # Windows has neither, macOS only the second
+    except (AttributeError, OSError):  # Windows has neither, macOS has only the second
         return cores
     return max(1, round(usable * (1 - busy / cores)))
 
@@ -238,7 +240,7 @@ def _mapped_errors() -> Generator[None, None, None]:
     try:
         yield
     except (TypeError, OverflowError) as error:
-        raise ConfigurationError(f"the local model refuses these options: {error}") from error
+        raise ConfigurationError(f"the local model rejects these options: {error}") from error
     except (ValueError, RuntimeError) as error:
         text = _first_line(error)
         if "sequence length" in text:
@@ -247,7 +249,7 @@ def _mapped_errors() -> Generator[None, None, None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the message without the native backtrace that follows it."""
+    """Return the message without the native backtrace after it."""
     return str(error).split("\n", 1)[0].strip()
 
 
@@ -261,7 +263,7 @@ def _request(
         messages=messages,
         stream=stream,
         logprobs=logprobs,
-        top_logprobs=_TOP if logprobs else None,
+        top_logprobs=_TOP_LOGPROBS if logprobs else None,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,

@@ -1,4 +1,4 @@
-"""The wire's options, as the local model takes them."""
+"""Options of chat completions, as the local model takes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Options", "Sampling", "read_options"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens; with a `schema` (JSON text) the reply is JSON that obeys it."""
+    """How to draw tokens. With `schema` (JSON text) the reply is JSON that follows it."""
 
     max_tokens: int = 512
     temperature: float = 0.0
@@ -30,35 +30,38 @@ class Sampling:
     schema: str | None = None
 
 
-_SAMPLING = frozenset(Sampling.__dataclass_fields__) - {"schema"}
-_KNOWN = _SAMPLING | {"response_format", "tool_choice"}
+_SAMPLING_NAMES = frozenset(Sampling.__dataclass_fields__) - {"schema"}
+_OPTION_NAMES = _SAMPLING_NAMES | {"response_format", "tool_choice"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`tool_choice` is `auto`, `none`, `required`, or the wire's object that names a function."""
+    """The options of a request.
+
+    `tool_choice` is `auto`, `none`, `required`, or an object that names a function.
+    """
 
     sampling: Sampling
     tool_choice: str | Mapping[str, Any] = "auto"
 
 
 def read_options(options: Mapping[str, Any]) -> Options:
-    """Read the wire's options; None stands for the default.
+    """Return a request's options; None stands for the default.
 
-    Raises `ConfigurationError` if there is one that is not known.
+    Raises `ConfigurationError` for an unknown one.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - _KNOWN:
+    if unknown := given.keys() - _OPTION_NAMES:
         raise ConfigurationError(
             f"the local model has no option {', '.join(sorted(unknown))};"
-            f" it has {', '.join(sorted(_KNOWN))}"
+            f" it has {', '.join(sorted(_OPTION_NAMES))}"
         )
     match choice := given.pop("tool_choice", "auto"):
         case "auto" | "none" | "required" | {"function": {"name": str()}}:
             pass
         case _:
             raise ConfigurationError(
-                f"tool_choice {quote(choice)}: expected 'auto', 'none', 'required' or"
+                f"tool_choice={quote(choice)}: it must be 'auto', 'none', 'required' or"
                 " {'type': 'function', 'function': {'name': ...}}"
             )
     match wanted := given.pop("response_format", {"type": "text"}):
@@ -70,12 +73,12 @@ def read_options(options: Mapping[str, Any]) -> Options:
             try:
                 schema = json.dumps(obeyed, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                why = f"response_format: its schema is no JSON: {error}"
-                raise ConfigurationError(why) from None
+                text = f"the schema of response_format is not JSON: {error}"
+                raise ConfigurationError(text) from None
         case _:
             raise ConfigurationError(
-                f"response_format {quote(wanted)}: expected the type text, json_object or"
-                " json_schema with its schema"
+                f"response_format={quote(wanted)}: its type must be text, json_object, or"
+                " json_schema with a schema"
             )
     match stop := given.pop("stop", ()):
         case str():
@@ -83,5 +86,5 @@ def read_options(options: Mapping[str, Any]) -> Options:
         case [*texts] if all(isinstance(text, str) for text in texts):
             stop = tuple(texts)
         case _:
-            raise ConfigurationError(f"stop {quote(stop)}: expected a text or a list of texts")
+            raise ConfigurationError(f"stop={quote(stop)}: it must be a text or a list of texts")
     return Options(Sampling(stop=stop, schema=schema, **given), choice)

@@ -1,9 +1,8 @@
-"""Answering a request with a local model: plain text, or a tool call under a grammar.
+"""Answer a request with a local model: plain text, or a tool call under a grammar.
 
-The model has no template for tools. So a call is made in two steps: a tool is chosen, or none
-(`_local_choice`), then its arguments are written under its JSON schema. A plain answer is given
-without a word about tools, as good as if there were none. What comes out are the deltas that a
-hosted model would send.
+The model's template has no tools. So a call takes two steps: choose a tool or none
+(`_local_choice`), then write its arguments under its JSON schema. A plain answer never mentions
+tools, so it is as good as without them. The deltas are those that a hosted model would send.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose, get_ready
 from ._local_model import Model
 from ._local_options import Options
-from ._prompt import Chat, named_tool, plain_chat
+from ._request_fit import Chat, named_tool, plain_chat
 
-__all__ = ["SMALL_MANNER", "Deltas", "Manner", "read_ahead", "reply"]
+__all__ = ["SMALL_MODEL_STYLE", "Deltas", "PromptStyle", "read_ahead", "reply"]
 
 Deltas: TypeAlias = Generator[Delta | Working | None, None, None]
 
-# Worked examples of filling in, about other tools than anybody is likely to offer.
-_FILL_IN = (
+# Examples of arguments, for tools that users are unlikely to have.
+_ARGUMENT_EXAMPLES = (
     (
         'translate {"text": string, "language": string}',
         "How do you say good morning in Spanish?",
@@ -47,30 +46,30 @@ _FILL_IN = (
         '{"formula": "2 * x / 7"}',
     ),
 )
-# The spaces of the examples: free ones let the model wander off in them.
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# The spacing of the examples. With free spacing the model writes spaces without end.
+_JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """What a model needs beyond the request.
+class PromptStyle:
+    """What a model's prompts need beside the request.
 
-    `system` is said, and `exchanges` are shown, if the conversation has no system message. With
-    `found`, examples of a question, a tool's result and an answer, a result is put to the model
-    with its question alone: a weak one makes up its own else. `longest` bounds, in characters,
-    each string argument that its schema leaves unbounded: a weak model may never end one.
+    A conversation without a system message gets `system` and `exchanges`. With `result_examples`
+    (question, tool's result, answer), the prompt for a tool's result has only its question, because
+    a weak model invents results otherwise. `max_chars` limits each string argument without a limit
+    in its schema: a weak model may never end one.
     """
 
     system: str = ""
     exchanges: tuple[tuple[str, str], ...] = ()
-    found: tuple[tuple[str, str, str], ...] = ()
-    longest: int | None = None
+    result_examples: tuple[tuple[str, str, str], ...] = ()
+    max_chars: int | None = None
 
 
-# How the small model is spoken to: what was found, by trying, to make it answer at all well.
-# Without a system message it takes that of its own template, and answers questions about France in
-# French. Without examples it goes round in circles, and tells of a tool's result what it likes.
-SMALL_MANNER = Manner(
+# The style that made the small model answer well, found by trials. Without a system message its
+# template adds another one, and it answers questions about France in French. Without examples it
+# repeats itself and ignores a tool's result.
+SMALL_MODEL_STYLE = PromptStyle(
     system="You are a knowledgeable assistant who gives short, correct answers in English.",
     exchanges=(
         ("What is the capital of Norway?", "The capital of Norway is Oslo."),
@@ -80,7 +79,7 @@ SMALL_MANNER = Manner(
         ),
         ("How many months are in a year?", "A year has twelve months."),
     ),
-    found=(
+    result_examples=(
         (
             "Is the museum open today?",
             "closed on Mondays; today is Monday",
@@ -102,26 +101,27 @@ SMALL_MANNER = Manner(
             "I could not find it: there is no such file.",
         ),
     ),
-    longest=120,
+    max_chars=120,
 )
 
 
-def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
-    """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
+def reply(model: Model, request: Request, options: Options, style: PromptStyle) -> Deltas:
+    """Answer `request`, delta by delta; None where it can be stopped although there is nothing."""
     tool, cost = None, Usage()
     choice, messages = options.tool_choice, request.messages
     if isinstance(choice, Mapping):
         tool = named_tool(request.tools, choice)
     elif request.tools and choice != "none":
         must = choice == "required"
-        if must or not (messages and messages[-1].role == "tool"):  # else it is answered in text
-            question = _question(messages)
+        # a tool's result is answered in text
+        if must or not (messages and messages[-1].role == "tool"):
+            question = _last_question(messages)
             tool, cost = yield from choose(model, question, request.tools, must=must)
     if tool is None:
-        chat, sampling = _chat(messages, manner), options.sampling
+        chat, sampling = _chat(messages, style), options.sampling
     else:
-        chat = _fill_in(tool, _question(messages))
-        schema = json.dumps(_bounded(tool.parameters, manner.longest))
+        chat = _argument_prompt(tool, _last_question(messages))
+        schema = json.dumps(_bound_strings(tool.parameters, style.max_chars))
         sampling = replace(options.sampling, schema=schema, stop=())
         yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
     yield from model.read(chat)
@@ -136,40 +136,42 @@ def reply(model: Model, request: Request, options: Options, manner: Manner) -> D
             yield Delta(usage=cost + (usage or Usage()), finish_reason=finish_reason, done=True)
 
 
-def read_ahead(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
-    """Read what a request begins with that goes on as `request` does, the likeliest first."""
+def read_ahead(model: Model, request: Request, options: Options, style: PromptStyle) -> Deltas:
+    """Read the prompts that may begin the next request, the likeliest first."""
     tools = () if options.tool_choice == "none" else request.tools
     question = Message(role="user", content="")
     if tools and not isinstance(options.tool_choice, Mapping):
         yield from get_ready(model, tools)
-    yield from model.read(_chat([*request.messages, question], manner), whole=True)
+    yield from model.read(_chat([*request.messages, question], style), whole=True)
     if tools:
-        yield from model.read(_fill_in(tools[0], ""), whole=True)
+        yield from model.read(_argument_prompt(tools[0], ""), whole=True)
         result = Message(role="tool", tool_call_id="", content="")
-        yield from model.read(_chat([question, result], manner), whole=True)
+        yield from model.read(_chat([question, result], style), whole=True)
 
 
-def _chat(messages: Sequence[Message], manner: Manner) -> Chat:
-    """Write a conversation with the system message and the examples that a model needs."""
-    if not (manner.found and messages and messages[-1].role == "tool"):
+def _chat(messages: Sequence[Message], style: PromptStyle) -> Chat:
+    """Return the prompt for a conversation, with the style's system message and examples."""
+    if not (style.result_examples and messages and messages[-1].role == "tool"):
         beginning: Chat = []
         if not any(message.role in {"system", "developer"} for message in messages):
-            beginning += [{"role": "system", "content": manner.system}] if manner.system else []
-            beginning += _examples(manner.exchanges)
+            beginning += [{"role": "system", "content": style.system}] if style.system else []
+            beginning += _example_messages(style.exchanges)
         return beginning + plain_chat(messages)
-    # The results of the tools called since the last question.
+    # The results of the tools since the last question.
     asked = max((n for n, message in enumerate(messages) if message.role == "user"), default=0)
     results = [message.content or "" for message in messages[asked:] if message.role == "tool"]
-    question = f"Question: {_question(messages)}\nFound: " + "\n".join(results)
-    found = [(f"Question: {asks}\nFound: {result}", says) for asks, result, says in manner.found]
+    question = f"Question: {_last_question(messages)}\nFound: " + "\n".join(results)
+    result_examples = [
+        (f"Question: {asks}\nFound: {result}", says) for asks, result, says in style.result_examples
+    ]
     return [
         {"role": "system", "content": "Answer the question in one sentence with what was found."},
-        *_examples(found),
+        *_example_messages(result_examples),
         {"role": "user", "content": question},
     ]
 
 
-def _examples(exchanges: Iterable[tuple[str, str]]) -> Chat:
+def _example_messages(exchanges: Iterable[tuple[str, str]]) -> Chat:
     chat: Chat = []
     for request, answer in exchanges:
         chat.append({"role": "user", "content": request})
@@ -177,19 +179,19 @@ def _examples(exchanges: Iterable[tuple[str, str]]) -> Chat:
     return chat
 
 
-def _question(messages: Sequence[Message]) -> str:
+def _last_question(messages: Sequence[Message]) -> str:
     return next((m.whole_text or "" for m in reversed(messages) if m.role == "user"), "")
 
 
-def _fill_in(tool: ToolSchema, question: str) -> Chat:
-    """Show how arguments are written, then the tool and the request.
+def _argument_prompt(tool: ToolSchema, question: str) -> Chat:
+    """Return the prompt for the arguments of a tool.
 
-    The descriptions stay out: the model copies from them.
+    It leaves out the descriptions, because the model copies from them.
     """
     fields: list[str] = []
     properties: Mapping[str, Mapping[str, Any] | bool] = tool.parameters.get("properties", {})
     for name, of in properties.items():
-        if isinstance(of, bool):  # a schema too: true takes anything
+        if isinstance(of, bool):  # `true` is a schema that accepts anything
             kind = "any"
         elif "enum" in of:
             kind = " or ".join(json.dumps(value) for value in of["enum"])
@@ -199,17 +201,19 @@ def _fill_in(tool: ToolSchema, question: str) -> Chat:
     outline = f"{tool.name} {{{', '.join(fields)}}}"
     return [
         {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."},
-        *_examples([(f"Tool: {about}\nRequest: {asks}", says) for about, asks, says in _FILL_IN]),
+        *_example_messages(
+            [(f"Tool: {about}\nRequest: {asks}", says) for about, asks, says in _ARGUMENT_EXAMPLES]
+        ),
         {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"},
     ]
 
 
-def _bounded(parameters: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
-    """Return the schema of a tool's arguments with each free string no longer than `longest`."""
+def _bound_strings(parameters: Mapping[str, Any], max_chars: int | None) -> dict[str, Any]:
+    """Return the schema of a tool's arguments with a limit for each free string."""
     limited: dict[str, Mapping[str, Any] | bool] = dict(parameters.get("properties", {}))
     for name, of in limited.items():
-        if longest is None or isinstance(of, bool) or of.get("type") != "string":
+        if max_chars is None or isinstance(of, bool) or of.get("type") != "string":
             continue
         if not of.keys() & {"enum", "pattern", "format"}:
-            limited[name] = {"maxLength": longest, **of}
-    return {**parameters, "properties": limited, "x-guidance": _SPACES}
+            limited[name] = {"maxLength": max_chars, **of}
+    return {**parameters, "properties": limited, "x-guidance": _JSON_SPACING}

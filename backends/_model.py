@@ -1,4 +1,4 @@
-"""What every backend that reaches a model itself does around one attempt."""
+"""`ModelBackend`: what happens around each attempt to get a reply from a model."""
 
 from __future__ import annotations
 
@@ -24,60 +24,74 @@ from ..messages.text import quote
 from ._backend import Backend
 from ._embedding import Embedded, list_of_texts
 from ._estimate import CountTokens, Estimator
-from ._recorded import note_taken
-from ._resume import is_constrained, shortened
-from ._retry import Breaker, Retries
-from ._timeout import Arrived, Timeouts, watch
+from ._recorded import note_usage
+from ._retry import Breaker, Retries, is_constrained, reduce_token_limits
+from ._timeout import Arrival, Timeouts, enforce_timeouts
 from .limits import Limits, limits_of, turn_in
 
 __all__ = ["ModelBackend"]
 
 
 class _Reply:
-    """What has come of a reply so far, over all attempts.
+    """The deltas and the usage of a reply, over all attempts.
 
-    `took` is what the last attempt took, `usage` what all those before it did, None if none did.
-    `written` are the tokens of the text that the next attempt goes on after. `goes_on` says that
-    this attempt continues a text, and no more of it has come yet.
+    `attempt_usage` is that of the last attempt, `earlier_usage` that of all before it, None if
+    there was none. `written_tokens` are the tokens of the text that the next attempt continues.
+    `is_continuation`: this attempt continues a text, and has not sent text yet.
     """
 
-    __slots__ = ("attempt", "before", "deltas", "goes_on", "took", "usage", "whole", "written")
+    __slots__ = (
+        "attempt",
+        "attempt_usage",
+        "deltas",
+        "earlier_deltas",
+        "earlier_usage",
+        "is_complete",
+        "is_continuation",
+        "written_tokens",
+    )
 
     def __init__(self) -> None:
         self.attempt = 1
-        self.before: list[Delta] = []  # of earlier attempts
-        self.deltas: list[Delta] = []  # of this one
-        self.goes_on = False
-        self.took = Usage()
-        self.usage: Usage | None = None
-        self.written = 0
-        self.whole = False
+        self.earlier_deltas: list[Delta] = []
+        self.deltas: list[Delta] = []
+        self.is_continuation = False
+        self.attempt_usage = Usage()
+        self.earlier_usage: Usage | None = None
+        self.written_tokens = 0
+        self.is_complete = False
 
     def add(self, delta: Delta) -> None:
         self.deltas.append(delta)
         if delta.text:
-            self.goes_on = False
+            self.is_continuation = False
         if delta.finish_reason is not None or delta.done:
-            self.whole = True
+            self.is_complete = True
 
-    def with_earlier(self, delta: Delta) -> Delta:
-        """Add what earlier attempts took to the usage that a delta of this one tells."""
-        if delta.usage is None or self.usage is None:
+    def add_earlier_usage(self, delta: Delta) -> Delta:
+        """Return a delta of this attempt with the usage of earlier attempts added."""
+        if delta.usage is None or self.earlier_usage is None:
             return delta
-        return replace(delta, usage=self.usage + delta.usage)
+        return replace(delta, usage=self.earlier_usage + delta.usage)
 
     def end_attempt(self) -> None:
-        """Put away what came in this attempt, for another that goes on."""
-        self.before += map(self.with_earlier, self.deltas)
-        told = any(delta.usage is not None for delta in self.deltas)
-        # An estimate is no less than a token for each delta: servers send one or more with each.
-        self.written += max(self.took.output_tokens, 0 if told else len(self.deltas))
-        self.usage = self.took if self.usage is None else self.usage + self.took
+        """Move the deltas of this attempt to the earlier ones, before another attempt continues."""
+        self.earlier_deltas += map(self.add_earlier_usage, self.deltas)
+        has_usage = any(delta.usage is not None for delta in self.deltas)
+        # Servers send one or more tokens with each delta, so an estimate is at least that.
+        self.written_tokens += max(
+            self.attempt_usage.output_tokens, 0 if has_usage else len(self.deltas)
+        )
+        self.earlier_usage = (
+            self.attempt_usage
+            if self.earlier_usage is None
+            else self.earlier_usage + self.attempt_usage
+        )
         self.deltas = []
 
-    def broken(self, why: BackendError) -> BackendError:
-        """Return the error of a reply that failed: it has what came of it, if anything did."""
-        if not (self.before or self.deltas):
+    def make_error(self, why: BackendError) -> BackendError:
+        """Return the error of a reply that failed, with the part of it that has arrived."""
+        if not (self.earlier_deltas or self.deltas):
             return why
         if self.deltas and isinstance(why, BadResponse | StreamInterrupted):
             if why.partial is None:
@@ -89,31 +103,30 @@ class _Reply:
 
     @property
     def partial(self) -> Message | None:
-        return assemble_partial([*self.before, *map(self.with_earlier, self.deltas)])
+        return assemble_partial([*self.earlier_deltas, *map(self.add_earlier_usage, self.deltas)])
 
     @property
     def has_more_than_text(self) -> bool:
-        """Whether a call or a refusal has come, which no server can go on with."""
-        came = (*self.before, *self.deltas)
-        return any(delta.tool_calls or delta.refusal for delta in came)
+        """Whether it has calls or a refusal, which no server can continue."""
+        deltas = (*self.earlier_deltas, *self.deltas)
+        return any(delta.tool_calls or delta.refusal for delta in deltas)
 
 
 class ModelBackend(Backend):
-    """A backend with timeouts, retries, limits and a breaker; subclasses write `attempt`.
+    """A backend with timeouts, retries, limits and a breaker. Subclasses implement `attempt`.
 
-    A request waits for its turn in `limits`, is sent, and is tried again as `retries` says as long
-    as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
-    `resume="continue"` the model is then asked to go on after the text that came, as one more of
-    the attempts, where the server can (`continuation`), and from the beginning if only reasoning
-    came. What it may still write is less by what came, and the usage it tells is that of all
-    attempts. A reply with calls or a refusal, or one that follows a grammar, does not go on.
+    A request waits for its turn in `limits` and is sent. As long as no delta has arrived, `retries`
+    decides whether it is sent again. A reply that breaks off later raises `StreamInterrupted`. With
+    `resume="continue"` the model is asked to continue the text, as one more attempt, if the server
+    can (`continuation`); a reply with only reasoning starts again. The token limit is reduced by
+    the tokens received, and the usage is that of all attempts. A reply with calls or a refusal, or
+    one that follows a grammar, is not continued.
 
-    Without `limits` it has its own, which limit nothing, so that one 429 holds back all of its
-    requests. What an attempt took is charged to its limits and, under the model's name, to the
-    current node, also if the reply breaks off or is cancelled: the usage that came with it, and an
-    estimate of what came after that. Before the first delta that is nothing. Estimates are made
-    from the texts, by `count_tokens` or by classes of characters, and corrected by the usage that
-    replies have reported.
+    Without `limits` the backend has its own, without bounds, so that a 429 delays all its requests.
+    Each attempt is charged to its limits and, under the model's name, to the current node, also if
+    it breaks off or is cancelled: the usage that arrived, and an estimate for the text after it. An
+    attempt without deltas costs nothing. Estimates count by `count_tokens` or by classes of
+    characters, and are corrected by the usage in replies.
     """
 
     def __init__(
@@ -134,10 +147,10 @@ class ModelBackend(Backend):
             if not isinstance(value, kind | None):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
                 name = kind.__name__
                 raise ConfigurationError(
-                    f"{name.lower()}={quote(value)}: it is {name}(...) or None"
+                    f"{name.lower()}={quote(value)}: it must be {name}(...) or None"
                 )
         if resume not in (None, "continue"):
-            raise ConfigurationError(f"resume={quote(resume)}: it is 'continue' or None")
+            raise ConfigurationError(f"resume={quote(resume)}: it must be 'continue' or None")
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
         self.limits = limits or Limits()
@@ -145,56 +158,55 @@ class ModelBackend(Backend):
         self.resume = resume
         if not (count_tokens is None or callable(count_tokens)):
             raise ConfigurationError(
-                f"count_tokens={quote(count_tokens)}: it is a function of a text, or None"
+                f"count_tokens={quote(count_tokens)}: it must be a function of a text, or None"
             )
         self._estimator = Estimator(count_tokens)
 
     def __getstate__(self) -> object:
         raise ConfigurationError(
-            f"{self!r} cannot be sent to another process: make it with connect(), which can be done"
-            " there too"
+            f"{self!r} cannot be sent to another process. Make it with connect(), or there."
         )
 
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         return (self.limits,) if model == self.model else ()
 
     async def prepare(self) -> None:
-        """Get ready to send, such as by loading a model; the timeouts count from after this."""
+        """Get ready to send, such as by loading a model. The timeouts start after this."""
 
     @abstractmethod
-    def attempt(self, request: Request) -> AsyncGenerator[Arrived, None]:
-        """Answer `request` once, without timeouts; raises a `BackendError` that holds no key.
+    def attempt(self, request: Request) -> AsyncGenerator[Arrival, None]:
+        """Answer `request` once, without timeouts; raise a `BackendError` without keys.
 
-        Deltas that came together may be yielded as one list, which is never empty.
+        Deltas that arrived together may be yielded as one list, never an empty one.
         """
 
     @asynccontextmanager
     async def charged(self, request: Request, came: list[Delta]) -> AsyncGenerator[None, None]:
-        """Hold a turn in all limits, and charge at the end for the deltas that `came` then holds.
+        """Hold a turn in all limits, and charge at the end for the deltas in `came`.
 
-        For a subclass that answers by itself, without timeouts and retries.
+        For a subclass that replaces `stream`, without timeouts and retries.
         """
         reply = _Reply()
-        reply.deltas, reply.whole = came, True
+        reply.deltas, reply.is_complete = came, True
         async with self._turn(request, reply):
             yield
 
     def continuation(self, request: Request, partial: Message) -> Request | None:
-        """Return the request that goes on after `partial`, None if the server cannot."""
+        """Return the request that continues `partial`, None if the server cannot."""
         return None
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
         require_request(request)
-        return self._answer(request, self.attempt)
+        return self._run_attempts(request, self.attempt)
 
     async def embed_with(
         self, attempt: Callable[[list[str]], Awaitable[Embedded]], texts: Sequence[str]
     ) -> list[list[float]]:
-        """Return the vectors that `attempt` gives for `texts`, with all that is done for a reply.
+        """Return the vectors from `attempt`, with limits, retries and charges as for a reply.
 
-        For the `embed` of a subclass. `attempt` asks once, and returns the vectors and what they
-        took, None if nobody has said: then that is estimated.
+        For the `embed` of a subclass. `attempt` asks once, and returns the vectors and the usage,
+        None if the server sent none: then it is estimated.
         """
         texts = list_of_texts(texts)
         vectors: list[list[float]] = []
@@ -205,75 +217,77 @@ class ModelBackend(Backend):
             vectors[:], usage = await attempt(texts)
             yield Delta(usage=usage, done=True)
 
-        # It takes what these texts would as a prompt, and its reply is one delta without text.
+        # Estimated as a prompt with these texts, whose reply is one delta without text.
         prompt = Message(role="user", content="\n".join(texts))
         request = Request([prompt], options={"max_tokens": 0, "max_completion_tokens": 0})
-        async with aclosing(self._answer(request, answer)) as deltas:
+        async with aclosing(self._run_attempts(request, answer)) as deltas:
             async for _ in deltas:
                 pass
         return vectors
 
-    async def _answer(
-        self, request: Request, attempt: Callable[[Request], AsyncGenerator[Arrived, None]]
+    async def _run_attempts(
+        self, request: Request, attempt: Callable[[Request], AsyncGenerator[Arrival, None]]
     ) -> AsyncGenerator[Delta, None]:
         reply = _Reply()
-        asked = request
+        current = request
         while True:
-            first = reply.usage is None
+            first = reply.earlier_usage is None
             try:
                 async with (
-                    self._turn(asked, reply),
-                    aclosing(watch(attempt(asked), self.timeouts)) as arriving,
+                    self._turn(current, reply),
+                    aclosing(enforce_timeouts(attempt(current), self.timeouts)) as arrivals,
                 ):
-                    async for arrived in arriving:
-                        for delta in arrived if isinstance(arrived, list) else (arrived,):
-                            if delta.reasoning and reply.goes_on:
+                    async for arrival in arrivals:
+                        for delta in arrival if isinstance(arrival, list) else (arrival,):
+                            if delta.reasoning and reply.is_continuation:
                                 reply.deltas.append(delta)  # so that it is charged
                                 raise StreamInterrupted(
-                                    "the reply broke off, and the server returned its"
-                                    " continuation as reasoning",
-                                    partial=assemble_partial(reply.before),
+                                    "the reply broke off, and the server sent its continuation"
+                                    " as reasoning",
+                                    partial=assemble_partial(reply.earlier_deltas),
                                 )
                             reply.add(delta)
-                            yield delta if first else reply.with_earlier(delta)
+                            yield delta if first else reply.add_earlier_usage(delta)
                 return
             except BackendError as error:
                 failure = error
-            if reply.whole:  # only what follows the end is missing
+            if reply.is_complete:  # the reply is complete, only the connection's end failed
                 return
             pause = self.retries.pause(reply.attempt, failure)
             if pause is None or (self.breaker is not None and self.breaker.state == "open"):
-                raise reply.broken(failure)
+                raise reply.make_error(failure)
             if reply.deltas:
-                further = self._further(request, reply)
-                if further is None:
-                    raise reply.broken(failure)
-                asked = further
+                continued = self._continue_request(request, reply)
+                if continued is None:
+                    raise reply.make_error(failure)
+                current = continued
             await asyncio.sleep(pause)
             reply.attempt += 1
 
-    def _further(self, request: Request, reply: _Reply) -> Request | None:
-        """Return the request that goes on with a reply that broke off; None if none can."""
+    def _continue_request(self, request: Request, reply: _Reply) -> Request | None:
+        """Return the request that continues a broken reply; None if that is not possible."""
         partial = reply.partial
         if not self.resume or reply.has_more_than_text:
             return None
-        if partial is None or partial.content is None:  # nothing of the answer has come
+        if partial is None or partial.content is None:  # no text has arrived: start again
             reply.end_attempt()
-            reply.written = 0
+            reply.written_tokens = 0
             return request
         if is_constrained(request, self.default_options):
             return None
         reply.end_attempt()
-        # A server that parses reasoning out of the text may take all of a continuation for it, as
-        # vLLM does where the prompt has no end mark: the reply would lose the rest of its text.
-        reply.goes_on = True
-        return self.continuation(shortened(request, self.default_options, reply.written), partial)
+        # A server that finds reasoning in the text may take a continuation for reasoning, as vLLM
+        # does if the prompt has no end mark. The reply would lose the rest of its text.
+        reply.is_continuation = True
+        return self.continuation(
+            reduce_token_limits(request, self.default_options, reply.written_tokens), partial
+        )
 
     @asynccontextmanager
     async def _turn(self, request: Request, reply: _Reply) -> AsyncGenerator[None, None]:
-        """Hold a turn for one attempt; see that the reply is whole, and charge what it took."""
+        """Hold a turn for one attempt, check that the reply is complete, charge its usage."""
         await self.prepare()
-        node = payer()  # whoever closes the stream, it is this one's
+        node = payer()  # now, because another node may close the stream
         limits = [*limits_of(node), self.limits]
         counted = any(each.counts_tokens for each in limits)
         estimate = self._estimator.estimate(request, self.default_options) if counted else None
@@ -282,19 +296,19 @@ class ModelBackend(Backend):
             try:
                 with self.breaker.attempt() if self.breaker else nullcontext():
                     yield
-                    if not reply.whole:
+                    if not reply.is_complete:
                         raise BackendUnavailable("the stream ended before the reply was complete")
             except RateLimited as error:
-                # While the turn is still held: the next in line must not run into the same 429.
+                # Before the turn ends, so that the next request does not meet the same 429.
                 hold = self.retries.pause(reply.attempt, error) or error.retry_after or 0.0
-                if hold <= self.retries.patience:  # else the others are not made to wait either
+                if hold <= self.retries.patience:  # otherwise other requests do not wait either
                     self.limits.slow_down(hold)
                 raise
             finally:
-                turn.usage = Usage()  # before the first delta nobody knows whether a model ran
-                if came := reply.deltas:
-                    turn.usage = self._estimator.usage_of(request, came, estimate)
-                    reply.took = turn.usage
-                    note_taken(self.model, turn.usage)
+                turn.usage = Usage()  # without a delta, the model may not have run
+                if reply.deltas:
+                    turn.usage = self._estimator.usage_of(request, reply.deltas, estimate)
+                    reply.attempt_usage = turn.usage
+                    note_usage(self.model, turn.usage)
                     if node is not None:
                         charge(self.model, turn.usage, node)

@@ -1,4 +1,4 @@
-"""Hosted models through the official SDK: its keys, transport and errors, our reader."""
+"""A backend for hosted models, over OpenAI's SDK: its transport and errors, our parsing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
-from ._address import CHAT, Host, hide_secrets
-from ._failure import failure_from_library, has_reply, refuse
+from ._address import CHAT_PATH, hide_secrets
+from ._failure import failure_from_library, has_reply, raise_refusal
 from ._per_loop import Connections
 from ._secret import as_secret, filter_loggers
-from ._wire import ReadOther, WireBackend
+from ._wire import ReadBody, WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from httpx2 import Response
     from openai import AsyncOpenAI
 
+    from ._providers import HostedProvider
+
 __all__ = ["OpenAIBackend"]
 
 
-_LAZY = (
+_LAZY_SDK_CLASSES = (
     ("openai", "AsyncOpenAI"),
     ("openai.resources.chat", "AsyncChat"),
     ("openai.resources.chat.completions", "AsyncCompletions"),
@@ -40,16 +42,16 @@ _LAZY = (
 class OpenAIBackend(WireBackend):
     """A model of a hosted provider, or of any server that OpenAI's SDK can reach.
 
-    The key comes from `api_key` or the host's variable. The SDK does not try again by itself:
-    `retries` does, as for every backend. Options are renamed where a provider's own address names
-    them otherwise; at another `base_url` they go as they are. Proxies named in the environment are
-    used to reach a provider's own address, and no other.
+    The key is `api_key` or the provider's environment variable. The SDK does not retry: `retries`
+    does, as for every backend. At the provider's own address, options get the provider's names; at
+    another `base_url` they are sent unchanged. Proxies of the environment are used for the
+    provider's own address only.
     """
 
     def __init__(
         self,
         model: str,
-        host: Host,
+        host: HostedProvider,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
         **settings: Any,
@@ -59,16 +61,19 @@ class OpenAIBackend(WireBackend):
         key = as_secret(api_key) or as_secret(os.environ.get(host.key_variable))
         if key is None:
             raise ConfigurationError(
-                f"{host.name}: no key: set {host.key_variable}, or pass api_key= "
-                "(any text for a server that needs none)"
+                f"{host.name}: no key. Set {host.key_variable}, or pass api_key= "
+                "(any text for a server that needs none)."
             )
-        try:  # here and now: it takes a second, which no reply should wait for
+        try:  # now, because it takes a second that no reply should wait for
             import_module("aiohttp")
-            for module, name in _LAZY:  # the SDK imports the modules of its clients at first use
+            for (
+                module,
+                name,
+            ) in _LAZY_SDK_CLASSES:  # the SDK imports these at first use
                 getattr(import_module(module), name)
         except ImportError:
             raise MissingExtra("the openai backend", "openai") from None
-        _trust()
+        _certificates()
         super().__init__(model, base_url, key, **settings)
         self.provider = host.name
         self._host = host if self.base_url == host.base_url else None
@@ -76,7 +81,7 @@ class OpenAIBackend(WireBackend):
         self._clients = Connections(self._open_client)
 
     async def aclose(self) -> None:
-        """Close the connections that this loop uses."""
+        """Close this loop's connections."""
         await self._clients.close()
 
     def _open_client(self) -> AsyncOpenAI:
@@ -97,7 +102,7 @@ class OpenAIBackend(WireBackend):
             default_headers={"Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
             http_client=DefaultAioHttpClient(
-                verify=_trust(),
+                verify=_certificates(),
                 trust_env=self._host is not None,
                 follow_redirects=False,
                 event_hooks={"response": [self._refuse]},
@@ -106,7 +111,7 @@ class OpenAIBackend(WireBackend):
         )
 
     def continuation(self, request: Request, partial: Message) -> Request | None:
-        if self._host is not None and self._host.go_on is None:
+        if self._host is not None and self._host.continuation_fields is None:
             return None
         return super().continuation(request, partial)
 
@@ -116,38 +121,38 @@ class OpenAIBackend(WireBackend):
             return body
         if body.pop("continue_final_message", False):
             del body["add_generation_prompt"]
-            body["messages"][-1] |= self._host.go_on or {}
+            body["messages"][-1] |= self._host.continuation_fields or {}
         renamed = self._host.renamed
-        left_out = self._host.left_out
-        return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
+        omitted = self._host.omitted
+        return {renamed.get(key, key): v for key, v in body.items() if key not in omitted}
 
     async def post(
-        self, path: str, body: dict[str, Any], read_other: ReadOther
+        self, path: str, body: dict[str, Any], read_other: ReadBody
     ) -> AsyncGenerator[bytes, None]:
         response: Response | None = None
         failure: BackendError
         try:
             client = await self._clients.get()
-            if path == CHAT:
-                # The messages go in as they are: the SDK takes a tenth of a millisecond to convert
-                # each, in one go, though they are plain JSON already.
+            if path == CHAT_PATH:
+                # Messages are passed in `extra_body`: the SDK would convert each of them, though
+                # they are plain JSON, which takes 0.1 ms each without a pause for the loop.
                 opening = client.chat.completions.with_streaming_response.create(
                     model=body["model"],
                     messages=[],
                     stream=True,
-                    extra_body=_but(body, "model"),
+                    extra_body=_without(body, "model"),
                 )
             else:
                 opening = client.embeddings.with_streaming_response.create(
                     model=body["model"],
                     input=body["input"],
                     encoding_format=body["encoding_format"],
-                    extra_body=_but(body, "model", "input", "encoding_format"),
+                    extra_body=_without(body, "model", "input", "encoding_format"),
                 )
             response = (await opening.__aenter__()).http_response
             pieces = response.aiter_bytes()
             kind = response.headers.get("content-type", "")
-            if path != CHAT or not kind.lower().startswith("text/event-stream"):
+            if path != CHAT_PATH or not kind.lower().startswith("text/event-stream"):
                 others = read_other(200, response.headers, pieces, self._where)
                 async with aclosing(others):
                     async for piece in others:
@@ -162,24 +167,24 @@ class OpenAIBackend(WireBackend):
             failure = failure_from_library(error, self._where)
         finally:
             if response is not None:
-                with suppress(Exception):  # a connection that broke may say so once more
+                with suppress(Exception):  # a broken connection may raise again
                     await response.aclose()
         raise failure
 
     async def _refuse(self, response: Response) -> None:
-        """Raise for a refusal, before the SDK reads the whole of it."""
+        """Raise for a refusal, before the SDK reads its whole body."""
         if not has_reply(response.status_code):
             pieces = response.aiter_bytes()
-            await refuse(response.status_code, response.headers, pieces, self._where)
+            await raise_refusal(response.status_code, response.headers, pieces, self._where)
 
 
-def _but(body: dict[str, Any], *names: str) -> dict[str, Any]:
+def _without(body: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
 
 
 @cache
-def _trust() -> SSLContext:
-    """Read the certificates of those to trust once: it blocks as long as a short reply takes."""
+def _certificates() -> SSLContext:
+    """Read the trusted certificates once, because it blocks as long as a short reply takes."""
     import httpx2
 
     return httpx2.create_ssl_context()

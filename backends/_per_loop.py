@@ -1,4 +1,4 @@
-"""What each event loop has of its own, since nothing of it can be used in another."""
+"""Objects that belong to one event loop, such as connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class PerLoop(Generic[_T]):
-    """One thing for each event loop, made at first use."""
+    """One object for each event loop, made at first use."""
 
     __slots__ = ("_made", "_make")
 
@@ -21,7 +21,7 @@ class PerLoop(Generic[_T]):
         self._made: dict[asyncio.AbstractEventLoop, _T] = {}
 
     def get(self) -> _T:
-        """Return the running loop's own."""
+        """Return the running loop's object."""
         loop = asyncio.get_running_loop()
         made = self._made.get(loop)
         if made is None:
@@ -31,15 +31,15 @@ class PerLoop(Generic[_T]):
         return made
 
     def pop(self) -> _T | None:
-        """Forget the running loop's own and return it, None if there is none."""
+        """Remove the running loop's object and return it, None if there is none."""
         return self._made.pop(asyncio.get_running_loop(), None)
 
 
 class Closable(Protocol):
-    """What has connections to close."""
+    """An object with connections to close."""
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         ...
 
 
@@ -47,10 +47,10 @@ _C = TypeVar("_C", bound=Closable)
 
 
 class Connections(Generic[_C]):
-    """A client for each event loop, opened at first use, closed by `close`.
+    """A client for each event loop, opened at first use and closed by `close`.
 
-    A client that nobody closes is closed with its loop: each is held by an async generator, and
-    `asyncio.run` and our own `run` close these before the loop.
+    An open client is closed with its loop: an async generator holds it, and `asyncio.run` and our
+    own `run` close those before the loop.
     """
 
     __slots__ = ("_clients",)
@@ -71,6 +71,6 @@ class Connections(Generic[_C]):
         return await anext(self._clients.get())
 
     async def close(self) -> None:
-        """Close the running loop's client; the next request opens another."""
+        """Close the running loop's client. The next request opens another one."""
         if (client := self._clients.pop()) is not None:
             await client.aclose()

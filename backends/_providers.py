@@ -1,12 +1,15 @@
-"""From a name to a backend: `connect`, and the provider that stands before the colon.
+"""`connect`: from a name such as `openai:gpt-5` to a backend.
 
-A further hosted provider is a row of `HOSTS`; another kind of model is a function beside `_local`
-and its row of `_PROVIDERS`. The cluster's `ray:` and those of other people's packages are entry
-points in the group `anabranch.providers`: docs/backends.md, "A backend of your own".
+To add a hosted provider with chat completions, add a row to `HOSTED_PROVIDERS`. To add another kind
+of backend, add a function beside `_local` and its row to `_PROVIDERS`. Other packages, such as
+`ray:` of the cluster, register an entry point in the group `anabranch.providers`: see
+docs/backends.md, "A backend of your own".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,40 +17,66 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
-from ._address import Host, header_secrets, hide_secrets, is_address, secrets_of, with_scheme
-from ._backend import Backend, Recipe
+from ._address import (
+    header_secrets,
+    hide_secrets,
+    is_address,
+    secrets_of,
+    with_scheme,
+)
+from ._backend import Backend, BackendFactory
 
-__all__ = ["HOSTS", "connect"]
+__all__ = ["HOSTED_PROVIDERS", "HostedProvider", "connect"]
 
-HOSTS = (
-    Host(
+
+@dataclass(frozen=True, slots=True)
+class HostedProvider:
+    """A service with chat completions: its address, its variables, its names of options.
+
+    `renamed` maps our options to its own, `omitted` are options that it rejects.
+    `continuation_fields` are added to the message that the reply continues; None if it cannot.
+    """
+
+    name: str
+    base_url: str
+    key_variable: str
+    base_url_variable: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    omitted: frozenset[str] = frozenset()
+    continuation_fields: Mapping[str, Any] | None = None
+
+
+HOSTED_PROVIDERS = (
+    HostedProvider(
         "openai",
         "https://api.openai.com/v1",
         "OPENAI_API_KEY",
         "OPENAI_BASE_URL",
         renamed={"max_tokens": "max_completion_tokens"},
     ),
-    Host(
+    HostedProvider(
         "mistral",
         "https://api.mistral.ai/v1",
         "MISTRAL_API_KEY",
         renamed={"seed": "random_seed"},
-        left_out=frozenset({"stream_options"}),  # it sends the usage anyway
-        go_on={"prefix": True},
+        omitted=frozenset({"stream_options"}),  # it always sends the usage
+        continuation_fields={"prefix": True},
     ),
-    Host("groq", "https://api.groq.com/openai/v1", "GROQ_API_KEY", go_on={}),
+    HostedProvider(
+        "groq", "https://api.groq.com/openai/v1", "GROQ_API_KEY", continuation_fields={}
+    ),
 )
-_GROUP = "anabranch.providers"
+_ENTRY_POINT_GROUP = "anabranch.providers"
 
 
 class Provider(Protocol):
-    """Makes a backend of what follows the colon, "" for nothing; a `Backend` class is one.
+    """Makes a backend from the text after the colon, "" for none. A `Backend` class is one.
 
-    `settings` are those of `connect`, among them `base_url` and `api_key` if they were given.
+    `settings` are those of `connect`, with `base_url` and `api_key` if given.
     """
 
     def __call__(self, name: str, /, **settings: Any) -> Backend:
-        """Raise `ConfigurationError` for a name or settings of which no backend can be made."""
+        """Raise `ConfigurationError` for a wrong name or setting."""
         ...
 
 
@@ -59,28 +88,29 @@ def connect(
     api_key: str | SecretStr | None = None,
     **settings: Any,
 ) -> Backend:
-    """Return the backend that `spec` names; nothing is opened before it is entered or used.
+    """Return the backend for `spec`. It opens nothing before it is entered or used.
+
+        backend = connect("openai:gpt-5", temperature=0, limits=Limits(concurrency=4))
 
     - `"local"`, `"local:NAME"`: a small model in this process
     - `"openai:MODEL"`, `"mistral:MODEL"`, `"groq:MODEL"`: hosted, with a key
-    - `"http://HOST/v1"` or https, with `model=`: any server with the same wire
+    - `"http://HOST/v1"` or https, with `model=`: any server with chat completions
     - `"vllm:MODEL"`: the vLLM engine in this process
-    - `"cassette:FILE"`: what was recorded there; with `record=backend`, records it
+    - `"cassette:FILE"`: recorded replies; with `record=backend`, records them
     - `"ray:NAME"`: an engine that `anabranch.cluster.serve` has put on a Ray cluster
-    - whatever installed packages register
+    - prefixes that installed packages register
 
-    `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
-    `top_k`, `stop`, `max_tokens`, `seed`; in `extra` what only the server knows) and, for every
-    model, `timeouts`, `retries`, `limits`, `breaker`, `resume`, `count_tokens`, its tokenizer where
-    tokens are estimated, and `formats`, the ways in which it writes calls into its text. A server's
-    address also takes `headers`, `proxy`, `ssl`, `unix_socket` and `session`: see
-    docs/backends-servers.md. A backend can be sent to another process, where it is made again and
-    finds its key in the environment; one whose key was given here cannot. Raises
-    `ConfigurationError`, which says what to do, and `MissingExtra`.
+    `settings` are default options with the names of chat completions (`temperature`, `top_p`,
+    `top_k`, `stop`, `max_tokens`, `seed`; in `extra` those that only the server knows). Every model
+    takes `timeouts`, `retries`, `limits`, `breaker`, `resume`, `count_tokens` (its tokenizer, for
+    estimates) and `formats` (of calls in its text). A server's address also takes `headers`,
+    `proxy`, `ssl`, `unix_socket` and `session`: see docs/backends-servers.md. The backend can be
+    sent to another process, where it is made again and finds its key in the environment, unless its
+    key was passed here. Raises `ConfigurationError` and `MissingExtra`, which say what to do.
     """
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-            raise ConfigurationError(f"{argument} is text, not {type(value).__name__}")
+            raise ConfigurationError(f"{argument} must be text, not {type(value).__name__}")
     server = {"base_url": base_url, "api_key": api_key}
     given = settings | {name: value for name, value in server.items() if value is not None}
     prefix, _, name = spec.partition(":")
@@ -89,41 +119,45 @@ def connect(
         from ._http import HttpBackend
 
         if base_url is not None:
-            raise ConfigurationError("give the server's address once: as the spec or as base_url")
+            raise ConfigurationError("pass the server's address once: as the spec or as base_url")
         if not model:
-            raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
+            raise ConfigurationError(
+                f"no model: pass one, as connect({hide_secrets(spec)!r}, model='...')"
+            )
         backend: Backend = HttpBackend(model, spec, api_key, **settings)
-    elif (provider := _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)) is not None:
+    elif (
+        provider := _PROVIDERS.get(prefix) or find_plugin(_ENTRY_POINT_GROUP, prefix)
+    ) is not None:
         if not callable(provider):
             kind = type(provider).__name__
-            raise ConfigurationError(f"the provider {prefix!r} is {kind}, and cannot be called")
+            raise ConfigurationError(f"the provider {prefix!r} is {kind}, which cannot be called")
         backend = provider(name or model or "", **given)
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
             made = type(backend).__name__
-            raise ConfigurationError(f"the provider {prefix!r} made {made}, not a Backend")
+            raise ConfigurationError(f"the provider {prefix!r} returned {made}, not a Backend")
     else:
         from difflib import get_close_matches
 
-        asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_GROUP)]
+        asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_ENTRY_POINT_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
         meant = with_scheme(asked) or (asked.replace(prefix, close[0], 1) if close else None)
         hint = "." if meant is None else f": did you mean {meant!r}?"
-        there = f"There are: {', '.join(known)}, and http(s) addresses"
-        raise ConfigurationError(f"unknown model {asked!r}{hint} {there}")
+        prefixes = f"Known are {', '.join(known)}, and http(s) addresses"
+        raise ConfigurationError(f"unknown model {asked!r}{hint} {prefixes}")
     address = base_url or (spec if is_address(spec) else "")
     secrets = [
         *secrets_of(address),
         *secrets_of(str(settings.get("proxy") or "")),
         *header_secrets(settings.get("headers") or {}),
     ]
-    backend.recipe = Recipe(
+    backend.factory = BackendFactory(
         partial(connect, spec, model=model, base_url=base_url, **settings),
         has_key=api_key is not None or bool(secrets),
     )
     return backend
 
 
-def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:
+def _hosted(host: HostedProvider, name: str, /, **settings: Any) -> Backend:
     from ._openai import OpenAIBackend
 
     _need_model(host.name, name)
@@ -149,14 +183,14 @@ def _cassette(name: str, /, **settings: Any) -> Backend:
     from ._cassette import CassetteBackend
 
     if not name:
-        raise ConfigurationError("which file? 'cassette:FILE'")
+        raise ConfigurationError("no file: use 'cassette:FILE'")
     _refuse_server("cassette", settings)
     return CassetteBackend(name, **settings)
 
 
 _PROVIDERS: dict[str, Provider] = {
     "local": _local,
-    **{host.name: partial(_hosted, host) for host in HOSTS},
+    **{host.name: partial(_hosted, host) for host in HOSTED_PROVIDERS},
     "vllm": _vllm,
     "cassette": _cassette,
 }
@@ -164,14 +198,16 @@ _PROVIDERS: dict[str, Provider] = {
 
 def _need_model(prefix: str, name: str) -> None:
     if not name:
-        raise ConfigurationError(f"which model? '{prefix}:MODEL'")
+        raise ConfigurationError(f"no model: use '{prefix}:MODEL'")
     if is_address(name):
         raise ConfigurationError(
             f"{hide_secrets(name)!r} is an address, not a model:"
-            " give it as base_url=, or as the spec"
+            " pass it as base_url=, or as the spec"
         )
 
 
 def _refuse_server(prefix: str, settings: dict[str, Any]) -> None:
     if settings.keys() & {"base_url", "api_key"}:
-        raise ConfigurationError(f"{prefix!r} runs in this process: it has no base_url or api_key")
+        raise ConfigurationError(
+            f"{prefix!r} runs in this process and takes no base_url or api_key"
+        )

@@ -1,7 +1,7 @@
-"""Replies that are kept: what a request is found by, and a reply as JSON.
+"""Store replies in the journal of a durable run, and replay them. `key_of` is for cassettes too.
 
-A cassette keeps each delta with its time; a journal keeps the whole message, which is a message of
-a conversation too, and what the reply took.
+A journal stores the complete message, which is also part of a conversation, and its usage. A
+cassette stores each delta with its time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ..messages import (
 )
 from ..messages.kept import read_message, write_json, write_message
 from ..messages.options import StrictSchema
+from ._cassette_file import delta_from_json, delta_to_json
 from ._request_events import (
     REQUEST_EVENTS,
     ObservedRequest,
@@ -38,31 +39,30 @@ from ._request_events import (
     observing,
     with_request_events,
 )
-from ._secret import clean
-from ._takes import fit_parts
-from ._tape import delta_from_json, delta_to_json
+from ._request_fit import fit_parts
+from ._secret import redact_value
 
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["keep_replies", "key_of", "note_taken"]
+__all__ = ["key_of", "note_usage", "record_replies"]
 
 B = TypeVar("B", bound="Backend")
 
 Stream: TypeAlias = Callable[[B, Request], AsyncGenerator[Delta, None]]
 
-# Characters without a space that are held back, as they may be the beginning of a key.
-LONGEST_WORD = 512
-# Characters of an image or a file that stand in what a request is found by.
-LONGEST_PART = 1000
+# Characters without a space that are held back, because they may be the beginning of a key.
+_MAX_HELD_CHARS = 512
+# Longer texts of images and files have a digest in a request's key.
+_MAX_INLINE_CHARS = 1000
 
-# What the reply that is being kept here has taken, by model; None where none is. A backend that
-# asks another one does so inside its own reply, which alone is kept.
-_TAKEN: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken", default=None)
+# The usage, by model, of the reply that is being recorded; None if none is. A backend that asks
+# another one does so inside its own reply, and only that one is recorded.
+_USAGE: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken", default=None)
 
 
 def key_of(request: Request) -> str:
-    """Write what a request is found by; images and files stand there as digests."""
+    """Return the text by which a request is found, with digests for images and files."""
     body = request_body("", request, stream=False)
     del body["model"]
     items = [
@@ -70,16 +70,16 @@ def key_of(request: Request) -> str:
         for place, message in enumerate(request.messages)
         for item in message.provider_items
     ]
-    if items:  # without them a request is written as before there were any
+    if items:  # otherwise the key is that of versions without provider items
         body["provider_items"] = items
     for message in body["messages"]:
         if isinstance(message["content"], list):
             message["content"] = [_short(part) for part in message["content"]]
-    wanted = body.get("response_format")
-    if isinstance(wanted, dict):
-        wanted = cast("dict[str, Any]", wanted)
-        if isinstance(schema := wanted.get("json_schema"), StrictSchema):
-            body["response_format"] = {**wanted, "json_schema": schema.known_as}
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict):
+        response_format = cast("dict[str, Any]", response_format)
+        if isinstance(schema := response_format.get("json_schema"), StrictSchema):
+            body["response_format"] = {**response_format, "json_schema": schema.known_as}
     try:
         return json.dumps(body, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
@@ -89,41 +89,41 @@ def key_of(request: Request) -> str:
 def _short(part: dict[str, Any]) -> dict[str, Any]:
     if (kind := part["type"]) == "text":
         return part
-    said: dict[str, str] = part[kind]
-    return {"type": kind, kind: {name: _digest_of(value) for name, value in said.items()}}
+    texts: dict[str, str] = part[kind]
+    return {"type": kind, kind: {name: _digest_of(value) for name, value in texts.items()}}
 
 
 def _digest_of(text: str) -> str:
-    if len(text) < LONGEST_PART:
+    if len(text) < _MAX_INLINE_CHARS:
         return text
     return f"sha256:{sha256(text.encode()).hexdigest()}"
 
 
-def note_taken(model: str, usage: Usage) -> None:
-    """Say what an attempt took: it is charged again whenever the reply is played."""
+def note_usage(model: str, usage: Usage) -> None:
+    """Add the usage of an attempt to the reply. Each replay charges it again."""
     add_usage(model, usage)
-    if (taken := _TAKEN.get()) is not None:
-        taken.append((model, usage))
+    if (usages := _USAGE.get()) is not None:
+        usages.append((model, usage))
 
 
 @contextmanager
-def _noting(taken: list[tuple[str, Usage]]) -> Generator[None]:
-    """Note in `taken` what attempts take that end in this block."""
-    token = _TAKEN.set(taken)
+def _collect_usage(usages: list[tuple[str, Usage]]) -> Generator[None]:
+    """Collect the usage of attempts that end in this block."""
+    token = _USAGE.set(usages)
     try:
         yield
     finally:
-        _TAKEN.reset(token)
+        _USAGE.reset(token)
 
 
-def keep_replies(stream: Stream[B]) -> Stream[B]:
-    """Let `stream` keep each whole reply in the journal of its run, and play it from there.
+def record_replies(stream: Stream[B]) -> Stream[B]:
+    """Wrap `stream` so that the run's journal stores each complete reply and replays it.
 
-    Those who listen to the tree are told of the request, and of the end of its reply.
+    Also emits the events of the request, if the tree has listeners for them.
     """
 
     @wraps(stream)
-    def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
+    def recorded_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
         request = fit_parts(self, request)
         node = payer()
         if node is None or self.asks_others or is_observed(node):
@@ -131,109 +131,109 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         if not is_watched(node, *REQUEST_EVENTS):
             return kept(self, request)[0]
         with observing(ObservedRequest(node)):
-            # A `stream` that is no generator asks another backend at once.
+            # A `stream` that is not a generator asks another backend immediately.
             source, replayed = kept(self, request)
         return with_request_events(self, source, request, replayed=replayed)
 
     def kept(self: B, request: Request) -> tuple[AsyncGenerator[Delta, None], bool]:
         scope = scope_here(any_loop=True)
-        if scope is None or _TAKEN.get() is not None:
+        if scope is None or _USAGE.get() is not None:
             return stream(self, request), False
         reply = scope.reply(key_of(request), self.redact)
         for model, usage in reply.earlier_charges:
             charge_again(model, usage, own=self.limits_of_model(model))
         if reply.recorded is not None:
-            return _play(self, reply, reply.recorded), True
-        taken: list[tuple[str, Usage]] = []
-        with _noting(taken):
+            return _replay(self, reply, reply.recorded), True
+        usages: list[tuple[str, Usage]] = []
+        with _collect_usage(usages):
             source = stream(self, request)
         if reply.has_reader:
-            source = _tell(source, reply, self.redact)
-        return _keep(self, source, reply, taken), False
+            source = _publish_text(source, reply, self.redact)
+        return _record(self, source, reply, usages), False
 
-    kept_stream.keeps_replies = True  # type: ignore[attr-defined] - `Backend` asks
-    return kept_stream
+    recorded_stream.records_replies = True  # type: ignore[attr-defined] - read by `Backend`
+    return recorded_stream
 
 
-async def _tell(
+async def _publish_text(
     source: AsyncGenerator[Delta, None], reply: DurableReply, redact: Callable[[str], str]
 ) -> AsyncGenerator[Delta, None]:
-    """Pass deltas on, and tell their text as it grows, in pieces that part no key in two."""
-    held = ""
+    """Pass deltas on, and publish their text as it grows, in pieces that never split a key."""
+    pending = ""
     async with aclosing(source):
         async for delta in source:
-            held += delta.text or ""
-            end = max(held.rfind(" "), held.rfind("\n"), len(held) - LONGEST_WORD) + 1
+            pending += delta.text or ""
+            end = max(pending.rfind(" "), pending.rfind("\n"), len(pending) - _MAX_HELD_CHARS) + 1
             if end > 0:
-                reply.publish_text(redact(held[:end]))
-                held = held[end:]
+                reply.publish_text(redact(pending[:end]))
+                pending = pending[end:]
             yield delta
 
 
-async def _keep(
+async def _record(
     backend: Backend,
     source: AsyncGenerator[Delta, None],
     reply: DurableReply,
-    taken: list[tuple[str, Usage]],
+    usages: list[tuple[str, Usage]],
 ) -> AsyncGenerator[Delta, None]:
-    """Pass deltas on; nobody sees the reply's end before it is kept, whatever end that is.
+    """Pass deltas on, and store the reply before the reader sees its end.
 
-    Else what was done about the reply could be in the journal without it.
+    Otherwise the journal could have effects of the reply without the reply.
     """
-    came: list[Delta] = []
-    whole = 0  # how many had come before its end
+    received: list[Delta] = []
+    end = 0  # number of deltas up to the first one with the end; 0 before that
     with reply.receiving():
         try:
             try:
                 while True:
                     try:
-                        with _noting(taken):
+                        with _collect_usage(usages):
                             delta = await anext(source)
                     except StopAsyncIteration:
                         break
-                    came.append(delta)
-                    if whole or delta.finish_reason is not None or delta.done:
-                        whole = whole or len(came)
+                    received.append(delta)
+                    if end or delta.finish_reason is not None or delta.done:
+                        end = end or len(received)
                     else:
                         yield delta
             finally:
-                with _noting(taken):  # one that is left before its end takes something too
+                with _collect_usage(usages):  # a reply that was left early has usage too
                     await source.aclose()
         except BaseException as error:
-            seen = came[: whole - 1] if whole else came
-            saved = _write(backend, seen, taken, exact=True)
+            seen = received[: end - 1] if end else received
+            saved = _write_reply(backend, seen, usages, exact=True)
             reply.record_interruption(write_json(saved), error)
             raise
-        saved = _write(backend, came, taken)
-        if not whole:  # a backend of the user's own may know no end mark
+        saved = _write_reply(backend, received, usages)
+        if not end:  # a user's backend may not send an end mark
             saved["open"] = True
         reply.record(write_json(saved))
-    for delta in came[whole - 1 :] if whole else ():
+    for delta in received[end - 1 :] if end else ():
         yield delta
 
 
-def _write(
-    backend: Backend, came: list[Delta], taken: list[tuple[str, Usage]], *, exact: bool = False
+def _write_reply(
+    backend: Backend, received: list[Delta], usages: list[tuple[str, Usage]], *, exact: bool = False
 ) -> dict[str, Any]:
-    """Write what came of a reply: its message, and the deltas where these say more, or if `exact`.
+    """Return a reply as JSON: its message, and its deltas if they differ from it or if `exact`.
 
-    A key may be spread over deltas, so these are never written where the message has one.
+    A key may be spread over deltas, so they are left out if the message has one.
     """
-    assembled = assemble(came)
+    assembled = assemble(received)
     message = write_message(assembled)
     saved: dict[str, Any] = {
-        "message": clean(message, backend.redact),
-        "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
+        "message": redact_value(message, backend.redact),
+        "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in usages],
     }
-    if (exact or not _says_all(assembled, came)) and saved["message"] == message:
-        saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
+    if (exact or not _equals_message(assembled, received)) and saved["message"] == message:
+        saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in received]
     if exact:
         saved["open"] = True
     return saved
 
 
-async def _play(backend: Backend, reply: DurableReply, text: str) -> AsyncGenerator[Delta, None]:
-    """Give a reply that was kept, and charge what it took; it takes no turn of any limit."""
+async def _replay(backend: Backend, reply: DurableReply, text: str) -> AsyncGenerator[Delta, None]:
+    """Yield a stored reply and charge its usage again. It takes no turn of limits."""
     saved = json.loads(text)
     for model, usage in saved["taken"]:
         charge_again(model, Usage(**usage), own=backend.limits_of_model(model))
@@ -244,7 +244,7 @@ async def _play(backend: Backend, reply: DurableReply, text: str) -> AsyncGenera
 
 
 def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
-    """Give deltas that make the message that was saved, whatever calls are written in its text."""
+    """Yield deltas that assemble to the stored message, whatever calls are in its text."""
     if "deltas" in saved:
         yield from (delta_from_json(delta)[1] for delta in saved["deltas"])
         return
@@ -257,14 +257,14 @@ def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
             case str():
                 yield Delta(text=part)
             case ToolCall():
-                if refusal:  # which comes after the text and before the calls
+                if refusal:  # a refusal is after the text and before the calls
                     yield Delta(refusal=refusal)
                 refusal, index = None, part.index
                 piece = ToolCallDelta(index, part.id, part.name, part.raw or "")
                 yield Delta(tool_calls=(piece,))
             case ProviderItem(call=None):
                 yield Delta(items=(part,))
-            case ProviderItem():  # of the call before it
+            case ProviderItem():  # belongs to the call before it
                 yield Delta(tool_calls=(ToolCallDelta(index, item=part),))
     if refusal:
         yield Delta(refusal=refusal)
@@ -274,12 +274,12 @@ def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
         yield Delta(done=True)
 
 
-def _says_all(message: Message, deltas: Iterable[Delta]) -> bool:
-    """Say whether the deltas tell nothing that their message does not.
+def _equals_message(message: Message, deltas: Iterable[Delta]) -> bool:
+    """Return whether the message has all that the deltas have.
 
-    Most models say one kind of part after the other, and give calls an id. Else a thought or a call
-    that is written in the text may come to stand before one that is not, or take its id. Half a
-    surrogate pair waits for its other half, behind what comes meanwhile.
+    Most models send one kind of part after the other, and calls with an id. Otherwise a thought, or
+    a call written in the text, could change its place or take another id. A half of a surrogate
+    pair waits for its other half, after the deltas in between.
     """
     if "\ufffd" in f"{message.reasoning}{message.content}":
         return False

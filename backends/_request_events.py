@@ -1,4 +1,4 @@
-"""Events about requests to models: sent, first chunk, progress, and how the reply ended."""
+"""Emit events about requests: sent, first chunk, progress, and the end of the reply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "with_request_events",
 ]
 
-# The kinds of events that a request has.
+# The kinds of these events.
 REQUEST_EVENTS: tuple[EventKind, ...] = ("request", "first_chunk", "working", "reply")
 
 _numbers: Iterator[int] = count(1)
@@ -35,9 +35,9 @@ _numbers: Iterator[int] = count(1)
 
 @dataclass(slots=True)
 class ObservedRequest:
-    """A request whose events are emitted: its node, its number once sent, and its results so far.
+    """A request whose events are emitted: its node, its number once sent, its usage.
 
-    `usage` is by model. `response_id` and `response_model` are the server's own.
+    `usage` is by model. `response_id` and `response_model` come from the server.
     """
 
     node: Node[Any]
@@ -51,10 +51,10 @@ _observed: ContextVar[ObservedRequest | None] = ContextVar("anabranch_request", 
 
 
 def is_observed(node: Node[Any]) -> bool:
-    """Return whether this runs inside a request of `node` that has events already.
+    """Return whether this runs inside a request of `node` that emits events already.
 
-    A backend that asks another one does so inside its own request, and only that one has events. A
-    request of a node that a backend has put is that node's own.
+    If a backend asks another one, only the outer request emits events. A request of a node that a
+    backend has put belongs to that node.
     """
     request = _observed.get()
     return request is not None and request.node is node
@@ -79,7 +79,7 @@ def names_listener() -> Callable[[str | None, str | None], None] | None:
 
 @contextmanager
 def observing(request: ObservedRequest) -> Generator[None]:
-    """Let all requests in this block be part of `request`."""
+    """Make all requests in this block part of `request`."""
     token = _observed.set(request)
     try:
         yield
@@ -108,8 +108,8 @@ async def with_request_events(
 ) -> AsyncGenerator[Delta, None]:
     """Yield the deltas of `source`, and emit exactly one `reply` event for each `request` event.
 
-    The events belong to the node that reads first. If the stream is never closed, the `reply` comes
-    when the generator is collected, or not at all: listeners take the request as ended with its
+    The events belong to the node that reads first. If the stream is never closed, the `reply` is
+    emitted when the generator is collected, or never: listeners consider the request ended with its
     node.
     """
     node = payer()
@@ -117,7 +117,7 @@ async def with_request_events(
         async for delta in source:
             yield delta
         return
-    asked = _asked(backend, request, replayed)
+    asked = _request_event(backend, request, replayed)
     emit(node, "request", asked)
     began = time.perf_counter()
     first: float | None = None
@@ -147,10 +147,10 @@ async def with_request_events(
         raise
     finally:
         _emit_reply(backend, observed, asked.number, first, deltas, error, is_left)
-        del error  # its traceback leads to this frame
+        del error  # its traceback refers to this frame, which would be a cycle
 
 
-def _asked(backend: Backend, request: Request, replayed: bool) -> Asked:
+def _request_event(backend: Backend, request: Request, replayed: bool) -> Asked:
     return Asked(
         next(_numbers),
         backend.provider,

@@ -1,4 +1,4 @@
-"""Keys that never show: every form in which one may be written, and how it is cut out."""
+"""Remove keys from text, in every form in which a key may be written."""
 
 from __future__ import annotations
 
@@ -21,206 +21,219 @@ from pydantic import SecretStr
 from ..commander.errors import AnabranchError, ConfigurationError
 
 __all__ = [
-    "Cut",
+    "Redact",
     "Redactor",
     "as_secret",
-    "clean",
+    "filter_library_logs",
     "filter_loggers",
-    "keep_from_logs",
     "redact_keys",
+    "redact_value",
 ]
 
 _E = TypeVar("_E", bound=AnabranchError)
-Cut: TypeAlias = Callable[[str], str]
+Redact: TypeAlias = Callable[[str], str]
 
-_SHORTEST = 4  # a shorter "key" (a placeholder such as "x") would only spoil the text
-_PIECE = 8  # so many characters of a key in a row are a piece of it,
-_PIECE_OF_PROSE = 12  # in prose so many: many keys begin alike, and it may speak of that
-_WORD = re.compile(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[ _-](?!$)|$))+|[0-9]{1,7}")
-_SCHEME = re.compile(r"^(?:bearer|basic|token|key) +", re.IGNORECASE)  # some give it with the key
-_LONGEST_WORD = 15  # letters in longer ones are a key
-_STARS = "***"
+_MIN_KEY_CHARS = 4  # a shorter "key" (a placeholder such as "x") would only spoil the text
+_PIECE_CHARS = 8  # so many characters of a key in a row are removed,
+_PROSE_PIECE_CHARS = 12  # but in prose so many: many keys begin with the same words
+_PLAIN_WORDS = re.compile(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[ _-](?!$)|$))+|[0-9]{1,7}")
+_AUTH_SCHEME = re.compile(
+    r"^(?:bearer|basic|token|key) +", re.IGNORECASE
+)  # may be pasted with the key
+_MAX_WORD_CHARS = 15  # more letters are taken for a key
+_MASK = "***"
 
 
 def as_secret(key: str | SecretStr | None) -> SecretStr | None:
-    """Wrap a key, so that its repr and str are stars; blanks around it are dropped.
+    """Wrap a key, without blanks around it, so that its repr and str are stars.
 
-    A blank key is none. Raises `ConfigurationError` for what no header can hold.
+    Returns None for an empty key. Raises `ConfigurationError` for characters that a header cannot
+    hold.
     """
     if key is None:
         return None
     text = key.get_secret_value() if isinstance(key, SecretStr) else key
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-        raise ConfigurationError(f"the key is text, not {type(text).__name__}")
+        raise ConfigurationError(f"the key must be text, not {type(text).__name__}")
     text = text.strip()
     if not (text.isascii() and text.isprintable()):
-        raise ConfigurationError("the key holds characters that no key has: was it pasted whole?")
+        raise ConfigurationError("the key has characters that no key has; copy it again")
     return SecretStr(text) if text else None
 
 
 class Redactor:
-    """Takes keys out of text, whoever wrote it.
+    """Removes keys from text, whoever wrote it.
 
-    A key is found as it is; as JSON, a URL, HTML, Python, base64 or hexadecimal digits write it,
-    several times over too; and with blanks in its midst. So is each piece of eight characters.
-    Two kinds of keys are cut less, since they would cut what is none: a word (or a few, of less
-    than 16 letters together; or up to seven digits) has no pieces, and `prose` leaves it; what
-    has fewer than four characters is left everywhere.
+    It finds a key itself; a key written as JSON, URL, HTML, Python, base64 or hexadecimal digits,
+    also several times over; and one with blanks inside. It also finds each piece of eight
+    characters. Two kinds of keys are removed less, because that would also remove ordinary text. A
+    word (or a few words with less than 16 letters together, or up to seven digits) has no pieces,
+    and `prose` leaves it in. A key of fewer than four characters is left in everywhere.
     """
 
     __slots__ = ("__weakref__", "_all", "_no_words")
 
     def __init__(self, *keys: SecretStr | None) -> None:
         texts = {key.get_secret_value().strip() for key in keys if key}
-        texts |= {_SCHEME.sub("", text) for text in texts}
-        known = sorted(text for text in texts if len(text) >= _SHORTEST)
-        self._all = _Needles(known, _PIECE)
-        self._no_words = _Needles([k for k in known if not _is_word(k)], _PIECE_OF_PROSE)
+        texts |= {_AUTH_SCHEME.sub("", text) for text in texts}
+        known = sorted(text for text in texts if len(text) >= _MIN_KEY_CHARS)
+        self._all = _KeyPatterns(known, _PIECE_CHARS)
+        self._no_words = _KeyPatterns([k for k in known if not _is_word(k)], _PROSE_PIECE_CHARS)
 
     def __repr__(self) -> str:
         return "Redactor()"
 
     def text(self, text: str) -> str:
-        """Return what a server, a library or an error says, with `***` where a key stood."""
-        return self._all.cut_from(text)
+        """Return a text of a server, a library or an error, with `***` for each key."""
+        return self._all.redact(text)
 
     def prose(self, text: str) -> str:
-        """Return what people and models say, with `***` for each key that is not a word."""
-        return self._no_words.cut_from(text)
+        """Return a text of people and models, with `***` for each key that is not a word."""
+        return self._no_words.redact(text)
 
     def error(self, error: _E) -> _E:
-        """Return `error` without keys in what it tells, and without what it was made from."""
-        error.args = clean(error.args, self.text)
+        """Return `error` without keys in its fields, and without its cause and traceback."""
+        error.args = redact_value(error.args, self.text)
         for name, value in vars(error).items():
             if isinstance(value, str | list | tuple | dict):
-                setattr(error, name, clean(value, self.text))
+                setattr(error, name, redact_value(value, self.text))
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
 
 
-def clean(value: Any, cut: Cut) -> Any:
-    """Return a value of JSON's kinds with `cut` done to all text in it."""
+def redact_value(value: Any, cut: Redact) -> Any:
+    """Return a JSON value with `cut` applied to all text in it."""
     match value:
         case str():
             return cut(value)
         case list() | tuple():
-            items = [clean(each, cut) for each in cast("Iterable[Any]", value)]
+            items = [redact_value(each, cut) for each in cast("Iterable[Any]", value)]
             return items if isinstance(value, list) else tuple(items)
         case dict():
             fields = cast("Mapping[Any, Any]", value)
-            return {clean(name, cut): clean(each, cut) for name, each in fields.items()}
+            return {
+                redact_value(name, cut): redact_value(each, cut) for name, each in fields.items()
+            }
         case _:
             return value
 
 
 def _is_word(key: str) -> bool:
-    return len(key) <= _LONGEST_WORD and _WORD.fullmatch(key) is not None
+    return len(key) <= _MAX_WORD_CHARS and _PLAIN_WORDS.fullmatch(key) is not None
 
 
 @dataclass(frozen=True, repr=False)
-class _Needles:
-    """What is looked for; made at the first search, which most programs never need."""
+class _KeyPatterns:
+    """The forms of the keys to search for.
+
+    They are made at the first search, which most programs never need.
+    """
 
     keys: Sequence[str]
     piece: int
 
-    def cut_from(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         if not self.keys:
             return text
-        literal, wholes, pieces = self._forms
-        for form in literal:
-            text = text.replace(form, _STARS)
-        if not self._may_stand_in(text):
+        literals, decoded, pieces = self._forms
+        for form in literals:
+            text = text.replace(form, _MASK)
+        if not self._may_contain(text):
             return text
-        plain = _plain(text)
-        words, size = plain.text, self.piece
-        spans = [m.span() for form in wholes for m in re.finditer(re.escape(form), words)]
-        starts = range(len(words) - size + 1 if pieces else 0)
-        spans += [(at, at + size) for at in starts if words[at : at + size] in pieces]
-        joined: list[tuple[int, int]] = []  # in order, none over another
+        unescaped = _unescape(text)
+        plain, size = unescaped.text, self.piece
+        spans = [m.span() for form in decoded for m in re.finditer(re.escape(form), plain)]
+        starts = range(len(plain) - size + 1 if pieces else 0)
+        spans += [(at, at + size) for at in starts if plain[at : at + size] in pieces]
+        joined: list[tuple[int, int]] = []  # sorted, without overlap
         for begin, end in sorted(spans):
             if joined and begin <= joined[-1][1]:
                 joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
             else:
                 joined.append((begin, end))
-        kept: list[str] = []
+        parts: list[str] = []
         at = 0
         for begin, end in joined:
-            start = max(at, plain.starts[begin])
-            kept += (text[at:start], _STARS)
-            at = plain.ends[end - 1]
-        return "".join((*kept, text[at:])) if kept else text
+            start = max(at, unescaped.starts[begin])
+            parts += (text[at:start], _MASK)
+            at = unescaped.ends[end - 1]
+        return "".join((*parts, text[at:])) if parts else text
 
-    def _may_stand_in(self, text: str) -> bool:
-        """Say no, in a tenth of the time, of nearly every text without a key."""
-        _, wholes, _ = self._forms
-        for _ in range(_TIMES):
-            text = _BLANKS.sub("", text)
-            if not _MARKS.search(text):
+    def _may_contain(self, text: str) -> bool:
+        """Return False for nearly every text without a key, in a tenth of the time of a search."""
+        _, decoded, _ = self._forms
+        for _ in range(_MAX_ESCAPE_LAYERS):
+            text = _BLANK_RUN.sub("", text)
+            if not _ESCAPE_MARKS.search(text):
                 break
-            text = _ESCAPE.sub(_meant, text)
+            text = _ESCAPE_OR_BLANKS.sub(_decode_escape, text)
         size = self.piece // 2
-        # A piece is so long that one of these stands in it whole, wherever it begins.
+        # Each piece contains one of these windows, wherever it begins.
         starts = range(0, len(text) - size + 1, self.piece - size + 1)
-        return any(form in text for form in wholes) or not self._parts.isdisjoint(
+        return any(form in text for form in decoded) or not self._half_pieces.isdisjoint(
             [text[at : at + size] for at in starts]
         )
 
     @cached_property
-    def _parts(self) -> set[str]:
+    def _half_pieces(self) -> set[str]:
         """All halves of pieces."""
         size = self.piece // 2
         return {p[at : at + size] for p in self._forms[2] for at in range(self.piece - size + 1)}
 
     @cached_property
     def _forms(self) -> tuple[list[str], list[str], set[str]]:
-        """The keys as the usual writers write them, whatever stands beside them; what short keys
-        and words become when all is undone that a writer does; the pieces of the others.
+        """The keys in three forms.
+
+        They are the keys as common writers write them; the decoded text of short keys and words;
+        the pieces of all other keys.
         """
-        literal, wholes, pieces = set[str](), set[str](), set[str]()
+        literals, decoded, pieces = set[str](), set[str](), set[str]()
         for key in self.keys:
             written = json.dumps(key)[1:-1]
-            literal |= {key, written, written.replace("/", "\\/"), html.escape(key)}
-            literal |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
-            literal |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
-            # In hexadecimal digits, and what of it is the same in any base64 around it.
+            literals |= {key, written, written.replace("/", "\\/"), html.escape(key)}
+            literals |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
+            literals |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
+            # Hexadecimal digits, and the part that is equal in base64 of any text around the key.
             raw = key.encode("utf-8", "surrogatepass")
             encoded = {raw.hex(), raw.hex().upper()}
             for before in range(3):
                 whole = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
                 inner = whole[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3]
                 encoded |= {inner, inner.translate({43: "-", 47: "_"})}
-            wholes |= {_plain(key).text, *(form for form in encoded if len(form) >= _SHORTEST)}
+            decoded |= {
+                _unescape(key).text,
+                *(form for form in encoded if len(form) >= _MIN_KEY_CHARS),
+            }
             for form in encoded if _is_word(key) else (key, *encoded):
-                plain, size = _plain(form).text, self.piece
+                plain, size = _unescape(form).text, self.piece
                 pieces |= {plain[i : i + size] for i in range(len(plain) - size + 1)}
-        return sorted(literal, key=len, reverse=True), [each for each in wholes if each], pieces
+        return sorted(literals, key=len, reverse=True), [each for each in decoded if each], pieces
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
-    """A text without escapes and blanks, and where in the written one each character stood."""
+class _Unescaped:
+    """A text without escapes and blanks, and the span of each character in the original."""
 
     text: str
     starts: list[int] | range
     ends: list[int] | range
 
 
-# What a writer puts for a character, and what it puts beside it. One that is written twice over
-# is undone twice; `%25` and `&amp;` in front of an escape are a part of it at once.
-_ESCAPE = re.compile(
+# What a writer puts in place of a character or beside it. A text that was escaped twice is decoded
+# twice; `%25` and `&amp;` in front of an escape are decoded with it.
+_ESCAPE_OR_BLANKS = re.compile(
     r"%(?:25)*(?P<percent>[0-9a-fA-F]{2})"
     r"|\\+(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2}))?"
     r"|&(?:amp;)*(?:\#(?P<decimal>[0-9]{1,7})|\#[xX](?P<hex>[0-9a-fA-F]{1,6})|(?P<name>\w{2,31}));"
     "|[\\s\u00ad\u200b-\u200d\u2060\ufeff]+"
 )
-_BLANKS = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
-_MARKS = re.compile(r"[%\\&]")
-_TIMES = 3  # so many writers, one after the other
+_BLANK_RUN = re.compile("[\\s\u00ad\u200b-\u200d\u2060\ufeff]+")
+_ESCAPE_MARKS = re.compile(r"[%\\&]")
+_MAX_ESCAPE_LAYERS = 3  # escapes inside escapes
 
 
-def _meant(escape: re.Match[str]) -> str:
-    """Return what is meant: nothing by blanks, and by backslashes by themselves."""
+def _decode_escape(escape: re.Match[str]) -> str:
+    """Return the character of an escape; nothing for blanks and single backslashes."""
     percent, u, x, decimal, hexadecimal, name = escape.groups()
     if name:
         return html5.get(name + ";", escape[0])
@@ -230,28 +243,28 @@ def _meant(escape: re.Match[str]) -> str:
     return chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
 
 
-def _plain(text: str) -> _Plain:
-    plain = _Plain(text, range(len(text)), range(1, len(text) + 1))
-    for _ in range(_TIMES):
-        if not _ESCAPE.search(plain.text):
+def _unescape(text: str) -> _Unescaped:
+    plain = _Unescaped(text, range(len(text)), range(1, len(text) + 1))
+    for _ in range(_MAX_ESCAPE_LAYERS):
+        if not _ESCAPE_OR_BLANKS.search(plain.text):
             break
-        written, kept, starts, ends = plain.text, list[str](), list[int](), list[int]()
+        written, parts, starts, ends = plain.text, list[str](), list[int](), list[int]()
         at = 0
-        for escape in _ESCAPE.finditer(written):
-            meant, (begin, end) = _meant(escape), escape.span()
-            kept += (written[at:begin], meant)
-            starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(meant))
-            ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(meant))
+        for escape in _ESCAPE_OR_BLANKS.finditer(written):
+            decoded, (begin, end) = _decode_escape(escape), escape.span()
+            parts += (written[at:begin], decoded)
+            starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(decoded))
+            ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(decoded))
             at = end
-        kept.append(written[at:])
+        parts.append(written[at:])
         starts += plain.starts[at:]
         ends += plain.ends[at:]
-        plain = _Plain("".join(kept), starts, ends)
+        plain = _Unescaped("".join(parts), starts, ends)
     return plain
 
 
 class _LogFilter(logging.Filter):
-    """Takes the keys of all living redactors out of what a library logs."""
+    """Removes the keys of all redactors in use from a library's log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,26 +283,27 @@ class _LogFilter(logging.Filter):
 
 
 _log_filter = _LogFilter()
-# Those that were made last, each key once.
-_latest: deque[Redactor] = deque(maxlen=16)
+# The redactors that were made last, each key once.
+_recent_redactors: deque[Redactor] = deque(maxlen=16)
 
-# A filter holds for the records of its logger alone, not for those of the loggers below it.
-_LOGGERS = (
-    "httpx2",  # the SDK's transport, which logs whole addresses and what a server calls its status
+# Each logger needs the filter, because a filter does not apply to records of loggers below.
+_HTTP_LOGGERS = (
+    "httpx2",  # the SDK's transport, which logs full addresses and reasons of statuses
     "aiohttp.client",
     "aiohttp.internal",  # cookies that it cannot read
 )
 
 
 def redact_keys(text: str) -> str:
-    """Return `text` with stars for each key of any backend that lives in this process.
+    """Return `text` with stars for each key of any backend in this process.
 
-    Or has lived a moment ago: what was said with it may still be on its way to a file.
+    This includes backends that were freed recently, because their texts may still be on the way to
+    a file.
     """
     while True:
         try:
-            redactors = {*_log_filter.redactors, *_latest}
-        except RuntimeError:  # one was made in another thread meanwhile
+            redactors = {*_log_filter.redactors, *_recent_redactors}
+        except RuntimeError:  # another thread added one during the iteration
             continue
         break
     for redactor in redactors:
@@ -298,16 +312,16 @@ def redact_keys(text: str) -> str:
 
 
 def filter_loggers(package: str) -> None:
-    """Take keys out of what a package logs, by any logger that it has by now."""
+    """Remove keys from a package's log, for all loggers that it has now."""
     for name in tuple(logging.root.manager.loggerDict):
         if name == package or name.startswith(f"{package}."):
             logging.getLogger(name).addFilter(_log_filter)
 
 
-def keep_from_logs(redactor: Redactor) -> None:
-    """Take the redactor's keys out of what the libraries of the wire log, while it lives."""
-    for name in _LOGGERS:
+def filter_library_logs(redactor: Redactor) -> None:
+    """Remove the redactor's keys from the logs of HTTP libraries, as long as it exists."""
+    for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_log_filter)
     _log_filter.redactors.add(redactor)
-    if all(redactor._all.keys != each._all.keys for each in _latest):
-        _latest.append(redactor)
+    if all(redactor._all.keys != each._all.keys for each in _recent_redactors):
+        _recent_redactors.append(redactor)

@@ -1,4 +1,4 @@
-"""Server-sent events from bytes, cut anywhere: the payloads of `data`, in order."""
+"""Read server-sent events from bytes: yield the `data` payloads, in order."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import json
 __all__ = ["BOM", "EventReader"]
 
 BOM = b"\xef\xbb\xbf"
-# Stands among the data lines of an event that is called an error, and alone for one without data.
-_ERROR = b'{"error": "the server sent an error without a message"}'
+# Added to the data lines of an event with the type `error`, in case it has no data.
+_UNNAMED_ERROR = b'{"error": "the server sent an error without a message"}'
 
 
 class EventReader:
-    """Collects the data of each event; comments and other fields are passed over.
+    """Collects the data of each event, without comments and other fields.
 
-    Lines may end in LF, CRLF or CR; a byte order mark may come first; several data lines of one
-    event are joined by LF. However the bytes are cut, the events are the same, and the cost grows
-    with their number only.
+    Lines may end in LF, CRLF or CR, a byte order mark may come first, and several data lines of one
+    event are joined by LF. The events do not depend on how the bytes are split, and the cost is
+    linear.
 
     Some servers write errors in other ways: as an event of the type `error`, in a field `error`, or
-    as JSON without any field. These become events, too: the first two have a key `error`.
+    as JSON without a field. These become events too; the first two get a key `error`.
     """
 
     __slots__ = ("_bare", "_data", "_first", "_parts", "_skip_newline")
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # the pieces of the line that has not ended yet
-        self._data: list[bytes] = []  # the data lines of the event that has not ended yet
-        self._bare: bytes | None = None  # the first of them if they are lines without a field
-        self._first = True  # no line has ended yet: a byte order mark may be before it
-        self._skip_newline = False  # the last piece ended in CR: an LF next belongs to it
+        self._parts: list[bytes] = []  # pieces of an unfinished line
+        self._data: list[bytes] = []  # data lines of an unfinished event
+        self._bare: bytes | None = None  # the first of them, if they are JSON without a field
+        self._first = True  # a byte order mark may still come
+        self._skip_newline = False  # the last piece ended in CR, so an LF belongs to it
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take the next bytes; return the data of the events that ended in them."""
+        """Add bytes; return the data of the events that are complete now."""
         if self._skip_newline:
             self._skip_newline = not piece
             piece = piece.removeprefix(b"\n")
         if b"\n" not in piece and b"\r" not in piece:
             self._parts.append(piece)
             return []
-        return self._take(self._lines(piece))
+        return self._read_lines(self._lines(piece))
 
     def close(self) -> list[bytes]:
-        """Return the data of events that the end of the stream cut off."""
-        events = self._take(self._lines(b"\n")) if any(self._parts) else []
+        """Return the data of the events that the end of the stream cut off."""
+        events = self._read_lines(self._lines(b"\n")) if any(self._parts) else []
         if self._data:
             events.append(_join(self._data))
         return events
@@ -63,7 +63,7 @@ class EventReader:
             lines[0] = lines[0].removeprefix(BOM)
         return lines
 
-    def _take(self, lines: list[bytes]) -> list[bytes]:
+    def _read_lines(self, lines: list[bytes]) -> list[bytes]:
         events: list[bytes] = []
         data = self._data
         for line in lines:
@@ -75,12 +75,12 @@ class EventReader:
                     data.clear()
             elif line == b"data":
                 data.append(b"")
-            elif line[0] != 58:  # a comment
-                self._take_other(line, events)
+            elif line[0] != 58:  # ":" starts a comment
+                self._read_other(line, events)
         return events
 
-    def _take_other(self, line: bytes, events: list[bytes]) -> None:
-        """Take a line that is neither data nor a comment."""
+    def _read_other(self, line: bytes, events: list[bytes]) -> None:
+        """Read a line that is neither data nor a comment."""
         data = self._data
         if data and data[0] is self._bare:
             data.append(line)
@@ -91,7 +91,7 @@ class EventReader:
             events.append(_as_error(line[6:].strip()))
         elif line.startswith(b"event:"):
             if line[6:].strip() == b"error":
-                data.append(_ERROR)
+                data.append(_UNNAMED_ERROR)
         elif line.startswith((b"{", b"[{")) or line.rstrip() == b"[":
             if line.rstrip().endswith((b"}", b"}]")):
                 events.append(line)
@@ -103,19 +103,19 @@ class EventReader:
 
 
 def _join(data: list[bytes]) -> bytes:
-    if _ERROR not in data:
+    if _UNNAMED_ERROR not in data:
         return b"\n".join(data)
-    rest = [line for line in data if line != _ERROR]
-    return _as_error(b"\n".join(rest)) if rest else _ERROR
+    rest = [line for line in data if line != _UNNAMED_ERROR]
+    return _as_error(b"\n".join(rest)) if rest else _UNNAMED_ERROR
 
 
-def _as_error(said: bytes) -> bytes:
-    """Return the event of an error, whatever a server said of it."""
-    text = said.decode("utf-8", "replace")
+def _as_error(payload: bytes) -> bytes:
+    """Return an event with a key `error`, whatever form the server used."""
+    text = payload.decode("utf-8", "replace")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
     if isinstance(value, dict) and "error" in value:
-        return said
+        return payload
     return json.dumps({"error": value or "the server sent an error without a message"}).encode()

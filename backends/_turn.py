@@ -1,8 +1,8 @@
-"""One request's turn in all the limits that hold for it: taken in one moment, or in none.
+"""A request's turn in several limits: it starts in all of them at one moment, or in none.
 
-Who waits stands in a line with those that need the very same limits, and a line is served in its
-order. Between lines that share a limit the one who came first goes first, unless another of its
-limits holds it back: then it is passed, for what it cannot use yet is free for others.
+Requests that need the same limits wait in one queue, in their order. Among queues that share a
+limit, the oldest request starts first, unless another of its limits blocks it. Then younger ones
+may pass, because the capacity that it cannot use yet is free for others.
 """
 
 from __future__ import annotations
@@ -23,129 +23,133 @@ from ..commander.private import running_loop
 from ..commander.waiting import LocalFuture
 from ..messages import Usage
 
-__all__ = ["Gate", "Turn"]
+__all__ = ["Limiter", "Turn"]
 
-# Held while any limits change: a turn is taken in several at once, and event loops in several
+# Held during each change of any limits: a turn takes several at once, and event loops in several
 # threads may share them.
-LOCK = RLock()
+LIMITS_LOCK = RLock()
 _numbers = count()
 
 
-class Gate(ABC):
-    """One set of limits, as those that wait for a turn see it; they call it under one lock."""
+class Limiter(ABC):
+    """The interface of a set of limits to its turns. All methods are called under `LIMITS_LOCK`."""
 
     def __init__(self) -> None:
-        # Those that wait for a turn here, in their lines.
-        self.lines: dict[Hashable, Line] = {}
+        # The waiting turns, by the limits that they need.
+        self.queues: dict[Hashable, WaitQueue] = {}
 
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Whether nothing can start before something ends."""
+        """Whether nothing can start before a turn ends."""
 
     @abstractmethod
-    def is_held(self, now: float) -> bool:
-        """Say whether a 429 keeps everything from starting."""
+    def is_rate_limited(self, now: float) -> bool:
+        """Return whether nothing may start because of a 429."""
 
     @abstractmethod
     def refusal(self, turn: Turn) -> BudgetExceeded | None:
-        """Return why `turn` is refused, None if it is not."""
+        """Return the error if `turn` may never start, else None."""
 
     @abstractmethod
-    def opens(self, turn: Turn, now: float) -> float | None:
-        """Return when `turn` may start: 0 is now, None is not before something ends."""
+    def start_time(self, turn: Turn, now: float) -> float | None:
+        """Return when `turn` may start: 0 is now, None is after another one ends."""
 
     @abstractmethod
     def start(self, turn: Turn, now: float) -> None:
-        """Take note that `turn` has started."""
+        """Count `turn` as started."""
 
     @abstractmethod
     def end(self, turn: Turn) -> None:
-        """Take note that `turn` has ended, and of what it took."""
+        """Count `turn` as ended, with its usage."""
 
     @abstractmethod
-    def end_lost(self) -> None:
-        """Let those leave whose event loop was closed while they ran."""
+    def end_orphans(self) -> None:
+        """End the running turns whose event loop was closed."""
 
 
-_NONE: frozenset[Gate] = frozenset()
+_NO_LIMITERS: frozenset[Limiter] = frozenset()
 
 
 class Turn:
-    """One request's place in the limits: what it is thought to take, then what it took.
+    """A request's turn in the limits, with its estimated usage and then its actual one.
 
-    `most` is what it may take at most; None where nobody can tell. Set `usage` when it is known:
-    without it the estimate `tokens` counts; `Usage()` says that the model never ran. `was_sent`
-    says that it has started and its owner knows: else it costs nothing.
+    `most` is an upper bound, None if unknown. Set `usage` when it is known: without it the estimate
+    `tokens` counts, and `Usage()` means that the model did not run. `was_sent`: it has started and
+    its owner knows; otherwise it costs nothing.
     """
 
     def __init__(
         self,
         model: str,
         tokens: int = 0,
-        gates: tuple[Gate, ...] = (),
+        limiters: tuple[Limiter, ...] = (),
         *,
         most: Usage | None = None,
-        line: Hashable = None,
-        asks: bool = False,
+        queue: Hashable = None,
+        needs_remote_turn: bool = False,
     ) -> None:
         self.model = model
         self.tokens = tokens
         self.most = most
         self.usage: Usage | None = None
-        self._gates = gates
-        self._line = line  # the name of its line
-        self._number = next(_numbers)  # the lower, the longer it has waited
-        # Whether somebody elsewhere must give a turn too. Such a one is "asking" once all of
-        # `gates` let it start: it takes nothing yet, and stays in its line until it is "granted".
-        self._asks = asks
+        self._limiters = limiters
+        self._queue_key = queue  # identifies its queue
+        self._number = next(_numbers)  # lower numbers are older
+        # Whether limits of another process must give a turn too. Such a turn is "asking" when all
+        # of `limiters` allow the start. It occupies nothing and stays in its queue until it is
+        # "granted".
+        self._needs_remote_turn = needs_remote_turn
         self._state: Literal["new", "waiting", "asking", "granted", "running", "over"] = "new"
         self.was_sent = False
         self._refusal: BudgetExceeded | None = None
-        # Of the head of a line: which gates hold it back, and until when if time alone does.
-        self._hindered: AbstractSet[Gate] = _NONE
-        self._until: float | None = None
-        # The gates in which it was passed, and those in which nobody may pass it again.
-        self._passed: AbstractSet[Gate] = _NONE
-        self._owed: AbstractSet[Gate] = _NONE
+        # For the head of a queue: the limiters that block it, and when it may start if only time
+        # does.
+        self._blocked_by: AbstractSet[Limiter] = _NO_LIMITERS
+        self._start_time: float | None = None
+        # The limiters in which younger turns passed it, and those in which none may pass it again.
+        self._passed_in: AbstractSet[Limiter] = _NO_LIMITERS
+        self._reserved_in: AbstractSet[Limiter] = _NO_LIMITERS
         self._loop = asyncio.get_running_loop()
-        self._moved: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def took(self) -> Usage:
-        """What it took, as far as that is known."""
+        """The usage as far as it is known."""
         if not self.was_sent:
             return Usage()
         return Usage(input_tokens=self.tokens) if self.usage is None else self.usage
 
     @property
-    def is_lost(self) -> bool:
-        """Whether its loop was closed under it, so that it will neither go on nor leave."""
+    def is_orphaned(self) -> bool:
+        """Whether its loop was closed, so that it will never continue or leave."""
         return self._loop.is_closed()
 
-    def unsend(self) -> None:
-        """Say that nothing was sent after all: it costs nothing, nor does it count for a rate."""
+    def mark_unsent(self) -> None:
+        """Undo the sending: it costs nothing and does not count for a rate."""
         self.was_sent = False
         self.usage = None
 
-    async def ready(self) -> None:
-        """Wait until it has started or, if it asks elsewhere, until it may. Call `leave` later.
+    async def wait_ready(self) -> None:
+        """Wait until it has started or, with remote limits, until it may. Call `leave` later.
 
         Raises `BudgetExceeded`.
         """
-        with LOCK:
-            self._enter()
+        with LIMITS_LOCK:
+            self._join_queue()
         while True:
-            with LOCK:
+            with LIMITS_LOCK:
                 if self._state != "waiting":
                     break
-                until = self._until
-                local = until is None and not self._asks
-                moved = LocalFuture(loop=self._loop) if local else self._loop.create_future()
-                self._moved = moved
-            timer = None if until is None else self._loop.call_at(until, self._look)
+                start_time = self._start_time
+                local = start_time is None and not self._needs_remote_turn
+                waiter = LocalFuture(loop=self._loop) if local else self._loop.create_future()
+                self._waiter = waiter
+            timer = (
+                None if start_time is None else self._loop.call_at(start_time, self._check_again)
+            )
             try:
-                await moved
+                await waiter
             finally:
                 if timer is not None:
                     timer.cancel()
@@ -154,197 +158,202 @@ class Turn:
         self.was_sent = self._state == "running"
 
     def start_granted(self) -> bool:
-        """Start it if it still may, now that it was given a turn elsewhere; else `ready` tells."""
-        with LOCK:
-            if self._state == "asking":  # it was not refused meanwhile
-                self._state = "granted" if self._gates else "running"
-                _settle(self._gates)
+        """Start it if it still may, after its remote turns have started; return whether it did."""
+        with LIMITS_LOCK:
+            if self._state == "asking":  # it was not refused in between
+                self._state = "granted" if self._limiters else "running"
+                _start_waiting(self._limiters)
             self.was_sent = self._state == "running"
             return self.was_sent
 
     def leave(self) -> None:
-        """Give back what it has, wherever it stands, and let others go on; twice is harmless."""
-        with LOCK:
+        """Leave its queue or end its turn, and let others start. Calling it twice is harmless."""
+        with LIMITS_LOCK:
             before, self._state = self._state, "over"
-            if before in {"new", "over"} or not self._gates:
+            if before in {"new", "over"} or not self._limiters:
                 return
             if before == "running":
-                for gate in self._gates:
-                    gate.end(self)
-            elif not self._step_out():
+                for limiter in self._limiters:
+                    limiter.end(self)
+            elif not self._leave_queue():
                 return
-            _settle(self._gates)
+            _start_waiting(self._limiters)
 
-    def _enter(self) -> None:
-        if (refusal := self._refusal or self._refused()) is not None:
+    def _join_queue(self) -> None:
+        if (refusal := self._refusal or self._find_refusal()) is not None:
             raise refusal
-        if not self._gates:
-            self._state = "asking" if self._asks else "running"
+        if not self._limiters:
+            self._state = "asking" if self._needs_remote_turn else "running"
             return
         if self._state == "new":
-            if not self._asks and not any(gate.lines for gate in self._gates):
+            if not self._needs_remote_turn and not any(
+                limiter.queues for limiter in self._limiters
+            ):
                 now = self._loop.time()
-                if all(gate.opens(self, now) == 0 for gate in self._gates):
+                if all(limiter.start_time(self, now) == 0 for limiter in self._limiters):
                     self._start(now)
                     return
-            line: Line = self._gates[0].lines.get(self._line) or OrderedDict()
-            line[self] = None
-            for gate in self._gates:
-                gate.lines[self._line] = line
+            queue: WaitQueue = self._limiters[0].queues.get(self._queue_key) or OrderedDict()
+            queue[self] = None
+            for limiter in self._limiters:
+                limiter.queues[self._queue_key] = queue
         self._state = "waiting"
-        if any(gate.is_full for gate in self._gates):
-            for gate in self._gates:
-                gate.end_lost()
+        if any(limiter.is_full for limiter in self._limiters):
+            for limiter in self._limiters:
+                limiter.end_orphans()
         else:
-            head = _head(self._gates[0].lines[self._line])
-            if head is self or head.is_lost:
-                _settle(self._gates)
+            head = _head(self._limiters[0].queues[self._queue_key])
+            if head is self or head.is_orphaned:
+                _start_waiting(self._limiters)
 
-    def _refused(self) -> BudgetExceeded | None:
-        for gate in self._gates:
-            if (refusal := gate.refusal(self)) is not None:
+    def _find_refusal(self) -> BudgetExceeded | None:
+        for limiter in self._limiters:
+            if (refusal := limiter.refusal(self)) is not None:
                 return refusal
         return None
 
     def _start(self, now: float) -> None:
         self._state = "running"
-        for gate in self._gates:
-            gate.start(self, now)
+        for limiter in self._limiters:
+            limiter.start(self, now)
 
-    def _step_out(self) -> bool:
-        """Leave the line; return whether it was its head."""
-        line = self._gates[0].lines[self._line]
-        first = _head(line) is self
-        del line[self]
-        if not line:
-            for gate in self._gates:
-                del gate.lines[self._line]
+    def _leave_queue(self) -> bool:
+        """Leave the queue; return whether it was its head."""
+        queue = self._limiters[0].queues[self._queue_key]
+        first = _head(queue) is self
+        del queue[self]
+        if not queue:
+            for limiter in self._limiters:
+                del limiter.queues[self._queue_key]
         return first
 
-    def _look(self) -> None:
-        with LOCK:
-            self._until = None  # so that it is set anew if the timer was a little early
-            _settle(self._gates)
+    def _check_again(self) -> None:
+        with LIMITS_LOCK:
+            self._start_time = None  # set again if the timer was a little early
+            _start_waiting(self._limiters)
 
     def _wake(self) -> None:
-        """Let its owner look at what has become of it."""
-        moved, self._moved = self._moved, None
-        if moved is None:
+        """Make its owner check the state."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
             return
         if running_loop() is self._loop:
-            _set(moved)
+            _resolve(waiter)
         else:
-            with suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(_set, moved)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_resolve, waiter)
 
-    # --- what `_settle` does with the head of a line
+    # --- called by `_start_waiting` for the head of a queue
 
-    def _try_to_start(self, closed: set[Gate], waiting: dict[Gate, list[Turn]]) -> bool:
-        """Start it or refuse it; return whether it has left its line.
+    def _try_to_start(self, closed: set[Limiter], waiting: dict[Limiter, list[Turn]]) -> bool:
+        """Start it or refuse it; return whether it has left its queue.
 
-        Those that came earlier let nobody pass in the gates that are `closed`; they are `waiting`
-        for theirs.
+        No turn may pass the older ones in the limiters in `closed`. `waiting` are the older ones of
+        each.
         """
-        self._refusal = self._refused()
-        if self._refusal is not None or self.is_lost:
-            self._step_out()
+        self._refusal = self._find_refusal()
+        if self._refusal is not None or self.is_orphaned:
+            self._leave_queue()
             self._state = "over"
             self._wake()
             return True
         now = self._loop.time()
-        opens = {gate: None if gate in closed else gate.opens(self, now) for gate in self._gates}
-        self._hindered = {gate for gate, when in opens.items() if when != 0}
-        if not self._hindered and (not self._asks or self._state == "granted"):
-            self._step_out()
+        start_times = {
+            limiter: None if limiter in closed else limiter.start_time(self, now)
+            for limiter in self._limiters
+        }
+        self._blocked_by = {limiter for limiter, when in start_times.items() if when != 0}
+        if not self._blocked_by and (not self._needs_remote_turn or self._state == "granted"):
+            self._leave_queue()
             self._start(now)
             self._wake()
-            for gate in self._gates:
-                for turn in waiting[gate]:
-                    # It is passed here, while others hold it back. If it was passed in those too,
-                    # because of this one, then it would never find all of them free at once where
-                    # both are always in demand. So it is not passed there again.
-                    turn._owed |= turn._passed & turn._hindered
-                    turn._passed |= {gate}
+            for limiter in self._limiters:
+                for turn in waiting[limiter]:
+                    # `turn` is older and was passed here, while other limiters block it. If it was
+                    # also passed in those because of this one, it might never find all of them free
+                    # at once while both are busy. So it is not passed there again.
+                    turn._reserved_in |= turn._passed_in & turn._blocked_by
+                    turn._passed_in |= {limiter}
             return True
-        if not self._hindered:
+        if not self._blocked_by:
             self._state = "asking"
             self._wake()
         elif self._state != "asking":
             self._state = "waiting"
-            # The time at which it may start if nothing else happens: there may be none.
-            times = [when for when in opens.values() if when != 0]
-            until = None if None in times else max(when for when in times if when is not None)
-            if until != self._until:
-                self._until = until
+            # The time at which it may start without another event, if there is one.
+            times = [when for when in start_times.values() if when != 0]
+            start_time = None if None in times else max(when for when in times if when is not None)
+            if start_time != self._start_time:
+                self._start_time = start_time
                 self._wake()
-            if len(self._hindered) == 1:
-                closed |= self._hindered
-            if not any(gate.is_held(now) for gate in self._hindered):
-                closed |= self._owed
-        for gate in self._gates:
-            waiting[gate].append(self)
+            if len(self._blocked_by) == 1:
+                closed |= self._blocked_by
+            if not any(limiter.is_rate_limited(now) for limiter in self._blocked_by):
+                closed |= self._reserved_in
+        for limiter in self._limiters:
+            waiting[limiter].append(self)
         return False
 
 
-Line: TypeAlias = "OrderedDict[Turn, None]"
-"""Those that wait for the same gates, in order; there is none without anybody in it."""
+WaitQueue: TypeAlias = "OrderedDict[Turn, None]"
+"""The turns that wait for the same limiters, in order; never empty."""
 
 
-def _settle(changed: Iterable[Gate]) -> None:
-    """Start all who may start, the longest waiting first, now that these gates have changed."""
+def _start_waiting(changed: Iterable[Limiter]) -> None:
+    """Start all turns that may start after a change of these limiters, the oldest first."""
     changed = {*changed}
-    if not _anyone_may_move(changed):
+    if not _can_anyone_move(changed):
         return
-    heads = [(_head(line)._number, line) for line in _lines_near(changed)]
+    heads = [(_head(queue)._number, queue) for queue in _connected_queues(changed)]
     heapify(heads)
-    closed: set[Gate] = set()
-    waiting: dict[Gate, list[Turn]] = defaultdict(list)
+    closed: set[Limiter] = set()
+    waiting: dict[Limiter, list[Turn]] = defaultdict(list)
     while heads:
-        _, line = heappop(heads)
-        turn = _head(line)
+        _, queue = heappop(heads)
+        turn = _head(queue)
         if turn._try_to_start(closed, waiting):
-            if line:
-                heappush(heads, (_head(line)._number, line))
-            changed.update(turn._gates)
-            if not _anyone_may_move(changed):
+            if queue:
+                heappush(heads, (_head(queue)._number, queue))
+            changed.update(turn._limiters)
+            if not _can_anyone_move(changed):
                 return
 
 
-def _anyone_may_move(changed: Iterable[Gate]) -> bool:
-    """Return whether a change of these gates may matter to anybody: not where others are full."""
-    for gate in changed:
-        for line in gate.lines.values():
-            head = _head(line)
-            if gate.refusal(head) is not None:
+def _can_anyone_move(changed: Iterable[Limiter]) -> bool:
+    """Return whether a change of these limiters can let a turn start or be refused."""
+    for limiter in changed:
+        for queue in limiter.queues.values():
+            head = _head(queue)
+            if limiter.refusal(head) is not None:
                 return True
-            if gate.is_full:
+            if limiter.is_full:
                 break
-            if not any(each.is_full for each in head._gates):
+            if not any(each.is_full for each in head._limiters):
                 return True
     return False
 
 
-def _lines_near(changed: Iterable[Gate]) -> Iterable[Line]:
-    """Return the lines for these gates, and for those that share others with them, and so on."""
-    lines: dict[Hashable, Line] = {}
-    seen: set[Gate] = set()
+def _connected_queues(changed: Iterable[Limiter]) -> Iterable[WaitQueue]:
+    """Return the queues for these limiters and for all that are connected by shared ones."""
+    queues: dict[Hashable, WaitQueue] = {}
+    seen: set[Limiter] = set()
     todo = [*changed]
     while todo:
-        gate = todo.pop()
-        if gate in seen:
+        limiter = todo.pop()
+        if limiter in seen:
             continue
-        seen.add(gate)
-        for name, line in gate.lines.items():
-            if name not in lines:
-                lines[name] = line
-                todo.extend(_head(line)._gates)
-    return lines.values()
+        seen.add(limiter)
+        for name, queue in limiter.queues.items():
+            if name not in queues:
+                queues[name] = queue
+                todo.extend(_head(queue)._limiters)
+    return queues.values()
 
 
-def _head(line: Line) -> Turn:
-    return next(iter(line))
+def _head(queue: WaitQueue) -> Turn:
+    return next(iter(queue))
 
 
-def _set(moved: asyncio.Future[None]) -> None:
-    if not moved.done():
-        moved.set_result(None)
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""The backend for vLLM in this process: its engine, on a GPU or a CPU."""
+"""The backend for vLLM in this process, on a GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ._vllm_reply import answer, check_options
 
 __all__ = ["VLLMBackend"]
 
-_QUIET = {"disable_log_stats": True, "use_tqdm_on_load": False}
+_QUIET_ARGUMENTS = {"disable_log_stats": True, "use_tqdm_on_load": False}
 
 
 class VLLMBackend(EngineBackend[VLLMEngine]):
-    """A language model in this process, on vLLM's engine.
+    """A language model on vLLM's engine in this process.
 
-    `model` is a folder or a name on the model hub. `engine` holds arguments of the engine, all
-    that vLLM has: `tensor_parallel_size`, `quantization`, `max_model_len`, `dtype`, ...
-    `chat_template` is used instead of the tokenizer's own. All else are default options: the
-    wire's (`temperature`, `stop`, `max_tokens`, `tool_choice`, `response_format`, ...) and vLLM's
-    sampling parameters. What is not given is as the model's own generation config has it.
+    `model` is a folder or a name on the model hub. `engine` has arguments of vLLM's engine:
+    `tensor_parallel_size`, `quantization`, `max_model_len`, `dtype`, ... `chat_template` replaces
+    the tokenizer's. All other settings are default options: those of chat completions
+    (`temperature`, `stop`, `max_tokens`, `tool_choice`, `response_format`, ...) and vLLM's sampling
+    parameters. The model's generation config sets the rest.
 
-    Entering loads the model; so does the first request, outside its timeouts. Backends with the
-    same model and `engine` share one engine, whatever loop they run in; the last to close shuts
-    it down. If it dies, requests fail with `BackendUnavailable` (and are tried again as `retries`
-    says) and the next one starts a new engine. vLLM spawns processes: guard the main module
-    with `if __name__ == "__main__":`.
+    Entering loads the model, else the first request does, outside its timeouts. Backends with the
+    same model and `engine` share one engine in all event loops; the last one to close shuts it
+    down. If it dies, requests fail with `BackendUnavailable` (and follow `retries`), and the next
+    one starts a new engine. vLLM spawns processes: guard the main module with `if __name__ ==
+    "__main__":`.
     """
 
     provider = "vllm"
@@ -46,14 +46,14 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
         super().__init__(model, **settings)
         if find_spec("vllm") is None:
             raise MissingExtra("vLLM", "vllm")
-        self._arguments = {**_QUIET, **(engine or {}), "model": model}
+        self._arguments = {**_QUIET_ARGUMENTS, **(engine or {}), "model": model}
         self._chat_template = chat_template
 
     @property
     def takes(self) -> frozenset[str]:
-        """Images and audio, as bytes: vLLM would read an address in this process.
+        """Images and audio as bytes, because vLLM would fetch an address from this process.
 
-        A model that takes text alone says so when the request is made ready for it.
+        A model for text alone raises when the request is prepared.
         """
         return frozenset({"image", "audio"})
 
@@ -73,17 +73,17 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
         return self._engine
 
     def continuation(self, request: Request, partial: Message) -> Request | None:
-        said = Message(role="assistant", content=partial.content)
+        beginning = Message(role="assistant", content=partial.content)
         options = {**request.options, "continue_final_message": True}
-        return Request([*request.messages, said], request.tools, options)
+        return Request([*request.messages, beginning], request.tools, options)
 
     def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         defaults, template = self.default_options, self._chat_template
         return self._running().run(lambda loaded: answer(loaded, request, defaults, template))
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Refuse it: an engine in this process is made for replies."""
+        """Raise `ConfigurationError`: an engine in this process only makes replies."""
         raise ConfigurationError(
-            f"vLLM in this process makes no embeddings: serve the model with `vllm serve"
-            f" {self.model} --runner pooling`, and connect to its address, http://HOST:8000/v1"
+            f"vLLM in this process makes no embeddings. Run `vllm serve {self.model} --runner"
+            " pooling`, and connect to http://HOST:8000/v1."
         )

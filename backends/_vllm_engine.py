@@ -1,8 +1,8 @@
-"""The vLLM engine, in an event loop of its own.
+"""The vLLM engine, in its own event loop.
 
-vLLM binds an engine to the loop that starts it. In a loop of its own it outlives the program's
-loops (a `run` after a `run`, `stream_sync`), is never held up by a job that blocks, and serves
-all of them with one copy of the weights.
+vLLM binds an engine to the loop that starts it. In its own loop and thread, the engine outlives the
+program's loops (a second `run`, `stream_sync`), is not delayed by jobs that block, and serves all
+loops with one copy of the weights.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ..commander.errors import (
 from ..messages import Delta
 from ._engine import SharedEngine, Ticket
 
-__all__ = ["Loaded", "VLLMEngine", "vllm_module"]
+__all__ = ["LoadedModel", "VLLMEngine", "vllm_module"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A running AsyncLLM, and what its model brings: sampling defaults and chat template."""
+class LoadedModel:
+    """A running AsyncLLM, with its model's sampling defaults and chat template."""
 
     llm: Any
     sampling: Mapping[str, Any]
     chat_template: str
 
 
-Work: TypeAlias = Callable[[Loaded], AsyncGenerator[Delta, None]]
-"""Runs in the engine's loop."""
+Work: TypeAlias = Callable[[LoadedModel], AsyncGenerator[Delta, None]]
+"""A function that answers a request, in the engine's loop."""
 
 
 def vllm_module(name: str = "vllm") -> Any:
     """Import a module of vLLM, which takes seconds the first time.
 
-    Unless the user has said otherwise, vLLM's own log is left to errors and goes to stderr: it
-    would write over a chat. Its processes are spawned: ours has threads, which a fork breaks.
+    Unless the user has set it, vLLM logs only errors, to stderr, because more would disturb a chat.
+    Its processes are spawned, because a fork breaks in a process with threads.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -60,7 +60,7 @@ def vllm_module(name: str = "vllm") -> Any:
 class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
     """Loads the model as soon as it is opened, and works on all requests at once.
 
-    `dead` says that it failed for good; whoever asks next is given a new one.
+    `dead`: it has failed, and the next request must open a new one.
     """
 
     thread_name: ClassVar = "anabranch-vllm"
@@ -68,23 +68,24 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
     def __init__(self, key: Hashable, arguments: Mapping[str, Any]) -> None:
         super().__init__(key, arguments)
         self.dead = False
-        self.model: Loaded | None = None  # while it is loaded
+        self.model: LoadedModel | None = None  # while loaded
         self._loop = asyncio.new_event_loop()
         self._loaded: Future[None] = Future()
-        self._loaded.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
-        # Of the engine's loop, and touched only there.
+        # so that a cancelled waiter does not cancel it for all
+        self._loaded.set_running_or_notify_cancel()
+        # Used only in the engine's loop.
         self._stopping = asyncio.Event()
         self._tasks: dict[Ticket[Work], asyncio.Task[None]] = {}
 
     async def loaded(self) -> None:
-        """Wait until the model is loaded; cancelling stops the wait, not the loading.
+        """Wait until the model is loaded. Cancelling ends the wait, not the loading.
 
         Raises `ConfigurationError` or `ModelNotFound`.
         """
         await asyncio.wrap_future(self._loaded)
 
     def begin(self, ticket: Ticket[Work]) -> None:
-        """Start a task for it."""
+        """Start a task for the ticket."""
 
         def start() -> None:
             self._tasks[ticket] = task = self._loop.create_task(self._answer(ticket))
@@ -92,13 +93,13 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
 
         def end(task: asyncio.Task[None]) -> None:
             del self._tasks[ticket]
-            if task.cancelled():  # also where it had not begun
-                ticket.put(BackendUnavailable("the vLLM engine was closed while it answered"))
+            if task.cancelled():  # also if it had not started
+                ticket.put(BackendUnavailable("the vLLM engine was closed during the reply"))
 
         self._call(start)
 
     async def leave(self, ticket: Ticket[Work]) -> None:
-        """Cancel its task, which aborts the request in vLLM, and wait until that is done."""
+        """Cancel the ticket's task, which aborts the request in vLLM, and wait for its end."""
 
         def cancel() -> None:
             if ticket in self._tasks:
@@ -108,11 +109,11 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
         await ticket.ended()
 
     def stop(self) -> None:
-        """Break off every reply and shut vLLM down. Loading cannot be interrupted."""
+        """Break off all replies and shut vLLM down. Loading cannot be interrupted."""
         self._call(self._stopping.set)
 
     def _call(self, fn: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the engine has ended, and all tickets
+        with suppress(RuntimeError):  # the loop is closed, so all tickets have ended
             self._loop.call_soon_threadsafe(fn)
 
     def serve(self) -> None:
@@ -137,7 +138,7 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
         model.llm.shutdown()
         del model
         self.model = None
-        gc.collect()  # vLLM leaves cycles, which would be taken apart as the interpreter ends
+        gc.collect()  # frees vLLM's reference cycles now, not at the interpreter's end
         await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
 
     async def _answer(self, ticket: Ticket[Work]) -> None:
@@ -170,31 +171,30 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _load(arguments: Mapping[str, Any]) -> Loaded:
+def _load(arguments: Mapping[str, Any]) -> LoadedModel:
     """Start the engine and wait for it."""
     vllm = vllm_module()
     if unknown := arguments.keys() - vllm.AsyncEngineArgs.__dataclass_fields__.keys():
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(sorted(unknown))}")
-    # Let Ctrl-C reach this process alone. A terminal sends it to the engine's processes as well,
-    # and they would end with it. They inherit this thread's mask; Python's own threads do not need
-    # the signal.
+    # Let Ctrl-C reach only this process. A terminal also sends it to the engine's processes, which
+    # would end. They inherit this thread's mask. Python handles the signal in its main thread.
     if hasattr(signal, "pthread_sigmask"):
         resource_tracker.ensure_running()  # it would unblock the signal if it started later
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         args = vllm.AsyncEngineArgs(**arguments)
         make = vllm_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args
-        # No name for it here: vLLM keeps this frame, and with it all that is named.
+        # No local variable for it: vLLM keeps this frame, and so would never free it.
         return _loaded(make(args))
     except OSError as error:
-        raise ModelNotFound(f"no model {arguments['model']!r}: {error}") from error
+        raise ModelNotFound(f"vLLM cannot find {arguments['model']!r}: {error}") from error
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(
-            f"vLLM does not start with {arguments['model']!r}: {error}"
-            " (VLLM_LOGGING_LEVEL=INFO makes it tell more)"
+            f"vLLM cannot start {arguments['model']!r}: {error}"
+            " (set VLLM_LOGGING_LEVEL=INFO for details)"
         ) from error
 
 
-def _loaded(llm: Any) -> Loaded:
+def _loaded(llm: Any) -> LoadedModel:
     template = getattr(llm.get_tokenizer(), "chat_template", None)
-    return Loaded(llm, llm.model_config.get_diff_sampling_param(), str(template or ""))
+    return LoadedModel(llm, llm.model_config.get_diff_sampling_param(), str(template or ""))

@@ -1,7 +1,4 @@
-"""What `http` and `openai` share: a request goes out as JSON, the reply comes in as events.
-
-Embeddings come in one piece.
-"""
+"""What `http` and `openai` share: requests as JSON, replies as events, embeddings as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from ..commander.errors import AnabranchError, BackendError, BadResponse, Config
 from ..messages import ChunkReader, Delta, Message, Request, ToolCallDelta, request_body
 from ..messages.text import SurrogateJoiner, encodable, quote
 from ._address import (
-    CHAT,
-    EMBEDDINGS,
+    CHAT_PATH,
+    EMBEDDINGS_PATH,
     has_user,
     hide_secrets,
     host_of,
@@ -30,34 +27,34 @@ from ._address import (
     server_address,
 )
 from ._embedding import Embedded, read_embeddings
-from ._failure import LONGEST, any_reply, describe, whole_body
+from ._failure import MAX_SILENT_BYTES, describe, read_json_body, read_reply
 from ._model import ModelBackend
 from ._request_events import names_listener
-from ._secret import Redactor, as_secret, keep_from_logs
+from ._secret import Redactor, as_secret, filter_library_logs
 from ._sse import EventReader
 
-__all__ = ["ReadOther", "WireBackend"]
+__all__ = ["ReadBody", "WireBackend"]
 
-ReadOther: TypeAlias = Callable[
+ReadBody: TypeAlias = Callable[
     [int, Mapping[str, str], AsyncGenerator[bytes, None], str], AsyncGenerator[bytes, None]
 ]
-"""Reads what is not declared as a stream of events: the status, headers and pieces of a response,
-and the address that was asked."""
+"""Reads a response that is not declared as a stream of events: its status, headers and pieces, and
+the address of the request."""
 
-_LONGEST_VECTOR = 2**18  # bytes, as JSON: more numbers than any model gives for a text
-_LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
-_NO_FIELDS = frozenset(
+_MAX_VECTOR_BYTES = 2**18  # as JSON; no model returns more for a text
+_MAX_REPLY_BYTES = 32 * MAX_SILENT_BYTES  # of one stream: a million tokens with their JSON
+_TRANSPORT_OPTIONS = frozenset(
     {"default_headers", "default_query", "extra_body", "extra_headers", "extra_query", "headers"}
 )
-# In JSON: a backslash, a pair of surrogates, one by itself.
+# In JSON: a backslash, a pair of surrogates, a single one.
 _SURROGATE = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|(\\ud[89a-f]..)")
 
 
 class WireBackend(ModelBackend):
-    """A server that speaks the chat-completions wire. Never shows its key.
+    """A server with chat completions. It never shows its key.
 
-    The option `extra` holds fields that go into the body as they are and win over all others; a
-    request's are put over the backend's, field by field.
+    The option `extra` has fields that are added to the body unchanged and replace all others. A
+    request's fields replace the backend's, field by field.
     """
 
     def __init__(
@@ -74,10 +71,10 @@ class WireBackend(ModelBackend):
         self._api_key = as_secret(api_key)
         if self._api_key is not None and has_user(self.base_url):
             raise ConfigurationError(
-                "the address holds a user or a password: give that or api_key, not both"
+                "the address has a user or a password: pass that or api_key, not both"
             )
         self._redactor = Redactor(self._api_key, *secrets_of(self.base_url), *secrets)
-        keep_from_logs(self._redactor)
+        filter_library_logs(self._redactor)
 
     def __repr__(self) -> str:
         where = self._redactor.text(hide_secrets(self.base_url))
@@ -93,10 +90,10 @@ class WireBackend(ModelBackend):
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
     def check_defaults(self, options: Mapping[str, Any]) -> None:
-        """Refuse also what the SDK takes beside a request: where keys go is said of these."""
-        if wrong := _NO_FIELDS.intersection(options):
+        """Also refuse the SDK's transport options, and say where to put keys and fields."""
+        if wrong := _TRANSPORT_OPTIONS.intersection(options):
             raise ConfigurationError(
-                f"no option {', '.join(sorted(wrong))}: a key goes in api_key= or the address, and"
+                f"no option {', '.join(sorted(wrong))}: pass a key in api_key= or the address, and"
                 " fields of the body in extra="
             )
         super().check_defaults(options)
@@ -104,17 +101,17 @@ class WireBackend(ModelBackend):
 
     @abstractmethod
     def post(
-        self, path: str, body: dict[str, Any], read_other: ReadOther
+        self, path: str, body: dict[str, Any], read_other: ReadBody
     ) -> AsyncGenerator[bytes, None]:
-        """Post `body` and pass the bytes of the reply on; raises `BackendError`.
+        """Post `body` and yield the bytes of the reply; raise `BackendError`.
 
-        `path` is `CHAT` or `EMBEDDINGS`. What is not declared as a stream of events is passed on as
-        `read_other` gives it. Closing it closes the connection, unless the reply has been read to
-        its end.
+        `path` is `CHAT_PATH` or `EMBEDDINGS_PATH`. A response that is not declared as a stream of
+        events goes through `read_other`. Closing it closes the connection, unless the reply was
+        read to its end.
         """
 
     def redact(self, text: str) -> str:
-        """Return `text` with stars where the key stood, if that is more than a word."""
+        """Return `text` with stars in place of the key, unless the key is only a word."""
         return self._redactor.prose(text)
 
     async def leave_loop(self) -> None:
@@ -122,7 +119,7 @@ class WireBackend(ModelBackend):
         await self.aclose()
 
     def fields(self, request: Request) -> dict[str, Any]:
-        """Return what stands in the body, named as this server names it, all but `extra`."""
+        """Return the fields of the body with the server's names, without `extra`."""
         provider = self.item_provider
         body = request_body(self.model, request, self.default_options, provider=provider)
         body.pop("extra", None)
@@ -131,7 +128,7 @@ class WireBackend(ModelBackend):
     def _body(
         self, fields: Callable[[], dict[str, Any]], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
+        """Return the body; raise `ConfigurationError` if it is wrong or cannot be JSON."""
         try:
             body = fields()
             for each in self.default_options, options:
@@ -143,44 +140,50 @@ class WireBackend(ModelBackend):
             raise ConfigurationError(f"the request cannot be written: {describe(error)}") from None
         if "\\ud" not in text:
             return body
-        # Lone surrogates are refused by servers, and the SDK cannot write them.
+        # Servers reject single surrogates, and the SDK cannot write them.
         return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
 
     def continuation(self, request: Request, partial: Message) -> Request | None:
-        """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
-        go_on = {"continue_final_message": True, "add_generation_prompt": False}
-        said = Message(role="assistant", content=partial.content)
-        return Request([*request.messages, said], request.tools, {**request.options, **go_on})
+        """Continue as vLLM and SGLang require; llama.cpp and Ollama continue anyway."""
+        options = {
+            **request.options,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        }
+        beginning = Message(role="assistant", content=partial.content)
+        return Request([*request.messages, beginning], request.tools, options)
 
     async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
-        """What comes in one piece is passed on in one: a wait for each delta would cost more.
+        """Yield the deltas of each piece as one list: a wait for each delta would cost more.
 
-        Whatever goes wrong in reading a reply is a `BadResponse`: a server may say anything.
+        Any failure in reading a reply is a `BadResponse`, whatever the server sends.
         """
         failure: AnabranchError
-        silent = whole = 0  # bytes since the last delta, and all of them
-        # Servers need nothing back of a reply that was offered no tools.
+        silent = total = 0  # bytes since the last delta, and in all
+        # Servers only need items back from a reply that could call tools.
         provider = self.item_provider if request.tools else ""
         events, chunks = EventReader(), ChunkReader(provider, names_listener())
-        halves = _Halves()
+        mender = _SurrogateMender()
         try:
             body = self._body(partial(self.fields, request), request.options)
-            async with aclosing(self.post(CHAT, body, any_reply)) as pieces:
+            async with aclosing(self.post(CHAT_PATH, body, read_reply)) as pieces:
                 async for piece in pieces:
-                    deltas, failed = _read(events.feed(piece), chunks, halves)
-                    whole += len(piece)
+                    deltas, failed = _read(events.feed(piece), chunks, mender)
+                    total += len(piece)
                     silent = 0 if deltas else silent + len(piece)
                     if deltas:
                         yield deltas
                     if failed is not None:
                         raise failed
-                    if silent > LONGEST:
-                        raise BadResponse(f"more than {LONGEST} bytes came without a delta")
-                    if whole > _LONGEST_REPLY:
-                        raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
-            # An event that the end of the stream cut off counts only if it is whole.
+                    if silent > MAX_SILENT_BYTES:
+                        raise BadResponse(
+                            f"the server sent more than {MAX_SILENT_BYTES} bytes without a delta"
+                        )
+                    if total > _MAX_REPLY_BYTES:
+                        raise BadResponse(f"the reply is longer than {_MAX_REPLY_BYTES} bytes")
+            # An event that was cut off by the end of the stream counts only if it is complete.
             last = [event.strip() for event in events.close()]
-            deltas, failed = _read(last, chunks, halves)
+            deltas, failed = _read(last, chunks, mender)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -200,11 +203,11 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         answer = b""
         fields = {"model": self.model, "input": texts, "encoding_format": "float"}
-        longest = LONGEST + len(texts) * _LONGEST_VECTOR
+        max_bytes = MAX_SILENT_BYTES + len(texts) * _MAX_VECTOR_BYTES
         try:
             body = self._body(lambda: fields, {})
-            read_other = partial(whole_body, longest=longest)
-            async with aclosing(self.post(EMBEDDINGS, body, read_other)) as pieces:
+            read_other = partial(read_json_body, longest=max_bytes)
+            async with aclosing(self.post(EMBEDDINGS_PATH, body, read_other)) as pieces:
                 async for piece in pieces:
                     answer += piece
             return read_embeddings(answer, len(texts))
@@ -217,11 +220,11 @@ class WireBackend(ModelBackend):
 
 
 def _check_values(fields: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for what servers take and no `Message` can hold."""
+    """Raise `ConfigurationError` for options that servers take but a `Message` cannot hold."""
     if fields.get("n") not in (None, 1):
-        raise ConfigurationError(f"n={quote(fields['n'])}: a reply is one message; ask n times")
+        raise ConfigurationError(f"n={quote(fields['n'])}: a reply is one message; send n requests")
     if any(fields.get(name) for name in ("logprobs", "top_logprobs")):
-        raise ConfigurationError("logprobs cannot be read from a reply: leave out the option")
+        raise ConfigurationError("logprobs cannot be read from a reply; leave out the option")
 
 
 def _unreadable(error: Exception) -> BadResponse:
@@ -229,24 +232,24 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
-class _Halves:
-    """Joins the surrogate pairs of a reply that its deltas cut in two.
+class _SurrogateMender:
+    """Joins surrogate pairs that the deltas of a reply split.
 
-    A half alone could not be printed or sent. A piece ends in one only where `from_json` refuses
-    its event, so `mend` is needed for such deltas, and for all others while a half is `pending`.
+    A half cannot be printed or sent. `from_json` rejects an event with one, so `mend` is only
+    needed for such deltas, and for all others while a half is `pending`.
     """
 
     __slots__ = ("_arguments", "_call_id", "_joiners", "pending")
 
     def __init__(self) -> None:
         self._joiners = {name: SurrogateJoiner() for name in ("text", "reasoning", "refusal")}
-        # Of each call's arguments, by its index; by its id where the server gives no index.
+        # For each call's arguments: by index, or by id if the server sends no index.
         self._arguments: dict[int | str, SurrogateJoiner] = {}
-        self._call_id = ""  # of the last call without an index
+        self._call_id = ""
         self.pending = False
 
     def mend(self, delta: Delta) -> Delta:
-        """Return `delta` without halves; the last delta has what stands for those that remain."""
+        """Return `delta` without halves; the last delta has replacements for those that remain."""
         ends = delta.done or delta.finish_reason is not None
         for name, joiner in self._joiners.items():
             text = joiner.feed(getattr(delta, name))
@@ -264,7 +267,7 @@ class _Halves:
                 key = self._call_id = piece.id or self._call_id
             joiner = self._arguments.setdefault(key, SurrogateJoiner())
             completes = "\udc00" <= piece.arguments[:1] <= "\udfff"
-            if piece.name and joiner.half and not completes:  # another call begins
+            if piece.name and joiner.half and not completes:  # another call has the same key
                 yield _piece(key, joiner.end())
             piece.id = piece.id and encodable(piece.id)
             piece.name = piece.name and encodable(piece.name)
@@ -276,21 +279,21 @@ class _Halves:
 
 
 def _piece(key: int | str, arguments: str) -> ToolCallDelta:
-    """Return more of the arguments of a call, which an index or an id names."""
+    """Return more arguments of the call with this index or id."""
     if isinstance(key, int):
         return ToolCallDelta(key, arguments=arguments)
     return ToolCallDelta(-1, key or None, arguments=arguments)
 
 
 def _read(
-    events: list[bytes], chunks: ChunkReader, halves: _Halves
+    events: list[bytes], chunks: ChunkReader, mender: _SurrogateMender
 ) -> tuple[list[Delta], BackendError | None]:
-    """Return the deltas of the events, up to the first failure, and that failure."""
+    """Return the deltas of the events up to the first failure, and that failure."""
     deltas: list[Delta] = []
     try:
         for event in events:
             if event == b"[DONE]":
-                deltas.append(halves.mend(chunks.end()))
+                deltas.append(mender.mend(chunks.end()))
                 continue
             try:
                 chunk: Any = from_json(event)
@@ -298,37 +301,39 @@ def _read(
                 for value in _values(event):
                     other = chunks.read(value) if value else chunks.end()
                     if other is not None:
-                        deltas.append(halves.mend(other))
+                        deltas.append(mender.mend(other))
                 continue
             if not isinstance(chunk, dict):
                 chunk = _only_object(chunk, event)
             if (delta := chunks.read(cast("dict[str, Any]", chunk))) is not None:
-                deltas.append(halves.mend(delta) if halves.pending else delta)
+                deltas.append(mender.mend(delta) if mender.pending else delta)
     except BackendError as failure:
         return deltas, failure
     return deltas, None
 
 
 def _values(event: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of an event that the fast reader refuses; an empty one is the end mark.
+    """Yield the objects of an event that `from_json` rejects; an empty one is the end mark.
 
-    It may have lone surrogates, comments, the end mark among spaces, or several objects that no
-    empty line parts. Raises `BadResponse`.
+    It may have single surrogates, comments, spaces around the end mark, or several objects without
+    an empty line in between. Raises `BadResponse`.
     """
     text = event.decode("utf-8", "replace")
     for line in [text] if _is_json(text) else text.split("\n"):
-        said = line.strip()
-        while said.startswith("data:"):
-            said = said.removeprefix("data:").strip()
-        if said == "[DONE]":
+        text = line.strip()
+        while text.startswith("data:"):
+            text = text.removeprefix("data:").strip()
+        if text == "[DONE]":
             yield {}
-        elif said.startswith("error:"):
-            yield {"error": said.removeprefix("error:").strip() or "unnamed"}
-        elif said and not said.startswith(":"):
+        elif text.startswith("error:"):
+            yield {"error": text.removeprefix("error:").strip() or "unnamed"}
+        elif text and not text.startswith(":"):
             try:
-                value: Any = json.loads(said)
+                value: Any = json.loads(text)
             except (ValueError, RecursionError):
-                raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+                raise BadResponse(
+                    f"the server sent an event that is not JSON: {event[:200]!r}"
+                ) from None
             yield _only_object(value, event) or {"choices": []}
 
 
@@ -341,12 +346,12 @@ def _is_json(text: str) -> bool:
 
 
 def _only_object(value: object, event: bytes) -> dict[str, Any]:
-    """Return an object, also one that is alone in a list, as Gemini writes errors.
+    """Return an object, also if it is alone in a list, as errors of Gemini.
 
     Raises `BadResponse` for anything else.
     """
     if isinstance(value, list) and len(cast("list[object]", value)) == 1:
         value = cast("list[object]", value)[0]
     if not isinstance(value, dict):
-        raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+        raise BadResponse(f"the server sent an event that is not an object: {event[:200]!r}")
     return cast("dict[str, Any]", value)

@@ -1,7 +1,7 @@
-"""Limits that many share: requests and tokens a minute, how many at once, and a budget.
+"""Shared limits: requests and tokens per minute, concurrency, budgets, prices.
 
-`Limits` has the rules; who goes first where many wait is in `_turn.py`. Other rooms take turns by
-`turn_in`, in the limits that `limits_of` a node gives, and bring limits of their own as `Turns`.
+`Limits` has the rules; `_turn.py` decides which waiting request starts. Other packages wait with
+`turn_in`, in the limits from `limits_of(node)`, and implement limits of their own as `TurnLimits`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..commander import Node, NodeLimits, limits_around
 from ..commander.errors import BudgetExceeded, ConfigurationError
 from ..commander.kinds import NUMBER, checked, require
 from ..messages import Usage
-from ._turn import LOCK, Gate, Turn
+from ._turn import LIMITS_LOCK, Limiter, Turn
 
-__all__ = ["Limits", "Price", "Turn", "Turns", "cost", "limits_of", "turn_in"]
+__all__ = ["Limits", "Price", "Turn", "TurnLimits", "cost", "limits_of", "turn_in"]
 
 logger = logging.getLogger("anabranch.backends")
 
-_MINUTE = 60.0
-_GOES_ALONE = (
+_MINUTE_SECONDS = 60.0
+_ALONE_WARNING = (
     "a request to %s has to wait: Limits(reserve=True) cannot tell what a request without"
     " max_tokens may cost, and runs it alone. Set max_tokens."
 )
@@ -37,14 +37,14 @@ _GOES_ALONE = (
 @checked
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost. Cached input costs as input does unless said otherwise."""
+    """The cost of a million tokens. `cached_input` is `input` if not given."""
 
     input: float
     output: float
     cached_input: float | None = None
 
     def of(self, usage: Usage) -> float:
-        """Return what `usage` costs."""
+        """Return the cost of `usage`."""
         price = self.input if self.cached_input is None else self.cached_input
         cached = max(0, min(usage.cached_input_tokens, usage.input_tokens))
         total = (usage.input_tokens - cached) * self.input + cached * price
@@ -52,21 +52,21 @@ class Price:
 
 
 @dataclass(eq=False, slots=True)
-class Start:
-    """A start within the last minute, with the estimate of its tokens until they are known."""
+class RequestStart:
+    """A request of the last minute, with its tokens: the estimate until the usage is known."""
 
     at: float
     tokens: int
-    old: bool = False  # it is more than a minute ago
+    is_expired: bool = False  # more than a minute ago
 
 
-class Turns(NodeLimits):
-    """Who gives requests their turns: `Limits`, or what stands for those of another process."""
+class TurnLimits(NodeLimits):
+    """Limits that requests wait for: `Limits`, or a stand-in for those of another process."""
 
     @property
     @abstractmethod
     def counts_tokens(self) -> bool:
-        """Whether an estimate of a request's tokens is of any use."""
+        """Whether the limits need an estimate of a request's tokens."""
 
     @abstractmethod
     def request(
@@ -75,37 +75,36 @@ class Turns(NodeLimits):
         """Wait for a turn; see `Limits.request`."""
 
 
-class Limits(Gate, Turns):
-    """Holds requests back until they may start; give one object to all that should share it.
+class Limits(Limiter, TurnLimits):
+    """Bounds for requests. Use one object for all that should share it.
 
-    It goes to a backend, `connect(..., limits=Limits(...))`, to a whole tree, whichever backends it
-    uses, `Commander(limits=Limits(...))`, or to a part of one, `commander.run(job, limits=...)`. A
-    request starts once all limits that hold for it let it, and takes its turn in all of them in
-    that moment; while it waits it has none of them.
+        limits = Limits(requests_per_minute=500, concurrency=8, budget=10.0, prices=prices)
+        backend = connect("openai:gpt-5", limits=limits)
 
-    First come, first served: a request that must wait makes those behind it wait too, but for
-    those that it could not start before anyway, since another limit holds it back that is not
-    theirs. In no 60 seconds do more than `requests_per_minute` start, nor more than
-    `tokens_per_minute` tokens (estimated at the start, corrected at the end; a request above the
-    limit by itself goes alone). `concurrency` counts replies that are still coming.
+    It applies to a backend as above, to a tree with all its backends (`Commander(limits=...)`), or
+    to a part of one (`commander.run(job, limits=...)`). A request starts when all limits that apply
+    allow it, and takes a turn in all of them at that moment. While it waits it occupies none of
+    them.
 
-    `budget` is in tokens or, with `prices` (by model name), in their money; `spent` is what has
-    been used of it, and is counted without a budget too. Once it is spent every request is refused
-    with `BudgetExceeded`, the waiting ones too; replies that are under way then go over it by what
-    they take.
+    Requests start in their order. One that waits blocks those behind it, except where only a limit
+    that they do not share blocks it. In each period of 60 seconds at most `requests_per_minute`
+    requests and `tokens_per_minute` tokens start (estimated at the start, corrected at the end; a
+    single request above the limit runs alone). `concurrency` counts replies that have not ended.
 
-    With `reserve` requests that leave together do not go over it. A request is refused if its
-    prompt, as estimated, and all of `max_tokens` are more than is left. It sets aside what it may
-    cost at most, a token for each byte of its prompt and all of `max_tokens`, and waits while
-    others have set aside what it would need; if nobody has, it starts. So one request at a time
-    can go over the budget, by what its provider counts beyond the estimate of its prompt. One
-    without `max_tokens` may cost anything, so it goes alone, and can go over by its reply too. See
-    docs/backends-limits.md for what else can. What never ran costs nothing.
+    `budget` is in tokens or, with `prices` (by model name), in their currency. `spent` is the part
+    used, also counted without a budget. When it is used up, all requests are refused with
+    `BudgetExceeded`, waiting ones too. Replies that are running then exceed it by their usage.
 
-    Event loops in several threads may use one object at once.
+    `reserve` prevents that. A request is refused if its estimated prompt and all of `max_tokens`
+    are more than is left. It reserves its highest possible cost, a token for each byte of its
+    prompt and all of `max_tokens`, and waits while the reservations of others leave too little;
+    without any, it starts. So one request at a time can exceed the budget, by the tokens of its
+    prompt above the estimate. A request without `max_tokens` may cost anything: it runs alone, and
+    can also exceed the budget by its reply. See docs/backends-limits.md for other causes. A request
+    that did not run costs nothing.
 
-    A copy in another process, such as that of a backend which was sent there, begins anew, with
-    what is left of the budget.
+    Event loops in several threads may use one object at once. A copy in another process, such as
+    with a backend that was sent there, starts anew with the rest of the budget.
     """
 
     def __init__(
@@ -124,8 +123,8 @@ class Limits(Gate, Turns):
         for model, price in (prices or {}).items():
             require(price, Price, f"the price of {model!r} must be a Price")
         if reserve and budget is None:
-            raise ConfigurationError("reserve=True sets aside parts of a budget: give one")
-        if budget != budget:  # NaN, which nothing ever reaches
+            raise ConfigurationError("reserve=True needs a budget: pass budget= too")
+        if budget != budget:  # NaN, which is never reached
             raise ConfigurationError(f"budget={budget!r}: it must be a number")
         self.requests_per_minute = requests_per_minute
         self.tokens_per_minute = tokens_per_minute
@@ -138,15 +137,15 @@ class Limits(Gate, Turns):
         self.prices = prices
         self.reserve = reserve
         self.spent = 0.0
-        self._reserved: dict[Turn, float] = {}  # infinite where nobody can tell
-        self._has_warned = False  # that requests without `max_tokens` go one by one
-        self._running: dict[Turn, Start | None] = {}
-        self._recent: deque[Start] = deque()  # oldest first
+        self._reserved: dict[Turn, float] = {}  # infinite without `max_tokens`
+        self._has_warned = False  # has logged that requests without `max_tokens` run alone
+        self._running: dict[Turn, RequestStart | None] = {}
+        self._recent: deque[RequestStart] = deque()  # oldest first
         self._recent_tokens = 0
-        self._held_until = 0.0  # a 429 said to wait until then
+        self._rate_limited_until = 0.0  # from a 429
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(
+        make = partial(
             Limits,
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
@@ -155,57 +154,57 @@ class Limits(Gate, Turns):
             prices=self.prices,
             reserve=self.reserve,
         )
-        return made, ()
+        return make, ()
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether an estimate of a request's tokens is of any use."""
+        """Whether the limits need an estimate of a request's tokens."""
         return self.tokens_per_minute is not None or self.budget is not None
 
     def request(
         self, model: str, tokens: int = 0, most: Usage | None = None
     ) -> AbstractAsyncContextManager[Turn]:
-        """Wait for a turn, and give it back at the end of the block; see `turn_in`."""
+        """Wait for a turn, and end it with the block; see `turn_in`."""
         return turn_in((self,), model, tokens, most)
 
     def slow_down(self, seconds: float) -> None:
-        """Start nothing for so long: a server said that there were too many."""
+        """Start nothing for this time, because a server has answered 429."""
         now = asyncio.get_running_loop().time()
-        self._held_until = max(self._held_until, now + seconds)
+        self._rate_limited_until = max(self._rate_limited_until, now + seconds)
 
-    # --- what a `Turn` asks and says, all of its limits in one moment
+    # --- called by `Turn`, for all of its limits at one moment
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing can start before something ends."""
+        """Whether nothing can start before a turn ends."""
         return self.concurrency is not None and len(self._running) >= self.concurrency
 
-    def is_held(self, now: float) -> bool:
-        """Say whether a 429 keeps everything from starting."""
-        return self._held_until > now
+    def is_rate_limited(self, now: float) -> bool:
+        """Return whether nothing may start because of a 429."""
+        return self._rate_limited_until > now
 
     def refusal(self, turn: Turn) -> BudgetExceeded | None:
-        """Return why `turn` is refused, None if it is not."""
+        """Return the error if `turn` may never start, else None."""
         if self.budget is None:
             return None
         if self.prices is not None and turn.model not in self.prices:
-            return BudgetExceeded(f"{turn.model!r} has no price, so the budget cannot be kept")
-        unit = "tokens" if self.prices is None else "of the prices' money"
-        spent = f"{self.spent:g} of {self.budget:g} {unit} are spent"
+            return BudgetExceeded(f"{turn.model!r} has no price, so the budget cannot be checked")
+        unit = "tokens" if self.prices is None else "(in the currency of prices=)"
+        spent = f"{self.spent:g} of {self.budget:g} {unit} are used"
         if self.spent >= self.budget:
             return BudgetExceeded(spent)
-        if self.reserve and self.budget - self.spent < (cost := self._expected(turn)):
+        if self.reserve and self.budget - self.spent < (cost := self._expected_cost(turn)):
             may = "may cost" if turn.most is not None else "costs, for its prompt alone, about"
             return BudgetExceeded(f"{spent}, and this request {may} {cost:g}")
         return None
 
-    def _expected(self, turn: Turn) -> float:
-        """Return what `turn` costs if its prompt is as estimated and its reply is the longest."""
+    def _expected_cost(self, turn: Turn) -> float:
+        """Return the cost with the estimated prompt and the longest reply."""
         reply = 0 if turn.most is None else turn.most.output_tokens
         prompt = max(0, turn.tokens - reply)
         return self._cost(turn.model, Usage(input_tokens=prompt, output_tokens=reply))
 
-    def _most(self, turn: Turn) -> float:
+    def _max_cost(self, turn: Turn) -> float:
         return inf if turn.most is None else self._cost(turn.model, turn.most)
 
     def _cost(self, model: str, usage: Usage) -> float:
@@ -214,48 +213,48 @@ class Limits(Gate, Turns):
         price = self.prices.get(model)
         return 0.0 if price is None else max(0.0, price.of(usage))
 
-    def opens(self, turn: Turn, now: float) -> float | None:
-        """Return when `turn` may start: 0 is now, None is not before something ends."""
+    def start_time(self, turn: Turn, now: float) -> float | None:
+        """Return when `turn` may start: 0 is now, None is after another one ends."""
         if self.is_full:
             return None
         if self._reserved and self.budget is not None:
             reserved = sum(self._reserved.values())
-            if (most := self._most(turn)) > self.budget - self.spent - reserved:
+            if (most := self._max_cost(turn)) > self.budget - self.spent - reserved:
                 if not self._has_warned and inf in (most, reserved):
                     self._has_warned = True
-                    logger.warning(_GOES_ALONE, turn.model)
+                    logger.warning(_ALONE_WARNING, turn.model)
                 return None
-        while self._recent and self._recent[0].at + _MINUTE <= now:
-            self._recent[0].old = True
+        while self._recent and self._recent[0].at + _MINUTE_SECONDS <= now:
+            self._recent[0].is_expired = True
             self._recent_tokens -= self._recent.popleft().tokens
         most_requests, most_tokens = self.requests_per_minute, self.tokens_per_minute
         requests, tokens = len(self._recent) + 1, self._recent_tokens + turn.tokens
-        until = self._held_until
+        until = self._rate_limited_until
         for start in self._recent:
             if (most_requests is None or requests <= most_requests) and (
                 most_tokens is None or tokens <= most_tokens
             ):
                 break
-            until = max(self._held_until, start.at + _MINUTE)
+            until = max(self._rate_limited_until, start.at + _MINUTE_SECONDS)
             requests, tokens = requests - 1, tokens - start.tokens
         return until if until > now else 0.0
 
     def start(self, turn: Turn, now: float) -> None:
-        """Take note that `turn` has started."""
+        """Count `turn` as started."""
         start = None
         if self.requests_per_minute is not None or self.tokens_per_minute is not None:
-            start = Start(now, turn.tokens)
+            start = RequestStart(now, turn.tokens)
             self._recent.append(start)
             self._recent_tokens += turn.tokens
         self._running[turn] = start
         if self.reserve:
-            self._reserved[turn] = self._most(turn)
+            self._reserved[turn] = self._max_cost(turn)
 
     def end(self, turn: Turn) -> None:
-        """Take note that `turn` has ended, and of what it took."""
+        """Count `turn` as ended, with its usage."""
         start, took = self._running.pop(turn), turn.took
         self._reserved.pop(turn, None)
-        if start is not None and not start.old:
+        if start is not None and not start.is_expired:
             tokens = max(0, took.total_tokens)
             self._recent_tokens += tokens - start.tokens
             start.tokens = tokens
@@ -264,44 +263,44 @@ class Limits(Gate, Turns):
         self.spent += self._cost(turn.model, took)
 
     def count_again(self, account: str, amount: Any) -> None:
-        """Count what was spent in an earlier life of a durable run."""
+        """Count the usage of an earlier execution of a durable run."""
         if isinstance(amount, Usage):
-            with LOCK:
+            with LIMITS_LOCK:
                 self.spent += self._cost(account, amount)
 
-    def end_lost(self) -> None:
-        """Let those leave whose event loop was closed while they ran."""
-        for turn in [turn for turn in self._running if turn.is_lost]:
+    def end_orphans(self) -> None:
+        """End the running turns whose event loop was closed."""
+        for turn in [turn for turn in self._running if turn.is_orphaned]:
             turn.leave()
 
 
 @asynccontextmanager
 async def turn_in(
-    limits: Iterable[Turns], model: str, tokens: int = 0, most: Usage | None = None
+    limits: Iterable[TurnLimits], model: str, tokens: int = 0, most: Usage | None = None
 ) -> AsyncGenerator[Turn, None]:
-    """Wait for a turn in all of `limits`, and give it back at the end of the block.
+    """Wait for a turn in all of `limits`, and end it with the block.
 
-    `tokens` is an estimate, `most` what it may take at most, if anybody can tell; set `turn.usage`
-    when it is known. Cancelling the wait leaves all as if the request had never been there. Raises
-    `BudgetExceeded`, also for a model without a price where there are prices.
+    `tokens` is an estimate, `most` an upper bound if known; set `turn.usage` when it is known. A
+    cancelled wait has no effect on others. Raises `BudgetExceeded`, also for a model that `prices`
+    do not have.
 
-    Where some of the limits are kept elsewhere, a turn there is asked for once those that are kept
-    here would let the request start. If they no longer do when it comes, it is given back.
+    Turns of other processes are requested when the limits of this one would allow the start. If
+    these no longer do when the remote turns have started, the remote ones are given back.
     """
-    every = {id(each): each for each in limits}
-    here = tuple(each for each in every.values() if isinstance(each, Limits))
-    elsewhere = [each for each in every.values() if not isinstance(each, Limits)]
-    turn = Turn(model, tokens, here, most=most, line=tuple(every), asks=bool(elsewhere))
+    by_id = {id(each): each for each in limits}
+    local = tuple(each for each in by_id.values() if isinstance(each, Limits))
+    remote = [each for each in by_id.values() if not isinstance(each, Limits)]
+    turn = Turn(model, tokens, local, most=most, queue=tuple(by_id), needs_remote_turn=bool(remote))
     try:
         while True:
-            await turn.ready()
-            if not elsewhere:
+            await turn.wait_ready()
+            if not remote:
                 yield turn
                 return
             async with AsyncExitStack() as stack:
-                given = [
+                remote_turns = [
                     await stack.enter_async_context(each.request(model, tokens, most))
-                    for each in elsewhere
+                    for each in remote
                 ]
                 try:
                     if turn.start_granted():
@@ -309,27 +308,31 @@ async def turn_in(
                         return
                 finally:
                     if turn.was_sent:
-                        turn.leave()  # before anybody elsewhere starts instead: it is paid for
-                    for each in given:
+                        # first, so that its usage counts here before another request starts
+                        # remotely
+                        turn.leave()
+                    for each in remote_turns:
                         each.usage = turn.took
                         if not turn.was_sent:
-                            each.unsend()
+                            each.mark_unsent()
     finally:
         turn.leave()
 
 
-def limits_of(node: Node[Any] | None) -> list[Turns]:
-    """Return all limits that hold for what `node` asks, its own and those of all above it."""
+def limits_of(node: Node[Any] | None) -> list[TurnLimits]:
+    """Return the limits that apply to requests of `node`: its own and those of all nodes above."""
     if node is None:
         return []
-    return [limits for limits in limits_around(node) if isinstance(limits, Turns)]
+    return [limits for limits in limits_around(node) if isinstance(limits, TurnLimits)]
 
 
 def cost(usage: Mapping[str, Usage], prices: Mapping[str, Price]) -> float:
-    """Return what `usage` costs, by model as `commander.usage()` has it.
+    """Return the cost of usage by model, as `commander.usage()` returns it.
+
+        print(cost(commander.usage(), {"gpt-5": Price(input=1.25, output=10)}))
 
     Raises `ConfigurationError` for a model without a price.
     """
     if unknown := sorted(usage.keys() - prices.keys()):
-        raise ConfigurationError(f"there is no price for {', '.join(unknown)}")
+        raise ConfigurationError(f"prices= has no price for {', '.join(unknown)}")
     return sum((prices[model].of(used) for model, used in usage.items()), 0.0)

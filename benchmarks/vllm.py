@@ -30,7 +30,7 @@ sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file_
 
 from anabranch.backends import _vllm, _vllm_engine  # noqa: E402 - see above
 from anabranch.backends._vllm import VLLMBackend  # noqa: E402
-from anabranch.backends._vllm_engine import Loaded, VLLMEngine  # noqa: E402
+from anabranch.backends._vllm_engine import LoadedModel, VLLMEngine  # noqa: E402
 from anabranch.messages import Delta, Message, Request  # noqa: E402
 
 TOKENS = 200  # of a reply with --pipe
@@ -128,7 +128,7 @@ async def _cost(reply: Callable[[], AsyncGenerator[Delta, None]], concurrent: in
 async def pipe(args: Any) -> None:
     """Print what the way through the backend costs."""
     _vllm.find_spec, _vllm.answer = (lambda _: True), _counts  # type: ignore[assignment]
-    loaded = Loaded(SimpleNamespace(shutdown=lambda: None), {}, "")
+    loaded = LoadedModel(SimpleNamespace(shutdown=lambda: None), {}, "")
     _vllm_engine._load = lambda _: loaded
     request = Request([Message(role="user", content=PROMPT)])
     async with VLLMBackend("none") as backend:

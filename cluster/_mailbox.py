@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from ..backends.limits import Turn, Turns, limits_of, turn_in
+from ..backends.limits import Turn, TurnLimits, limits_of, turn_in
 from ..commander import Commander, Node, current_node
 from ..commander.errors import BudgetExceeded, WorkerLost
 from ..commander.waiting import wait_shielded
@@ -246,7 +246,7 @@ class RemoteCall:
         self.address = ReplyAddress(inbox.mailbox, inbox.name, uuid4().hex)
         # Set whenever a report was taken, a turn is over, or the inbox has closed.
         self.progress = asyncio.Event()
-        self._limits: list[Turns] = limits_of(node)
+        self._limits: list[TurnLimits] = limits_of(node)
         self._inbox = inbox
         self._on_report = on_report
         self._context = copy_context()
@@ -321,7 +321,7 @@ class RemoteCall:
                         await reader.answer(ask.number, Result())
                         turn.usage = None  # if it is lost from here on, its estimate counts
                         if (usage := await granted) is None:
-                            turn.unsend()
+                            turn.mark_unsent()
                         else:
                             turn.usage = usage
                 except BudgetExceeded as error:
@@ -345,7 +345,7 @@ class RemoteCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteLimits(Turns):
+class RemoteLimits(TurnLimits):
     """The limits of a tree as its parts elsewhere have them: home gives the turns."""
 
     home: ReplyAddress

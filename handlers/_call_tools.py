@@ -1,4 +1,4 @@
-"""Run the tools that a reply calls, each call a node of its own."""
+"""`call_tools`: run the tool calls of a reply, each as a node."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ Call: TypeAlias = ToolCall | ToolCallError
 def call_tools(
     calls: AsyncIterable[Call], tools: Iterable[AnyTool], view: View | None = None
 ) -> CallTools:
-    """Make the node that runs `calls` while they arrive; its result is a `ToolResult` for each.
+    """Return the node that runs `calls` as they arrive; its result is a `ToolResult` for each.
 
-    A call of a read-only tool about which nobody is asked starts at once; any other when `calls`
-    has ended, which is when the reply is whole. If `calls` raises, the calls that run are cancelled
-    and no other starts. The results come in the order of the calls. What goes wrong with one call
-    (wrong arguments, an unknown tool, an exception, its timeout, its own cancellation) is told in
-    its result and concerns no other; an exception's traceback is logged at level INFO. Raises
-    `ConfigurationError` if two tools have the same name.
+        results = await node.call_handler(call_tools(reply.tool_calls, tools, view))
+
+    A call of a read-only tool without approval starts at once. Any other one starts when `calls`
+    has ended, because then the reply is complete. If `calls` raises, running calls are cancelled
+    and no other one starts. The results are in the order of the calls. A failure of one call (wrong
+    arguments, an unknown tool, an exception, its timeout or cancellation) is its result and does
+    not affect the others. A traceback is logged at level INFO. Raises `ConfigurationError` if two
+    tools have one name.
     """
     return CallTools(calls, tools, view or View())
 
 
 class CallTools(Node[list[ToolResult]], internal=True):
-    """The node that `call_tools` makes."""
+    """The node of `call_tools`."""
 
     def __init__(self, calls: AsyncIterable[Call], tools: Iterable[AnyTool], view: View) -> None:
         self._calls = calls
         self._tools = by_name(tools)
         self._view = view
         self._seen: list[Call] = []
-        self._results: dict[int, ToolResult] = {}  # by place in `_seen`: ids may be the same
+        self._results: dict[int, ToolResult] = {}  # by index in `_seen`, because ids may be equal
 
     async def task(self) -> list[ToolResult]:
-        """Start each call in its time, wait for all, and put the results in order."""
+        """Start the calls, wait for all, and return the results in order."""
         waiting: list[tuple[int, ToolCall, AnyTool]] = []
         async for call in self._calls:
             place = len(self._seen)
@@ -71,13 +73,13 @@ class CallTools(Node[list[ToolResult]], internal=True):
     def results(self, message: Message) -> list[ToolResult]:
         """Return a result for each call in `message`, also after this node was cancelled.
 
-        A call without one is answered by the news that it was interrupted.
+        A call without a result gets one that says it was interrupted.
         """
         places = {(call.index, call.id): place for place, call in enumerate(self._seen)}
-        given = [self._results.get(places.get((c.index, c.id), -1)) for c in message.tool_calls]
+        results = [self._results.get(places.get((c.index, c.id), -1)) for c in message.tool_calls]
         return [
             answer or ToolResult.of(call, "The call was interrupted.", "failed")
-            for call, answer in zip(message.tool_calls, given, strict=True)
+            for call, answer in zip(message.tool_calls, results, strict=True)
         ]
 
     def _start(self, place: int, call: ToolCall, tool: AnyTool) -> None:

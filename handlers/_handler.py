@@ -1,4 +1,4 @@
-"""`@handler`: an async function becomes a kind of node."""
+"""`@handler`, which makes an async function a kind of node."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Handler(Node[T_co], internal=True):
-    """A node whose body is one call of a function made by `@handler`; start it with `call_handler`.
+    """A node whose body is one call of a `@handler` function. Start it with `call_handler`.
 
-    It passes no queue and counts against no limit.
+    It waits in no queue and counts for no limit of concurrency.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class Handler(Node[T_co], internal=True):
         kwargs: dict[str, Any],
         owner: object = None,
     ) -> None:
-        self._node_name = function.__name__  # as Node.__init__ does, without a call for each
+        self._node_name = function.__name__  # as Node.__init__, without the cost of its call
         self._function = function
         self._args = args
-        self._kwargs = kwargs or None  # a dictionary less to keep for each
+        self._kwargs = kwargs or None  # saves memory: most have no keywords
         self._owner = owner
 
     def __getstate__(self) -> Any:
@@ -43,18 +43,18 @@ class Handler(Node[T_co], internal=True):
 
     def task(self) -> Awaitable[T_co]:
         """Call the function, with the node as its first argument (after `self` in a method)."""
-        given = self._args if self._owner is None else (self, *self._args)
+        args = self._args if self._owner is None else (self, *self._args)
         first = self if self._owner is None else self._owner
         if self._kwargs is None:
-            return self._function(first, *given)
-        return self._function(first, *given, **self._kwargs)
+            return self._function(first, *args)
+        return self._function(first, *args, **self._kwargs)
 
 
 class HandlerFunction(Generic[P, T]):
-    """What `@handler` makes: calling it gives a `Handler` that has not started."""
+    """The result of `@handler`. A call returns a `Handler` that has not started."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Awaitable[T]]) -> None:
-        self.__qualname__ = repr(function)  # of what has no name
+        self.__qualname__ = repr(function)  # for an object without a name
         functools.update_wrapper(self, function)
         self._function = function
 
@@ -85,7 +85,7 @@ class HandlerFunction(Generic[P, T]):
 
 
 def _name_body(function: Callable[..., Any]) -> None:
-    """Let a pickle find a function in what `@handler` has put in its place, under its name."""
+    """Make a function picklable under the name where `@handler` has replaced it."""
     name = getattr(function, "__qualname__", "")
     found: Any = sys.modules.get(function.__module__)
     for part in name.split("."):
@@ -95,15 +95,20 @@ def _name_body(function: Callable[..., Any]) -> None:
 
 
 def handler(function: Callable[Concatenate[Any, P], Awaitable[T]]) -> HandlerFunction[P, T]:
-    """Make an async function into a handler.
+    """Make an async function a handler.
 
-    Its first parameter is the handler's own node; in a method, the one after `self`. Calling it
-    with the other arguments makes a `Handler[T]`, which starts with `node.call_handler(...)` or by
-    being awaited inside a node. Raises `TypeError` for a function that is not async.
+        @handler
+        async def summarize(node: Node[Any], text: str) -> str: ...
+
+        summary = await node.call_handler(summarize(text))
+
+    Its first parameter is the handler's node; in a method, the one after `self`. A call with the
+    other arguments returns a `Handler[T]`, which `node.call_handler(...)` starts, or `await` inside
+    a node. Raises `TypeError` for a function that is not async.
     """
     if not iscoroutinefunction(function):
         raise TypeError(
             f"@handler needs an async function; {getattr(function, '__qualname__', function)!r} is "
-            "not one (write 'async def', and await node.in_thread(...) for blocking work)"
+            "not one. Write 'async def', and await node.in_thread(...) for blocking work."
         )
     return HandlerFunction(function)

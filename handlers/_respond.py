@@ -1,23 +1,22 @@
-"""One exchange: ask the model, fork its reply, run its tools, and ask again with their results."""
+"""`respond`: ask the model, run its tools, ask again. `look_up`: search before that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, TypeAlias, cast
 
 from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
-from ..messages import Conversation, Message
-from ..tools import AnyTool, with_narration
+from ..messages import Conversation, Message, Request, ToolCall
+from ..tools import AnyTool, describe, with_narration
 from ..tools.toolkits import flatten
-from ._as_text import write_as_text
 from ._call_tools import call_tools
 from ._handler import handler
-from ._show import show
-from ._view import View
+from ._view import View, show
 
-__all__ = ["respond"]
+__all__ = ["look_up", "respond"]
 
 
 @handler
@@ -34,26 +33,25 @@ async def respond(
     formats: Sequence[Format] | None = None,
     **options: Any,
 ) -> Message:
-    """Let the model answer the conversation, as often as it calls tools; return its last message.
+    """Let the model answer the conversation, with its tools; return its last message.
 
-    Text goes to `view` as it arrives, without one nowhere: a `ConsoleView` shows it. With `narrate`
-    the model may also speak to the user inside a call (the argument `to_user`, which a tool that
-    has one of its own keeps). After `max_rounds` replies with tool calls, or more than `repairs`
-    with a call that was wrong, the model has to answer without tools; if it calls one all the same,
-    that is a `BadResponse`. `options` have the wire's names. `formats` are the ways in which the
-    model writes calls into its text; None: as its backend knows of it. One with an `instruction`
-    tells the model of the tools by the system prompt, and puts earlier calls and their results to
-    it as text.
+        message = await node.call_handler(respond(backend, conversation, [search], ConsoleView()))
 
-    Before each request `view.heard` is asked for what was said since the last one; that enters the
-    conversation in its place, behind the results of the calls. After a reply with calls
-    `view.next_tools` may change the tools for the next request.
+    Text goes to `view` as it arrives; without one it is not shown. With `narrate` the model may
+    also write to the user inside a call, in the argument `to_user` (except for a tool that has this
+    argument itself). After `max_rounds` replies with tool calls, or more than `repairs` with an
+    invalid call, the model must answer without tools; another call then raises `BadResponse`.
+    `options` have the names of chat completions. `formats` are the formats of calls in the model's
+    text, by default the backend's. A format with an `instruction` describes the tools in the system
+    prompt, and writes earlier calls and results as text.
 
-    Each reply enters the conversation together with the results of its calls, whole. If the reply
-    fails or is cancelled, what it told the user by then enters as a message without calls; if its
-    tools are cut short, the calls that had not ended are answered as interrupted. So what stands
-    in the conversation can always be sent to a provider. Two tools of one name are a
-    `ConfigurationError`, before the model is asked.
+    Before each request, `view.heard` may return messages to add after the results of the calls.
+    After a reply with calls, `view.next_tools` may change the tools for the next request.
+
+    A reply and the results of its calls are added to the conversation together. If the reply fails
+    or is cancelled, its text so far is added without calls. If its tools are interrupted, the
+    unfinished calls get a result that says so. So a provider always accepts the conversation. Two
+    tools with one name raise `ConfigurationError` before the model is asked.
     """
     view = view or View()
     tools = flatten(tools)
@@ -83,8 +81,100 @@ async def respond(
     if not answers:
         return message
     if last:
-        raise BadResponse("the model goes on calling tools after it was told to answer")
-    wrong = any(answer.status == "invalid" for answer in answers)
-    again: dict[str, Any] = {**options, "narrate": narrate, "formats": formats}
-    again |= {"max_rounds": max_rounds - 1, "repairs": repairs - wrong}
-    return await respond(backend, conversation, view.next_tools(tools), view, **again)
+        raise BadResponse("the model called a tool, although it had to answer without tools")
+    is_invalid = any(answer.status == "invalid" for answer in answers)
+    options |= {"narrate": narrate, "formats": formats}
+    options |= {"max_rounds": max_rounds - 1, "repairs": repairs - is_invalid}
+    return await respond(backend, conversation, view.next_tools(tools), view, **options)
+
+
+FormatOf: TypeAlias = Callable[[str], Format | None]
+
+
+def write_as_text(request: Request, formats: Iterable[Format]) -> Request:
+    """Return the request with everything as text that a format with an `instruction` can write.
+
+    Tools become a part of the system prompt, earlier calls a part of the assistant's text, and
+    their results a user message. Other tools stay.
+    """
+    instructing = [each for each in formats if each.instruction]
+    if not instructing:
+        return request
+
+    def format_of(tool: str) -> Format | None:
+        return next((each for each in instructing if each.tool in (None, tool)), None)
+
+    messages = list(_messages_as_text(request.messages, format_of))
+    silent = request.options.get("tool_choice") == "none"
+    tools = cast("list[AnyTool]", [] if silent else request.tools)
+    instructions = [
+        each.instruction.replace("{tools}", describe(own, "list"))
+        for each in instructing
+        if (own := [tool for tool in tools if format_of(tool.name) is each])
+    ]
+    if instructions:
+        if not messages or messages[0].role not in ("system", "developer"):
+            messages.insert(0, Message(role="system"))
+        content = "\n\n".join(filter(None, [messages[0].content, *instructions]))
+        messages[0] = messages[0].model_copy(update={"content": content})
+    others = [tool for tool in request.tools if format_of(tool.name) is None]
+    return Request(messages, others, request.options)
+
+
+def _messages_as_text(messages: Iterable[Message], format_of: FormatOf) -> Iterator[Message]:
+    ids: set[str | None] = set()  # of calls of the last reply that became text
+    results: list[Message] = []  # of these calls; sent after the results of other calls
+    for message in (*messages, None):
+        if message is not None and message.role == "tool":
+            if message.tool_call_id in ids:
+                results.append(message)
+            else:
+                yield message
+            continue
+        if results:
+            lines = [f"Observation: {result.content}" for result in results]
+            parts = [part for result in results for part in result.parts]
+            results = []
+            if message is not None and message.role == "user":  # roles must alternate
+                parts += message.parts
+                lines += [message.content] if message.content else []
+                message = message.model_copy(update={"parts": parts})
+                message.content = "\n".join(lines)
+            else:
+                yield Message(role="user", content="\n".join(lines), parts=parts)
+        if message is not None:
+            texts = [form.write(c) for c in message.tool_calls if (form := format_of(c.name))]
+            ids = {call.id for call in message.tool_calls if format_of(call.name)}
+            if texts:
+                calls = [call for call in message.tool_calls if not format_of(call.name)]
+                content = "\n".join(filter(None, [message.content, *texts]))
+                message = message.model_copy(update={"content": content, "tool_calls": calls})
+            yield message
+
+
+@handler
+async def look_up(
+    node: Node[Any], conversation: Conversation, tool: AnyTool, view: View | None = None
+) -> bool:
+    """Call `tool` with the user's last message as its `query`; return whether it was called.
+
+    The call and its result are added to the conversation, both or neither. Documents are in the
+    result of a tool, so that they cannot act as the user or the system. A search that fails is a
+    result too. Does nothing if the last message is not the user's.
+    """
+    asked = conversation.messages[-1] if conversation.messages else None
+    if asked is None or asked.role != "user":
+        return False
+    taken = {each.id for message in conversation.messages for each in message.tool_calls}
+    # Not just the length: a memory that drops the oldest messages may have the same length again.
+    name = next(
+        name for n in count(len(conversation.messages)) if (name := f"look_up_{n}") not in taken
+    )
+    call = ToolCall(id=name, name=tool.name, arguments={"query": asked.content or ""})
+
+    async def calls() -> AsyncGenerator[ToolCall, None]:
+        yield call
+
+    found = await node.call_handler(call_tools(calls(), [tool], view))
+    conversation.add(Message(role="assistant", tool_calls=[call]), *found)
+    return True

@@ -1,52 +1,55 @@
-"""What a person sees of an exchange, and what a person is asked."""
+"""What a person sees of an exchange and is asked: `View`, `ConsoleView`, and `show`."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Awaitable, Sequence
-from typing import TextIO
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from typing import Any, TextIO
 
+from ..commander import Node, emit
 from ..commander.kinds import passes_with
+from ..dispatch.pouring import pour
 from ..messages import Message, Request, ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from ..tools.calls import NO_PERSON
+from ._handler import handler
 from .legible import legible
 
-__all__ = ["ConsoleView", "View"]
+__all__ = ["ConsoleView", "View", "show"]
 
 
 @passes_with("ended")
 class View:
-    """Sees an exchange, and is asked whether a tool may run; it shows nothing and refuses.
+    """Sees an exchange and decides whether a tool may run. The base shows nothing and refuses.
 
-    A subclass writes the methods for what it wants to see, as `ConsoleView` does. Text comes
-    through `write`, which may be plain or async; a slow one slows the model down, and one that
-    raises fails the exchange.
+    Subclasses override the methods that they need, as `ConsoleView`. `write` gets the text and may
+    be plain or async. A slow one slows the model down, and one that raises fails the exchange.
     """
 
     approvals: Approvals | None = None
-    """Where calls wait for a person's yes; without it, each is put to `approve`."""
+    """Where calls wait for a person's decision; without it, `approve` is asked."""
 
     def write(self, text: str) -> Awaitable[object] | object:
-        """Show a piece of text of the model's, as it arrives."""
+        """Show a piece of the model's text."""
         return None
 
     def ended(self) -> None:
-        """Show that the text of one reply has ended, or broke off; there may have been none."""
+        """Show the end of a reply's text, complete or not; it may be empty."""
 
     async def heard(self, request: Request) -> Sequence[Message]:
-        """Return what the model hears on top of this request, which is the next that it is asked.
+        """Return messages to add to this request, which is about to be sent.
 
-        It is what a person has said since the last one; by default nothing. Asked before each
-        request, in a durable run in each life, where it has to return the same.
+        These are the user's messages since the last request; by default none. Called before each
+        request. In a durable run, each execution must return the same.
         """
         return ()
 
     def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
-        """Return the tools for the next request, by default those of the last one.
+        """Return the tools for the next request, by default the same ones.
 
-        Called when the calls of a reply have ended, in a durable run in each life, where it has to
-        return the same.
+        Called when the calls of a reply have ended. In a durable run, each execution must return
+        the same.
         """
         return tools
 
@@ -54,52 +57,84 @@ class View:
         """Show that a tool is about to run."""
 
     def answered(self, result: ToolResult) -> None:
-        """Show what a call gave, whether it ran or not."""
+        """Show the result of a call, whether it ran or not."""
 
     def failed(self, error: Exception) -> None:
-        """Show that an exchange failed or was cancelled; the chat goes on."""
+        """Show that an exchange failed or was cancelled; the chat continues."""
 
     async def approve(self, call: ToolCall) -> bool | Decision:
-        """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
+        """Decide whether a tool made with `approve=True` may run. Here no person can decide."""
         return NO_PERSON
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
-        """Ask where the application answers, or with `approve` if it has named no such place."""
+        """Decide through `approvals`, or through `approve` if there are none."""
         if self.approvals is not None:
             return await self.approvals.ask(call, tool)
         return await self.approve(call)
 
 
 class ConsoleView(View):
-    """Shows the text of an exchange on the standard output, and what fails on the standard error.
+    """Prints the text of an exchange to the standard output, and failures to the standard error.
 
-    What it shows cannot steer a terminal: control characters become U+FFFD, also in a pipe or a
+    Its output cannot control a terminal: control characters become U+FFFD, also in a pipe or a
     file.
     """
 
-    _said = False
+    _has_text = False
 
     def write(self, text: str) -> Awaitable[object] | object:
-        """Write a piece of text at once."""
-        self._said = True
+        """Print a piece of text at once."""
+        self._has_text = True
         _print(legible(text), sys.stdout)
         return None
 
     def ended(self) -> None:
-        """End the line, if anything stands in it."""
-        if self._said:
-            self._said = False
+        """End the line, unless it is empty."""
+        if self._has_text:
+            self._has_text = False
             _print("\n", sys.stdout)
 
     def failed(self, error: Exception) -> None:
-        """Write what the error says."""
+        """Print the error's message."""
         _print(f"{legible(str(error))}\n", sys.stderr)
 
 
 def _print(text: str, stream: TextIO | None) -> None:
-    """Write at once; what the stream cannot encode becomes a question mark and stops nothing."""
+    """Write at once. Characters that the stream cannot encode become question marks."""
     if stream is None:  # a program without a console has none
         return
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream of the user's may have none
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a user's stream may have none
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+@handler
+async def show(
+    node: Node[Any],
+    texts: AsyncIterable[str],
+    write: Callable[[str], Awaitable[object] | object] | None = None,
+) -> str:
+    """Pass each text to `write`, plain or async, as it arrives; return the complete text.
+
+    Without `write` it goes to the standard output. Each piece is also an event of kind `text`.
+    Exceptions of `write` are raised. A `CancelledError` of its own becomes a `RuntimeError`,
+    because the failure of a cancelled node is not reported and the text would be lost silently.
+    """
+    write = write or ConsoleView().write
+    parts: list[str] = []
+
+    def pass_on(text: str) -> object:
+        emit(node, "text", text)
+        parts.append(text)
+        return write(text)
+
+    try:
+        await pour(texts, pass_on)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # the cancel is for this node
+            raise
+        raise RuntimeError(
+            f"{write!r:.200} raised CancelledError, but nothing cancelled it"
+        ) from error
+    return "".join(parts)

@@ -1,6 +1,6 @@
-"""What others wrote, made fit for a terminal: `legible` for text to read, in any room.
+"""Make text of others safe for a terminal.
 
-What a person decides about is shown exactly, by `cli/_question.py`.
+The arguments of a call that a person approves are shown exactly, by `cli/_question.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from functools import lru_cache
 
 __all__ = ["legible"]
 
-# Of the characters of these kinds, text may hold the joiners, which emoji, Persian and Hindi need.
-_STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_PASSING = frozenset("\n\t\u200c\u200d")
-_DROPPED = frozenset("\r\u00ad")
+# Text may have these joiners, which emoji, Persian and Hindi need.
+_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_ALLOWED = frozenset("\n\t\u200c\u200d")
+_REMOVED = frozenset("\r\u00ad")
 
 
 def legible(text: str) -> str:
-    """Return text to read: nothing in it can steer a terminal or reorder what stands there.
+    """Return text that cannot control a terminal or reorder its surroundings.
 
-    Lines and tabs remain, carriage returns and soft hyphens go, each other control character (also
-    those for the direction of writing, tags, and halves of surrogate pairs) becomes U+FFFD. It
-    works on each character by itself, so text may come in pieces.
+    Lines and tabs stay. Carriage returns and soft hyphens are removed. Each other control
+    character, also marks of direction, tags and halves of surrogate pairs, becomes U+FFFD. Each
+    character is handled separately, so a text may be passed in pieces.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -30,7 +30,8 @@ def legible(text: str) -> str:
 
 @lru_cache(4096)
 def _legible(character: str) -> str:
-    if character in _DROPPED:
+    if character in _REMOVED:
         return ""
-    steers = unicodedata.category(character) in _STEERING and character not in _PASSING
-    return "\N{REPLACEMENT CHARACTER}" if steers else character
+    if unicodedata.category(character) in _CONTROL_CATEGORIES and character not in _ALLOWED:
+        return "\N{REPLACEMENT CHARACTER}"
+    return character

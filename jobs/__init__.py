@@ -1,13 +1,11 @@
-"""`Job`, edges between jobs, and the ready-made jobs.
+"""`Job`, edges between jobs, and ready-made jobs.
 
-- `_job`: `Job`, a node that waits in the commander's queue, its inputs declared as fields
-- `_edge`: what runs when a job has ended, put together outside the jobs; `Graph`, all of it
-- `fields`: the fields of a class of jobs or a handler, and their values from JSON or text
-- `_response`: `ResponseJob`, one answer of a model with its tools
-- `_chat`, `_read_line`: `ChatJob`, a conversation with a person, and the line that was typed
+- `_job`: `Job`, a node that waits in the commander's queue, with its inputs as fields
+- `_edge`: edges, which start a job when another one has completed; `Graph` runs a graph of them
+- `_chat`: `ResponseJob`, one reply of a model with its tools; `ChatJob`, a chat with a person
+- `fields`: the fields of a job class or a handler, and their values from JSON or text
 
-A job comes in by `put_job` or `run`; what it returns is its result. The jobs that need a model are
-imported when they are first used.
+Jobs that need a model are imported at first use.
 """
 
 from typing import TYPE_CHECKING
@@ -20,9 +18,7 @@ from ._job import Job as Job
 
 if TYPE_CHECKING:
     from ._chat import ChatJob as ChatJob
-    from ._read_line import read_line as read_line
-    from ._response import ResponseJob as ResponseJob
+    from ._chat import ResponseJob as ResponseJob
+    from ._chat import read_line as read_line
 else:
-    __getattr__ = lazy_names(
-        __name__, {"_chat": "ChatJob", "_read_line": "read_line", "_response": "ResponseJob"}
-    )
+    __getattr__ = lazy_names(__name__, {"_chat": "ChatJob ResponseJob read_line"})

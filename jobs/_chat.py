@@ -1,37 +1,80 @@
-"""`ChatJob`: a chat, round after round; a user's own chat is a subclass."""
+"""Jobs that talk to a model: `ResponseJob`, one reply, and `ChatJob`, a chat with a person."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
-from typing import Self
+from typing import Any, Self
 
 from ..backends import Backend
 from ..commander.durable import record_once, scope_here
-from ..commander.kinds import require_awaitable
+from ..commander.kinds import require, require_awaitable
 from ..dispatch import Format
-from ..handlers import ConsoleView, View
+from ..handlers import ConsoleView, View, respond
 from ..messages import Conversation, Message
+from ..messages.options import check_options
 from ..tools import AnyTool
 from ._job import Job
-from ._read_line import read_line
-from ._response import ResponseJob
 
-__all__ = ["ChatJob"]
+__all__ = ["ChatJob", "ResponseJob", "read_line"]
+
+
+class ResponseJob(Job[Message]):
+    """Let a model answer a conversation, with tools; the result is its last message.
+
+        message = await commander.run(ResponseJob(backend, conversation, [search]))
+
+    It adds the same messages to `conversation` as `respond`. `options` have the names of chat
+    completions; others raise `ConfigurationError`. `formats` are the formats of calls in the
+    model's text, by default the backend's.
+    """
+
+    backend: Backend
+    conversation: Conversation
+    tools: Sequence[AnyTool] = ()
+    view: View = field(default_factory=View)
+    narrate: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    formats: Sequence[Format] | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.backend, Backend, "backend must be a Backend, from connect(...)", like="stream"
+        )
+        require(self.conversation, Conversation, "conversation must be a Conversation")
+        require(self.view, View, "view must be a View", like="ended")
+        check_options(self.options, "a ResponseJob")
+
+    async def task(self) -> Message:
+        """Call `respond`."""
+        return await respond(
+            self.backend,
+            self.conversation,
+            self.tools,
+            self.view,
+            narrate=self.narrate,
+            formats=self.formats,
+            **self.options,
+        )
 
 
 class ChatJob(Job[None]):
-    """One round of a chat: read what the user says, let the model answer, start the next round.
+    """One round of a chat: read the user's text, let the model answer, start the next round.
 
-    The next round starts from a callback at the end of this one, under the commander, so rounds
-    do not nest however long the chat is. The chat ends when `read` returns None. A subclass
-    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by default a
-    `ConsoleView`. `formats` are the ways in which the model writes calls into its text, if not as
-    the backend knows of it.
+        await commander.run(ChatJob(backend, Conversation(), [search]))
 
-    Put in the body of a durable job, with a conversation of its run, the rounds stay below that
-    job, and what `read` has returned is kept: the chat goes on at the message where it stood.
+    A callback at the end of a round starts the next one, under the commander, so rounds are not
+    nested. The chat ends when `read` returns None. Subclasses override `read`, `response`, `answer`
+    or `again`. `view` shows the chat, by default a `ConsoleView`. `formats` are the formats of
+    calls in the model's text, by default the backend's.
+
+    In the body of a durable job, with a conversation of the run, the rounds are children of that
+    job and the journal stores the results of `read`: a resumed run continues at the same message.
     """
 
     backend: Backend
@@ -41,23 +84,24 @@ class ChatJob(Job[None]):
     formats: Sequence[Format] | None = None
 
     async def task(self) -> None:
-        """Do one round; a model that fails ends the round, not the chat."""
-        above = self.commander if scope_here() is None else self.parent
-        said = await record_once("read", lambda: require_awaitable(self.read(), self, "read"))
-        if said is None:
+        """Run one round. A failure of the model ends the round, not the chat."""
+        parent = self.commander if scope_here() is None else self.parent
+        text = await record_once("read", lambda: require_awaitable(self.read(), self, "read"))
+        if text is None:
             return
-        self.at_end(lambda _: self.put_job(self.again(), parent=above))
-        if said:
-            self.conversation.add(said)
+        self.at_end(lambda _: self.put_job(self.again(), parent=parent))
+        if text:
+            self.conversation.add(text)
         try:
             await require_awaitable(self.answer(), self, "answer")
-        except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
+        except Exception as error:  # noqa: BLE001 - the chat continues after any failure
             self.view.failed(error)
 
     async def read(self) -> str | None:
-        """Return what the user says next, None to end the chat: a line of the standard input.
+        """Return the user's next text, None to end the chat.
 
-        An empty text adds nothing: the model answers the conversation as it stands.
+        By default it is a line of the standard input. An empty text is not added: the model answers
+        the conversation unchanged.
         """
         return await read_line()
 
@@ -66,11 +110,43 @@ class ChatJob(Job[None]):
         return await self.put_job(self.response(), claim=True)
 
     def response(self) -> ResponseJob:
-        """Make the job that answers."""
+        """Return the job that answers."""
         return ResponseJob(
             self.backend, self.conversation, self.tools, self.view, formats=self.formats
         )
 
     def again(self) -> Self:
-        """Make the next round."""
+        """Return the next round."""
         return dataclasses.replace(self)
+
+
+async def read_line() -> str | None:
+    """Return the next line of the standard input without its end; None at its end or without one.
+
+    A line is read in a thread, so that neither the loop nor the program's end waits for it. If
+    cancelled, the thread reads one more line and drops it.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    text, failure = "", None
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def read() -> None:
+        nonlocal text, failure
+        try:
+            if sys.stdin is not None and not getattr(sys.stdin, "closed", False):
+                text = sys.stdin.readline()
+        except BaseException as error:  # noqa: BLE001 - raised in the loop
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end)
+
+    # Not a pool's thread: the program's end would wait for that.
+    threading.Thread(target=read, name="read_line", daemon=True).start()
+    await ended
+    if failure is not None:
+        raise failure
+    return text.removesuffix("\n") if text else None

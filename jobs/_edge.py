@@ -1,8 +1,8 @@
-"""Edges: a node that has completed starts the next, along a graph that may have cycles.
+"""Edges: a completed node starts the next one, in a graph that may have cycles.
 
-An edge is a callback and nothing more, so it goes with whatever else happens to the node. The next
-node becomes a child of the first one's parent: beside it, not below it. `Graph` is such a parent,
-which ends when the graph does.
+An edge is only a callback, so it works with everything else that happens to the node. The next node
+becomes a child of the first one's parent: a sibling, not a child. `Graph` is such a parent, and
+ends with its nodes.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ Sources = TypeVar("Sources", bound=tuple[Node[Any], ...])
 Maker: TypeAlias = Callable[..., Node[Any]]
 
 Target: TypeAlias = Node[Any] | Maker
-"""Where an edge leads: a node, or a function that makes one from what has completed."""
+"""The target of an edge: a node, or a function that makes one from the completed nodes."""
 
 
 class Graph(Job[Any]):
-    """Run the nodes at which a graph begins, and all to which edges lead, to the end.
+    """Run the nodes at which a graph begins, and all that edges start, until all have ended.
 
         add_edge((fetch, look_up), write)
         text = await commander.run(Graph(fetch, look_up))
 
-    Its result is that of the node where the graph ended: of the last one that started among those
-    that led nowhere further. A node that fails or is cancelled fails the graph, which cancels the
-    others. A graph with `retry` begins anew with copies. The graph itself stays in this process: to
-    send it, or to copy it by `deepcopy`, is a `TypeError`; its nodes may go elsewhere.
+    Its result is that of the node where the graph ended: among the nodes that started no other one,
+    the last to start. A node that fails or is cancelled fails the graph, which cancels the others.
+    A graph with `retry` starts again with copies. The graph itself stays in this process: to send
+    it or to copy it by `deepcopy` raises `TypeError`. Its nodes may run elsewhere.
     """
 
     def __init__(self, *starts: Node[Any]) -> None:
         if not starts:
-            raise ValueError("a graph needs a node at which it begins")
-        _keep_patterns(starts)
+            raise ValueError("a graph needs at least one node to begin with")
+        _keep_templates(starts)
         self._starts = _Starts(starts)
 
     async def task(self) -> Any:
-        """Wait for each node; those to which it leads start before its wait is over."""
-        self._unfinished: deque[Node[Any]] = deque()  # in the order in which they started
-        self._leading: set[int] = set()  # the ids of those unfinished that led on
-        self._joins: dict[_Join, dict[int, Node[Any]]] = {}  # what each has waited for so far
+        """Wait for each node. The nodes that it starts are started before its wait ends."""
+        self._unfinished: deque[Node[Any]] = deque()  # in the order of their start
+        self._leading: set[int] = set()  # ids of unfinished nodes that started another one
+        self._joins: dict[_Join, dict[int, Node[Any]]] = {}  # the completed sources of each
         result = None
         for node in self._starts:
             self._unfinished.append(start(node, self))
         while self._unfinished:
             node = self._unfinished[0]
-            given = await node
+            value = await node
             if node.node_id not in self._leading:
-                result = given
+                result = value
             self._leading.discard(node.node_id)
             self._unfinished.popleft()
         return result
@@ -71,26 +71,29 @@ def add_edge(source: Sources, target: Target) -> Sources: ...
 def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     """Start `target` whenever `source`, or a copy of it, has completed. Returns `source`.
 
-    With several sources, `add_edge((a, b), c)`, the target starts once, when all have completed; in
-    a cycle, once more when all have completed again. One of them that fails, is cancelled or never
-    starts, keeps it from starting. A function as target is called with all that have completed, in
-    the order of the sources.
+        add_edge(draft, review)
+        result = await commander.run(Graph(draft))
 
-    A node has any number of edges; they are followed in the order in which they were added. The
-    first time, `target` itself runs; each further time, as in a cycle, a copy with the same inputs
-    and callbacks (its edges among them). Inputs are those from before the node's first edge was
-    added, and the copies share them: a list or an object given as data is the same one for all.
-    Callbacks are those from before its body began: what a run adds is its own. The options of the
-    put (priority, timeout, retry, policy, place, limits) go with the copies too.
-    Nodes must not have started when they get an edge: `RuntimeError`. How a node ends counts once
-    its other callbacks have run: one that has recovered follows its edges, and one that fails, in a
-    callback too, or is cancelled follows none. Awaiting a target does not start it, since its edge
-    does: that is a `RuntimeError`; await the `Graph`.
+    With several sources, `add_edge((a, b), c)`, the target starts when all have completed; in a
+    cycle, again when all have completed again. If one fails, is cancelled or never starts, the
+    target does not start. A target function is called with the completed nodes, in the order of the
+    sources.
+
+    A node's edges are followed in the order in which they were added. The first time `target`
+    itself runs. After that, as in a cycle, a copy runs with the same inputs, callbacks (with its
+    edges) and options of the put (priority, timeout, retry, policy, place, limits). The inputs are
+    those from before the node's first edge was added, and the copies share them: a list or an
+    object is the same one for all. The callbacks are those from before its body began.
+
+    Raises `RuntimeError` if a node has started already. Edges are followed after the node's other
+    callbacks: a node that recovered follows its edges; one that fails, also in a callback, or is
+    cancelled follows none. Awaiting a target does not start it, because its edge does, and raises
+    `RuntimeError`; await the `Graph`.
     """
     if isinstance(source, tuple):
         _Join(source, target)
     else:
-        _keep_patterns((source,), target)
+        _keep_templates((source,), target)
         _when_completed(source, lambda node: _follow((node,), target))
     return source
 
@@ -98,13 +101,15 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
 def add_conditional_edge(
     source: N, targets: Mapping[Any, Target], *, default: Target | None = None
 ) -> N:
-    """Start the target that `source`'s result names, once it has completed. Returns `source`.
+    """Start the target for `source`'s result, when it has completed. Returns `source`.
 
-    A result that is not among `targets` leads to `default`, and without one the path ends there.
-    A result that cannot be a key (it is not hashable) fails the node. The rest is as in `add_edge`.
+        add_conditional_edge(review, {"good": publish, "bad": draft})
+
+    A result that is not in `targets` starts `default`; without one the path ends there. A result
+    that is not hashable fails the node. Otherwise this works as `add_edge`.
     """
     require(targets, Mapping, "the targets must be a mapping from results to nodes")
-    _keep_patterns((source,), *targets.values(), default)
+    _keep_templates((source,), *targets.values(), default)
     chosen = dict(targets)
 
     def follow(node: Node[Any]) -> None:
@@ -117,10 +122,12 @@ def add_conditional_edge(
 
 
 class _Starts(tuple[Node[Any], ...]):
-    """The nodes at which a graph begins: copies of them would have no edges."""
+    """The nodes at which a graph begins. Copies of them would lose their edges."""
 
     def __reduce__(self) -> Any:
-        raise TypeError("a graph cannot be sent or copied: its nodes would lose their edges")
+        raise TypeError(
+            "a graph cannot be sent or copied, because its nodes would lose their edges"
+        )
 
 
 class _Join:
@@ -128,18 +135,19 @@ class _Join:
 
     def __init__(self, sources: tuple[Node[Any], ...], target: Target) -> None:
         if not sources:
-            raise ValueError("an edge needs a node from which it leads")
-        _keep_patterns(sources, target)
-        # By identity: a user's nodes may be equal.
+            raise ValueError("an edge needs at least one source")
+        _keep_templates(sources, target)
+        # By identity, because a user's nodes may be equal.
         distinct = {id(source): source for source in sources}.values()
         self.count = len(distinct)
         self.target = target
-        self.completed: dict[int, Node[Any]] = {}  # outside a graph, which keeps its own
+        # outside a graph; in one, `Graph._joins` has them
+        self.completed: dict[int, Node[Any]] = {}
         for number, source in enumerate(distinct):
             _when_completed(source, partial(self.arrive, number))
 
     def arrive(self, number: int, node: Node[Any]) -> None:
-        """Note that a source, or a copy of it, has completed; follow the edge if all have."""
+        """Count a source, or a copy of it, as completed; follow the edge if all have completed."""
         parent = node.parent
         completed = self.completed
         if isinstance(parent, Graph):
@@ -152,28 +160,27 @@ class _Join:
 
 
 def _when_completed(source: Node[Any], follow: Callable[[Node[Any]], None]) -> None:
-    """Call `follow` once `source` has completed, whatever its callbacks make of how it ends."""
+    """Call `follow` when `source` has completed, after all its callbacks."""
 
-    def last(node: Node[Any]) -> None:
+    def follow_if_completed(node: Node[Any]) -> None:
         if node.error is None:
             follow(node)
 
-    # Added only at the end, it comes after all others: one may still recover the node, or fail it.
-    source.at_done(lambda node: node.at_done(last))
+    # Added at the end, so that it runs after all other callbacks, which may still recover or fail
+    # the node.
+    source.at_done(lambda node: node.at_done(follow_if_completed))
 
 
-def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
+def _keep_templates(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
     sources = [*sources]
     for each in targets:
-        require(each, Node | FUNCTION | None, "where an edge leads must be a node or a function")
+        require(each, Node | FUNCTION | None, "the target of an edge must be a node or a function")
     for node in sources:
-        require(
-            node, Node, "a graph and an edge must begin at a node, or an edge at several, (a, b)"
-        )
+        require(node, Node, "a source of a graph or an edge must be a node")
     for node in sources:
         keep_template(node)
     for node in filter(_is_node, targets):
-        # One that leads to itself may be where the graph begins.
+        # A node with an edge to itself may be the beginning of the graph.
         keep_template(node, awaits_edge=all(node is not each for each in sources))
 
 

@@ -1,4 +1,4 @@
-"""`Job`: what users subclass; its inputs are declared as dataclass fields."""
+"""`Job`, the base class of users' jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 class Job(Node[T_co], internal=True, queued=True):
-    """A node with declared inputs, put into the commander's queue with `put_job`.
+    """A node with declared inputs, which `put_job` puts into the commander's queue.
 
         class Shout(Job[str]):
             text: str
@@ -22,19 +22,19 @@ class Job(Node[T_co], internal=True, queued=True):
             async def task(self) -> str:
                 return self.text.upper()
 
-    Fields behave as dataclass fields do, with defaults and `field()`, positional or keyword. A
-    class that writes its own `__init__` has that one instead; it need not call ours.
+    Its fields are dataclass fields, with defaults and `field()`, positional or keyword. If a class
+    defines `__init__`, that one is used; it need not call ours.
 
-    A class sets defaults for the options of `put_job` as attributes or as keywords:
+    Class attributes or keywords set defaults for the options of `put_job`:
 
         class Feed(Job[str], retry=Retry(attempts=3), timeout=10, policy="collect"):
             url: str
 
-    These are `policy`, `on`, `retry` and `timeout`; `name` is a keyword alone. An option of the put
-    goes before that of the class. An attribute with an annotation is a field, not an option.
+    These are `policy`, `on`, `retry` and `timeout`; `name` is only a keyword. An option of the put
+    replaces that of the class. An attribute with an annotation is a field, not an option.
     """
 
-    # A class that writes its own `__init__` keeps it, and so do its subclasses.
+    # A class that defines `__init__` keeps it, and so do its subclasses.
     _node_own_init = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

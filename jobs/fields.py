@@ -1,4 +1,4 @@
-"""The fields of a class of jobs or a handler, and their values from JSON or text."""
+"""The fields of a job class or a handler, and their values from JSON or text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Field", "InvalidValue", "hints_of", "parameters_of", "read_text"]
 
 
 class InvalidValue(ValueError):
-    """A value does not fit the type of its field; the message says why, without the value."""
+    """A value does not fit its field's type. The message has the reason, without the value."""
 
     def __init__(self, error: ValidationError) -> None:
         super().__init__(error.errors(include_url=False, include_input=False)[0]["msg"])
@@ -22,7 +22,7 @@ class InvalidValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field. `takes_text`: its type accepts some texts. `hint`: its type as annotated."""
+    """A field. `takes_text`: its type accepts some texts. `hint`: its annotation."""
 
     name: str
     type: TypeAdapter[Any]
@@ -37,7 +37,7 @@ class Field:
         return str(self.type.json_schema().get("description", ""))
 
     def read(self, value: object) -> Any:
-        """Return a valid value; raise `InvalidValue` for another."""
+        """Return the validated value; raise `InvalidValue` if it does not fit."""
         try:
             return self.type.validate_python(value)
         except ValidationError as error:
@@ -45,7 +45,7 @@ class Field:
 
 
 def read_text(type: TypeAdapter[Any], text: str) -> Any:  # noqa: A002 - as in `Field`
-    """Return a value that a person wrote: as its type reads text, or else as JSON.
+    """Return the value of a text that a person wrote: as its type reads text, or else as JSON.
 
     Raises `InvalidValue`.
     """
@@ -59,7 +59,7 @@ def read_text(type: TypeAdapter[Any], text: str) -> Any:  # noqa: A002 - as in `
 
 
 def parameters_of(make: Any) -> list[inspect.Parameter]:
-    """Return the parameters of a class or a function, of a handler without its node.
+    """Return the parameters of a class or a function; of a handler without its node.
 
     Raises `TypeError` or `ValueError` for an object without a signature.
     """
@@ -68,7 +68,7 @@ def parameters_of(make: Any) -> list[inspect.Parameter]:
 
 
 def hints_of(make: Any) -> dict[str, Any]:
-    """Return the types of these parameters; raise whatever a user's annotations raise."""
+    """Return the types of these parameters. Errors of a user's annotations are raised."""
     if isinstance(make, type):
         kind = cast("Any", make)
         if getattr(kind, "_node_own_init", False) or not getattr(kind, "__dataclass_fields__", {}):

@@ -219,7 +219,7 @@ async def test_at_max_rounds_the_model_has_to_answer() -> None:
 
     assert (answer.content, answer.extra["status"]) == ("Enough.", "max_rounds")
     assert backend.requests[2].options == {"tool_choice": "none"}
-    with pytest.raises(BadResponse, match="goes on calling tools"):
+    with pytest.raises(BadResponse, match="had to answer without tools"):
         await Agent(ScriptedBackend(otherwise=more), tools=[look], max_rounds=2)("?")
 
 

@@ -111,6 +111,6 @@ async def test_a_model_that_calls_what_nobody_offers_comes_to_an_end(tools: Sequ
     backend = ScriptedBackend(otherwise=calling("last"))
     given = [Tool(last, name=name, description="The only one.") for name in tools]
     agent = Agent(backend, tools=given)
-    with pytest.raises(BadResponse, match="goes on calling tools"):
+    with pytest.raises(BadResponse, match="had to answer without tools"):
         await agent("Go.")
     assert len(backend.requests) == len(tools) + 4  # `repairs`, and once more

@@ -64,9 +64,9 @@ async def test_what_is_taken_can_be_asked(address: str) -> None:
 )
 def test_a_malformed_address_is_no_address(address: str) -> None:
     """For every kind of backend alike."""
-    with pytest.raises(ConfigurationError, match=r"is not an address|unknown model"):
+    with pytest.raises(ConfigurationError, match=r"is not the address|unknown model"):
         connect(address, model="m")
-    with pytest.raises(ConfigurationError, match="is not an address"):
+    with pytest.raises(ConfigurationError, match="is not the address"):
         connect("openai:m", base_url=address, api_key="k")
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
     """And named."""
     given: dict[str, Any] = {"spec": "openai:m", "api_key": "k", **wrong}
 
-    with pytest.raises(ConfigurationError, match="is text, not"):
+    with pytest.raises(ConfigurationError, match="must be text, not"):
         connect(given.pop("spec"), **given)
 
 

@@ -17,7 +17,7 @@ from support.clock import sleep_virtual, virtual_time
 from support.scripted_server import Reply, ScriptedServer, Step, calls, chunk, text, vectors
 
 from anabranch.backends import Backend, ModelBackend, connect
-from anabranch.backends._tape import delta_from_json, delta_to_json
+from anabranch.backends._cassette_file import delta_from_json, delta_to_json
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -422,5 +422,5 @@ async def test_a_recording_of_embeddings_that_was_cancelled_breaks_off(tmp_path:
             asking.cancel()
             await asyncio.wait([asking])
 
-    with pytest.raises(StreamInterrupted, match="left here"):
+    with pytest.raises(StreamInterrupted, match="closed here"):
         await connect(f"cassette:{file}").embed(["a"])

@@ -228,7 +228,7 @@ def test_limits_and_tree_are_charged_alike(
             charged = commander.usage().get("m", Usage()).total_tokens
         came = [deltas for backend in backends for deltas in backend.came if deltas]
         assert tree.spent == own.spent == charged == sum(map(_cost, came))
-        assert (len(tree._running), len(own._running), tree.lines, own.lines) == (0, 0, {}, {})
+        assert (len(tree._running), len(own._running), tree.queues, own.queues) == (0, 0, {}, {})
         assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
 
     with asyncio.Runner(loop_factory=lambda: SeededLoop(seed, turns=20_000)) as runner:

@@ -38,7 +38,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt-5", "unknown model 'gpt-5'."),
         ("model.gguf", "unknown model 'model.gguf'."),
         ("gpt-5-mini", "local, openai, mistral, groq, vllm"),
-        ("", "There are:"),
+        ("", "Known are"),
         ("openai", "'openai:MODEL'"),
         ("openai:gpt-5-mini", "OPENAI_API_KEY"),
         ("mistral:small", "MISTRAL_API_KEY"),
@@ -67,7 +67,7 @@ def test_an_address_must_be_one() -> None:
         connect("openai:x", base_url="localhost:8000/v1", api_key="k")
     with pytest.raises(ConfigurationError, match="once"):
         connect("http://localhost/v1", base_url="http://localhost/v1", model="x")
-    with pytest.raises(ConfigurationError, match="not an address"):
+    with pytest.raises(ConfigurationError, match="is not the address"):
         connect("http://", model="x")
 
 
@@ -231,5 +231,7 @@ def test_any_spec_is_connected_or_refused(provider: str, name: str) -> None:
 def test_a_cache_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the variable."""
     monkeypatch.setenv("ANABRANCH_CACHE", "~nosuchuser/cache")
-    with pytest.raises(ConfigurationError, match="ANABRANCH_CACHE=~nosuchuser/cache: there is no"):
+    with pytest.raises(
+        ConfigurationError, match="ANABRANCH_CACHE=~nosuchuser/cache: this user does not"
+    ):
         cache_folder()

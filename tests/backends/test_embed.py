@@ -213,7 +213,7 @@ async def test_a_429_holds_back_all_who_share_the_limits(wire: WireBackends) -> 
 
     assert isinstance(failure, RateLimited)
     assert failure.retry_after == 50
-    assert limits.is_held(now() + 40)
+    assert limits.is_rate_limited(now() + 40)
     advance_clock(60)
     assert await wire.connect(limits=limits).embed(TEXTS) == VECTORS
 
@@ -260,7 +260,7 @@ async def test_a_breaker_is_shared_with_replies(wire: WireBackends) -> None:
 
     for _ in range(3):
         await failure_of(backend)
-    with pytest.raises(BackendUnavailable, match="not asked"):
+    with pytest.raises(BackendUnavailable, match="not sent"):
         await backend.complete(Request([]))
 
     assert len(wire.server.requests) == 2

@@ -20,7 +20,7 @@ from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend, Retries, connect
 from anabranch.backends._embedding import read_embeddings
-from anabranch.backends._failure import LONGEST
+from anabranch.backends._failure import MAX_SILENT_BYTES
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -193,7 +193,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(
         sent = server.sent
 
     assert type(got) is expected
-    assert sent < LONGEST + MAX_BUFFERED_BYTES
+    assert sent < MAX_SILENT_BYTES + MAX_BUFFERED_BYTES
 
 
 @pytest.mark.parametrize("kind", KINDS)

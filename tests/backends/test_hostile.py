@@ -14,7 +14,7 @@ from support.scripted_server import Reply, ScriptedServer, Step
 from support.seeds import example_count, seeds
 
 from anabranch.backends import Backend, Fallback, Retries, _failure, connect
-from anabranch.backends._failure import LONGEST
+from anabranch.backends._failure import MAX_SILENT_BYTES
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -104,7 +104,7 @@ async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> 
         sent = server.sent
 
     assert type(got) is expected
-    assert sent < LONGEST + MAX_BUFFERED_BYTES
+    assert sent < MAX_SILENT_BYTES + MAX_BUFFERED_BYTES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,7 +160,7 @@ async def test_a_refusal_that_hangs_is_told_by_its_status(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soon, and not as a token that is late: that would be tried again."""
-    monkeypatch.setattr(_failure, "_REFUSAL", 0.01)
+    monkeypatch.setattr(_failure, "_REFUSAL_SECONDS", 0.01)
     refusal = Reply([b'{"error": ', Step.HANG], 401, content_type="application/json")
     async with asyncio.timeout(200), ScriptedServer(refusal) as server:
         got = await _asked(open_backend(kind, server.url))

@@ -13,8 +13,7 @@ import pytest
 from support.local_model import Tool, count_chunks, make_request, story_request, wait_idle
 
 from anabranch.backends import Limits, connect
-from anabranch.backends._local import LocalBackend
-from anabranch.backends._local_engine import LocalEngine
+from anabranch.backends._local import LocalBackend, LocalEngine
 from anabranch.commander import (
     BackendUnavailable,
     ConfigurationError,
@@ -377,8 +376,8 @@ def test_a_file_on_a_hub_is_told_from_one_on_the_disk(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
 
-    here = LocalBackend(str(file))._source
-    hub = LocalBackend("org/repo/sub/model.gguf")._source
+    here = LocalBackend(str(file))._file
+    hub = LocalBackend("org/repo/sub/model.gguf")._file
 
     assert (here.folder, here.file) == (str(tmp_path.resolve()), "model.gguf")
     assert (hub.folder, hub.file) == ("org/repo", "sub/model.gguf")

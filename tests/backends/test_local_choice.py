@@ -14,7 +14,7 @@ from support.paths import DATA
 
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_choice import _headings, choose
-from anabranch.backends._local_reply import _bounded, _fill_in
+from anabranch.backends._local_reply import _argument_prompt, _bound_strings
 from anabranch.messages import Usage
 
 QUESTIONS = json.loads((DATA / "tool_choice.json").read_text("utf-8"))
@@ -118,8 +118,8 @@ def test_a_parameter_that_takes_anything_is_offered_so() -> None:
     """`true` is a schema, as servers of tools write it."""
     tool = Tool("f", "", {"type": "object", "properties": {"x": True, "y": {"type": "string"}}})
 
-    assert '{"x": any, "y": string}' in _fill_in(tool, "?")[-1]["content"]
-    assert _bounded(tool.parameters, 9)["properties"] == {
+    assert '{"x": any, "y": string}' in _argument_prompt(tool, "?")[-1]["content"]
+    assert _bound_strings(tool.parameters, 9)["properties"] == {
         "x": True,
         "y": {"maxLength": 9, "type": "string"},
     }

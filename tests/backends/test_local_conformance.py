@@ -10,7 +10,7 @@ from support.conformance import Subject, cases, show
 
 from anabranch.backends import Backend
 from anabranch.backends._local import LocalBackend
-from anabranch.backends._local_reply import Manner
+from anabranch.backends._local_reply import PromptStyle
 
 pytestmark = pytest.mark.usefixtures("small_model")
 
@@ -22,7 +22,9 @@ class LocalSubject(Subject):
         backend = LocalBackend(**settings)
         self.stack.push_async_callback(backend.aclose)
         # Without the examples that make good answers: to read them takes the model a second.
-        backend._manner = Manner(system="many words " * 9000 if case == "too long" else "Be kind.")
+        backend._style = PromptStyle(
+            system="many words " * 9000 if case == "too long" else "Be kind."
+        )
         return backend
 
 

@@ -13,8 +13,8 @@ import pytest
 from support.waiting import settle_loop
 
 from anabranch.backends._engine import Ticket, _Mailbox
-from anabranch.backends._local_engine import LocalEngine, Work
-from anabranch.backends._local_model import Source
+from anabranch.backends._local import LocalEngine, Work
+from anabranch.backends._local_model import ModelFile
 from anabranch.commander import BackendError
 from anabranch.messages import Delta
 
@@ -25,8 +25,8 @@ Answer = Callable[[Any], Steps]
 @asynccontextmanager
 async def an_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalEngine, None]:
     """Open an engine whose model is nothing: its work makes the deltas itself."""
-    monkeypatch.setattr("anabranch.backends._local_engine.Model", lambda *_: object())
-    engine = LocalEngine.open(Source("nowhere", "none.gguf"))
+    monkeypatch.setattr("anabranch.backends._local.Model", lambda *_: object())
+    engine = LocalEngine.open(ModelFile("nowhere", "none.gguf"))
     try:
         async with asyncio.timeout(30):
             yield engine
@@ -182,7 +182,7 @@ async def test_a_model_that_did_not_load_is_tried_again_for_the_next(
         return object()
 
     async with an_engine(monkeypatch) as engine:
-        monkeypatch.setattr("anabranch.backends._local_engine.Model", load)
+        monkeypatch.setattr("anabranch.backends._local.Model", load)
         with pytest.raises(BackendError, match="no network"):
             await texts(engine, saying("a"))
         assert await texts(engine, saying("b")) == ["b"]
@@ -193,7 +193,7 @@ async def test_one_source_has_one_engine_and_the_last_to_close_ends_its_thread(
 ) -> None:
     """Others keep it."""
     async with an_engine(monkeypatch) as engine:
-        again = LocalEngine.open(Source("nowhere", "none.gguf"))
+        again = LocalEngine.open(ModelFile("nowhere", "none.gguf"))
         assert again is engine
         await again.close()
         assert await texts(engine, saying("still here")) == ["still here"]
@@ -204,8 +204,8 @@ def test_an_engine_serves_one_loop_after_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A loop that ended in the midst of a reply does not stop the thread."""
-    monkeypatch.setattr("anabranch.backends._local_engine.Model", lambda *_: object())
-    engine = LocalEngine.open(Source(str(tmp_path), "none.gguf"))
+    monkeypatch.setattr("anabranch.backends._local.Model", lambda *_: object())
+    engine = LocalEngine.open(ModelFile(str(tmp_path), "none.gguf"))
     assert asyncio.run(texts(engine, saying("one"))) == ["one"]
     assert asyncio.run(texts(engine, saying("two"))) == ["two"]
     asyncio.run(engine.close())

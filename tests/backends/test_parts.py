@@ -28,8 +28,8 @@ from anabranch.backends import Fallback, connect
 from anabranch.backends._cassette import CassetteBackend
 from anabranch.backends._estimate import Estimator
 from anabranch.backends._local import LocalBackend
-from anabranch.backends._prompt import plain_chat, plain_messages
-from anabranch.backends._vllm_reply import _Question  # pyright: ignore[reportPrivateUsage]
+from anabranch.backends._request_fit import plain_chat, plain_messages
+from anabranch.backends._vllm_reply import _PreparedRequest  # pyright: ignore[reportPrivateUsage]
 from anabranch.commander.errors import BackendUnavailable
 from anabranch.handlers import respond
 from anabranch.messages import Request, request_body
@@ -219,7 +219,7 @@ def test_models_in_this_process_read_plain_chats_with_parts() -> None:
     assert (joined.content, joined.parts) == ("one\ntwo\n\n<file>\na,b\n</file>", [PIXEL])
     assert plain_chat(messages) == [{"role": "user", "content": joined.content}]
     for template in ("", "<tool_call>"):
-        question = _Question.of(Request(messages), {}, template)
+        question = _PreparedRequest.of(Request(messages), {}, template)
         wires = question.wire_messages()
         assert wires[0]["content"][1:] == [PIXEL.to_wire()]
 

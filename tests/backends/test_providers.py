@@ -117,7 +117,7 @@ def test_an_unknown_prefix_lists_those_of_packages_too(
     install(tmp_path, "cockatoo", "", "cockatoo = cockatoo:Cockatoo")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ConfigurationError, match=r"mean 'cockatoo:x'\? There are: .*cockatoo"):
+    with pytest.raises(ConfigurationError, match=r"mean 'cockatoo:x'\? Known are .*cockatoo"):
         connect("cockato:x")
 
 
@@ -140,7 +140,7 @@ def test_a_broken_package_breaks_its_own_prefix_alone(
     monkeypatch.syspath_prepend(tmp_path)
 
     assert connect("cassette:x").provider == "cassette"
-    with pytest.raises(ConfigurationError, match="There are"):
+    with pytest.raises(ConfigurationError, match="Known are"):
         connect("no-such-prefix:x")
     with pytest.raises(ConfigurationError, match=said) as caught:
         connect("moulting:x")
@@ -160,7 +160,7 @@ def test_a_list_that_cannot_be_read_registers_nothing(
 
     assert connect("parrot:grey").provider == "parrot"
     assert connect("ray:llm").provider == "ray"
-    with pytest.raises(ConfigurationError, match=r"There are: .*parrot"):
+    with pytest.raises(ConfigurationError, match=r"Known are .*parrot"):
         connect("no-such-prefix:x")
 
 
@@ -216,10 +216,10 @@ def test_a_provider_makes_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     install(tmp_path, "magpie", "", "magpie = builtins:repr")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ConfigurationError, match="'magpie' made str, not a Backend"):
+    with pytest.raises(ConfigurationError, match="'magpie' returned str, not a Backend"):
         connect("magpie:x")
     install(tmp_path, "pebble", "", "pebble = pebble")
-    with pytest.raises(ConfigurationError, match="'pebble' is module, and cannot be called"):
+    with pytest.raises(ConfigurationError, match="'pebble' is module, which cannot be called"):
         connect("pebble:x")
 
 

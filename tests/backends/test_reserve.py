@@ -56,9 +56,7 @@ async def test_five_that_leave_at_once_do_not_overspend() -> None:
     answers = await _ask_all(limits, Paid("m", max_tokens=50), 15)
     assert answers.count("answered") == 10
     assert limits.spent == 10 * takes
-    refused = (
-        f"{10 * takes} of {11 * takes - 1} tokens are spent, and this request may cost {takes}"
-    )
+    refused = f"{10 * takes} of {11 * takes - 1} tokens are used, and this request may cost {takes}"
     assert answers.count(refused) == 5
     # Each may cost more than that, so not all of the ten run at once.
     assert 1 < asyncio.get_running_loop().time() < 9
@@ -138,7 +136,7 @@ def test_a_model_without_a_price_has_no_cost() -> None:
 
 def test_reserve_is_of_a_budget() -> None:
     """Without one there is nothing to set aside."""
-    with pytest.raises(ConfigurationError, match="give one"):
+    with pytest.raises(ConfigurationError, match="needs a budget"):
         Limits(reserve=True)
 
 
@@ -217,7 +215,7 @@ def test_no_budget_is_overspent_whatever_comes_and_goes(
             assert result is None or isinstance(result, asyncio.CancelledError), result
         for each, budget, beyond in zip(limits, budgets, over, strict=True):
             assert each.spent <= budget + max(0, beyond)
-            assert (each._reserved, each._running, each.lines) == ({}, {}, {})
+            assert (each._reserved, each._running, each.queues) == ({}, {}, {})
 
     with asyncio.Runner(loop_factory=lambda: SeededLoop(seed, turns=20_000)) as runner:
         runner.run(run())

@@ -1,4 +1,4 @@
-"""Turns in several limits at once: whatever is drawn, no limit is passed and nothing is left."""
+"""Turns in several limits at once: for any drawn case, no limit is passed and nothing remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.clock import sleep_virtual, virtual_time
 from support.waiting import run_turns, settle_loop
 
 from anabranch.backends import Limits
-from anabranch.backends.limits import Turn, Turns, turn_in
+from anabranch.backends.limits import Turn, TurnLimits, turn_in
 from anabranch.commander import BudgetExceeded
 from anabranch.messages import Usage
 from anabranch.testing import SeededLoop
@@ -60,7 +60,7 @@ ASKS = st.builds(
 )
 
 
-class Distant(Turns):
+class Distant(TurnLimits):
     """Limits that are kept elsewhere: it takes seconds to ask for a turn and to give it back."""
 
     counts_tokens = True
@@ -165,7 +165,7 @@ class World:
 
     def check_end(self, asks: list[Ask]) -> None:
         for each in self.limits:
-            assert (len(each._running), each.lines, each.spent) == (0, {}, self.spent[each])
+            assert (len(each._running), each.queues, each.spent) == (0, {}, self.spent[each])
             assert each._recent_tokens == sum(start.tokens for start in each._recent)
         for needs in {frozenset(ask.needs) for ask in asks}:
             same = [
@@ -359,7 +359,7 @@ async def test_a_refusal_and_a_cancel_in_one_turn_leave_nothing(hops: int) -> No
     await asyncio.wait(waiting)
     await holding[1].end()
 
-    assert (len(limits._running), limits.lines) == (0, {})
+    assert (len(limits._running), limits.queues) == (0, {})
     assert all(task.cancelled() or task.exception() for task in waiting)
 
 
@@ -383,14 +383,14 @@ def test_a_second_loop_finds_no_trace_of_the_first() -> None:
     left = [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
     torn.close()
     asyncio.run(one())
-    assert limits.lines == {}
+    assert limits.queues == {}
 
     torn = asyncio.new_event_loop()
     torn.call_soon(limits.slow_down, 0.01)
     left += [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
     torn.close()
     asyncio.run(one())
-    assert (len(limits._running), limits.lines) == (0, {})
+    assert (len(limits._running), limits.queues) == (0, {})
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -429,4 +429,4 @@ def test_loops_of_several_threads_share_limits() -> None:
     asyncio.run(run())
     assert max(most) <= 2
     assert len(most) == 800
-    assert (len(limits._running), limits.lines) == (0, {})
+    assert (len(limits._running), limits.queues) == (0, {})

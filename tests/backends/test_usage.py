@@ -120,7 +120,7 @@ async def test_a_spent_budget_stops_the_tree_cleanly() -> None:
 
     async with Commander() as commander:
         commander.limits = Limits(budget=100)
-        with pytest.raises(BudgetExceeded, match="of 100 tokens are spent"):
+        with pytest.raises(BudgetExceeded, match="of 100 tokens are used"):
             await commander.run(Swarm())
         assert not list(commander.children)
         assert backend.opened == 0

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from support.vllm import ControlledBackend, control
 
 from anabranch.backends import connect
-from anabranch.backends._vllm_reply import check_options
-from anabranch.backends._vllm_tools import Reader, marked_call, structural_tag
+from anabranch.backends._vllm_reply import ReplyReader, check_options, marked_call, structural_tag
 from anabranch.commander import ConfigurationError, MissingExtra
 from anabranch.dispatch.assembly import assemble
 from anabranch.messages import Delta, Message, Request
@@ -47,7 +46,7 @@ REPLIES = [
 
 
 def _read(pieces: Iterable[str], **settings: Any) -> Message:
-    reader = Reader(TOOLS, **settings)
+    reader = ReplyReader(TOOLS, **settings)
     deltas = [delta for piece in pieces for delta in reader.read(piece)]
     deltas += reader.end()
     assert all(delta != Delta() for delta in deltas)
@@ -105,7 +104,7 @@ def test_a_call_cut_off_is_not_made_whole() -> None:
 
 def test_text_passes_without_tools_whatever_it_holds() -> None:
     """A mark is a mark only where a tool may be called."""
-    reader = Reader([])
+    reader = ReplyReader([])
 
     assert [delta.text for delta in reader.read(REPLIES[2])] == [REPLIES[2]]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.backends._vllm_reply import answer
-from anabranch.backends._vllm_tools import marked_call
+from anabranch.backends._vllm_reply import answer, marked_call
 from anabranch.commander import (
     BackendError,
     BackendUnavailable,
@@ -135,7 +134,7 @@ async def test_a_response_format_is_a_bound_of_vllms(
 
     assert stand_in.params.structured_outputs == bounds
     if bounds:
-        with pytest.raises(ConfigurationError, match="bounds one"):
+        with pytest.raises(ConfigurationError, match="not both"):
             await ask(stand_in, ADD, response_format=wanted)
 
 
@@ -165,7 +164,7 @@ async def test_a_reply_that_the_engine_breaks_off_is_no_whole_one(
     """It may be tried again."""
     stand_in.said = [("Hi", "abort")]
 
-    with pytest.raises(BackendUnavailable, match="broke"):
+    with pytest.raises(BackendUnavailable, match="aborted"):
         await ask(stand_in)
 
 

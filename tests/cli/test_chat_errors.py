@@ -105,7 +105,7 @@ async def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> Non
     """The line says what to check."""
     line = await refused(tmp_path / "cache", **offline(tmp_path))
     assert "could not be fetched" in line
-    assert "check the network" in line
+    assert "Check the network" in line
 
 
 async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_a_budget_is_one_for_all_machines() -> None:
         assert commander.usage()["tiny"].total_tokens == 200
     refused = [end for end in ends if isinstance(end, BudgetExceeded)]
     assert len(refused) == len(server.requests) == 2
-    assert "200 of 150 of the prices' money are spent" in str(refused[0])
+    assert "200 of 150 (in the currency of prices=) are used" in str(refused[0])
 
 
 async def test_jobs_that_are_sent_on_share_them_too() -> None:
@@ -148,4 +148,4 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> No
 
 async def waiting(limits: Any, count: int) -> None:
     """Wait until so many requests wait for their turn, here and elsewhere."""
-    await wait_until(lambda: sum(map(len, limits.lines.values())) == count)
+    await wait_until(lambda: sum(map(len, limits.queues.values())) == count)

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from anabranch import AgentMessage, Conversation
 from anabranch.backends import connect
-from anabranch.backends._prompt import plain_messages
-from anabranch.backends._recorded import _write as write_reply  # pyright: ignore[reportPrivateUsage]
+from anabranch.backends._cassette_file import delta_from_json, delta_to_json
+from anabranch.backends._recorded import _write_reply as write_reply  # pyright: ignore[reportPrivateUsage]
 from anabranch.backends._recorded import deltas_of, key_of
-from anabranch.backends._tape import delta_from_json, delta_to_json
+from anabranch.backends._request_fit import plain_messages
 from anabranch.dispatch.assembly import assemble
 from anabranch.messages import (
     ChunkReader,

@@ -18,7 +18,7 @@ from anabranch.agents import (
     UserProxyAgent,
     prompt,
 )
-from anabranch.backends._local_options import _KNOWN
+from anabranch.backends._local_options import _OPTION_NAMES
 from anabranch.backends._vllm_reply import _OPTIONS
 from anabranch.handlers import respond
 from anabranch.jobs import ResponseJob
@@ -134,4 +134,4 @@ def test_fields_of_a_server_go_into_extra() -> None:
 
 def test_the_options_of_our_own_engines_are_among_the_wires() -> None:
     """So that a request for them can be made."""
-    assert _OPTIONS | _KNOWN <= WIRE_OPTIONS
+    assert _OPTIONS | _OPTION_NAMES <= WIRE_OPTIONS

@@ -8,8 +8,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.backends._local_engine import LocalEngine, Work
-from anabranch.backends._local_model import Model, Source
+from anabranch.backends._local import LocalEngine, Work
+from anabranch.backends._local_model import Model, ModelFile
 from anabranch.messages import Delta, Message, Request
 
 __all__ = [
@@ -33,7 +33,7 @@ class Tool:
 @contextmanager
 def open_shared_engine() -> Generator[LocalEngine]:
     """Keep the model from being freed when a test closes its backend."""
-    engine = LocalEngine.open(Source.parse(None, None))
+    engine = LocalEngine.open(ModelFile.parse(None, None))
     yield engine
     asyncio.run(engine.close())
 

@@ -11,7 +11,7 @@ from opentelemetry.semconv.attributes import (
     server_attributes,
 )
 
-from anabranch.backends._providers import HOSTS
+from anabranch.backends._providers import HOSTED_PROVIDERS
 from anabranch.tracing import _genai
 
 pytestmark = pytest.mark.contract("S2")
@@ -83,7 +83,7 @@ def test_every_name_is_the_conventions_or_says_that_it_is_ours() -> None:
 def test_providers_have_the_conventions_names() -> None:
     """All whose hosts are known here."""
     known = {each.value for each in gen_ai_attributes.GenAiProviderNameValues}
-    assert {_genai.PROVIDERS.get(host.name, host.name) for host in HOSTS} <= known
+    assert {_genai.PROVIDERS.get(host.name, host.name) for host in HOSTED_PROVIDERS} <= known
 
 
 def test_what_an_answer_is_counted_as_has_the_conventions_names() -> None:

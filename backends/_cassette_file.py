@@ -1,6 +1,6 @@
-"""The file of a cassette: a line of JSON for each recorded reply, and what is refused as none.
+"""The format of a cassette: one line of JSON for each recorded reply.
 
-Embeddings are a reply without deltas that has `vectors`.
+Embeddings are stored as a reply without deltas that has `vectors`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..commander.stored_names import find_stored, stored_name
 from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, ProviderItem, ToolCallDelta, Usage
 from ._embedding import as_vectors
-from ._secret import Cut, clean
+from ._secret import Redact, redact_value
 
-__all__ = ["Tape", "Track", "delta_from_json", "delta_to_json", "line_of"]
+__all__ = ["CassetteFile", "RecordedReply", "delta_from_json", "delta_to_json", "write_line"]
 
-_NUMBER = (int, float)
-_LINE = {
+_NUMBERS = (int, float)
+_LINE_FIELDS = {
     "request": dict,
     "sha256": str,
     "model": str,
@@ -42,8 +42,8 @@ _LINE = {
     "failure": dict,
     "left": bool,
 }
-_DELTA = {
-    "at": _NUMBER,
+_DELTA_FIELDS = {
+    "at": _NUMBERS,
     "text": str,
     "reasoning": str,
     "refusal": str,
@@ -53,31 +53,31 @@ _DELTA = {
     "done": bool,
     "items": list,
 }
-_PIECE = {"index": int, "id": str, "name": str, "arguments": str, "item": dict}
-_FAILURE = {
+_CALL_FIELDS = {"index": int, "id": str, "name": str, "arguments": str, "item": dict}
+_FAILURE_FIELDS = {
     "kind": str,
     "message": str,
     "status": (int, NoneType),
-    "retry_after": (*_NUMBER, NoneType),
+    "retry_after": (*_NUMBERS, NoneType),
 }
-# The stored name of the module of the errors, which a cassette does not repeat.
-_ERRORS = stored_name(BackendError).partition(":")[0]
-_Kinds = Mapping[str, type | tuple[type, ...]]
+# The errors' module. A line has only the name of a class in it.
+_ERRORS_MODULE = stored_name(BackendError).partition(":")[0]
+_FieldTypes = Mapping[str, type | tuple[type, ...]]
 
 
 @dataclass(slots=True)
-class Track:
+class RecordedReply:
     """One recorded reply: each delta with its time after the request, in seconds."""
 
-    request: str  # as `key_of` writes it
-    number: int  # requests that are alike are answered in this order, that of their beginning
+    request: str  # from `key_of`
+    number: int  # the order in which requests began; equal ones are replayed in it
     deltas: list[tuple[float, Delta]] = field(default_factory=list[tuple[float, Delta]])
     failure: dict[str, Any] | None = None
-    left: bool = False  # the reader did not wait for the end
+    left: bool = False  # the reader closed the stream early
     vectors: list[list[float]] | None = None
 
     def fail(self, error: BackendError) -> None:
-        """End with this error."""
+        """Store this error as the reply's end."""
         self.failure = {
             "kind": stored_name(type(error)).rpartition(":")[2].rpartition(".")[2],
             "message": str(error),
@@ -86,94 +86,99 @@ class Track:
         }
 
     def ending(self, file: Path) -> BackendError | None:
-        """Return the error that the reply ended with, None if it was whole."""
+        """Return the error that the reply ended with, None if it was complete."""
         if self.failure is None and not self.left:
             return None
-        failure = self.failure or {"message": f"{file}: the recorded reader left here"}
+        failure = self.failure or {"message": f"{file}: the recorded stream was closed here"}
         message: str = failure["message"]
         kind: Any = None
         with suppress(ImportError, AttributeError, ValueError):
-            kind = find_stored(f"{_ERRORS}:{failure.get('kind', 'StreamInterrupted')}")
+            kind = find_stored(f"{_ERRORS_MODULE}:{failure.get('kind', 'StreamInterrupted')}")
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
-            kind = BackendError  # one of the recording program's own
-        more: dict[str, Any] = {}
+            kind = BackendError  # a class of the program that recorded
+        arguments: dict[str, Any] = {}
         if kind in (StreamInterrupted, BadResponse):
-            more["partial"] = assemble_partial(delta for _, delta in self.deltas)
+            arguments["partial"] = assemble_partial(delta for _, delta in self.deltas)
         if kind is not StreamInterrupted:
-            more["status"] = failure.get("status")
+            arguments["status"] = failure.get("status")
         if kind is RateLimited:
-            more["retry_after"] = failure.get("retry_after")
-        return kind(message, **more)
+            arguments["retry_after"] = failure.get("retry_after")
+        return kind(message, **arguments)
 
 
-class Tape:
-    """What a file holds, by request."""
+class CassetteFile:
+    """The replies of a file, by request."""
 
     def __init__(self, file: Path) -> None:
-        """Read the file. Raises `ConfigurationError` that names it, and the line that is wrong."""
+        """Read the file. Raises `ConfigurationError` with its name and the wrong line."""
         try:
             lines = file.read_bytes().split(b"\n")
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"no cassette {str(file)!r}: {_reason(error)}") from None
+            raise ConfigurationError(
+                f"cannot read cassette {str(file)!r}: {_reason_of(error)}"
+            ) from None
         self._file = file
-        self._tracks: dict[str, list[Track]] = defaultdict(list)
+        self._replies: dict[str, list[RecordedReply]] = defaultdict(list)
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    fields = _fields("the line", json.loads(line), _LINE, ("request", "deltas"))
+                    fields = _fields(
+                        "the line", json.loads(line), _LINE_FIELDS, ("request", "deltas")
+                    )
                     failure = fields.get("failure")
                     if failure is not None:
-                        _fields("failure", failure, _FAILURE, ("kind", "message"))
+                        _fields("failure", failure, _FAILURE_FIELDS, ("kind", "message"))
                     request = json.dumps(fields["request"], sort_keys=True)
                     deltas = [delta_from_json(delta) for delta in fields["deltas"]]
                     vectors = _vectors(fields)
                 except (ValueError, RecursionError, BadResponse) as error:
-                    why = f"{file}, line {number}: not a recording: {_reason(error)}"
+                    why = f"{file}, line {number}: not a recording: {_reason_of(error)}"
                     raise ConfigurationError(why) from None
                 number, left = fields.get("number", number), fields.get("left", False)
                 key = fields.get("sha256", request)
-                track = Track(request, number, deltas, failure, left, vectors)
-                self._tracks[key].append(track)
-        if not self._tracks:
+                track = RecordedReply(request, number, deltas, failure, left, vectors)
+                self._replies[key].append(track)
+        if not self._replies:
             raise ConfigurationError(f"the cassette {str(file)!r} is empty: nothing was recorded")
-        for tracks in self._tracks.values():
+        for tracks in self._replies.values():
             tracks.sort(key=lambda track: track.number)
 
-    def find(self, key: str) -> list[Track]:
-        """Return the replies to a request in the order of their beginning."""
-        return self._tracks.get(key) or self._tracks.get(_digest(key)) or []
+    def find(self, key: str) -> list[RecordedReply]:
+        """Return the replies to a request, in the order in which the requests began."""
+        return self._replies.get(key) or self._replies.get(_digest(key)) or []
 
     def requests(self) -> list[str]:
-        """Return all requests that were recorded."""
-        return [tracks[0].request for tracks in self._tracks.values()]
+        """Return all recorded requests."""
+        return [tracks[0].request for tracks in self._replies.values()]
 
 
-def line_of(track: Track, model: str, cut: Cut) -> str:
-    """Write a line of the file, with `cut` done to all text in it.
+def write_line(track: RecordedReply, model: str, cut: Redact) -> str:
+    """Return a line of the file, with `cut` applied to all text in it.
 
-    A request from which something was cut is found by a digest of what it was.
+    If `cut` changed the request, the line also has a digest of the original, to find it by.
     """
     asked = json.loads(track.request)
-    request = clean(asked, cut)
+    request = redact_value(asked, cut)
     found_by = {} if request == asked else {"sha256": _digest(track.request)}
     deltas: list[dict[str, Any]] = [
         {"at": round(at, 4), **delta_to_json(delta)} for at, delta in track.deltas
     ]
-    # A key that was cut into pieces is taken out of the whole, which then stands where it began.
+    # A key may be spread over several deltas. Then the first of them gets the complete redacted
+    # text.
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
     calls = [[p for p in pieces if p["index"] == i] for i in {p["index"] for p in pieces}]
     fields = [(deltas, name) for name in ("text", "reasoning", "refusal")]
     for parts, name in (*fields, *((call, "arguments") for call in calls)):
         holders = [part for part in parts if name in part]
-        whole = "".join(part[name] for part in holders)
-        if (clean_whole := cut(whole)) != whole:
+        text = "".join(part[name] for part in holders)
+        if (redacted := cut(text)) != text:
             for part in holders:
                 del part[name]
-            holders[0][name] = clean_whole
+            holders[0][name] = redacted
     line = {"request": request, **found_by, "model": model, "number": track.number}
-    line["deltas"] = [clean(delta, cut) for delta in deltas]
+    line["deltas"] = [redact_value(delta, cut) for delta in deltas]
     line |= {"vectors": track.vectors} if track.vectors is not None else {}
-    line |= {"failure": clean(track.failure, cut)} if track.failure else {}
+    line |= {"failure": redact_value(track.failure, cut)} if track.failure else {}
     line |= {"left": True} if track.left else {}
     return json.dumps(line) + "\n"
 
@@ -182,15 +187,15 @@ def _digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def _reason(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())
 
 
-def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> dict[str, Any]:
-    """Return `value` if it is an object with fields of these kinds; raise `ValueError` if not."""
+def _fields(what: str, value: object, kinds: _FieldTypes, needed: Iterable[str]) -> dict[str, Any]:
+    """Return `value` if it is an object with fields of these types; raise `ValueError` if not."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no object: {short(value)}")
+        raise ValueError(f"{what} is not an object: {short(value)}")
     fields = cast("dict[str, Any]", value)
     if missing := [name for name in needed if name not in fields]:
         raise ValueError(f"{what} has no {', '.join(missing)}")
@@ -203,9 +208,9 @@ def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> d
 
 
 def _vectors(fields: Mapping[str, Any]) -> list[list[float]] | None:
-    """Read the vectors of a line; raise `ValueError` or `BadResponse` if they are not its texts'.
+    """Return the vectors of a line; raise `ValueError` or `BadResponse` for wrong ones.
 
-    There are none in a line about a reply, nor in one that ended by a failure or was left.
+    None for a chat reply, and for embeddings that failed or were left.
     """
     texts = fields["request"].get("input")
     if texts is None or "failure" in fields or fields.get("left"):
@@ -217,7 +222,7 @@ def _vectors(fields: Mapping[str, Any]) -> list[list[float]] | None:
 
 
 def delta_to_json(delta: Delta) -> dict[str, Any]:
-    """Write a delta; what says nothing is left out."""
+    """Return a delta as JSON, without empty fields."""
     pieces: list[dict[str, Any]] = []
     for piece in delta.tool_calls:
         texts: dict[str, Any] = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
@@ -237,13 +242,13 @@ def delta_to_json(delta: Delta) -> dict[str, Any]:
 
 
 def delta_from_json(value: object) -> tuple[float, Delta]:
-    """Read a delta and its time; raise `ValueError` for what is none."""
-    fields = dict(_fields("a delta", value, _DELTA, ("at",)))
+    """Return the time and the delta; raise `ValueError` for anything else."""
+    fields = dict(_fields("a delta", value, _DELTA_FIELDS, ("at",)))
     at = fields.pop("at")
     if not 0 <= at < float("inf"):
         raise ValueError(f"a delta has a wrong at: {at!r}")
     if "tool_calls" in fields:
-        pieces = [_fields("a call", p, _PIECE, ("index",)) for p in fields["tool_calls"]]
+        pieces = [_fields("a call", p, _CALL_FIELDS, ("index",)) for p in fields["tool_calls"]]
         for piece in pieces:
             if "item" in piece:
                 piece["item"] = ProviderItem.model_validate(piece["item"])
