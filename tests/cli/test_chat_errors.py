@@ -123,7 +123,7 @@ async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> Non
         wheel.writestr(f"{info}/RECORD", "")
     line = await refused(tmp_path / "cache", **offline(folder))
     assert "checksum does not match" in line
-    assert "try again" in line
+    assert "Try again" in line
 
 
 async def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
