@@ -223,9 +223,9 @@ async def test_a_graph_is_neither_sent_nor_copied_without_its_edges(copied: Any)
 
 def test_edges_and_graphs_need_a_node() -> None:
     """None at all is a mistake."""
-    with pytest.raises(ValueError, match="needs a node"):
+    with pytest.raises(ValueError, match="needs at least one source"):
         add_edge((), Step("a", []))
-    with pytest.raises(ValueError, match="needs a node"):
+    with pytest.raises(ValueError, match="needs at least one node"):
         Graph()
 
 
