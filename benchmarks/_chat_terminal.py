@@ -1,7 +1,7 @@
-"""`anabranch chat` in a terminal of its own, with a server whose replies are scripted.
+"""`anabranch chat` in a separate terminal, with a server whose replies are scripted.
 
-Run as a program it is either of the two: `server FILE` says pieces of the text in the file, as it
-is asked to; `chat FILE ARGUMENTS` is the chat, which writes to the file how late its loop was.
+It also runs as a program. `server FILE` is the server, which streams pieces of the file's text.
+`chat FILE ARGUMENTS` is the chat, which writes the delays of its event loop to the file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PROBE = 0.02  # seconds between two looks of the loop at the clock
-# What is asked: how long the model reads, how many pieces it says, how many of them a second.
+PROBE = 0.02  # seconds between two checks of the event loop
+# A request: how long the model reads, how many pieces it sends, and how many of them a second.
 ASK = "read {read} say {pieces} rate {rate}"
 
 
 class Terminal:
-    """The chat in a pty. `home` is its user's folder; with `late` its loop's lateness is kept."""
+    """The chat in a pty. `home` is the user's folder; `late` records the loop's delays."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Terminal:
             os.execv(command[0], command)
 
     def read(self, seconds: float) -> bytes:
-        """Return what comes within that time, at once when something does."""
+        """Return the first output within a time, as soon as it arrives."""
         if not select.select([self.fd], [], [], max(seconds, 0))[0]:
             return b""
         try:
@@ -60,7 +60,7 @@ class Terminal:
             return b""
 
     def until(self, what: bytes, limit: float = 60) -> float:
-        """Read until this has come; return the seconds it took."""
+        """Read until a text has arrived; return the seconds it took."""
         begun, seen = time.perf_counter(), b""
         while what not in seen:
             passed = time.perf_counter() - begun
@@ -70,7 +70,7 @@ class Terminal:
         return time.perf_counter() - begun
 
     def drain(self, seconds: float) -> None:
-        """Read for so long."""
+        """Read for a time."""
         end = time.perf_counter() + seconds
         while (left := end - time.perf_counter()) > 0:
             self.read(left)
@@ -79,12 +79,12 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def cpu(self) -> float:
-        """Return the seconds of CPU that it has taken, of all its threads."""
+        """Return the CPU seconds of all its threads."""
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
 
     def close(self) -> list[float]:
-        """End it; return by how many seconds its loop was late."""
+        """End the chat; return the delays of its event loop in seconds."""
         self.write("\x03\x15\x04")
         end = time.perf_counter() + 10
         while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
@@ -108,7 +108,7 @@ def home() -> Generator[Path]:
 
 @contextmanager
 def server(text: str) -> Generator[str]:
-    """Let a model stand on loopback that says pieces of this text; its address."""
+    """Run a model on loopback that streams pieces of a text; yield its address."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(text)
         file.flush()
@@ -122,7 +122,7 @@ def server(text: str) -> Generator[str]:
 
 
 def quantiles(values: Sequence[float]) -> str:
-    """Return the median, the 90th and 99th percentile, and the most, in milliseconds."""
+    """Return the median, the 90th and 99th percentiles and the maximum, in milliseconds."""
     shown = [*(percentile(values, each) for each in (50, 90, 99)), max(values)]
     return " ".join(f"{each * 1000:8.1f}" for each in shown)
 
@@ -184,7 +184,7 @@ def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def _chat(path: str) -> None:
-    """Be the chat, and keep by how much its loop wakes later than it was to."""
+    """Run the chat, and record by how much its event loop wakes late."""
     late: list[float] = []
 
     async def probe() -> None:

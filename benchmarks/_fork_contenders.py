@@ -1,4 +1,4 @@
-"""What `fork.py` measures: ways to take a call's arguments out of a stream of deltas."""
+"""The contenders of `fork.py`: ways to extract a call's arguments from a stream of deltas."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from anabranch.dispatch import fork
 from anabranch.messages import Delta, ToolCallDelta
 
 CHARACTERS = 4  # in a delta
-# At so many of the deltas a contender that parses anew is timed: fewer of a long stream.
+# The deltas at which a contender that parses again is timed; fewer in a long stream.
 SAMPLES = 400
 LEAST_SAMPLES = 20
 
 
 @dataclass(slots=True)
 class Stream:
-    """One call's arguments, and the deltas that bring them."""
+    """The arguments of one call, and the deltas that contain them."""
 
     shape: str
     arguments: dict[str, Any]
@@ -46,7 +46,7 @@ class Stream:
 
 
 def streams(size: int) -> list[Stream]:
-    """Make arguments of about `size` characters: one long string, many small values, speech."""
+    """Return arguments of about `size` characters: a long string, many small values, `to_user`."""
     line = '    items.append("%d")  # keeps what came, né\n'
     code = "".join(line % number for number in range(size // len(line)))
     row = {"id": 0, "name": "a row", "ok": True, "tags": ["a", "b"], "value": 1.5}
@@ -61,7 +61,7 @@ def streams(size: int) -> list[Stream]:
 
 
 class Contender:
-    """Takes the arguments of a stream's call; `cost` is the CPU time of that, in seconds."""
+    """Extracts the arguments of a stream's call; `cost` is the CPU time in seconds."""
 
     name: str
     once = False
@@ -82,7 +82,7 @@ class Contender:
 
 
 class LowerBound(Contender):
-    """Joins all pieces and parses once at the end: nobody sees anything before."""
+    """Joins all pieces and parses once at the end, so nothing is available before."""
 
     name = "lower bound"
 
@@ -97,7 +97,7 @@ class LowerBound(Contender):
 
 
 class Ours(Contender):
-    """`fork()`, and its calls; `to_user` is taken out and lies ready."""
+    """`fork()` and its calls; `to_user` is extracted and not read."""
 
     name = "anabranch"
 
@@ -108,7 +108,7 @@ class Ours(Contender):
 
 
 class OursHeard(Contender):
-    """The same, and the text that is for the user is read while it comes."""
+    """The same, and the text for the user is read while it streams."""
 
     name = "anabranch, text read"
 
@@ -158,7 +158,7 @@ class _Chunk:
 
 
 class Agere(Contender):
-    """agere's dispatcher: two queues, one task; its text and its calls are both read."""
+    """agere's dispatcher: two queues, one task; text and calls are both read."""
 
     name = "agere"
     once = True
@@ -181,7 +181,7 @@ class Agere(Contender):
         return await super().cost(node, stream)
 
     def expected(self, stream: Stream) -> object:
-        # It gives the text as it was sent, with its escapes.
+        # It returns the text unparsed, with its escapes.
         sent = json.dumps(stream.arguments["to_user"], ensure_ascii=False)[1:-1]
         return sent, super().expected(stream)
 
@@ -197,7 +197,7 @@ class Agere(Contender):
 
 
 class ParsedAnew(Contender):
-    """Parses all that came, again for every delta.
+    """Parses the complete text so far again for each delta.
 
     Only a sample of the deltas, evenly spread, is parsed, and the time is multiplied.
     """

@@ -1,4 +1,4 @@
-"""Who is compared in `loop.py`: each makes, of a server's address, what holds a conversation."""
+"""The contenders of `loop.py`: each makes a conversation function for a server's address."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def langgraph(url: str) -> Converse:
 
 
 def agere(url: str) -> Converse:
-    """Its fork of a reply alone, over the SDK: its commander wants a loop of its own."""
+    """Only agere's fork of a reply, over the SDK, since its commander needs a separate loop."""
     from agere.utils.dispatcher import async_dispatcher_tools_call_for_openai
     from openai import AsyncOpenAI
 

@@ -1,4 +1,4 @@
-"""The servers of `serve.py`: each says the same answer, an event every `pause` seconds."""
+"""The servers of `serve.py`: each sends the same answer, one event every `pause` seconds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _bare(pause: float) -> Starlette:
 
 
 class _Paced(ModelBackend):
-    """A model that sleeps as the bare server does; all else is done as for a real one."""
+    """A model that sleeps like the bare server, with the same overhead as a real model."""
 
     provider = "paced"
 
@@ -72,13 +72,13 @@ def _agent(pause: float) -> ASGIApp:
 
 
 def _model(pause: float) -> ASGIApp:
-    """Serve a model by itself."""
+    """Serve a model without an agent."""
     return serve({"writer": _Paced(pause)}, max_runs=10_000, keep=5)
 
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 RESPONSES = ("/v1/responses", {"input": "hi"})
-# By name: what is served, and what is asked of it.
+# By name: the served object and the kind of request.
 SERVERS: dict[str, tuple[Callable[[float], ASGIApp], tuple[str, dict[str, Any]]]] = {
     "bare Starlette": (_bare, CHAT),
     "chat, a model": (_model, CHAT),
@@ -89,7 +89,7 @@ LAST = {CHAT[0]: b"data: [DONE]", RESPONSES[0]: b"event: response.completed"}
 
 
 def ask(name: str) -> tuple[bytes, bytes]:
-    """Return the request, and what the last event of its answer begins with."""
+    """Return the request, and the start of the last event of its answer."""
     path, body = SERVERS[name][1]
     content = json.dumps({"model": "writer", "stream": True, **body}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -97,7 +97,7 @@ def ask(name: str) -> tuple[bytes, bytes]:
 
 
 def serve_one(name: str, port: Any, pause: float, loop: str, http: Any) -> None:
-    """Serve in this process; its port goes into the pipe `port`, `/cpu` gives its CPU time."""
+    """Serve in this process; write the port into the pipe `port`; `/cpu` returns the CPU time."""
     served = SERVERS[name][0](pause)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,12 +1,12 @@
-"""The chat in the terminal: what it costs to draw a reply in Markdown while it streams.
+"""The chat in the terminal: the cost of drawing a streaming reply in Markdown.
 
     python benchmarks/chat.py            # about five minutes, on a quiet machine
     python benchmarks/chat.py --quick    # a reply of 5 KB: half a minute
 
-CPU time of a reply of 20 KB with code and a table, in deltas of three characters at a hundred a
-second. `blocks` is what the chat does: it prints each finished block once and draws the end of the
-open one twenty times a second. Against it stands rich's `Live` over the whole reply so far, drawn
-as often, and drawn at each delta. All in one run, one after the other.
+CPU time for a reply of 20 KB with code and a table, in 100 deltas of three characters a second.
+`blocks` is the chat's method: it prints each finished block once and draws the end of the growing
+block twenty times a second. It is compared with rich's `Live` over the complete reply so far, drawn
+as often, and drawn at each delta. One run measures all, one after the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 
 from anabranch.cli.chat._markdown import Block, MarkdownStream
-from anabranch.cli.chat._markdown_view import Look, render, tail
+from anabranch.cli.chat._markdown_view import MarkdownStyle, render, tail
 
 WIDTH, HEIGHT = 80, 24
 OPEN_LINES = 18  # of the window, for the open block
@@ -67,7 +67,7 @@ def reply(size: int) -> Sequence[str]:
 
 
 def blocks(deltas: Sequence[str], *, drawn: bool = True) -> None:
-    stream, look, out = MarkdownStream(), Look(WIDTH), io.StringIO()
+    stream, look, out = MarkdownStream(), MarkdownStyle(WIDTH), io.StringIO()
 
     def show(finished: Sequence[Block]) -> None:
         for block in finished:

@@ -1,12 +1,12 @@
-"""The chat in the terminal: how long after a key it is seen, while a model speaks.
+"""The chat in the terminal: the time from a key to its echo while a reply streams.
 
     python benchmarks/chat_keys.py           # some minutes, on a quiet machine
     python benchmarks/chat_keys.py --quick   # fewer keys
 
-The real `anabranch chat` in a pty, and a server on loopback that says Markdown with code and
-tables, a hundred pieces a second. A key is a letter that stands nowhere else on the screen; its
-time is from the write to the pty to the read that has its echo. Keys come at random moments, first
-while nothing else goes on. CPU is that of the chat, whose loop is looked at 50 times a second.
+The real `anabranch chat` in a pty, and a server on loopback that streams Markdown with code and
+tables, a hundred pieces a second. A key is a letter that is nowhere else on the screen. Its time
+runs from the write to the pty to the read of its echo. Keys come at random moments, first while the
+chat is idle. CPU is the time of the chat, whose event loop is checked 50 times a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMAND = Path(sys.executable).parent / "anabranch"
 
 
 def press(terminal: Terminal, keys: int) -> list[float]:
-    """Press so many keys at random moments; return the seconds until each was seen."""
+    """Press keys at random moments; return the seconds until each echo."""
     times: list[float] = []
     for number in range(keys):
         if number % len(LETTERS) == 0:

@@ -1,4 +1,4 @@
-"""The chat in the terminal: what its turns cost in a long session, and many sessions to list.
+"""The chat in the terminal: the cost of turns in a long session, and of listing many sessions.
 
     python benchmarks/chat_long.py            # some minutes, on a quiet machine
     python benchmarks/chat_long.py --turns 300 --sessions 100

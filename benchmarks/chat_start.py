@@ -1,10 +1,10 @@
-"""The chat in the terminal: what it costs to start, and one answer in a pipe.
+"""The chat in the terminal: the cost of its start, and of one answer in a pipe.
 
     python benchmarks/chat_start.py                    # half a minute, on a quiet machine
     python benchmarks/chat_start.py --against FOLDER   # beside another checkout of the package
 
-For each program the least CPU of several runs, and the least time that passed; the checkouts in
-turns. `prompt` is until the prompt stands in a pty; the others are until the program has ended.
+For each program, the lowest CPU time and the lowest elapsed time of several runs, with checkouts
+alternating. `prompt` runs until the prompt appears in a pty, the others until the program ends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from _chat_terminal import ASK, Terminal, environment, home, server
 
 RUNS = 5
-DRAWN = b"\x1b[?7h\x1b[0m\x1b[?12l\x1b[?25h"  # what ends the drawing of a prompt
+DRAWN = b"\x1b[?7h\x1b[0m\x1b[?12l\x1b[?25h"  # the end of a drawing of the prompt
 SAID = ASK.format(read=0, pieces=3, rate=0)
 
 
 def ended(folder: Path, source: str, arguments: list[str], piped: str = "") -> tuple[float, float]:
-    """Run a program to its end; return its seconds of CPU, and those that passed."""
+    """Run a program to its end; return its CPU seconds and its elapsed seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [sys.executable, *arguments],
@@ -41,7 +41,7 @@ def ended(folder: Path, source: str, arguments: list[str], piped: str = "") -> t
 
 
 def stands(folder: Path, source: str, arguments: list[str]) -> tuple[float, float]:
-    """Start the chat in a terminal; return its seconds of CPU until the prompt stands."""
+    """Start the chat in a terminal; return its CPU seconds until the prompt appears."""
     os.environ["PYTHONPATH"] = source
     began = time.perf_counter()
     terminal = Terminal([sys.executable, *arguments], folder)

@@ -1,15 +1,15 @@
-"""Durable runs: what it costs to keep what was done, and what a kill -9 does to effects.
+"""Durable runs: the cost of recording results, and the outcome of effects after kill -9.
 
-    pip install dbos langgraph langgraph-checkpoint-sqlite matplotlib   # in a folder of its own
+    pip install dbos langgraph langgraph-checkpoint-sqlite matplotlib   # in a separate environment
     python benchmarks/durable.py                # about half an hour, on a quiet machine
     python benchmarks/durable.py --quick        # ours only, three rounds, 50 kills: two minutes
     python benchmarks/durable.py --kills 1000 --svg benchmarks/durable.svg
     python benchmarks/durable.py --before ../without    # beside a checkout without durable runs
 
-All in one run: each round measures every contender once, one after the other, and the ratios are
-medians over the rounds of each round's own ratio to a plain node or a bare insert. CPU time is that
-of the process, so with the thread that writes; the clock of the wall is taken where the disk is
-waited for. The kills are those of `benchmarks/durable_kills.py`, each way in a process of its own.
+One run measures all: each round measures each contender once, and a figure is the median of the
+rounds' ratios to a plain node or a bare insert. CPU time covers the process including the writer
+thread. Work that waits for the disk is measured in elapsed time. `benchmarks/durable_kills.py` does
+the kills, each variant in a separate process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from durable_others import OTHERS
 
 HERE = Path(__file__).parent
 ROUNDS = 9
-NODES = 10_000  # so that opening a file and closing it counts for little
+NODES = 10_000  # enough that opening and closing a file matter little
 OTHERS_NODES = 200
 FINISHED = 10_000
 EFFECTS = 300
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def fresh(measure: Callable[[Path], T]) -> T:
-    """Measure in an empty folder; the disk is that of the temporary folders (`TMPDIR`)."""
+    """Measure in an empty folder on the disk of temporary files (`TMPDIR`)."""
     with tempfile.TemporaryDirectory() as folder:
         gc.collect()
         return measure(Path(folder))
@@ -70,7 +70,7 @@ def cpu(function: Callable[[], object]) -> float:
 
 
 def rounds_of(measures: dict[str, Callable[[], float]], rounds: int) -> Found:
-    """Call each measure once in every round; return what each gave."""
+    """Call each measure once in each round; return their results."""
     found: Found = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
@@ -98,7 +98,7 @@ def report(title: str, found: Found) -> dict[str, float]:
 
 
 def measure_nodes(contenders: list[Contender], rounds: int) -> dict[str, float]:
-    """CPU time for a node in its first life, in which its result is written, over a plain one."""
+    """CPU time for a node whose result is written, relative to a plain node."""
 
     def kept(contender: Contender) -> float:
         count = NODES if isinstance(contender, Ours) else OTHERS_NODES
@@ -112,11 +112,11 @@ def measure_nodes(contenders: list[Contender], rounds: int) -> dict[str, float]:
 
 
 def measure_taking_up(ours: Ours, rounds: int) -> dict[str, float]:
-    """CPU time for a node whose result is in the journal, over the same node, plain.
+    """CPU time for a node whose result is in the journal, relative to the same plain node.
 
-    The whole process time of a second life, from the opening of the file to its closing: the claim,
-    the reading of all rows, the replay, the end. All at once is what is judged; in turn, and for a
-    step instead of a durable job, are other shapes of the same.
+    The process time of a complete second execution, from opening the file to closing it: the
+    lease, reading all rows, the replay, the end. The goal applies to children at once. Children in
+    turn, and steps instead of durable jobs, are variants.
     """
     ratios: dict[str, float] = {}
     for shape in ("at once", "in turn", "steps"):
@@ -139,7 +139,7 @@ def measure_taking_up(ours: Ours, rounds: int) -> dict[str, float]:
 
 
 def measure_effects(ours: Ours, rounds: int) -> dict[str, float]:
-    """Time for an effect over that of a bare insert beside it, one at a time and many at once."""
+    """Time for an effect relative to a bare insert, one at a time and many at once."""
     print("\nan effect, wall clock: microseconds, those of a bare insert, the ratio (least, most)")
     ratios: dict[str, float] = {}
     for at_once in (False, True):
@@ -155,7 +155,7 @@ def measure_effects(ours: Ours, rounds: int) -> dict[str, float]:
 
 
 def measure_others(others: list[Contender], rounds: int) -> dict[str, float]:
-    """The same for those whose effects are rows too, or checkpoints."""
+    """Measure the same for contenders whose effects are rows or checkpoints."""
     if not others:
         return {}
     measures: dict[str, Callable[[], float]] = {
@@ -171,7 +171,7 @@ def _effects(contender: Any, folder: Path) -> float:
 
 
 def measure_conversation(contenders: list[Contender]) -> dict[str, float]:
-    """Bytes on the disk of a conversation, over those of its text."""
+    """Bytes of a conversation on disk, relative to its text."""
     print(f"\nbytes of a conversation over its text, {MESSAGES} messages and more")
     found: dict[str, float] = {}
     for each in contenders:
@@ -189,7 +189,7 @@ def measure_conversation(contenders: list[Contender]) -> dict[str, float]:
 
 
 def measure_kills(kills: int, control: int, seed: int, *, dbos: bool) -> dict[str, dict[str, Any]]:
-    """Kill runs in each way; return what became of their charges."""
+    """Kill runs in each way; return the outcome of their charges."""
     found: dict[str, dict[str, Any]] = {}
     print("\nkill -9, charges made outside")
     ways = {"reconcile": kills, "nothing": control, "step": control}
@@ -205,9 +205,9 @@ def measure_kills(kills: int, control: int, seed: int, *, dbos: bool) -> dict[st
 
 
 def measure_unused(before: Path, pairs: int) -> tuple[float, float]:
-    """Return the interval of what the plain tree costs more than in a checkout without the room.
+    """Return the interval of the extra cost of a plain tree over an older checkout.
 
-    The medians' interval at 95 %, of the differences of so many pairs of processes.
+    It is the 95 % interval of the median difference of `pairs` pairs of processes.
     """
     here = HERE.parent
     differences: list[float] = []
@@ -250,7 +250,7 @@ def judge(rows: list[tuple[str, float, float]]) -> bool:
 
 
 def installed() -> list[Contender]:
-    """Make the other contenders; say loudly which are not there."""
+    """Create the other contenders; print which are not installed."""
     found: list[Contender] = []
     for cls in OTHERS:
         try:
@@ -277,7 +277,7 @@ def main() -> None:
     control = options.control or (30 if options.quick else 100)
     print(f"Python {sys.version.split()[0]}, {rounds} rounds, ANABRANCH_SEED={options.seed}")
 
-    logging.disable(logging.WARNING)  # that a body of ten thousand puts holds the loop is known
+    logging.disable(logging.WARNING)  # a body with ten thousand puts is expected to block the loop
     ours = Ours()
     others = [] if options.quick else installed()
     gc.collect()

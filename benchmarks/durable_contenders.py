@@ -1,4 +1,4 @@
-"""The work of `benchmarks/durable.py` in durable runs of this engine, and in bare SQLite."""
+"""The work of `benchmarks/durable.py` as durable runs, and in bare SQLite."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.store import _writer as writer
 
-GAVE = "x" * 40  # what an effect gives
+GAVE = "x" * 40  # the result of an effect
 TEXT = 1_000  # characters of a message
 BLOCK = 20  # effects, and then as many inserts
 
 
 class Contender:
-    """One way to keep work; what it cannot do it does not have."""
+    """One way to store work. Methods for work that it cannot express are missing."""
 
     name = ""
     note = ""
@@ -57,7 +57,7 @@ async def step(number: int) -> int:
 
 
 async def put_cells(node: Any, count: int, shape: str) -> int:
-    """Do the same with children of each kind: jobs at once, one after the other, or steps."""
+    """Put children of one kind: jobs at once, jobs one after the other, or steps."""
     durable = isinstance(node, Durable)
     if shape == "steps":
         call = node.durable.step if durable else None
@@ -71,7 +71,7 @@ async def put_cells(node: Any, count: int, shape: str) -> int:
 
 
 class PlainCells(Job[int]):
-    """Puts so many children and awaits them all."""
+    """Puts a number of children and awaits all of them."""
 
     count: int
     shape: str = "at once"
@@ -81,7 +81,7 @@ class PlainCells(Job[int]):
 
 
 class Cells(Durable[int]):
-    """The same, each of them kept; in a first life that is told so it does not come to its end."""
+    """The same with durable children. In a first execution it can stop before its end."""
 
     count: int
     shape: str = "at once"
@@ -100,7 +100,7 @@ async def give() -> str:
 
 
 class Effects(Durable[list[float]]):
-    """So many effects, one after the other or all at once, and as many bare inserts beside them.
+    """A number of effects, one by one or all at once, and the same number of bare inserts.
 
     Returns the seconds of both. They take turns in short blocks, as a disk has slow moments.
     """
@@ -131,7 +131,7 @@ async def effect(number: int) -> None:
 
 
 class Talk(Durable[int]):
-    """A conversation of so many messages."""
+    """A conversation with a number of messages."""
 
     count: int
 
@@ -161,7 +161,7 @@ class Ours(Contender):
         return run(job, journal=str(folder / "effects.db"), run_id="effects")
 
     def commits(self, folder: Path, count: int) -> float:
-        """Return how many commits one of so many sequential effects makes."""
+        """Return the commits for each of a number of sequential effects."""
         said: list[str] = []
         connect = writer.connect
 
@@ -184,7 +184,7 @@ class Ours(Contender):
         return sum(each.stat().st_size for each in folder.glob("talk.db*") if each.is_file())
 
     def finish_children(self, file: Path, count: int, shape: str = "at once") -> None:
-        """Make a journal in which all children of a run are done, and the run is not."""
+        """Create a journal with a running run whose children have all ended."""
 
         async def main() -> None:
             done = asyncio.Event()
@@ -209,7 +209,7 @@ def run_plain(count: int, shape: str = "at once") -> None:
 
 
 class Bare:
-    """Inserts, each in a commit of its own that is as safe as a journal's."""
+    """Inserts with one commit each, as safe as those of a journal."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = sqlite3.connect(folder / "bare.db", isolation_level=None)
@@ -218,7 +218,7 @@ class Bare:
         self._connection.execute("create table row (id integer primary key, value blob)")
 
     def insert(self, count: int) -> float:
-        """Return the seconds that so many take."""
+        """Return the seconds for a number of inserts."""
         started = time.perf_counter()
         for _ in range(count):
             self._connection.execute("insert into row (value) values (?)", (GAVE.encode(),))

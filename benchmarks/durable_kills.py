@@ -1,11 +1,11 @@
-"""Kills durable runs with SIGKILL at random moments, and counts what happened outside.
+"""Kill durable runs with SIGKILL at random moments, and count their effects.
 
     python benchmarks/durable_kills.py --way reconcile --kills 1000
 
-Each life of a run is a process of its own, forked from this one when it has imported everything.
-It makes twenty charges one after the other, each a row in a file that no journal knows of, with a
-pause before and after it as a call over a network has. A life is killed after a time drawn between
-none and that of a whole run; then the run is taken up, until it is done. Prints one line of JSON.
+Each execution of a run is a separate process, forked from this one after all imports. It makes
+twenty charges one after the other, each a row in a file that the journal does not use, with a pause
+before and after it like a network call. An execution is killed after a random part of the duration
+of a complete run. Then the run is resumed, until it ends. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from anabranch.commander.durable import scope_here
 from anabranch.store import Durable, Journal
 
 CHARGES = 20
-PAUSE = 0.002  # seconds on the way there, and back
-PATIENCE = 60.0  # seconds a life may take at most
+PAUSE = 0.002  # seconds of delay before and after a charge
+PATIENCE = 60.0  # the most seconds for an execution
 
 
-# --- outside
+# --- the external file
 
 
 def connect(file: Path) -> closing[sqlite3.Connection]:
-    """Open a file whose commits a killed process does not lose; the machine stays up here."""
+    """Open a file whose commits survive a killed process, but not a crash of the machine."""
     connection = sqlite3.connect(file, timeout=30, isolation_level=None)
     connection.execute("pragma synchronous = off")
     return closing(connection)
@@ -53,7 +53,7 @@ def charge(outside: str, name: str) -> str:
     return "paid"
 
 
-# --- the ways to make charges, each one life of a run
+# --- variants of charges, each one execution of a run
 
 
 class Charges(Durable[int]):
@@ -84,7 +84,7 @@ class Charges(Durable[int]):
 
 
 def live_here(way: str, folder: Path, run_id: str) -> None:
-    """Start a run of this engine or take it up, and see it through."""
+    """Start or resume a run of this engine, and wait for its end."""
 
     async def main() -> None:
         async with Journal(str(folder / "runs.db"), max_recoveries=1_000_000) as journal:
@@ -94,7 +94,7 @@ def live_here(way: str, folder: Path, run_id: str) -> None:
 
 
 def live_in_dbos(way: str, folder: Path, run_id: str) -> None:
-    """The same in DBOS, whose steps run again if their process died."""
+    """The same in DBOS, whose steps run again after a crash."""
     from dbos import DBOS, SetWorkflowID
 
     url = f"sqlite:///{folder / 'dbos.db'}"
@@ -138,7 +138,7 @@ def begin_life(way: str, folder: Path, run_id: str) -> int:
 
 
 def end_life(pid: int, seconds: float) -> bool:
-    """Kill a life after so long; return whether it was done by then."""
+    """Kill an execution after a time; return whether it had ended."""
     time.sleep(seconds)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -148,7 +148,7 @@ def end_life(pid: int, seconds: float) -> bool:
 
 
 def unanswered(folder: Path, run_id: str) -> Counter[str]:
-    """Return how many rows of which kind a run has in its journal."""
+    """Return the number of rows of each kind in a run's journal."""
     if not (folder / "runs.db").exists():
         return Counter()
     with connect(folder / "runs.db") as sql:
@@ -158,13 +158,13 @@ def unanswered(folder: Path, run_id: str) -> Counter[str]:
                 " (select id from anabranch_run where run_id = ?) group by kind",
                 (run_id,),
             ).fetchall()
-        except sqlite3.OperationalError:  # killed before it had made its tables
+        except sqlite3.OperationalError:  # killed before it created its tables
             return Counter()
     return Counter(dict(kinds))
 
 
 def kill(way: str, kills: int, seed: int) -> dict[str, Any]:
-    """Kill so often; return what became of the charges."""
+    """Kill a number of times; return the outcome of the charges."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -180,7 +180,7 @@ def kill(way: str, kills: int, seed: int) -> dict[str, Any]:
         while found["kills"] < kills:
             run_id = f"run{found['runs']}"
             found["runs"] += 1
-            # The more have been killed, the longer one lives, or a slow one would never end.
+            # Later executions get more time; otherwise a slow run would never end.
             longest = whole
             while not end_life(begin_life(way, folder, run_id), rng.uniform(0, longest)):
                 found["kills"] += 1

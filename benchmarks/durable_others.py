@@ -63,7 +63,7 @@ class Talked(TypedDict):
 
 
 class LangGraph(Contender):
-    """LangGraph: a node that comes to itself again, with a checkpoint after each."""
+    """LangGraph: a node with an edge to itself, and a checkpoint after each step."""
 
     name = "LangGraph"
     note = 'with SqliteSaver and durability="sync"'

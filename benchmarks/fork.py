@@ -1,16 +1,15 @@
-"""What a fork costs: ours against agere, parsing anew for each delta, and parsing once at the end.
+"""The cost of a fork, compared with agere, with parsing again at each delta, and parsing once.
 
     pip install anabranch agere jiter partial-json-parser matplotlib
     python benchmarks/fork.py                   # about two minutes, on a quiet machine
     python benchmarks/fork.py --quick           # ours and the lower bound only: twenty seconds
     python benchmarks/fork.py --svg benchmarks/fork.svg
 
-One tool call comes in deltas of four characters, from an async generator that never waits; what is
-measured is the CPU time until its arguments are there. Each round measures every contender once,
-one after the other, and the ratios are medians over the rounds of each round's own ratio to the
-lower bound: join everything, one `json.loads` at the end. The slow ones are measured in one round
-only, and those that parse anew at a sample of the deltas. Ours goes through `fork()` and
-`reply.tool_calls`, with `to_user` on.
+One tool call streams in deltas of four characters from an async generator that never waits. The
+figure is the CPU time until its arguments are available. Each round measures each contender once,
+and a ratio is the median of the rounds' ratios to the lower bound: join everything, one
+`json.loads` at the end. Slow contenders run in one round only. Those that parse again at each delta
+are measured at a sample of the deltas. Ours uses `fork()` and `reply.tool_calls`, with `to_user`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ async def measure_all(contenders: list[Contender], rounds: int) -> Figures:
         for size, times in SIZES.items():
             for stream in streams(size):
                 gc.collect()
-                gc.freeze()  # or a pass over the deltas would be charged to whoever comes next
+                gc.freeze()  # otherwise the next contender would pay for a pass over the deltas
                 found: dict[str, list[float]] = {each.name: [] for each in contenders}
                 for number in range(rounds):
                     for each in contenders:
@@ -116,7 +115,7 @@ def panels(figures: Figures) -> dict[str, dict[str, float]]:
 
 
 def installed() -> list[Contender]:
-    """Make the other contenders; say loudly which are not there."""
+    """Create the other contenders; print which are not installed."""
     found: list[Any] = []
     for cls in OTHERS:
         try:

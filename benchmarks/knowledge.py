@@ -1,14 +1,14 @@
-"""Documents: what a search finds, and what it costs, beside other stores of vectors.
+"""Documents: the quality and the cost of a search, compared with other vector stores.
 
     pip install apsw sqlite-vec lancedb chromadb matplotlib # in an environment that has this too
     python benchmarks/knowledge.py                # some minutes
     python benchmarks/knowledge.py --quick        # without 100,000 pieces
     python benchmarks/knowledge.py --svg benchmarks/knowledge.svg
 
-The set of questions is in `knowledge_questions.json`: each with a text that stands in the passages
-which answer it, all from this documentation. A question counts as found at 5 if one of the first
-five passages has that text. CPU time is that of the process; each figure is a median. The vectors
-of the larger indexes are random ones around a hundred centres, with a fixed seed.
+`knowledge_questions.json` has questions about this documentation, each with a text from a passage
+that answers it. A question counts as found at 5 if one of the first five passages has that text.
+CPU time covers the process; each figure is a median. The vectors of the larger indexes are random
+around a hundred centres, with a fixed seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GOAL = 0.020  # seconds of CPU for the vector part at 100,000 pieces
 
 
 async def recall(questions: list[dict[str, str]]) -> dict[str, dict[int, float]]:
-    """Say for which part of the questions the answer is among the first passages."""
+    """Return the share of questions whose answer is among the first passages."""
     found: dict[str, dict[int, float]] = {}
     for name, embed in {"words": None, "hybrid": ScriptedBackend().embed}.items():
         async with Index(":memory:", embed=embed) as notes:
@@ -72,7 +72,7 @@ def _has(answer: str, passages: Sequence[Passage]) -> bool:
 
 
 def make_texts(count: int, rng: random.Random) -> list[str]:
-    """Return texts of a hundred words each, of which some are common and most are rare."""
+    """Return texts of a hundred words each, some common and most rare."""
     words = [f"{a}{b}{c}" for a in _SOUNDS for b in _SOUNDS for c in _SOUNDS]
     weights = [1 / (rank + 10) for rank in range(len(words))]
     sums = np.cumsum(weights).tolist()
@@ -91,7 +91,7 @@ def make_vectors(count: int) -> Any:
 
 
 async def measure_size(count: int, folder: Path) -> dict[str, dict[str, float]]:
-    """Measure an index of so many pieces, and the others with the same vectors."""
+    """Measure an index of a number of pieces, and the others with the same vectors."""
     texts, vectors = make_texts(count, random.Random(0)), make_vectors(count + QUERIES)
     asked = vectors[count:]
     by_text = dict(zip(texts, vectors, strict=False))
@@ -151,7 +151,7 @@ async def measure_size(count: int, folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _resident() -> float:
-    """Return how much memory the process has, in MB; 0 where that cannot be told."""
+    """Return the memory of the process in MB, 0 if it is unknown."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

@@ -2,9 +2,9 @@
 
     python benchmarks/local.py
 
-Prints a line for each question of a short talk with three tools: seconds and CPU seconds to the
-first token, tokens read and of them cached, and how late a timer of 10 ms was at most. Both ways
-run one after the other, each in a process of its own; compare them, not days.
+Prints a line for each question of a short conversation with three tools: seconds and CPU seconds to
+the first token, tokens read, cached tokens, and the longest delay of a timer of 10 ms. The variants
+run one after the other, each in a separate process. Compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cpu() -> float:
 
 
 async def tick(late: list[float]) -> None:
-    """Note how late each tick is."""
+    """Record the delay of each tick."""
     while True:
         began = time.perf_counter()
         await asyncio.sleep(TICK)

@@ -1,12 +1,12 @@
-"""What a conversation costs the client: ours against hand-written loops and other libraries.
+"""The cost of a conversation for the client, compared with hand-written loops and other libraries.
 
     python benchmarks/loop.py [--conversations 1 50 200] [--only NAME ...] [--keep FIGURES.json]
 
-A conversation is a user's message, a tool call, its result and a 200-token answer, streamed by a
-scripted server in another process, an event for each token: as fast as it goes, or with `--pause`
-seconds between them. Each contender runs in a process of its own, after two conversations to warm
-up; what counts is the CPU time of that process, in the best of as many rounds as fit into five
-seconds, and of two at least. The others are
+A conversation is a user's message, a tool call, its result and a 200-token answer. A scripted
+server in another process streams it, one event for each token, at full speed or with `--pause`
+seconds between them. Each contender runs in a separate process, after two conversations as warm-up. The
+figure is the CPU time of that process in the best round. Rounds run for five seconds, at least two.
+The others are
 
     pip install "anabranch[openai,http]" openai-agents "pydantic-ai-slim[openai]" \\
         langgraph langchain-openai agere
@@ -36,8 +36,8 @@ from _loop_server import ANSWER, serve
 ROUNDS = 2  # at least
 ENOUGH = 5.0  # seconds of rounds after which no other begins
 BATCH = 20  # conversations that a round has at least
-LONGEST = 600  # seconds for one contender
-BASE = "raw SDK loop"  # what the others are compared with
+CONTENDER_SECONDS = 600  # for one contender
+BASE = "raw SDK loop"  # the base of all ratios
 Figure: TypeAlias = tuple[float, float] | str  # milliseconds, share of the base; or what failed
 Figures: TypeAlias = dict[str, dict[int, Figure]]
 
@@ -81,10 +81,10 @@ def _run(name: str, url: str, conversations: int) -> float | str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=LONGEST,
+            timeout=CONTENDER_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"not done in {LONGEST} s"
+        return f"not done in {CONTENDER_SECONDS} s"
     if done.returncode == 0:
         return float(done.stdout)
     last = (done.stderr.strip().splitlines() or ["no word"])[-1]

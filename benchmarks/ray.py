@@ -1,13 +1,12 @@
-"""Jobs on Ray: against raw Ray tasks, how far behind what they say comes, and over three machines.
+"""Jobs on Ray: compared with raw Ray tasks, the delay of their text, and on three machines.
 
     pip install 'anabranch[ray,http]'
     python benchmarks/ray.py            # about three minutes, on a quiet machine
 
-All on one machine, in one run. Nodes a second: jobs of 10 ms against Ray tasks of 10 ms, in turn,
-medians of the rounds' own ratios. Lag: how long after it was said a piece of text comes home, and
-how long an item of Ray's own stream takes, which does not go by a mailbox. Conversations: 200 at
-once with a model that answers in pieces, on one node of a cluster and on three, each node with room
-for 8.
+One run on one machine. Nodes a second: jobs of 10 ms and Ray tasks of 10 ms, alternating, with the
+median of the rounds' ratios. Lag: the time until a piece of text reaches the driver, and the same
+for an item of Ray's own stream, which uses no mailbox. Conversations: 200 at once with a model that
+answers in pieces, on one node of a cluster and on three, with 8 at a time on each node.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.remove(str(Path(__file__).parent))  # where this file would pass for the package `ray`
+sys.path.remove(str(Path(__file__).parent))  # otherwise `import ray` would find this file
 
 import ray
 from aiohttp import web
@@ -41,14 +40,14 @@ ROOM = 8
 
 
 class Sleep(Job[None]):
-    """Does what the raw task does: the loop's own timers are a millisecond coarser."""
+    """Sleeps like the raw task, since timers of the event loop are a millisecond coarser."""
 
     async def task(self) -> None:
         time.sleep(PAUSE)  # noqa: ASYNC251
 
 
 class Speak(Job[None]):
-    """Says what time it is, every 2 ms."""
+    """Sends the time, every 2 ms."""
 
     async def task(self) -> None:
         for _ in range(PIECES):
@@ -57,7 +56,7 @@ class Speak(Job[None]):
 
 
 class Talk(Job[int]):
-    """Three turns with a model; the result is how much it said."""
+    """Three turns with a model; the result is the length of its replies."""
 
     backend: Backend
 
@@ -129,7 +128,7 @@ async def told() -> list[float]:
 
 
 async def lag() -> None:
-    await streamed()  # where it is the first of its kind
+    await streamed()  # where it is the first job
     rounds = [(await streamed(), await told()) for _ in range(ROUNDS)]
     for name, column in (("Ray's own stream", 0), ("text of a job", 1)):
         lags = [sorted(each[column]) for each in rounds]

@@ -1,12 +1,12 @@
-"""What serving costs: CPU for a delta, against bare Starlette on the same uvicorn.
+"""The cost of serving: CPU for a delta, compared with bare Starlette on the same uvicorn.
 
     python benchmarks/serve.py [--clients 100 1000] [--pause 0.02] [--only NAME ...] [--fast]
 
-So many clients at once ask a server in a process of its own, and read 200 deltas each, which come
-every `--pause` seconds. What counts is the CPU time of that process, for a delta, in the better of
-two rounds after one to warm up; and that no answer is lost: each client has to see all deltas and
-the end. The bare server writes the same chunks by hand. `--fast` is uvicorn with uvloop and
-httptools, else it is asyncio and h11.
+Many clients send requests to a server in a separate process, and each reads 200 deltas, one every
+`--pause` seconds. The figure is the CPU time of the server for a delta, in the better of two rounds
+after a warm-up. No answer may be lost: each client must receive all deltas and the end. The bare
+server writes the same chunks by hand. `--fast` uses uvicorn with uvloop and httptools instead of
+asyncio and h11.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from _serve_servers import DELTAS, SERVERS, ask, serve_one
 
 ROUNDS = 2
 SPREAD = (
-    1.0  # seconds within which clients begin: in lockstep, many deltas share a turn of the loop
+    1.0  # seconds over which clients start; in lockstep, many deltas would share a turn of the loop
 )
 BASE = "bare Starlette"
 
@@ -36,7 +36,7 @@ async def _cpu(port: int) -> float:
 
 
 async def _client(port: int, request: bytes, last: bytes, start: float) -> int:
-    """Ask after `start` seconds; return how many deltas came, -1 if the answer had no end."""
+    """Send a request after `start` seconds; return the number of deltas, -1 without an end."""
     await asyncio.sleep(start)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -52,7 +52,7 @@ async def _client(port: int, request: bytes, last: bytes, start: float) -> int:
 
 
 async def _round(name: str, port: int, clients: int) -> tuple[float, int]:
-    """Return the CPU time for a delta in microseconds, and how many clients lost something."""
+    """Return the CPU microseconds for a delta, and the number of clients with lost deltas."""
     request, last = ask(name)
     before = await _cpu(port)
     counts = await asyncio.gather(

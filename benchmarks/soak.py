@@ -1,11 +1,11 @@
-"""A million jobs through one commander, cancellations and failures mixed in: memory stays flat.
+"""A million jobs in one commander, with cancellations and failures: memory stays flat.
 
     python benchmarks/soak.py [JOBS]
 
-Prints a line at each tenth: jobs so far, how each ended, what the process and Python's own
-allocator hold after a collection, tasks on the loop, nodes alive. After
-the second tenth both may grow by a quarter of a mebibyte at most, less than a byte a job, and every
-job must be accounted for. Takes some minutes, most of them tracemalloc's.
+Prints a line at each tenth: jobs so far, how they ended, the memory of the process and of Python's
+allocator after a collection, tasks on the loop, nodes alive. After the second tenth, both memories
+may grow by a quarter of a mebibyte, less than a byte a job. Each job must be accounted for. Takes
+some minutes, mostly in tracemalloc.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logged: Counter[str] = Counter()
 
 
 class Count(logging.Handler):
-    """Counts the failures that nobody awaited, and prints none of them."""
+    """Counts unawaited failures without printing them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logged[record.msg] += 1
@@ -46,14 +46,14 @@ async def leaf(node: Node[Any]) -> int:
 
 
 class Round(Job[int]):
-    """Does one of several things, by its number."""
+    """A job whose number decides how it ends."""
 
     number: int
 
     async def task(self) -> int:
         match self.number % 10:
             case 0:
-                raise ValueError(self.number)  # nobody awaits it: logged by the commander
+                raise ValueError(self.number)  # not awaited, so the commander logs it
             case 1:
                 await asyncio.Event().wait()  # until it is cancelled
             case 2:
@@ -93,7 +93,7 @@ def put(commander: Commander, number: int) -> Node[Any]:
 
 
 async def wave(commander: Commander, first: int) -> None:
-    """Put some jobs, cancel those that would never end, and wait for all."""
+    """Put jobs, cancel those that would never end, and wait for all."""
     all_ended.clear()
     jobs = [put(commander, number) for number in range(first, first + AT_ONCE)]
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ def report(done: int, began: float) -> tuple[float, float]:
 
 
 def _rss() -> float:
-    """Return what the process holds now in KiB; its peak where the system does not say."""
+    """Return the memory of the process in KiB, or its peak if the system reports only that."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize() / 1024

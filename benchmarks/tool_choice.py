@@ -1,10 +1,10 @@
-"""How often the small model picks the right tool, or none: the questions are kept with the tests.
+"""How often the local model picks the right tool, or none. The questions are with the tests.
 
     python benchmarks/tool_choice.py [--verbose]
 
-Prompts and margin were tuned on the halves `tune` and `other`; `held_out` was not looked at. An
-answer counts as right if the tool is the expected one, or if it is text where none is needed; what
-is in the arguments is shown by --verbose and not judged.
+Prompts and margin were tuned on the parts `tune` and `other`, without `held_out`. An answer counts
+if it calls the expected tool, or if it is text and no tool is needed. Arguments are not judged;
+--verbose prints them.
 """
 
 from __future__ import annotations

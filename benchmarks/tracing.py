@@ -1,14 +1,14 @@
-"""Seeing a run: what it costs to listen, to record and to make spans, and what shows it then.
+"""Observing a run: the cost of listening, recording and spans, and of showing a recording.
 
     pip install logfire matplotlib playwright    # into an environment that has this package too
     python benchmarks/tracing.py                 # about ten minutes, on a quiet machine
     python benchmarks/tracing.py --quick         # three rounds, smaller recordings: two minutes
     python benchmarks/tracing.py --svg benchmarks/tracing.svg
 
-All in one run: each round measures every way once, one after the other, and the ratios are medians
-over the rounds of each round's own ratio to a bare tree. CPU time is that of the process, so with
-the threads that write and export; the wall's clock stands beside it. What is not installed, or not
-there, is said and left out. The page is opened in the Chromium on the path.
+One run measures all: each round measures each way once, and a figure is the median of the rounds'
+ratios to a bare tree. CPU time covers the process including the threads that write and export; the
+elapsed time is printed too. Missing packages and programs are named and left out. The page opens in
+the Chromium on the path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Found = dict[str, list[Cost]]
 
 
 def cost(function: Callable[[], object]) -> Cost:
-    """Return the time that one call takes."""
+    """Return the duration of one call."""
     gc.collect()
     clock, started = time.perf_counter(), time.process_time()
     function()
@@ -67,11 +67,11 @@ def per_node(contender: Ours, shape: str) -> Cost:
 
 
 def measure_shapes(ways: dict[str, Ours], rounds: int, kind: str) -> dict[str, dict[str, float]]:
-    """Return what a node costs in each way over a bare one, by shape."""
+    """Return the cost of a node in each way relative to a bare one, by shape."""
     ratios: dict[str, dict[str, float]] = {}
     for shape in ("fan", "chain", "tree"):
         found: Found = {name: [] for name in ways}
-        for each in ways.values():  # what is needed for the first time
+        for each in ways.values():  # first-time imports
             per_node(each, shape)
         for _ in range(rounds):
             for name, each in ways.items():
@@ -115,10 +115,9 @@ def measure_files(recorded: Recorded) -> dict[str, float]:
 
 
 async def probe(file: Path | None, burst: int) -> tuple[list[float], list[float]]:
-    """Put nodes in bursts; return how long turns of the loop took meanwhile, and how late timers.
+    """Put nodes in bursts; return the durations of the loop's turns and the delays of timers.
 
-    After each burst come fifty timers of a millisecond, and a turn after each: the time in which
-    the thread writes what the burst has left.
+    After each burst, fifty timers of a millisecond give the thread time to write the events.
     """
     from anabranch.commander import Commander
     from anabranch.handlers import handler
@@ -147,7 +146,7 @@ async def probe(file: Path | None, burst: int) -> tuple[list[float], list[float]
 
 
 def measure_latency(file: Path, rounds: int) -> dict[str, float]:
-    """Measure what recording adds to the turns of the loop; return the 99th percentiles, in ms."""
+    """Measure the effect of recording on the loop's turns; return the 99th percentiles in ms."""
     print("\nthe loop while 100,000 events are written: milliseconds (median, 99 %, most)")
     added: dict[str, float] = {}
     for burst in (40, 2_000):
@@ -174,7 +173,7 @@ def quantile(values: list[float], share: float) -> float:
     return 1e3 * sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-# --- what shows it
+# --- showing a recording
 
 
 def write_recording(file: Path, nodes: int) -> None:
@@ -204,7 +203,7 @@ def write_recording(file: Path, nodes: int) -> None:
 
 
 def measure_page(file: Path, folder: Path, rounds: int) -> tuple[float, float] | None:
-    """Write the page of a recording and open it; return its size, and seconds until it is ready."""
+    """Write and open the page of a recording; return its size and the seconds until it is ready."""
     from anabranch.tracing import read
 
     page = folder / "page.html"
@@ -220,7 +219,7 @@ def measure_page(file: Path, folder: Path, rounds: int) -> tuple[float, float] |
 
 
 def open_page(page: Path, rounds: int) -> list[float] | None:
-    """Return the seconds from the call until the page has drawn itself, each in a fresh tab."""
+    """Return the seconds until the page is drawn, each in a new tab."""
     names = "chromium", "chromium-browser", "google-chrome"
     found = next(filter(None, map(shutil.which, names)), None)
     try:
@@ -246,7 +245,7 @@ def open_page(page: Path, rounds: int) -> list[float] | None:
 
 
 def measure_reading(folder: Path, lines: int) -> tuple[float, float]:
-    """Read a long recording in a process of its own; return the seconds, and the megabytes."""
+    """Read a long recording in a separate process; return the seconds and megabytes."""
     file = folder / "long.jsonl"
     write_recording(file, lines // 3)
     seconds, megabytes, nodes, missed = in_own_process(
@@ -274,7 +273,7 @@ def in_own_process(program: str) -> list[float]:
 
 
 def most_memory() -> float:
-    """Return the megabytes that this process has had at most; not a number where nobody says it."""
+    """Return the peak memory of this process in megabytes, NaN if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(each.split()[1]) / 1024 for each in lines if "VmHWM" in each), math.nan)
@@ -293,7 +292,7 @@ def measure_diff(first: Path, second: Path) -> float | None:
 
 
 def measure_memory(folder: Path, nodes: int) -> dict[int, float]:
-    """Return the megabytes of this process as it records more and more nodes, a thousand alive."""
+    """Return the megabytes of this process for growing numbers of nodes, 1,000 alive at a time."""
     found: dict[int, float] = {}
     for count in (nodes // 10, nodes // 2, nodes):
         (found[count],) = in_own_process(
@@ -318,7 +317,7 @@ def judge(rows: list[tuple[str, float, float]]) -> bool:
 
 
 def draw(ratios: dict[str, dict[str, float]], file: Path) -> None:
-    """Draw the ratios of handlers, which are those that Logfire has too."""
+    """Draw the ratios of handlers, the only nodes that Logfire can measure."""
     panels = {
         f"{shape}, bare = 1": {
             name if name == InLogfire.name else f"anabranch, {name}": ratio
@@ -331,7 +330,7 @@ def draw(ratios: dict[str, dict[str, float]], file: Path) -> None:
 
 
 def installed(file: Path, *, quick: bool) -> dict[str, dict[str, Ours]]:
-    """Make the ways to see a run, by kind of node; say loudly which are not there."""
+    """Create the ways to observe a run, by kind of node; print which are not installed."""
     ways: dict[str, dict[str, Ours]] = {"handlers": {BARE: Ours()}, "jobs": {BARE: of_jobs(Ours())}}
     both: list[tuple[type[Ours], list[Any]]] = [(Watched, []), (Recorded, [file]), (Spanned, [])]
     for cls, arguments in both:
@@ -368,7 +367,7 @@ def main() -> None:
     rounds = options.rounds or (3 if options.quick else ROUNDS)
     lines = LINES // 10 if options.quick else LINES
     print(f"Python {sys.version.split()[0]}, {rounds} rounds, {os.cpu_count()} cores")
-    logging.disable(logging.WARNING)  # that a body of ten thousand puts holds the loop is known
+    logging.disable(logging.WARNING)  # a body with ten thousand puts is expected to block the loop
     sys.setrecursionlimit(1_000_000)
 
     with tempfile.TemporaryDirectory() as name:

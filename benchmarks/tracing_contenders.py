@@ -1,7 +1,7 @@
 """The shapes of `benchmarks/tree.py`, each seen in several ways, for `benchmarks/tracing.py`.
 
-Every way runs the same trees of this engine. What is made in a thread or kept in a queue is waited
-for, so that its cost is in what is measured.
+Each way runs the same trees of this engine. The measurement waits for work in threads and queues,
+so that it includes their cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Watched(Ours):
 
 
 class Recorded(Ours):
-    """A recording; without `content`, as it is by default."""
+    """A recording without `content`, the default."""
 
     name = "record()"
 
@@ -46,9 +46,9 @@ class Recorded(Ours):
 
 
 class Spanned(Ours):
-    """A span for each node, by OpenTelemetry's SDK, in batches for an exporter that does nothing.
+    """A span for each node by OpenTelemetry's SDK, in batches for an exporter that does nothing.
 
-    Its queue is long enough to keep them all: else it would drop most, which is cheaper.
+    Its queue has room for all spans. Otherwise it would drop most of them, which is cheaper.
     """
 
     name = "otel()"
@@ -128,7 +128,7 @@ class InLogfire(Ours):
 
 
 def of_jobs(contender: Ours) -> Ours:
-    """Make a contender run jobs, which pass the commander's queue, in place of handlers."""
+    """Make a contender run jobs, which wait in the commander's queue, instead of handlers."""
     jobs = OursJobs()
     contender.leaf, contender.link, contender.branch = jobs.leaf, jobs.link, jobs.branch
     contender.start = jobs.start  # type: ignore[method-assign]

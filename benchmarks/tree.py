@@ -5,10 +5,10 @@
     python benchmarks/tree.py --quick           # ours and raw only: about two
     python benchmarks/tree.py --svg benchmarks/tree.svg
 
-All in one run and one process, single-threaded, in CPU time: each round measures every contender
-once, one after the other, and the ratios are medians over the rounds of each round's own ratio to
-the raw `asyncio.TaskGroup` with a done callback. What is imported is frozen out of the garbage
-collector's sight, so that a library with a large heap does not slow the others.
+One process measures all in CPU time, with one thread: each round measures each contender once. A
+figure is the median of the rounds' ratios to the raw `asyncio.TaskGroup` with a done callback.
+Imported objects are frozen (`gc.freeze`), so that a library with a large heap does not slow the
+others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cost(function: Callable[[], object]) -> float:
 
 
 def per_node(contender: Contender, shape: str, size: int) -> float:
-    """Return the CPU time for one node, in microseconds; each at a size that it can bear."""
+    """Return the CPU microseconds for one node, at a size that the contender supports."""
     if shape == "chain":
         size = min(size, getattr(contender, "chain_most", contender.most))
     elif shape == "fan":
@@ -62,7 +62,7 @@ def per_node(contender: Contender, shape: str, size: int) -> float:
 
 
 def interleaved(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Call each measure once in every round; return what each gave."""
+    """Call each measure once in each round; return their results."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
@@ -156,7 +156,7 @@ def finishing(contender: Any, order: range) -> float:
 
 
 def measure_orders(contenders: list[Contender], rounds: int) -> dict[str, float]:
-    """Return what finishing in reverse costs over finishing in order."""
+    """Return the cost of ending in reverse order relative to ending in order."""
     print(f"\nfinishing {ORDERED:,} children in reverse, over in order")
     ratios: dict[str, float] = {}
     for each in contenders:
@@ -171,7 +171,7 @@ def measure_orders(contenders: list[Contender], rounds: int) -> dict[str, float]
 
 
 def measure_watching(rounds: int) -> dict[str, float]:
-    """Return what a listener that reads every event costs, for each shape."""
+    """Return the cost of a listener that reads each event, for each shape."""
     print("\na listener to events(), over none")
     found: dict[str, float] = {}
     for shape, size in (("fan", FAN), ("chain", CHAIN), ("tree", DEPTH)):
@@ -184,7 +184,7 @@ def measure_watching(rounds: int) -> dict[str, float]:
 
 
 def measure_depth() -> list[str]:
-    """Run a chain `DEEP` deep at the default recursion limit; return what came of it."""
+    """Run a chain `DEEP` deep at the default recursion limit; return the outcome."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1_000)
     try:
@@ -218,7 +218,7 @@ def bars(ratios: Ratios) -> None:
 
 
 def installed() -> list[Contender]:
-    """Make the other contenders; say loudly which are not there."""
+    """Create the other contenders; print which are not installed."""
     found: list[Contender] = []
     for cls in OTHERS:
         try:

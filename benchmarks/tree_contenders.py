@@ -1,8 +1,8 @@
 """The shapes of work of `benchmarks/tree.py`, for raw asyncio and for this engine.
 
-Every node counts one callback when it is done (or, where a library has no callbacks, adds one to
-a sum at its end), and every function checks that all nodes have been counted. Shapes that a
-library cannot express are absent. `tree_others.py` has the other libraries.
+Each node counts one callback at its end. In libraries without callbacks, it adds one to a sum. Each
+function checks that all nodes were counted. Shapes that a library cannot express are missing.
+`tree_others.py` has the other libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Look = Callable[[], None]
 
 
 class Counter:
-    """Counts what has ended; the callback of every node."""
+    """Counts ended nodes; the callback of each node."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,11 +33,11 @@ def nodes_in_tree(depth: int) -> int:
 
 
 class Contender:
-    """One library. `fan`, `chain`, `tree`, `blocked`, `ordered`: whichever it can express."""
+    """One library, with the shapes of work that it can express."""
 
     name = ""
     note = ""
-    # The largest sizes it is asked for; beyond them a round takes minutes.
+    # The largest sizes that are measured; larger ones take minutes per round.
     most = 100_000
 
     def can(self, shape: str) -> bool:
@@ -45,7 +45,7 @@ class Contender:
 
 
 class Raw(Contender):
-    """asyncio.TaskGroup with a done callback: what everything is compared with."""
+    """asyncio.TaskGroup with a done callback, the base of all ratios."""
 
     name = "raw TaskGroup"
 
@@ -232,7 +232,7 @@ class Ours(Contender):
 
 
 class OursJobs(Ours):
-    """This engine: jobs, which pass the commander's queue."""
+    """This engine: jobs, which wait in the commander's queue."""
 
     name = "anabranch jobs"
 
@@ -283,7 +283,7 @@ class OursJobs(Ours):
 
 
 class OursWatched(Ours):
-    """This engine, with a listener that reads all events as they come."""
+    """This engine, with a listener that reads all events at once."""
 
     name = "anabranch, watched"
     listeners = 1

@@ -90,7 +90,7 @@ class Anyio(Contender):
 
 
 class Trio(Anyio):
-    """trio, which has a loop of its own."""
+    """trio, which has its own event loop."""
 
     name = "trio"
     note = ""
@@ -212,7 +212,7 @@ class Agere(Contender):
 
 
 class State(TypedDict):
-    """LangGraph's state: the sum is its callback."""
+    """LangGraph's state; adding to its sum replaces the callback."""
 
     done: Annotated[int, operator.add]
     left: int

@@ -70,7 +70,7 @@ async def through(backend: VLLMBackend, tokens: int) -> int:
 
 
 async def speed(reply: Callable[[], Awaitable[int]], concurrent: int) -> float:
-    """Return the tokens a second of so many replies at once."""
+    """Return the tokens per second of a number of simultaneous replies."""
     start = time.perf_counter()
     counts = await asyncio.gather(*(reply() for _ in range(concurrent)))
     return sum(counts) / (time.perf_counter() - start)
@@ -126,7 +126,7 @@ async def _cost(reply: Callable[[], AsyncGenerator[Delta, None]], concurrent: in
 
 
 async def pipe(args: Any) -> None:
-    """Print what the way through the backend costs."""
+    """Print the cost of a token's way through the backend."""
     _vllm.find_spec, _vllm.answer = (lambda _: True), _counts  # type: ignore[assignment]
     loaded = LoadedModel(SimpleNamespace(shutdown=lambda: None), {}, "")
     _vllm_engine._load = lambda _: loaded

@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""All commands of the command line, and the options of `chat`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import typer
 from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
 from ._exit import FAILED, Debug, report_errors
-from ._knowledge import Embedder, knowledge
+from ._knowledge import EmbedderOption, knowledge
+from ._output import LegibleLog
 from ._run import run
 from ._runs import runs
-from ._serve import serve_command
-from ._terminal import LegibleLog
+from ._serve import serve_things
 from ._view import show_diff, view
 from ._watch import watch
 
@@ -33,7 +33,7 @@ app = typer.Typer(
 app.add_typer(knowledge, name="knowledge")
 app.add_typer(runs, name="runs")
 app.command("diff")(show_diff)
-app.command("serve")(serve_command)
+app.command("serve")(serve_things)
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,7 +49,7 @@ def anabranch(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Orchestrate language models over a tree of asyncio tasks."""
+    """Run, record, serve and talk to language models."""
 
 
 app.command()(run)
@@ -61,7 +61,7 @@ app.command()(view)
 def chat(
     question: Annotated[
         str | None,
-        typer.Argument(help="Ask this, show the answer, and end; what is piped in goes with it."),
+        typer.Argument(help="Answer this and exit. Piped text is added to it."),
     ] = None,
     model: Annotated[
         str | None,
@@ -70,94 +70,96 @@ def chat(
             "-m",
             envvar="ANABRANCH_MODEL",
             help="local (a small model in this process), local:FILE.gguf, openai:NAME, "
-            "mistral:NAME, groq:NAME, vllm:NAME, or the http address of a server. "
-            "Default: the session's, else local.",
+            "mistral:NAME, groq:NAME, vllm:NAME, or the URL of a server. "
+            "Default: the session's model, otherwise local.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The model's name, where the server of --model or --url has several."),
+        typer.Option(help="The model to use if the server of --model or --url has several."),
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option(help="Another server for openai:, mistral: or groq:.")
+        str | None, typer.Option(help="The URL of another server for openai:, mistral: or groq:.")
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="A system prompt.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="The system prompt.")] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
             "--tools",
             "-t",
-            help="Tools for the model, with commas between: python, web, mcp:COMMAND_OR_URL, "
-            "module:name, module for all in it, a package's NAME, or none. May be given "
-            "several times. Default: the time, arithmetic and an example of weather.",
+            help="Tools for the model, separated by commas: python, web, mcp:COMMAND_OR_URL, "
+            "module:name, a module (all its tools), the NAME of an installed plugin, or none. "
+            "Repeatable. Default: time, arithmetic and a sample weather tool.",
         ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest reply.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="The sampling temperature.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The most tokens of a reply.")
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help=f"How the model writes calls of tools, if it writes them into its text: "
-            f"{', '.join(FORMATS)}. May be given several times. Default: what is known of it.",
+            help=f"How the model writes tool calls into its text: {', '.join(FORMATS)}. "
+            "Repeatable. Default: the known format of the model.",
         ),
     ] = None,
     documents: Annotated[
         str | None,
         typer.Option(
-            "--knowledge", "-k", help="An index to search: anabranch knowledge makes one."
+            "--knowledge", "-k", help="An index to search, made by anabranch knowledge add."
         ),
     ] = None,
-    embed: Embedder = None,
+    embed: EmbedderOption = None,
     images: Annotated[
         list[str] | None,
-        typer.Option("--image", "-i", help="A file that goes with the question. Also several."),
+        typer.Option("--image", "-i", help="An image for the question. Repeatable."),
     ] = None,
-    go_on: Annotated[
-        bool, typer.Option("--continue", "-c", help="Go on with the newest session.")
+    newest: Annotated[
+        bool, typer.Option("--continue", "-c", help="Continue the most recent session.")
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", "-r", help="Go on with this session: its id, or its title."),
+        typer.Option("--resume", "-r", help="Continue a session: its id or its title."),
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Keep the session, or forget it.")
+        bool, typer.Option("--history/--no-history", help="Save the session, or do not.")
     ] = True,
     load: Annotated[
-        Path | None, typer.Option(help="Begin with a conversation saved by /save.")
+        Path | None, typer.Option(help="Start with a conversation that /save wrote.")
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(
-            help="Talk to module:name: an agent, a group, an orchestrator, a job, a handler."
-        ),
+        typer.Option(help="Talk to module:name, an agent, group, orchestrator, job or handler."),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Talk to what anabranch serve offers at this address.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="Talk to an anabranch serve at this URL.")] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Line by line, with neither colours nor a live prompt.")
+        bool, typer.Option("--plain", help="Print line by line, without colours and live prompt.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answer's whole message as JSON.")
+        bool,
+        typer.Option("--json", help="Print the answer as JSON, with all fields of the message."),
     ] = False,
     theme: Annotated[
-        str | None, typer.Option(help="The colours: dark, light or none. /theme keeps a choice.")
+        str | None,
+        typer.Option(help="The colours: dark, light or none. /theme in the chat saves a choice."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Talk to a model, or to anything that can be served, in the terminal or in a pipe.
+    """Talk to a model, an agent or a server, in the terminal or through a pipe.
 
-    In the terminal, /help lists the commands and keys; Ctrl-C stops the model while it speaks and
-    leaves at an empty prompt. From a pipe each line is a turn. With a question there is one answer:
-    what is piped in goes with it. Ends with status 0; 1 if a turn failed; 2 for wrong usage or a
-    model that cannot be opened; 130 for Ctrl-C; 128 and a signal's number for that signal.
+    With QUESTION, prints one answer and exits. Otherwise /help lists the commands and keys. Ctrl-C
+    stops the answer, and exits at an empty prompt. In a pipe, each line is a turn. Exit status: 0;
+    1 if a turn failed; 2 for wrong usage or a model that cannot be opened; 130 after Ctrl-C; 128
+    plus its number after a signal.
     """
-    from .chat import ChatOptions, hold_chat
+    from .chat import ChatArguments, run_chat
 
     options = {"temperature": temperature, "max_tokens": max_tokens}
     logging.getLogger().addHandler(LegibleLog())
-    chosen = ChatOptions(
+    chosen = ChatArguments(
         question=question,
         model=model,
         name=name,
@@ -170,7 +172,7 @@ def chat(
         embed=embed,
         load=load,
         images=tuple(images or ()),
-        resume=resume if resume is not None else "" if go_on else None,
+        resume=resume if resume is not None else "" if newest else None,
         history=history,
         agent=agent,
         url=url,
@@ -180,4 +182,4 @@ def chat(
         debug=debug,
     )
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        raise SystemExit(asyncio.run(hold_chat(chosen)))
+        raise SystemExit(asyncio.run(run_chat(chosen)))

@@ -1,4 +1,4 @@
-"""Show a run while it goes on: a tree at the bottom of a terminal, or plain lines elsewhere."""
+"""Show a run live: as a tree at the bottom of a terminal, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from rich.console import Console
 from rich.text import Text
 
 from ..tracing import Trace
-from ._streams import CapturedStream, begun_lines, captured_streams
-from ._terminal import allow_unencodable, complain, has_unicode
+from ._output import allow_unencodable, has_unicode, print_error
+from ._streams import CapturedStream, capture_streams, unfinished_lines
 from ._tree_model import TreeSummary
 from ._tree_view import ascii_signs, draw, name_failure, sum_line
 
 __all__ = [
     "FRAME_SECONDS",
+    "DisplayThread",
     "LiveRegion",
     "TreeDisplay",
-    "Watcher",
     "can_draw",
-    "elapsed",
+    "elapsed_seconds",
     "print_lines",
 ]
 
 FRAME_SECONDS = 0.125
-# A thread that draws rests so many times as long as a frame takes: a very large tree moves slowly.
-REST_FACTOR = 4
-# While a program prints much, the region is drawn again only after this time.
-MIN_PAUSE_SECONDS = 0.03
+# The drawing thread pauses for this many times the duration of a frame. So the drawing of a very
+# large tree takes at most a fifth of a core.
+IDLE_FACTOR = 4
+# While a program prints much, the region is not drawn more often than this.
+MIN_REDRAW_SECONDS = 0.03
 PLAIN_LINE_SECONDS = 1.0
 PLAIN_COLUMNS, PLAIN_LINES = 200, 50
-HIDE, SHOW, CLEAR_LINE, CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[K", "\x1b[J"
+HIDE_CURSOR, SHOW_CURSOR, CLEAR_LINE, CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[K", "\x1b[J"
 
 
 def can_draw(stream: TextIO) -> bool:
@@ -49,17 +50,17 @@ def can_draw(stream: TextIO) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
 
 
-def elapsed(trace: Trace) -> float:
-    """Return the duration of a run so far, in seconds; of one that has ended, its duration."""
+def elapsed_seconds(trace: Trace) -> float:
+    """Return the seconds since the start of a run, or its duration if it has ended."""
     return max(trace.end, time.time() - trace.time) if trace.live and trace.lives else trace.end
 
 
 class LiveRegion:
-    """Lines at the bottom of the terminal, drawn again below everything that is printed.
+    """Lines that stay at the bottom of the terminal, below all printed output.
 
-    In its block, text printed to standard output or error appears above the lines, as it was
-    written; a line without an end waits at their top. Each frame overwrites the one before instead
-    of clearing it first, so nothing flickers. Any thread may draw and print.
+    Inside the block, text printed to standard output or standard error appears unchanged above the
+    lines. A line without a line end waits at the top of the region. Each frame overwrites the
+    previous one without clearing it, so nothing flickers. Any thread may draw and print.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class LiveRegion:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines that may be used.
+        """The columns and lines that the region may use.
 
-        One line is for the cursor, and one is left above: some terminals move what is cleared from
-        their first line on into the scrollback.
+        It leaves out the line of the cursor and the first line of the screen. Some terminals move
+        lines that are cleared from the first line on into the scrollback.
         """
         columns, lines = 80, 24
         with suppress(OSError, ValueError):
@@ -101,7 +102,7 @@ class LiveRegion:
 
     def _refresh(self) -> None:
         with self._lock:
-            if time.monotonic() - self._painted > MIN_PAUSE_SECONDS:
+            if time.monotonic() - self._painted > MIN_REDRAW_SECONDS:
                 self._paint()
 
     def _move_up(self) -> str:
@@ -113,8 +114,8 @@ class LiveRegion:
 
     def _paint(self) -> None:
         columns, height = self.size
-        begun = [Text(line, end="") for line in begun_lines(self._captured, columns)]
-        lines = [*begun, *self._lines][-height:]
+        unfinished = [Text(line, end="") for line in unfinished_lines(self._captured, columns)]
+        lines = [*unfinished, *self._lines][-height:]
         self._console.width = columns
         drawn = list[str]()
         for line in lines:
@@ -122,15 +123,15 @@ class LiveRegion:
             line.rstrip()
             with self._console.capture() as captured:
                 self._console.print(line, soft_wrap=True, end="")
-            # After a full line the cursor is on its last column, which must not be cleared.
+            # After a full line the cursor is still on its last column: clearing would erase a cell.
             drawn.append(captured.get() + (CLEAR_LINE if line.cell_len < columns else "") + "\r\n")
-        self._out.write(f"{HIDE}{self._move_up()}{''.join(drawn)}{CLEAR_BELOW}{SHOW}")
+        self._out.write(f"{HIDE_CURSOR}{self._move_up()}{''.join(drawn)}{CLEAR_BELOW}{SHOW_CURSOR}")
         self._out.flush()
         self._visible = [line.cell_len for line in lines]
         self._painted = time.monotonic()
 
     def __enter__(self) -> Self:
-        capture = captured_streams(self._print, self._refresh, raw=True)
+        capture = capture_streams(self._print, self._refresh, raw=True)
         self._captured = self._stack.enter_context(capture)
         if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGCONT, self._continue)
@@ -138,7 +139,7 @@ class LiveRegion:
         return self
 
     def _continue(self, number: int, frame: FrameType | None) -> None:
-        """Draw below the text that a shell wrote while the process was stopped."""
+        """Draw the region again, below the text that a shell wrote during the stop."""
         self._visible = []
 
     def __exit__(self, *_: object) -> None:
@@ -151,8 +152,8 @@ class LiveRegion:
 class TreeDisplay:
     """Shows a run on standard error.
 
-    On a terminal that is its tree in a live region. Elsewhere it is a plain line about changes,
-    once a second at most, and the complete tree at the end.
+    A terminal gets the tree in a live region. A pipe gets one line about changes, at most once a
+    second, and the complete tree at the end.
     """
 
     def __init__(self, title: str) -> None:
@@ -164,14 +165,14 @@ class TreeDisplay:
         self._printed = float("-inf")
 
     def show(self, trace: Trace) -> None:
-        """Show the run as it is now."""
+        """Show the current state of the run."""
         if self._region is not None:
             self._region.draw(self._draw(trace, *self._region.size))
         elif time.monotonic() - self._printed >= PLAIN_LINE_SECONDS:
             self._print_changes(trace)
 
     def end(self, trace: Trace) -> None:
-        """Show the run for the last time; this remains on the screen."""
+        """Show the final state of the run, which remains on the screen."""
         if self._region is not None:
             self.show(trace)
         else:
@@ -179,7 +180,9 @@ class TreeDisplay:
 
     def _draw(self, trace: Trace, columns: int, lines: int) -> list[Text]:
         summary, unicode = self._summarize(trace), has_unicode(sys.stderr)
-        return draw(summary, columns, lines, elapsed(trace), title=self._title, unicode=unicode)
+        return draw(
+            summary, columns, lines, elapsed_seconds(trace), title=self._title, unicode=unicode
+        )
 
     def _summarize(self, trace: Trace) -> TreeSummary:
         if self._summary is None or self._summary.trace is not trace:
@@ -192,7 +195,7 @@ class TreeDisplay:
         if summary.counts == self._counts:
             return
         self._printed, self._counts = time.monotonic(), summary.counts.copy()
-        words = sum_line(summary, elapsed(trace))
+        words = sum_line(summary, elapsed_seconds(trace))
         if len(summary.failed) > self._failed:
             words += f" · {name_failure(next(islice(summary.failed, self._failed, None)))}"
         self._failed = len(summary.failed)
@@ -213,14 +216,14 @@ class TreeDisplay:
 
 
 def print_lines(console: Console, lines: Sequence[Text]) -> None:
-    """Print lines as they are, without wrapping them."""
+    """Print lines without wrapping them."""
     for line in lines:
         line.rstrip()
         console.print(line, soft_wrap=True, end="\n")
 
 
-class Watcher:
-    """Shows a run of this process from its own thread, so that it does not delay the event loop."""
+class DisplayThread:
+    """A thread that shows a run of this process, so that drawing does not delay the event loop."""
 
     def __init__(self, display: TreeDisplay, current: Callable[[], Trace]) -> None:
         self._display = display
@@ -235,7 +238,7 @@ class Watcher:
             started = time.perf_counter()
             if not self._try(self._display.show):
                 return
-            pause = max(FRAME_SECONDS, (time.perf_counter() - started) * REST_FACTOR)
+            pause = max(FRAME_SECONDS, (time.perf_counter() - started) * IDLE_FACTOR)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -248,10 +251,10 @@ class Watcher:
             self._try(self._display.end)
 
     def _try(self, show: Callable[[Trace], None]) -> bool:
-        """Show the run; an error is reported once, and the run goes on without a display."""
+        """Show the run. After an error, report it and stop the display; the run continues."""
         try:
             show(self._current())
         except Exception as error:  # noqa: BLE001 - no error of the display may reach the run
             self._works = False
-            complain(f"the drawing ends here: {type(error).__name__}: {error}")
+            print_error(f"the display of the run failed: {type(error).__name__}: {error}")
         return self._works

@@ -1,4 +1,4 @@
-"""Asking for a line on a terminal: with a line editor, or without one where there is none."""
+"""Read a line from the person, with a line editor if the terminal can move the cursor."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ __all__ = ["LineEditor", "open_history", "screen", "terminal_output"]
 
 
 class LineEditor:
-    """Reads what a person writes; `edits` says whether keys can move in it."""
+    """Reads messages and answers of a person. `edits` is true if a line editor is available."""
 
     def __init__(self, commands: list[str]) -> None:
         self.edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
         self._commands = commands
 
     async def read(self, prompt: str) -> str | None:
-        """Return what the user says, None at the end of the input.
+        """Return the person's message, None at the end of the input.
 
-        Several lines are one text: Alt-Enter, or a backslash at the end of a line. It enters the
-        history of all sessions. Ctrl-C where nothing stands raises `KeyboardInterrupt`.
+        Alt-Enter, or a backslash at the end of a line, continues the message on another line. The
+        message is added to the history of all sessions. Ctrl-C clears the line, and raises
+        `KeyboardInterrupt` if the line is empty.
         """
         if not self.edits:
             return await _read_plain(prompt)
@@ -77,9 +78,9 @@ class LineEditor:
         )
 
     async def answer(self, prompt: str, draft: str = "") -> str | None:
-        """Return the answer to a question, None for none; `draft` stands there to be changed.
+        """Return the answer to a question, None for no answer. The person can edit `draft`.
 
-        It does not enter the history. What is printed meanwhile stands above the question.
+        The answer is not added to the history. Output of the program appears above the question.
         """
         if not self.edits:
             return await _read_plain(prompt)
@@ -89,10 +90,10 @@ class LineEditor:
         return await _prompt(session, prompt, draft)
 
     async def choose(self, prompt: str) -> tuple[str | None, bool]:
-        """Return the answer to a question, None for none, and whether it was typed by itself.
+        """Return the answer to a question, None for no answer, and whether it was typed alone.
 
-        What comes in a burst with more, as what is pasted does, is no answer to a question; a paste
-        that the terminal marks as such is not even taken. Drop what was typed before first.
+        An answer that arrives in one burst with further keys was probably pasted, so the caller
+        must ask again. Marked pastes are refused. Call `discard_typeahead` first.
         """
         if not self.edits:
             answer = await _ask_plain(prompt)
@@ -110,7 +111,7 @@ class LineEditor:
 
 
 def screen() -> TextIO:
-    """Return the stream that a person sees, as far as can be known."""
+    """Return the stream that the person sees: standard error if only that is a terminal."""
     return sys.stderr if sys.stderr.isatty() and not sys.stdout.isatty() else sys.stdout
 
 
@@ -140,7 +141,7 @@ async def _read_plain(prompt: str) -> str | None:
 
 
 def open_history() -> FileHistory | InMemoryHistory:
-    """Return what was said in all sessions; where that cannot be kept, what is said in this one."""
+    """Return the history of all sessions, or an empty one in memory if its file is not writable."""
     from platformdirs import user_state_path
 
     try:
@@ -153,10 +154,10 @@ def open_history() -> FileHistory | InMemoryHistory:
 
 
 def terminal_output() -> Output:
-    """Return the terminal, never asked where its cursor is: some do not answer.
+    """Return an output that never asks the terminal for its cursor position.
 
-    Asked, such a terminal gets a warning in the midst of what the user writes; the answer of a
-    slow one is taken for keys by what runs next. The prompt does not need it.
+    Some terminals do not reply, and prompt_toolkit then prints a warning into the user's line. A
+    late reply would be read as keys by the next program. The prompt works without the position.
     """
     output = create_output()
     if isinstance(output, Vt100_Output):
@@ -165,7 +166,7 @@ def terminal_output() -> Output:
 
 
 class _History(FileHistory):
-    """A history that may be lost, on a full disk, but ends no chat."""
+    """A history whose errors, such as a full disk, do not end the chat."""
 
     def load_history_strings(self) -> Iterable[str]:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, one line for an error, and signals."""
+"""How a command ends: exit statuses, one line for an error, and signals."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
-from ._terminal import complain, error_text, show_traceback
+from ._output import error_text, print_error, show_traceback
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
-    "KILLED",
-    "TERMINATING",
+    "SIGNAL_STATUS",
+    "TERMINATING_SIGNALS",
     "USAGE",
     "AsJson",
     "Debug",
-    "Killed",
+    "KilledBySignal",
     "handle_signals",
     "report_errors",
     "run_until_signal",
 ]
 
 T = TypeVar("T")
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
-Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-# A program that a signal ends has this plus the number of the signal as its exit status.
-KILLED = 128
-TERMINATING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-SIGNALS = [signal.SIGINT, *TERMINATING]
+# Added to the number of the signal that ended the program, as shells do.
+SIGNAL_STATUS = 128
+TERMINATING_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+ENDING_SIGNALS = [signal.SIGINT, *TERMINATING_SIGNALS]
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def report_errors(
 ) -> Generator[None]:
     """Turn an error into one line on standard error and an exit status.
 
-    For the types in `usage` the status is `USAGE`.
+    Errors of the types in `usage` end with `USAGE`, all others with `status`.
     """
     try:
         yield
@@ -58,32 +58,35 @@ def report_errors(
         if debug:
             show_traceback(error)
         text = error_text(error, (OSError,))
-        complain(text if text == str(error) else f"{text} (--debug shows where)")
+        print_error(text if text == str(error) else f"{text} (--debug shows the traceback)")
         raise SystemExit(USAGE if isinstance(error, usage) else status) from None
     finally:
         try:
             _flush()
         except OSError:
-            # The rest of the buffer cannot be written, and Python would report that at its exit.
+            # Python flushes again at its exit and would report the same error there.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flush() -> None:
-    with suppress(AttributeError, ValueError):  # there is no stream, or it is closed
+    with suppress(AttributeError, ValueError):  # no stream, or a closed one
         sys.stdout.flush()
 
 
 @contextmanager
 def handle_signals(
-    received: Callable[[int], None], signals: Sequence[signal.Signals] = SIGNALS
+    received: Callable[[int], None], signals: Sequence[signal.Signals] = ENDING_SIGNALS
 ) -> Generator[None]:
-    """Call `received` in the running loop for each of these signals, which then end nothing."""
+    """Call `received` in the running loop for each of these signals, instead of ending the process.
+
+    The previous signal handlers are restored at the end of the block.
+    """
     loop = asyncio.get_running_loop()
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(received, number)
 
-    before = {number: signal.signal(number, pass_on) for number in signals}
+    before = {number: signal.signal(number, forward_signal) for number in signals}
     try:
         yield
     finally:
@@ -91,19 +94,22 @@ def handle_signals(
             signal.signal(number, handler)
 
 
-class Killed(Exception):
-    """A signal has cancelled the work of a command, which may have raised an error then."""
+class KilledBySignal(Exception):
+    """A signal cancelled a command. `error` is what the command raised at its end, if anything."""
 
     def __init__(self, number: int, error: Exception | None = None) -> None:
         super().__init__(number)
-        self.status = KILLED + number
+        self.status = SIGNAL_STATUS + number
         self.error = error
 
 
-async def run_until_signal(work: Awaitable[T], signals: Sequence[signal.Signals] = SIGNALS) -> T:
-    """Return the result of `work`; a signal cancels it, which raises `Killed` once it has ended.
+async def run_until_signal(
+    work: Awaitable[T], signals: Sequence[signal.Signals] = ENDING_SIGNALS
+) -> T:
+    """Return the result of `work`. A signal cancels it.
 
-    A result that comes in spite of a signal is returned.
+    Raises `KilledBySignal` once the cancelled work has ended. If the work returns a result in spite
+    of a signal, that result is returned.
     """
     task = asyncio.ensure_future(work)
     killed: list[int] = []
@@ -118,4 +124,6 @@ async def run_until_signal(work: Awaitable[T], signals: Sequence[signal.Signals]
         except (asyncio.CancelledError, Exception) as error:
             if not killed:
                 raise
-            raise Killed(killed[0], error if isinstance(error, Exception) else None) from None
+            raise KilledBySignal(
+                killed[0], error if isinstance(error, Exception) else None
+            ) from None

@@ -1,4 +1,4 @@
-"""Jobs that a user names as `module:attribute`, and their fields, which the user writes as text."""
+"""Make a job from text: FIELD=VALUE on the command line, or a message in the chat."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pydantic.errors import PydanticUserError
 from ..commander import AnabranchError, ConfigurationError, Node
 from ..jobs.fields import Field, InvalidValue, hints_of, parameters_of, read_text
 from ..messages.mask import mask
-from ._named import import_named
-from ._terminal import in_line
+from ._output import one_line
+from ._user_code import import_named
 
-__all__ = ["AskLine", "FieldMissing", "Work", "fill", "find_work"]
+__all__ = ["AskLine", "FieldMissing", "MakeNode", "fill_fields", "find_work"]
 
-Work: TypeAlias = Callable[[], Any]
-"""Makes a node, or an awaitable; call it inside the commander's block."""
+MakeNode: TypeAlias = Callable[[], Any]
+"""Returns a node, or an awaitable. Call it inside the commander's block."""
 
 AskLine: TypeAlias = Callable[[str], Awaitable[str | None]]
-"""Shows a prompt, which may have several lines, and returns the user's line, or None."""
+"""Shows a prompt of one or more lines. Returns the user's line, or None for no answer."""
 
-MAX_CHARS = 200  # of a value, a type, a description, and an error
+MAX_VALUE_CHARS = 200  # of a value, a type, a description, and an error
 
 
-def find_work(place: str, given: Sequence[str]) -> Work:
-    """Find the object at `place`, and fill its fields from texts FIELD=VALUE.
+def find_work(place: str, given: Sequence[str]) -> MakeNode:
+    """Import the object at `place`, a `module:name`, and fill its fields from FIELD=VALUE texts.
 
-    It is a class of jobs, a `@handler` function, an agent, a function that returns one of them or
-    is async, or a job that exists already. Raises `ConfigurationError`, which lists the fields.
+    It may be a job class, a `@handler` function, an agent, an async function, a function that
+    returns one of these, or a job. Raises `ConfigurationError`, which lists the fields.
     """
     found = import_named(place, place)
     if isinstance(found, Node):
         if given:
-            raise ConfigurationError(f"{place} is a job that is already made: it takes no fields")
+            raise ConfigurationError(f"{place} is a job object, not a class, so it takes no fields")
         job = cast("Node[Any]", found)
         return lambda: job
     make = cast("Any", found) if callable(found) else None
@@ -49,8 +49,8 @@ def find_work(place: str, given: Sequence[str]) -> Work:
             make = cast("Any", found).call
     if make is None:
         raise ConfigurationError(
-            f"{place} is a {type(cast('object', found)).__name__}: name a class of jobs, a @handler"
-            " function, or a function that makes a job"
+            f"{place} is a {type(cast('object', found)).__name__}. Name a job class, a @handler"
+            " function, or a function that returns a job"
         )
     args, kwargs = _read_arguments(place, make, given)
     return lambda: make(*args, **kwargs)
@@ -59,11 +59,13 @@ def find_work(place: str, given: Sequence[str]) -> Work:
 def _read_arguments(
     place: str, make: Any, given: Sequence[str]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that FIELD=VALUE texts give to a class or a function."""
+    """Return the positional and keyword arguments for `make` from FIELD=VALUE texts."""
     try:
         parameters = [each for each in parameters_of(make) if each.kind != each.VAR_KEYWORD]
     except (TypeError, ValueError):
-        raise ConfigurationError(f"{place} does not say what it takes") from None
+        raise ConfigurationError(
+            f"{place} has no readable signature, so its fields are unknown"
+        ) from None
     try:
         hints = hints_of(make)
     except Exception:  # noqa: BLE001 - annotations are a user's code
@@ -79,11 +81,11 @@ def _read_arguments(
     for each in given:
         name, equals, text = each.partition("=")
         if not equals:
-            raise wrong(f"{in_line(mask(each), MAX_CHARS)!r} is not FIELD=VALUE")
+            raise wrong(f"{one_line(mask(each), MAX_VALUE_CHARS)!r} is not FIELD=VALUE")
         if name not in fields:
             close = get_close_matches(name, fields, n=1)
             hint = f": did you mean {close[0]}?" if close else ""
-            raise wrong(f"there is no field {in_line(name, MAX_CHARS)!r}{hint}")
+            raise wrong(f"unknown field {one_line(name, MAX_VALUE_CHARS)!r}{hint}")
         if name in values:
             raise wrong(f"the field {name} is given twice")
         kind = hints.get(name, Any)
@@ -91,15 +93,15 @@ def _read_arguments(
             values[name] = read_text(TypeAdapter(kind), text)
         except PydanticUserError:  # also `PydanticSchemaGenerationError`
             raise wrong(
-                f"the field {name} is a {name_of_type(kind)}, which cannot be written here: name a"
-                " function that makes the job instead"
+                f"the field {name} is a {name_of_type(kind)}, which cannot be written as text. Name"
+                " a function that returns the job instead"
             ) from None
         except InvalidValue as error:
             shown, why = (
-                in_line(mask({name: text})[name], MAX_CHARS),
-                in_line(f"{error}", MAX_CHARS),
+                one_line(mask({name: text})[name], MAX_VALUE_CHARS),
+                one_line(f"{error}", MAX_VALUE_CHARS),
             )
-            raise wrong(f"{name}={shown!r} is no {name_of_type(kind)}: {why}") from None
+            raise wrong(f"{name}={shown!r} is not a valid {name_of_type(kind)}: {why}") from None
     missing = [
         each.name
         for each in parameters
@@ -125,36 +127,36 @@ def _describe_parameter(each: Parameter, hints: Mapping[str, Any]) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-    """Return a value as Python writes it, masked if its name is that of a secret."""
+    """Return the repr of a value, masked if `name` is a name for secrets."""
     try:
-        return in_line(str(mask({name: repr(value)})[name]), 60)
+        return one_line(str(mask({name: repr(value)})[name]), 60)
     except Exception:  # noqa: BLE001 - a user's repr
         return "..."
 
 
 def name_of_type(kind: Any) -> str:
-    """Return a type as its user has written it."""
+    """Return a type as the user's annotation shows it."""
     if isinstance(kind, type) and not getattr(kind, "__args__", ()):
         return kind.__name__
-    return in_line(str(kind).replace("typing.", ""), MAX_CHARS)
+    return one_line(str(kind).replace("typing.", ""), MAX_VALUE_CHARS)
 
 
-# --- the same fields in the chat
+# --- fields from a message of the chat
 
 
 class FieldMissing(AnabranchError):
-    """A job has not started, because one of its fields was not given."""
+    """A job did not start because one of its fields has no value."""
 
 
-async def fill(
+async def fill_fields(
     fields: Sequence[Field], message: str, last: Mapping[str, Any], ask: AskLine | None
 ) -> dict[str, Any]:
-    """Return values from the user's message, and ask the user for others until each is valid.
+    """Return the fields' values from the user's message; ask for the others until each is valid.
 
-    The message is a JSON object of fields, or else the value of the first field that takes it:
-    needed fields come before others. The user is asked if a needed field is missing, or if no field
-    takes the message. An empty line takes the value of `last`, or the default. Raises
-    `FieldMissing` if the user gives up, or if there is nobody to ask.
+    The message is either a JSON object of fields, or the value of the first field that accepts it;
+    required fields are tried first. The user is asked if a required field is missing or if no field
+    accepts the message. An empty line takes the value in `last`, or the default. Raises
+    `FieldMissing` if the user gives no answer, or if `ask` is None.
     """
     given, wrong = _read_message(fields, message)
     values = given or {}
@@ -169,7 +171,7 @@ async def fill(
             takes = ", ".join(map(_describe_field, fields))
             why = f"{wrong}; " if wrong else ""
             raise FieldMissing(
-                f"{why}{each.name} was not given; say a JSON object with these: {takes}"
+                f"{why}{each.name} is missing. Write a JSON object with these fields: {takes}"
             )
     return values
 
@@ -182,7 +184,7 @@ async def _ask_for(
     while True:
         written = await ask(f"{wrong}\n{question}" if wrong else question)
         if written is None:
-            raise FieldMissing(f"{field.name} was not given, and nothing has begun")
+            raise FieldMissing(f"{field.name} is missing, so the job did not start")
         if not written.strip() and field.name in last:
             values[field.name] = last[field.name]
             return
@@ -197,9 +199,9 @@ async def _ask_for(
 
 
 def _read_message(fields: Sequence[Field], message: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the values in a message, None if no field takes it; and which of them are wrong."""
+    """Return the values in a message, or None if no field accepts it, and the errors in them."""
     found: dict[str, Any] | None = None
-    if message.lstrip().startswith("{"):  # so that it is an object, if it is JSON
+    if message.lstrip().startswith("{"):  # other JSON, such as a number, is the value of a field
         with suppress(ValueError, RecursionError):
             found = json.loads(message)
     if found is not None and found.keys() <= {each.name for each in fields}:
@@ -222,7 +224,7 @@ def _read_message(fields: Sequence[Field], message: str) -> tuple[dict[str, Any]
 
 
 def _name_problem(field: Field, error: InvalidValue) -> str:
-    return in_line(f"{field.name!r}: {error}", MAX_CHARS)
+    return one_line(f"{field.name!r}: {error}", MAX_VALUE_CHARS)
 
 
 def _describe_field(field: Field, last: Mapping[str, Any] | None = None) -> str:
@@ -231,5 +233,5 @@ def _describe_field(field: Field, last: Mapping[str, Any] | None = None) -> str:
         known.append(f"now {_show(field.name, last[field.name])}")
     elif not field.needed:
         known.append(f"default {_show(field.name, field.default)}")
-    about = f" - {in_line(field.about, MAX_CHARS)}" if field.about else ""
+    about = f" - {one_line(field.about, MAX_VALUE_CHARS)}" if field.about else ""
     return f"{field.name} ({', '.join(known)}){about}"

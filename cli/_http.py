@@ -1,4 +1,4 @@
-"""A client of an Anabranch server: its address, its key, its events."""
+"""A client of an Anabranch server: the address, the key, responses and events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from ..commander import AnabranchError, ConfigurationError, MissingExtra
 from ..messages.mask import mask
-from ._terminal import in_line
+from ._output import one_line
 
 if TYPE_CHECKING:
     import aiohttp
 
 __all__ = [
-    "SILENCE",
+    "SILENCE_SECONDS",
     "BadServer",
     "ServerEvent",
     "address_of",
@@ -27,14 +27,14 @@ __all__ = [
     "require_ok",
 ]
 
-TOKEN = "ANABRANCH_TOKEN"  # noqa: S105 - the variable's name
-MAX_BYTES = 16_000_000  # of one event, and of another answer
+TOKEN_VARIABLE = "ANABRANCH_TOKEN"  # noqa: S105 - the variable's name
+MAX_RESPONSE_BYTES = 16_000_000  # of one event, or of a JSON response
 MAX_ERROR_CHARS = 300
-SILENCE = 60  # seconds; a server that works sends something sooner
+SILENCE_SECONDS = 60  # a working server sends events or keep-alives more often
 
 
 class BadServer(AnabranchError):
-    """A server refuses a request or fails; the message says why. `status` is the HTTP status."""
+    """A server refused a request or failed. `status` is the HTTP status, 0 if there was none."""
 
     status = 0
 
@@ -47,9 +47,9 @@ class ServerEvent(NamedTuple):
 
 
 def address_of(url: str) -> str:
-    """Return an HTTP address without its query and a slash at its end.
+    """Return an HTTP address without query and final slash.
 
-    Raises `ConfigurationError` for another text, and `MissingExtra` without an HTTP client.
+    Raises `ConfigurationError` for an invalid address, and `MissingExtra` if aiohttp is missing.
     """
     if find_spec("aiohttp") is None:
         raise MissingExtra("talking to a server", "http")
@@ -60,9 +60,11 @@ def address_of(url: str) -> str:
         sound = False
         parts = urlsplit("")
     if parts.password is not None or parts.username is not None:
-        raise ConfigurationError(f"a key does not belong into an address: set {TOKEN} to it")
+        raise ConfigurationError(
+            f"the address must not contain a key: set {TOKEN_VARIABLE} instead"
+        )
     if not sound:
-        raise ConfigurationError(f"{in_line(url, 200)!r} is no http address")
+        raise ConfigurationError(f"{one_line(url, 200)!r} is not an http address")
     return parts._replace(query="", fragment="").geturl().rstrip("/")
 
 
@@ -70,55 +72,58 @@ def open_client() -> aiohttp.ClientSession:
     """Open a client that sends the key in `ANABRANCH_TOKEN`."""
     import aiohttp
 
-    key = os.environ.get(TOKEN, "").strip()
+    key = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ConfigurationError(f"{TOKEN} has characters that no key has")
+        raise ConfigurationError(f"{TOKEN_VARIABLE} must contain printable ASCII characters only")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE_SECONDS)
     return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
 
 async def require_ok(answer: aiohttp.ClientResponse, what: str) -> None:
-    """Raise `BadServer` for a refusal, or a redirect: the key is for this address alone."""
-    what = in_line(what, 200)
+    """Raise `BadServer` unless the request succeeded.
+
+    Redirects fail too, since the key must be sent to this address only.
+    """
+    what = one_line(what, 200)
     if answer.status < 300:
         return
     if answer.status == 401:
-        raise BadServer(f"{what} asks for a key: set {TOKEN} to one that is right")
+        raise BadServer(f"{what} requires a valid key: set {TOKEN_VARIABLE}")
     if answer.status < 400:
-        where = mask(answer.headers.get("Location", "elsewhere"))
-        raise BadServer(f"{what} sends on to {in_line(where, 200)}: give that address instead")
+        where = mask(answer.headers.get("Location", "another address"))
+        raise BadServer(f"{what} redirects to {one_line(where, 200)}: use that address")
     try:
         said = str((await read_object(answer))["error"]["message"])
     except (ValueError, KeyError, TypeError):  # it may be any server
-        said = f"status {answer.status}; is it a server of anabranch's?"
-    if key := os.environ.get(TOKEN, "").strip():
+        said = f"HTTP status {answer.status}. Is it an Anabranch server?"
+    if key := os.environ.get(TOKEN_VARIABLE, "").strip():
         said = said.replace(key, "********")
-    error = BadServer(f"{what}: {in_line(mask(said), MAX_ERROR_CHARS)}")
+    error = BadServer(f"{what}: {one_line(mask(said), MAX_ERROR_CHARS)}")
     error.status = answer.status
     raise error
 
 
 async def read_object(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
-    """Read a JSON object of limited size; raise `ValueError` for another answer."""
+    """Read a JSON object; raise `ValueError` if it is too large or something else."""
     body = bytearray()
     async for piece in answer.content.iter_any():
         body += piece
-        if len(body) > MAX_BYTES:
-            raise ValueError("an answer without end")
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise ValueError("the response is too large")
     try:
         found: Any = json.loads(body)
     except RecursionError:
-        raise ValueError("too many levels") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("no object")
+        raise ValueError("the response is not a JSON object")
     return cast("dict[str, Any]", found)
 
 
 async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEvent]:
-    """Yield server-sent events as they come, without an incomplete one at the end.
+    """Yield server-sent events as they arrive; drop an incomplete event at the end.
 
-    Raises `ValueError` for an event that is too long, or is no UTF-8.
+    Raises `ValueError` for an event that is too large or is not UTF-8.
     """
     kind, lines, size = "", list[str](), 0
     line = bytearray()
@@ -128,8 +133,8 @@ async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEve
             line += piece[start:end]
             start = end + 1
             size += len(line)
-            if size > MAX_BYTES:
-                raise ValueError("an event without end")
+            if size > MAX_RESPONSE_BYTES:
+                raise ValueError("an event is too large")
             text = line.removesuffix(b"\r").decode()
             line.clear()
             name, _, value = text.partition(":")
@@ -143,5 +148,5 @@ async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[ServerEve
                     yield ServerEvent(kind, "\n".join(lines))
                 kind, lines, size = "", [], 0
         line += piece[start:]
-        if size + len(line) > MAX_BYTES:
-            raise ValueError("a line without end")
+        if size + len(line) > MAX_RESPONSE_BYTES:
+            raise ValueError("a line is too long")

@@ -1,4 +1,4 @@
-"""The terminal's keyboard: its mode, and keys that were typed before a prompt was visible."""
+"""The terminal's mode, and keys that were typed before a prompt was visible."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["QUIET_SECONDS", "Mode", "discard_typeahead", "unechoed", "until_quiet"]
+__all__ = ["QUIET_SECONDS", "TerminalMode", "disable_echo", "discard_typeahead", "wait_until_quiet"]
 
-QUIET_SECONDS = 0.15  # without a key: nobody is typing
-STOPPED_SECONDS = 1.0  # without a key: somebody who was typing has stopped
+# After this time without a key, the person is not typing.
+QUIET_SECONDS = 0.15
+# After this time without a key, a person who was typing has stopped.
+STOPPED_SECONDS = 1.0
 
-# Where `tcgetattr` returns the local flags, which include ECHO and ICANON, and special characters.
+# Indices in the list that `tcgetattr` returns: local flags such as ECHO, and special characters.
 LOCAL_FLAGS, CHARACTERS = 3, 6
 
 
-class Mode:
-    """The terminal mode at the time this object was made, in which the prompt reads keys.
+class TerminalMode:
+    """The terminal mode at the time this object is created, which the prompt needs to read keys.
 
-    A program started by a tool may change the mode, and so does the shell while this process is
-    stopped: keys would then be echoed, and arrive line by line.
+    A program that a tool started can change the mode, and so can the shell while this process is
+    stopped. Keys would then be echoed and arrive line by line.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -30,7 +32,7 @@ class Mode:
         self._mode = _get_mode(descriptor)
 
     def restore(self) -> bool:
-        """Set this mode again; return whether the terminal had another one."""
+        """Set this mode again; return whether the terminal was in another one."""
         if self._mode is None or _get_mode(self._descriptor) in (None, self._mode):
             return False
         _set_mode(self._descriptor, self._mode)
@@ -38,27 +40,27 @@ class Mode:
 
 
 @contextmanager
-def unechoed(wanted: bool = True) -> Generator[None]:
-    """Keep keys for a prompt that starts later, without echoing them, if there is a terminal."""
+def disable_echo(wanted: bool = True) -> Generator[None]:
+    """Let the terminal buffer keys for a later prompt without echoing them."""
     terminal = wanted and os.environ.get("TERM") != "dumb" and os.isatty(1)
     with _changed_mode("ECHO", wanted=terminal):
         yield
 
 
 async def discard_typeahead() -> bool:
-    """Discard keys, so that they cannot answer a prompt the user has not seen; return if any came.
+    """Discard keys, so that they cannot answer a prompt the user has not seen.
 
-    Waits until the user stops typing: somebody who has not noticed the prompt types on after it
-    appears.
+    Waits until the user stops typing, since a user who has not noticed the prompt continues to
+    type. Returns whether any keys came.
     """
     with _changed_mode("ECHO", "ICANON"):
-        return await until_quiet(_drain)
+        return await wait_until_quiet(_drain)
 
 
-async def until_quiet(has_typed: Callable[[], bool], *, is_typing: bool = False) -> bool:
-    """Wait until nobody is typing; return whether anybody was.
+async def wait_until_quiet(has_typed: Callable[[], bool], *, is_typing: bool = False) -> bool:
+    """Wait until the user is not typing; return whether they were.
 
-    `has_typed` returns whether any key has come since its last call, or since this call.
+    `has_typed` returns whether a key has come since its last call.
     """
     while True:
         await asyncio.sleep(STOPPED_SECONDS if is_typing else QUIET_SECONDS)
@@ -67,7 +69,7 @@ async def until_quiet(has_typed: Callable[[], bool], *, is_typing: bool = False)
         is_typing = True
 
 
-if sys.platform == "win32":  # each program there has its own mode
+if sys.platform == "win32":  # each program has its own terminal mode
     import msvcrt
 
     def _get_mode(descriptor: int) -> list[Any] | None:
@@ -92,7 +94,7 @@ else:
     import termios
 
     def _get_mode(descriptor: int) -> list[Any] | None:
-        with suppress(termios.error):  # it is no terminal
+        with suppress(termios.error):  # not a terminal
             return termios.tcgetattr(descriptor)
         return None
 
@@ -102,7 +104,7 @@ else:
 
     @contextmanager
     def _changed_mode(*flags: str, wanted: bool = True) -> Generator[None]:
-        """Clear local flags of standard input's mode during this block."""
+        """Clear local flags in the mode of standard input during this block."""
         before = _get_mode(0) if wanted else None
         if before is None:
             yield

@@ -1,4 +1,4 @@
-"""`anabranch knowledge`: to put documents into an index, and to search them."""
+"""`anabranch knowledge`: add documents to an index, search, list and remove them."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from ..commander import ConfigurationError
 from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
 from ._exit import FAILED, AsJson, Debug, report_errors
-from ._terminal import allow_unencodable, complain, count, in_line, print_json
+from ._output import allow_unencodable, format_count, one_line, print_error, print_json
 
-__all__ = ["Embedder", "knowledge", "open_index"]
+__all__ = ["EmbedderOption", "knowledge", "open_index"]
 
 knowledge = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Put documents into an index, and search them. Ends with status 0; 1 if it failed, or a"
-    " file could not be read; 2 for wrong usage.",
+    help="Add documents to an index and search them. Exit status: 0; 1 if it failed or a file could"
+    " not be read; 2 for wrong usage.",
 )
 
-# The lines of a passage that are shown, and how wide they are at most.
-LINES, WIDE = 4, 100
+# Of the text that `search` shows of each passage.
+MAX_PASSAGE_LINES, MAX_PASSAGE_COLUMNS = 4, 100
 
-File: TypeAlias = Annotated[
+IndexOption: TypeAlias = Annotated[
     str,
     typer.Option(
         "--index",
         "-i",
         envvar="ANABRANCH_KNOWLEDGE",
-        help="The index's file, or its address in PostgreSQL.",
+        help="The file of the index, or a PostgreSQL URL.",
     ),
 ]
-Embedder: TypeAlias = Annotated[
+EmbedderOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--embed",
         envvar="ANABRANCH_EMBED",
-        help="A model that makes vectors, as openai:text-embedding-3-small. Default: words alone.",
+        help="An embedding model, such as openai:text-embedding-3-small. Default: words only.",
     ),
 ]
-DEFAULT = "notes.db"
+DEFAULT_INDEX = "notes.db"
 
 
 @asynccontextmanager
 async def open_index(
     file: str, embed: str | None = None, *, size: int = 300, new: bool = False
 ) -> AsyncGenerator[Index]:
-    """Open an index and the model of its vectors; make the index only if it may be `new`.
+    """Open an index and its embedding model.
 
-    Raises `ConfigurationError`.
+    Raises `ConfigurationError` if the index does not exist, unless `new` allows to create it.
     """
     async with AsyncExitStack() as stack:
         embedder = None
@@ -71,13 +71,13 @@ async def open_index(
         missing = "://" not in file and not await asyncio.to_thread(os.path.exists, file)
         if missing and not new:
             raise ConfigurationError(
-                f"there is no index {file!r}: anabranch knowledge add --index {quote(file)} FOLDER"
-                " makes one"
+                f"there is no index {file!r}. Create it: anabranch knowledge add --index"
+                f" {quote(file)} FOLDER"
             )
         yield await stack.enter_async_context(index)
 
 
-def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+def _run_command(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if status := asyncio.run(work()):
@@ -86,61 +86,66 @@ def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
 
 @knowledge.command()
 def add(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Folders and files.")],
-    index: File = DEFAULT,
-    embed: Embedder = None,
-    size: Annotated[int, typer.Option(min=16, help="The most tokens of a piece.")] = 300,
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Folders and files to add.")],
+    index: IndexOption = DEFAULT_INDEX,
+    embed: EmbedderOption = None,
+    size: Annotated[
+        int, typer.Option(min=16, help="The most tokens in one piece of a document.")
+    ] = 300,
     debug: Debug = False,
 ) -> None:
-    """Read folders and files: those that are new or have changed; forget what is gone of a folder.
+    """Add new and changed files; remove files that were deleted from a folder.
 
-    Text, Markdown, HTML, PDF, Word and source code are read. What cannot be is named, with why.
+    Reads text, Markdown, HTML, PDF, Word and source code. Names each file that it cannot read, and
+    the reason.
     """
 
     async def work() -> int:
         for path in paths:
             if not path.exists():
-                raise ConfigurationError(f"there is no file or folder {str(path)!r}")
+                raise ConfigurationError(f"{str(path)!r} does not exist")
         async with open_index(index, embed, size=size, new=True) as notes:
             try:
-                whole = [await _add(notes, path) for path in paths]
+                complete = [await _add(notes, path) for path in paths]
             except asyncio.CancelledError:
-                complain("stopped; what was read by then is in the index")
+                print_error("stopped; the files that were read are in the index")
                 raise
-        return 0 if all(whole) else FAILED
+        return 0 if all(complete) else FAILED
 
-    _do(debug, work)
+    _run_command(debug, work)
 
 
 async def _add(notes: Index, path: Path) -> bool:
-    """Read a folder or a file; say whether all of it could be read."""
-    name = in_line(str(path), 300)
+    """Add a folder or a file to the index; return whether all of it could be read."""
+    name = one_line(str(path), 300)
     if not await asyncio.to_thread(path.is_dir):
         try:
-            _say(f"{name}: {count(await notes.add_file(path), 'piece')}")
+            _print_line(f"{name}: {format_count(await notes.add_file(path), 'piece')}")
         except KnowledgeError as error:
-            complain(error)
+            print_error(error)
             return False
         return True
     report = await notes.add_folder(path, progress=sys.stderr.isatty())
-    _say(f"{name}: {report.summary}")
+    _print_line(f"{name}: {report.summary}")
     for line in report.skipped_lines:
-        _say(in_line(line, 400))
+        _print_line(one_line(line, 400))
     for file, why in report.refused.items():
-        complain(f"{file} {why}")
+        print_error(f"{file} {why}")
     return not report.refused
 
 
 @knowledge.command()
 def search(
-    question: Annotated[str, typer.Argument(metavar="QUESTION")],
-    k: Annotated[int, typer.Option("-k", min=1, help="At most so many passages.")] = 5,
-    index: File = DEFAULT,
-    embed: Embedder = None,
+    question: Annotated[
+        str, typer.Argument(metavar="QUESTION", help="The words or the question to search for.")
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, help="The most passages to show.")] = 5,
+    index: IndexOption = DEFAULT_INDEX,
+    embed: EmbedderOption = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the passages that fit a question best."""
+    """Show the passages that match a question best."""
 
     async def work() -> int:
         async with open_index(index, embed) as notes:
@@ -149,38 +154,40 @@ def search(
             print_json([each._asdict() | {"place": each.place} for each in found])
             return 0
         if not found:
-            _say("nothing was found")
+            _print_line("no passage matches")
         for each in found:
             _show(each)
         return 0
 
-    _do(debug, work)
+    _run_command(debug, work)
 
 
 def _show(passage: Passage) -> None:
-    width = min(shutil.get_terminal_size((WIDE, 24)).columns, WIDE)
+    width = min(shutil.get_terminal_size((MAX_PASSAGE_COLUMNS, 24)).columns, MAX_PASSAGE_COLUMNS)
     text = Text("\n".join(line for line in legible(passage.text).splitlines() if line.strip()))
     lines = text.wrap(Console(), max(width - 4, 20), tab_size=4)
-    _say(
+    _print_line(
         Text.assemble(
-            (f"[{passage.number}] {in_line(passage.place, 200)}", "bold cyan"),
-            (f"  {in_line(passage.heading, 200)}", "dim"),
+            (f"[{passage.number}] {one_line(passage.place, 200)}", "bold cyan"),
+            (f"  {one_line(passage.heading, 200)}", "dim"),
         )
     )
-    for line in lines[:LINES]:
+    for line in lines[:MAX_PASSAGE_LINES]:
         line.rstrip()
-        _say(Text("    ") + line)
-    if len(lines) > LINES:
-        _say(Text("    ...", style="dim"))
+        _print_line(Text("    ") + line)
+    if len(lines) > MAX_PASSAGE_LINES:
+        _print_line(Text("    ...", style="dim"))
 
 
-def _say(text: str | Text) -> None:
+def _print_line(text: str | Text) -> None:
     Console(highlight=False, markup=False, soft_wrap=True).print(text)
 
 
 @knowledge.command("list")
-def list_documents(index: File = DEFAULT, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show the documents of an index."""
+def list_documents(
+    index: IndexOption = DEFAULT_INDEX, as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """List the documents in an index."""
 
     async def work() -> int:
         async with open_index(index) as notes:
@@ -189,31 +196,34 @@ def list_documents(index: File = DEFAULT, as_json: AsJson = False, debug: Debug 
             print_json([each._asdict() for each in found])
             return 0
         for each in found:
-            _say(f"{in_line(each.name, 300)}  {count(each.pieces, 'piece')}")
-        _say(f"{count(len(found), 'document')}, {count(sum(s.pieces for s in found), 'piece')}")
+            _print_line(f"{one_line(each.name, 300)}  {format_count(each.pieces, 'piece')}")
+        pieces = format_count(sum(each.pieces for each in found), "piece")
+        _print_line(f"{format_count(len(found), 'document')}, {pieces}")
         return 0
 
-    _do(debug, work)
+    _run_command(debug, work)
 
 
 @knowledge.command()
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="As list shows them.")],
-    index: File = DEFAULT,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Documents, named as in the list.")
+    ],
+    index: IndexOption = DEFAULT_INDEX,
     debug: Debug = False,
 ) -> None:
-    """Remove documents from an index; files stay where they are."""
+    """Remove documents from an index. The files are not deleted."""
 
     async def work() -> int:
         async with open_index(index) as notes:
-            there = {each.name for each in await notes.sources()}
+            known = {each.name for each in await notes.sources()}
             for name in names:
-                if name not in there:
+                if name not in known:
                     raise ConfigurationError(
-                        f"the index has no document {name!r}: anabranch knowledge list shows all"
+                        f"unknown document {name!r}. List all: anabranch knowledge list"
                     )
-            gone = sum([await notes.remove(name) for name in names])
-        _say(f"removed {count(gone, 'document')}")
+            removed = sum([await notes.remove(name) for name in names])
+        _print_line(f"removed {format_count(removed, 'document')}")
         return 0
 
-    _do(debug, work)
+    _run_command(debug, work)

@@ -1,4 +1,4 @@
-"""The entry point: checks that the terminal's packages are installed, and runs the command."""
+"""The entry point: runs the command line, or names the extra to install if it is missing."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import os
 import sys
 import threading
 
-from ._keyboard import unechoed
+from ._keyboard import disable_echo
 
 __all__ = ["main"]
 
-INTERRUPTED = 130  # as in `_exit`, whose import is slow
-GRACE_SECONDS = 1.0  # for threads that tools still run
+CTRL_C_STATUS = 130  # the same as `_exit.INTERRUPTED`; importing `_exit` here would be slow
+THREAD_GRACE_SECONDS = 1.0  # for threads that tools still run at the end
 
 
 def main() -> None:
-    """Run the command line in `sys.argv`; ends the process with its exit status."""
+    """Run the command line in `sys.argv`. Ends the process with the command's exit status."""
     open_missing_streams()
-    # The imports take a while, in which a person may begin to type.
-    with unechoed(sys.argv[1:2] == ["chat"] and "--plain" not in sys.argv):
+    # The user may begin to type while the imports run.
+    with disable_echo(sys.argv[1:2] == ["chat"] and "--plain" not in sys.argv):
         ended = _run()
-    # The interpreter would wait for a thread of a tool, perhaps for ever.
+    # The interpreter waits at its exit for threads of tools, and some never end.
     main_thread = threading.main_thread()
-    kept = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
-    for thread in kept:
-        thread.join(GRACE_SECONDS / len(kept))
-    if any(thread.is_alive() for thread in kept):
+    running = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
+    for thread in running:
+        thread.join(THREAD_GRACE_SECONDS / len(running))
+    if any(thread.is_alive() for thread in running):
         sys.stdout.flush()
         sys.stderr.flush()
         status = ended.code or 0
@@ -37,11 +37,11 @@ def _run() -> SystemExit:
     try:
         from ._app import app
     except KeyboardInterrupt:
-        return SystemExit(INTERRUPTED)
+        return SystemExit(CTRL_C_STATUS)
     except ImportError as error:
         if error.name is None or error.name.startswith("anabranch"):
             raise
-        needed = "anabranch: the terminal needs an extra: pip install 'anabranch[cli]'"
+        needed = "anabranch: the command line is not installed: pip install 'anabranch[cli]'"
         print(needed, file=sys.stderr)
         return SystemExit(2)
     try:
@@ -52,7 +52,10 @@ def _run() -> SystemExit:
 
 
 def open_missing_streams() -> None:
-    """Open each closed standard stream as an empty one: else a file could get its descriptor."""
+    """Open each closed standard stream on the null device.
+
+    Otherwise the next opened file could get its descriptor, and output would be written into it.
+    """
     for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

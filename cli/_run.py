@@ -16,28 +16,28 @@ from pydantic_core import to_json
 from .. import tracing
 from ..commander import AnabranchError, Commander, ConfigurationError, Node
 from ..store import Durable, Journal
-from ._display import TreeDisplay, Watcher
+from ._display import DisplayThread, TreeDisplay
 from ._exit import (
     FAILED,
     INTERRUPTED,
-    TERMINATING,
+    TERMINATING_SIGNALS,
     AsJson,
     Debug,
-    Killed,
+    KilledBySignal,
     report_errors,
     run_until_signal,
 )
 from ._fields import find_work
-from ._named import open_live, users_codec
-from ._terminal import (
+from ._output import (
     LegibleLog,
     allow_unencodable,
-    complain,
     error_text,
+    print_error,
     print_json,
     print_result,
     show_traceback,
 )
+from ._user_code import load_codec, open_live
 
 __all__ = ["run"]
 
@@ -47,85 +47,100 @@ def run(
         str,
         typer.Argument(
             metavar="MODULE:JOB",
-            help="A class of jobs, a @handler or async function, an agent, a job, or a function"
-            " that makes one.",
+            help="A job class, a @handler or async function, an agent, a job, or a function that"
+            " returns one.",
         ),
     ],
     fields: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FIELD=VALUE]...", help="Its inputs; lists and the like as JSON."),
+        typer.Argument(
+            metavar="[FIELD=VALUE]...", help="The inputs. Lists and objects are written as JSON."
+        ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Draw the tree while it runs.")
+        bool, typer.Option("--watch", "-w", help="Draw the tree while the job runs.")
     ] = False,
     record: Annotated[
-        str | None, typer.Option("--record", "-r", metavar="FILE", help="Record the run.")
+        str | None,
+        typer.Option(
+            "--record", "-r", metavar="FILE", help="Write a recording of the run to this file."
+        ),
     ] = None,
     append: Annotated[
-        bool, typer.Option("--append", help="Go on with the recording, as for a resumed run.")
+        bool, typer.Option("--append", help="Append to an existing recording, for a resumed run.")
     ] = False,
     content: Annotated[
-        bool, typer.Option("--content", help="Also prompts, replies, arguments and messages.")
+        bool, typer.Option("--content", help="Include prompts, replies, arguments and messages.")
     ] = False,
     journal: Annotated[
         str | None,
-        typer.Option("--journal", "-j", metavar="FILE", help="Keep a Durable job's run in it."),
+        typer.Option(
+            "--journal",
+            "-j",
+            metavar="FILE",
+            help="Store the run of a durable job in this journal.",
+        ),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="NAME", help="The run's name there.")
+        str | None,
+        typer.Option("--run-id", metavar="NAME", help="The name of the run in the journal."),
     ] = None,
     live: Annotated[
         list[str] | None,
-        typer.Option("--live", metavar="NAME=MODULE:ATTRIBUTE", help="What is never written."),
+        typer.Option(
+            "--live", metavar="FIELD=MODULE:NAME", help="The value of a live field. Repeatable."
+        ),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="The longest it may take.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Cancel the job after this time.")
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Run a job and print what it gives: a text as it is, anything else as JSON.
+    """Run a job and print its result: a string as text, anything else as JSON.
 
-    Ctrl-C cancels its tree, and once more ends at once. Ends with status 0; 1 if it failed; 2 for
-    wrong usage; 128 and its number after a signal.
+    Ctrl-C cancels the job and waits for its cleanup. A second Ctrl-C exits at once. Exit status: 0;
+    1 if the job failed; 2 for wrong usage; 128 plus its number after a signal.
     """
 
     async def run_in_tree() -> tuple[Any, Exception | None]:
-        """Return the result, or the error of the job or of the function that makes it."""
-        # The stack ends after the tree: the display shows the tree's end.
+        """Return the result, or the error of the job or of the function that returns it."""
+        # The stack closes after the tree, so that the display shows the end of the tree.
         async with AsyncExitStack() as stack:
             file = None
             if journal is not None:
-                file = await stack.enter_async_context(Journal(journal, codec=users_codec()))
+                file = await stack.enter_async_context(Journal(journal, codec=load_codec()))
             given = await open_live(live or [], stack)
             async with Commander() as commander:
                 if record is not None:
                     tracing.record(commander, record, content=content, append=append)
                 if display is not None:
                     seen = tracing.live(commander, content=content)
-                    stack.enter_context(Watcher(display, seen.trace))
+                    stack.enter_context(DisplayThread(display, seen.trace))
                 try:
                     made: Any = work()
                     if not isinstance(made, Node) and isawaitable(made):
                         async with asyncio.timeout(timeout):
                             made = await made
-                        if not isinstance(made, Node):  # the function was the work itself
+                        if not isinstance(
+                            made, Node
+                        ):  # an async function, which returned its result
                             return made, None
                 except Exception as error:  # noqa: BLE001 - a user's function
                     return None, error
                 if not isinstance(made, Node):
                     raise ConfigurationError(
-                        f"{job} gives a {type(made).__name__}, no job or handler, and is not async"
+                        f"{job} returns a {type(made).__name__}: it must return a job or be async"
                     )
                 if file is not None and not isinstance(made, Durable):
-                    raise ConfigurationError(f"--journal is for Durable jobs, which {job} is not")
+                    raise ConfigurationError(f"--journal needs a durable job, and {job} is not one")
                 node = cast("Durable[Any]", made)
                 try:
                     if file is None:
                         return await commander.run(node, timeout=timeout), None
                     running = file.run(node, run_id=run_id or "", live=given)
                     return await asyncio.wait_for(running, timeout), None
-                except Exception as error:  # noqa: BLE001 - the job's own
+                except Exception as error:  # noqa: BLE001 - an error of the job
                     return None, error
 
     allow_unencodable()
@@ -138,19 +153,19 @@ def run(
             ("--content", "--record or --watch", not content or record or watch),
         ):
             if not ok:
-                raise ConfigurationError(f"{option} needs {needed}")
+                raise ConfigurationError(f"{option} requires {needed}")
         display = TreeDisplay(job) if watch else None
         result, error, killed = None, None, 0
-        # Text that a module prints at its import appears above the display too.
+        # Inside the block, text that the user's module prints at its import is above the display.
         with nullcontext() if display is None else display:
             logging.getLogger().addHandler(LegibleLog())
             work = find_work(job, fields or [])
             try:
                 # asyncio handles Ctrl-C: the first cancels the tree, the second ends at once.
-                result, error = asyncio.run(run_until_signal(run_in_tree(), TERMINATING))
+                result, error = asyncio.run(run_until_signal(run_in_tree(), TERMINATING_SIGNALS))
             except KeyboardInterrupt:
                 killed = INTERRUPTED
-            except Killed as signal:
+            except KilledBySignal as signal:
                 killed = signal.status
         state = "cancelled" if killed else "completed" if error is None else "failed"
         if error is not None and debug:
@@ -162,18 +177,18 @@ def run(
             print_result(result if isinstance(result, str) else _as_json(result))
         if killed and run_id and journal:
             resume = f"anabranch runs resume --journal {quote(journal)} {quote(run_id)}"
-            complain(f"suspended: {resume} goes on")
+            print_error(f"the run is suspended. Resume it: {resume}")
         if error is not None:
             known = debug or isinstance(error, AnabranchError)
-            complain(error_text(error) + ("" if known else " (--debug shows where)"))
+            print_error(error_text(error) + ("" if known else " (--debug shows the traceback)"))
         if status := killed or (FAILED if error is not None else 0):
             raise SystemExit(status)
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON has it; other values as Python's `repr`."""
+    """Return a value as JSON types; values of other types as their `repr`."""
     try:
         text = to_json(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
         return json.loads(text)
-    except Exception:  # noqa: BLE001 - a circle, or a user's `repr`
-        return f"a {type(value).__name__}, which is no JSON"
+    except Exception:  # noqa: BLE001 - a reference cycle, or a user's `repr`
+        return f"a {type(value).__name__} that JSON cannot represent"

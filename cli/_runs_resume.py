@@ -1,4 +1,4 @@
-"""`anabranch runs resume`: resume a run in this process, and show its progress."""
+"""`anabranch runs resume`: resume a run in this process and show its progress."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..commander.stored_names import place_of
 from ..handlers.legible import legible
 from ..store import Journal, JournalError, RunView, Wait
 from ._display import LiveRegion, can_draw
-from ._exit import FAILED, Killed, run_until_signal
-from ._named import import_named, import_users_module, open_live
-from ._runs_view import describe_wait, read_json
-from ._terminal import (
+from ._exit import FAILED, KilledBySignal, run_until_signal
+from ._output import (
     LegibleLog,
-    complain,
-    count,
     error_text,
-    in_line,
+    format_count,
+    one_line,
+    print_error,
     print_json,
     print_result,
     show_traceback,
 )
+from ._runs_view import describe_wait, read_json
+from ._user_code import import_module_named, import_named, open_live
 
 __all__ = ["resume_run"]
 
-POLL_SECONDS = 0.5
+REPORT_POLL_SECONDS = 0.5
 
 
 async def resume_run(
@@ -44,18 +44,19 @@ async def resume_run(
     run_id, state = view.run.run_id, view.run.state
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if state == "completed":
-        notes.print(Text(legible(f"{run_id} has completed before"), "dim"))
+        notes.print(Text(legible(f"{run_id} had already completed"), "dim"))
         return _print_result(view, as_json)
     if state == "cancelled":
         raise JournalError(
             journal.name,
-            f"has nothing to resume in the run {run_id!r}, which was cancelled and stays so",
-            f"a new run can go on from one of its rows, anabranch runs fork {quote(run_id)} NEW"
-            " --at N",
+            f"cannot resume the run {run_id!r}, since it was cancelled",
+            f"continue in a copy: anabranch runs fork {quote(run_id)} NEW --at N",
         )
     logging.getLogger().addHandler(LegibleLog())
     if state in ("failed", "parked") and view.run.class_name.startswith("__main__:"):
-        await journal.resume(run_id)  # else its script would fail again when it runs again
+        await journal.resume(
+            run_id
+        )  # otherwise its script, run again, would only repeat the failure
     _import_class(view.run.class_name, app)
     killed, failure = 0, None
     async with AsyncExitStack() as stack:
@@ -64,7 +65,7 @@ async def resume_run(
             await journal.resume(run_id)
         try:
             await run_until_signal(_resume(journal, run_id, given, notes))
-        except Killed as signal:
+        except KilledBySignal as signal:
             killed, failure = signal.status, signal.error
         except Exception as error:  # noqa: BLE001 - the run's own
             failure = error
@@ -78,11 +79,11 @@ async def resume_run(
         print_json({"run_id": run_id, "state": view.run.state, "result": None, "error": error})
     again = f"anabranch runs resume {quote(run_id)}"
     if failure is None or killed:
-        rows = count(view.run.rows, "row")
-        notes.print(legible(f"{run_id} is {view.run.state}, with {rows}: {again} goes on"))
+        rows = format_count(view.run.rows, "row")
+        notes.print(legible(f"{run_id} is {view.run.state} after {rows}. Continue: {again}"))
         return killed
-    hint = f"; {again} tries again" if view.run.state == "failed" else ""
-    complain(f"the run {run_id!r} is {view.run.state}: {error_text(failure)}{hint}")
+    hint = f". Try again: {again}" if view.run.state == "failed" else ""
+    print_error(f"the run {run_id!r} is {view.run.state}: {error_text(failure)}{hint}")
     return FAILED
 
 
@@ -97,7 +98,7 @@ def _print_result(view: RunView, as_json: bool) -> int:
 
 
 async def _resume(journal: Journal, run_id: str, live: dict[str, Any], notes: Console) -> None:
-    """Drive a run to its end, and report what it waits for."""
+    """Execute a run to its end, and report its waits."""
     region = LiveRegion() if can_draw(sys.stderr) else None
     with nullcontext() if region is None else region:
         reporting = asyncio.create_task(_report(journal, run_id, notes, region))
@@ -111,12 +112,12 @@ async def _resume(journal: Journal, run_id: str, live: dict[str, Any], notes: Co
 
 
 async def _report(journal: Journal, run_id: str, notes: Console, region: LiveRegion | None) -> None:
-    """Draw the number of journal entries; print once each thing that the run waits for."""
+    """Draw the number of journal entries; print each wait of the run once."""
     rows, printed = -1, set[int]()
     waits: list[Wait] = []
     while True:
         (run,) = [each for each in await journal.runs(prefix=run_id) if each.run_id == run_id]
-        here = run.owner.endswith(f":{os.getpid()}")  # another process may have the run
+        here = run.owner.endswith(f":{os.getpid()}")  # otherwise another process executes it
         if here and (run.rows != rows or waits):
             rows, waits = run.rows, (await journal.look(run_id)).waits
         for wait in waits:
@@ -126,9 +127,11 @@ async def _report(journal: Journal, run_id: str, notes: Console, region: LiveReg
                 notes.print(Text(f"waits for {describe_wait(wait)}{hint}", "dim"))
         if region is not None:
             now = f", waits for {'; '.join(map(describe_wait, waits))}" if waits else ""
-            line = in_line(f"{run_id}: {count(run.rows, 'row')}{now}", max(notes.width - 2, 20))
+            line = one_line(
+                f"{run_id}: {format_count(run.rows, 'row')}{now}", max(notes.width - 2, 20)
+            )
             region.draw([Text(line)])
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(REPORT_POLL_SECONDS)
 
 
 def _hint(run_id: str, wait: Wait) -> str:
@@ -143,14 +146,14 @@ def _hint(run_id: str, wait: Wait) -> str:
 
 
 def _import_class(class_name: str, app: list[str]) -> None:
-    """Import what a run needs, before it starts."""
+    """Import the modules of `--app` and the class of a run."""
     for module in app:
-        import_users_module(module, f"--app {module}")
+        import_module_named(module, f"--app {module}")
     place = place_of(class_name)
     module, _, qualname = place.partition(":")
     if module == "__main__":
         raise ConfigurationError(
-            f"its class {qualname} is in a script, where nobody else finds it: run that script"
-            " again, which takes the run up; or move the class to a module, for the next run"
+            f"the class {qualname} of the run is defined in a script, so it cannot be imported. Run"
+            " the script again to resume the run"
         )
-    import_named(place, f"the run's class {class_name}")
+    import_named(place, f"the class {class_name} of the run")

@@ -1,4 +1,4 @@
-"""Print the runs of a journal as tables, and describe them as JSON values."""
+"""The runs of a journal as tables and as JSON values."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rich.text import Text
 from ..handlers.legible import legible
 from ..messages.mask import mask
 from ..store import PendingApproval, PendingDoubt, RunRow, RunView, Wait
-from ._question import lay_out
-from ._terminal import in_line
+from ._call_layout import lay_out_arguments
+from ._output import one_line
 
 __all__ = [
-    "COLOURS",
-    "age",
+    "STATE_STYLES",
     "describe_question",
     "describe_run",
     "describe_view",
     "describe_wait",
+    "format_age",
+    "format_value",
+    "print_line",
     "read_json",
-    "say",
     "show_run",
     "show_runs",
-    "shown",
 ]
 
-COLOURS = {
+STATE_STYLES = {
     "pending": "dim",
     "running": "bold cyan",
     "suspended": "blue",
@@ -44,8 +44,8 @@ COLOURS = {
     "cancelled": "yellow",
     "abandoned": "bold red",
 }
-# The style of a kind of row: success, failure, or a wait.
-KINDS = {
+# The style of each kind of row in a history: success, failure, or a wait.
+ROW_STYLES = {
     "result": "green",
     "gave": "green",
     "reply": "cyan",
@@ -61,25 +61,25 @@ KINDS = {
     "waits": "magenta",
     "letter": "magenta",
 }
-PLAIN_COLUMNS = 200  # of a table that no terminal shows
-MAX_ROWS, MAX_CHARS = 20, 300  # of a history, and of a value
+PLAIN_COLUMNS = 200  # of a table in a pipe
+MAX_HISTORY_ROWS, MAX_VALUE_CHARS = 20, 300  # of a history without --rows, and of one value
 MAX_TABLE_RUNS = 500
-NUMBERS = ("age", "updated", "rows", "recoveries", "rec.")  # columns of a table of runs
+NUMBER_COLUMNS = ("age", "updated", "rows", "recoveries", "rec.")  # right-aligned columns
 
 
-def say(text: str | Text) -> None:
+def print_line(text: str | Text) -> None:
     """Print a line to standard output."""
     _console().print(text)
 
 
-def shown(value: Any, limit: int = MAX_CHARS) -> str:
-    """Return a JSON value, or a text, in one line of limited length, with secrets masked."""
+def format_value(value: Any, limit: int = MAX_VALUE_CHARS) -> str:
+    """Return a JSON value or a text as one line of limited length, with secrets masked."""
     value = mask(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return in_line(text, limit)
+    return one_line(text, limit)
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Format a duration in its largest unit."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
@@ -105,7 +105,7 @@ def describe_wait(wait: Wait) -> str:
 
 
 def show_runs(views: list[RunView]) -> None:
-    """Print a table of runs; very many as plain lines, which takes a tenth of the time."""
+    """Print a table of runs. More than `MAX_TABLE_RUNS` become plain lines, ten times faster."""
     now = time.time()
     console = _console()
     roomy = console.width >= 120
@@ -119,8 +119,8 @@ def show_runs(views: list[RunView]) -> None:
             legible(run.run_id),
             legible(f"{module}:{name}" if roomy else name),
             "abandoned" if view.abandoned else run.state,
-            age(now - run.created),
-            age(now - run.updated),
+            format_age(now - run.created),
+            format_age(now - run.updated),
             f"{run.rows:,}",
             str(run.recoveries or ""),
             "; ".join(map(describe_wait, view.waits)),
@@ -131,7 +131,7 @@ def show_runs(views: list[RunView]) -> None:
         for number, row in enumerate([head, *rows]):
             spaces = [" " * (widths[at] - columns[at][number]) for at in range(len(head))]
             cells = [
-                space + cell if head[at] in NUMBERS else cell + space
+                space + cell if head[at] in NUMBER_COLUMNS else cell + space
                 for at, (cell, space) in enumerate(zip(row, spaces, strict=True))
             ]
             print("  ".join(cells).rstrip())
@@ -146,7 +146,7 @@ def show_runs(views: list[RunView]) -> None:
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("waits for", overflow="fold", min_width=12)
     for run_id, name, state, *others, waits in rows:
-        state = Text(state, COLOURS.get(state, ""))
+        state = Text(state, STATE_STYLES.get(state, ""))
         table.add_row(Text(run_id), Text(name), state, *others, Text(waits))
     console.print(table)
 
@@ -154,7 +154,7 @@ def show_runs(views: list[RunView]) -> None:
 def show_run(
     view: RunView, questions: Iterable[PendingApproval | PendingDoubt], *, every: bool
 ) -> None:
-    """Print a run, with the last rows of its history, or with `every` row."""
+    """Print a run with the last rows of its history, or with `every` row."""
     console, run = _console(), view.run
     facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
@@ -166,17 +166,17 @@ def show_run(
     for each in questions:
         _show_question(console, each)
     if view.letters:
-        console.print(Text("\nletters", "bold"))
+        console.print(Text("\nsignals and messages", "bold"))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         for letter in view.letters:
             table.add_row(
                 str(letter.id),
                 _moment(letter.time),
                 letter.kind,
-                Text(in_line(letter.name, 40) if letter.kind == "signal" else ""),
-                Text(shown(read_json(letter.value))),
+                Text(one_line(letter.name, 40) if letter.kind == "signal" else ""),
+                Text(format_value(read_json(letter.value))),
                 Text(
-                    f"refused: {in_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
+                    f"refused: {one_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
                 ),
             )
         console.print(table)
@@ -184,7 +184,7 @@ def show_run(
 
 
 def describe_run(run: RunRow) -> dict[str, Any]:
-    """Return the row of a run as a JSON value."""
+    """Return the data of a run as a JSON value."""
     return {
         "run_id": run.run_id,
         "class": run.class_name,
@@ -200,7 +200,7 @@ def describe_run(run: RunRow) -> dict[str, Any]:
 
 
 def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
-    """Return a run as a JSON value, with or without its rows and messages."""
+    """Return a run as a JSON value, with or without its history, signals and messages."""
     found = describe_run(view.run) | {
         "abandoned": view.abandoned,
         "error": view.error,
@@ -244,7 +244,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
 
 
 def describe_question(question: PendingApproval | PendingDoubt) -> dict[str, Any]:
-    """Return a question as a JSON value."""
+    """Return an open question as a JSON value."""
     return {
         "number": question.number,
         "kind": "doubt" if isinstance(question, PendingDoubt) else "approval",
@@ -258,73 +258,85 @@ def describe_question(question: PendingApproval | PendingDoubt) -> dict[str, Any
 def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
     run, now = view.run, time.time()
     yield "class", Text(legible(f"{run.class_name}, version {run.version}"))
-    state = Text(run.state, COLOURS.get(run.state, ""))
+    state = Text(run.state, STATE_STYLES.get(run.state, ""))
     if view.abandoned:
-        state.append(" (its process is gone: it can be resumed)", COLOURS["abandoned"])
+        state.append(" (its process has died; resume it)", STATE_STYLES["abandoned"])
     elif run.owner:
         state.append(f" by {legible(run.owner)}")
     if run.recoveries:
-        state.append(f", taken up {run.recoveries} times without a new row")
+        state.append(f", resumed {run.recoveries} times without a new row")
     yield "state", state
-    for name, when in ("began", run.created), ("updated", run.updated):
-        yield name, Text(f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M:%S}, {age(now - when)} ago")
+    for name, when in ("started", run.created), ("updated", run.updated):
+        yield (
+            name,
+            Text(f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M:%S}, {format_age(now - when)} ago"),
+        )
     inputs: dict[str, Any] = read_json(run.inputs)
-    lines = [f"{name}: {shown(value)}" for name, value in mask(inputs).items()]
+    lines = [f"{name}: {format_value(value)}" for name, value in mask(inputs).items()]
     yield "inputs", Text("\n".join(lines) if lines else "none")
     if view.error is not None:
-        yield "error", Text(shown(view.error, 2000), COLOURS.get(run.state, ""))
+        yield "error", Text(format_value(view.error, 2000), STATE_STYLES.get(run.state, ""))
     if view.result is not None:
-        yield "result", Text(shown(read_json(view.result), 2000))
+        yield "result", Text(format_value(read_json(view.result), 2000))
     if view.usage:
         each = [f"{legible(model)}: {_usage(taken)}" for model, taken in view.usage.items()]
         yield "usage", Text("\n".join(each))
     if view.gone:
-        yield "gone", Text("\n".join(shown(each, 2000) for each in view.gone), "yellow")
+        yield (
+            "not replayed",
+            Text("\n".join(format_value(each, 2000) for each in view.gone), "yellow"),
+        )
     if view.waits:
-        yield "waits for", Text("\n".join(map(describe_wait, view.waits)), KINDS["waits"])
+        yield "waits for", Text("\n".join(map(describe_wait, view.waits)), ROW_STYLES["waits"])
 
 
 def _show_question(console: Console, question: PendingApproval | PendingDoubt) -> None:
-    """Print a question; its arguments are complete and exact, so that a person can decide."""
+    """Print a question with its complete and exact arguments, so that a person can decide."""
     by = f" by {legible(question.agent)}" if question.agent else ""
     doubt = question.note if isinstance(question, PendingDoubt) else None
     what = "approval" if doubt is None else "doubt"
-    head = f"\n{what} {question.number}: {in_line(question.tool, 80)}{by},"
-    console.print(Text(f"{head} {age(time.time() - question.asked.timestamp())} ago", "magenta"))
+    head = f"\n{what} {question.number}: {one_line(question.tool, 80)}{by},"
+    console.print(
+        Text(f"{head} {format_age(time.time() - question.asked.timestamp())} ago", "magenta")
+    )
     if doubt is not None:
-        console.print(Text(f"  was it done? {in_line(doubt, MAX_CHARS)}"))
+        console.print(Text(f"  did it happen? {one_line(doubt, MAX_VALUE_CHARS)}"))
     arguments: Mapping[str, Any] = mask(dict(question.arguments))
-    for rows in lay_out(arguments, console.width, console.encoding):
+    for rows in lay_out_arguments(arguments, console.width, console.encoding):
         console.print(Text("\n".join(rows)), soft_wrap=True)
     run_id, command = legible(quote(question.run_id)), "  anabranch runs approve"
     if doubt is None:
         options = [f"{run_id} {question.number}", f"{run_id} {question.number} --deny"]
     else:
-        options = [f"{run_id} {question.number} {each}" for each in ("--done VALUE", "--not-done")]
+        options = [f"{run_id} {question.number} {each}" for each in ("--done RESULT", "--not-done")]
     for each in options:
         console.print(Text(f"{command} {each}", "dim"), soft_wrap=True)
 
 
 def _show_history(console: Console, view: RunView, *, every: bool) -> None:
-    rows = view.rows if every else view.rows[-MAX_ROWS:]
+    rows = view.rows if every else view.rows[-MAX_HISTORY_ROWS:]
     if not rows:
         console.print(Text("\nno rows yet", "dim"))
         return
-    # The last column takes the rest of the width, however long its texts are.
+    # Only the last column grows, to the full width, whatever the length of its texts.
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
     table.add_column("row", justify="right", no_wrap=True)
     table.add_column("time", no_wrap=True)
     table.add_column("kind", no_wrap=True)
-    table.add_column("who", overflow="ellipsis", no_wrap=True, max_width=max(console.width // 5, 8))
-    table.add_column("what", overflow="fold" if every else "ellipsis", no_wrap=not every, ratio=1)
+    table.add_column(
+        "node", overflow="ellipsis", no_wrap=True, max_width=max(console.width // 5, 8)
+    )
+    table.add_column(
+        "content", overflow="fold" if every else "ellipsis", no_wrap=not every, ratio=1
+    )
     for row in rows:
         name = view.names.get(row.ident, row.ident.hex()[:8])
         table.add_row(
             str(row.seq),
             _moment(row.time),
-            Text(legible(row.kind), KINDS.get(row.kind, "")),
-            Text(in_line(name.rpartition(":")[2], 60)),
-            Text(shown(_row_text(row.kind, read_json(row.value)))),
+            Text(legible(row.kind), ROW_STYLES.get(row.kind, "")),
+            Text(one_line(name.rpartition(":")[2], 60)),
+            Text(format_value(_row_text(row.kind, read_json(row.value)))),
         )
     console.print()
     if len(rows) < len(view.rows):
@@ -334,29 +346,29 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
 
 
 def _row_text(kind: str, value: Any) -> Any:
-    """Return the content of a row, without fields that only the program needs."""
-    say = _ROWS.get(kind)
-    if say is None or not isinstance(value, dict):
+    """Return the content of a row, without fields that only Anabranch needs."""
+    describe = ROW_TEXTS.get(kind)
+    if describe is None or not isinstance(value, dict):
         return "" if value is None else value
     try:
-        return say(value)
+        return describe(value)
     except (LookupError, TypeError, AttributeError):
-        return cast("Any", value)  # written by another version
+        return cast("Any", value)  # another version wrote it
 
 
 def _root_text(value: Any) -> str:
     key = f" [{value['key']}]" if value.get("key") else ""
-    return f"{shown(value['inputs'])}{key}"
+    return f"{format_value(value['inputs'])}{key}"
 
 
 def _message_text(value: Any) -> Any:
-    said = value.get("message") or value.get("result")
-    if said is None:
+    message = value.get("message") or value.get("result")
+    if message is None:
         return f"the reply of row {value['reply']}"
-    calls = ", ".join(f"{each['name']}(...)" for each in said.get("tool_calls", ()))
-    content = f"the result of row {value['gave']}" if "gave" in value else said.get("content")
+    calls = ", ".join(f"{each['name']}(...)" for each in message.get("tool_calls", ()))
+    content = f"the result of row {value['gave']}" if "gave" in value else message.get("content")
     text = " ".join(filter(None, [content, calls and f"[calls {calls}]"]))
-    return f"{said.get('role', 'tool')}: {text}"
+    return f"{message.get('role', 'tool')}: {text}"
 
 
 def _failure_text(value: Any) -> str:
@@ -366,22 +378,22 @@ def _failure_text(value: Any) -> str:
     return f"{found['type'][1]}: {found['message']}"
 
 
-_ROWS: dict[str, Callable[[Any], Any]] = {
+ROW_TEXTS: dict[str, Callable[[Any], Any]] = {
     "root": _root_text,
-    "intent": lambda value: f"will do {value['name']}",
+    "intent": lambda value: f"starts {value['name']}",
     "failure": _failure_text,
     "failed": _failure_text,
     "reply": _message_text,
     "message": _message_text,
-    "attempt": lambda value: f"failed; tries again at {_moment(value['due'])}",
+    "attempt": lambda value: f"failed; next try at {_moment(value['due'])}",
     "usage": lambda value: "; ".join(f"{name}: {_usage(each)}" for name, each in value.items()),
     "letter": lambda value: (
-        "in time came none" if value["id"] is None else read_json(value["value"].encode())
+        "timed out" if value["id"] is None else read_json(value["value"].encode())
     ),
     "question": lambda value: (
-        f"may it run? {shown(value['arguments'])}"
+        f"may it run? {format_value(value['arguments'])}"
         if value["kind"] == "approval"
-        else f"was it done? {shown(value['arguments'])}"
+        else f"did it happen? {format_value(value['arguments'])}"
     ),
     "waits": lambda value: describe_wait(
         Wait(value["kind"], value.get("name", ""), 0, value.get("until"))
@@ -400,7 +412,7 @@ def _usage(taken: Mapping[str, Any]) -> str:
 
 
 def read_json(value: bytes) -> Any:
-    """Return the JSON value, or the text that is none; replace each `$exact` by its value."""
+    """Return a stored JSON value, or the text if it is not JSON; unwrap each `$exact`."""
     try:
         return json.loads(value, object_hook=lambda it: it.get("$exact", it)) if value else None
     except ValueError:
@@ -408,7 +420,7 @@ def read_json(value: bytes) -> Any:
 
 
 def _moment(when: float) -> str:
-    """Format a time, without the date if it is today's."""
+    """Format a time, without the date if it is today."""
     local = datetime.fromtimestamp(when)
     return (
         f"{local:%H:%M:%S}"
@@ -422,7 +434,7 @@ def _iso(when: float) -> str:
 
 
 def _console() -> Console:
-    console = Console(highlight=False, markup=False)  # markup could be a part of a run's name
+    console = Console(highlight=False, markup=False)  # a run's name can contain markup
     if not console.is_terminal:
         console.width = PLAIN_COLUMNS
     return console

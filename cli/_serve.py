@@ -1,4 +1,4 @@
-"""`anabranch serve`: an agent, a job or a model, for clients that exist already."""
+"""`anabranch serve`: serve agents, jobs and models over HTTP."""
 
 from __future__ import annotations
 
@@ -11,57 +11,64 @@ import typer
 from ..backends import connect
 from ..commander import ConfigurationError
 from ._exit import FAILED, USAGE, Debug, report_errors
-from ._named import import_named
-from ._terminal import LegibleLog, in_line
+from ._output import LegibleLog, one_line
+from ._user_code import import_named
 
-__all__ = ["serve_command"]
+__all__ = ["serve_things"]
 
 
-def serve_command(
+def serve_things(
     things: Annotated[
         list[str],
         typer.Argument(
             metavar="THING...",
-            help="What is served: module:name of an agent, a group, a class of jobs or a handler, "
-            "or a model as chat --model takes it (local, openai:NAME).",
+            help="module:name of an agent, a group, a job class or a handler, or a model as for "
+            "chat --model (local, openai:NAME). Repeatable.",
         ),
     ],
-    host: Annotated[str, typer.Option(help="The address to bind to.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="The port; 0: any.")
+    ] = 8000,
     token: Annotated[
         list[str] | None,
         typer.Option(
             envvar="ANABRANCH_TOKEN",
-            help="What clients must send as their key. May be given several times. Needed beyond "
-            "this machine; better in the environment, where no list of processes shows it.",
+            help="A key that clients must send. Repeatable. Required if other machines can "
+            "connect. Prefer the environment variable, since process lists show options.",
         ),
     ] = None,
-    max_runs: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 200,
-    keep: Annotated[float, typer.Option(min=0, help="Seconds that an answer is kept.")] = 300.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds to end in after a signal.")] = 10.0,
-    page: Annotated[bool, typer.Option(help="Serve a page to talk on, at /.")] = True,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Write no line for each answer.")
-    ] = False,
+    max_runs: Annotated[int, typer.Option(min=1, help="The most runs at the same time.")] = 200,
+    keep: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a finished answer can be fetched.")
+    ] = 300.0,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that runs get to end after a signal.")
+    ] = 10.0,
+    page: Annotated[bool, typer.Option(help="Serve a chat page at /.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not log each answer.")] = False,
     journal: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
             envvar="ANABRANCH_JOURNAL",
-            help="Keep runs of background mode and of the page here: they go on after a restart.",
+            help="Store runs of background mode and of the chat page here. After a restart they "
+            "are resumed.",
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Serve agents, jobs and models over HTTP, as OpenAI does, with a page to talk on.
+    """Serve agents, jobs and models over HTTP, with OpenAI's protocols and a chat page.
 
-    Any program that takes a base URL can talk to it: http://HOST:PORT/v1. Ctrl-C ends it.
+    Use http://HOST:PORT/v1 as the base URL of any OpenAI client. Ctrl-C stops the server.
     """
     from ..serve import serve
 
     with report_errors(USAGE, debug):
         if token and not all(token):
-            raise ConfigurationError("--token is empty: leave it out, and anybody may ask")
+            raise ConfigurationError(
+                "--token must not be empty. Leave it out to serve without keys"
+            )
         app = serve(
             *map(_find, things),
             auth=token or None,
@@ -72,18 +79,19 @@ def serve_command(
         )
     _log_to_stderr(quiet)
 
-    def say(where: str) -> None:
-        key = "; clients send a key: ********" if token else ""
-        ways = [f"clients of OpenAI's: {where}/v1", *([f"a page: {where}/"] if page else [])]
+    def print_address(where: str) -> None:
+        key = "; clients must send a key" if token else ""
+        ways = [f"base URL for OpenAI clients: {where}/v1"]
+        ways += [f"chat page: {where}/"] if page else []
         for line in f"serving {', '.join(app.served)} at {where}{key}", "; ".join(ways):
-            print(in_line(line, 1000), file=sys.stderr, flush=True)
+            print(one_line(line, 1000), file=sys.stderr, flush=True)
 
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        app.run(host, port, drain=drain, on_start=say)
+        app.run(host, port, drain=drain, on_start=print_address)
 
 
 def _log_to_stderr(quiet: bool) -> None:
-    """Write what fails, and unless `quiet` a line for each answer."""
+    """Log failures to standard error, and each answer unless `quiet`."""
     log = LegibleLog()
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.getLogger().addHandler(log)
@@ -91,7 +99,7 @@ def _log_to_stderr(quiet: bool) -> None:
 
 
 def _find(thing: str) -> Any:
-    """Return what is named: something in a module, or a model."""
+    """Return the model or the object that the user names."""
     module, _, _ = thing.partition(":")
     if module in ("local", "openai", "mistral", "groq", "vllm", "ray") or "://" in thing:
         return {thing: connect(thing)}

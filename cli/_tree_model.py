@@ -1,4 +1,4 @@
-"""The part of a tree that is shown: its totals, and which nodes have a line of their own."""
+"""The totals of a tree, and the choice of the nodes that get a line on the screen."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import islice, zip_longest
 
 from ..tracing import Trace, TraceNode
 
-__all__ = ["NO_USAGE", "Collapsed", "TreeSummary", "TreeUsage", "state_of", "visible_rows"]
+__all__ = ["NO_USAGE", "CollapsedNodes", "TreeSummary", "TreeUsage", "name_state", "visible_rows"]
 
-# Siblings of one name that get lines before others of that name; how many nodes are looked at for
-# that; and of how many nodes of the first level the children are.
-ALIKE, LOOKED_AT, FIRST = 4, 2000, 3
-OPEN = ("pending", "running", "joining")
+# Siblings with the same name that get lines before nodes with other names; the nodes that are
+# examined for this choice; and the nodes of the first level whose children are examined.
+MAX_ALIKE, MAX_EXAMINED, FIRST_PARENTS = 4, 2000, 3
+OPEN_STATES = ("pending", "running", "joining")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeUsage:
-    """Tokens, and their cost as far as prices are known."""
+    """Tokens, and their cost in so far as prices are known."""
 
     input: int = 0
     output: int = 0
@@ -34,28 +34,28 @@ class TreeUsage:
 NO_USAGE = TreeUsage()
 
 
-def state_of(node: TraceNode) -> str:
-    """Return a node's state; "call failed" for a tool call that ended without a result."""
+def name_state(node: TraceNode) -> str:
+    """Return the state of a node, "call failed" for a tool call that ended without a result."""
     return "call failed" if node.status and node.is_bad and not node.is_open else node.state
 
 
 class TreeSummary:
-    """The totals of a trace without its root. `update` takes in what has changed.
+    """The totals of a trace without its root. `update` processes the changed nodes only.
 
-    A frame does not look at each node, so that it stays fast for very many.
+    So the time for a frame depends on the changes and not on the size of the tree.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.counts = Counter[str]()  # nodes by state
-        # Of each node with children: all nodes below it, its open children, and its children by
-        # name and state.
+        # For each node with children: the number of nodes below it, of its open children, and of
+        # its children by name and state.
         self.below = Counter[TraceNode]()
         self.open = Counter[TraceNode]()
         self.kinds: dict[TraceNode, Counter[tuple[str, str]]] = {}
-        # The usage of a node and all below it, unless that is nothing.
+        # The usage of a node and all nodes below it; nodes without usage are missing.
         self.usage: dict[TraceNode, TreeUsage] = {}
-        # Nodes in the order in which they reached their states.
+        # Nodes by the order of their last change of state, so the oldest come first.
         self.running: dict[TraceNode, None] = {}
         self.failed: dict[TraceNode, None] = {}
         self.other: dict[TraceNode, None] = {}
@@ -64,7 +64,7 @@ class TreeSummary:
         trace.changed = dict.fromkeys(trace.root.walk())
 
     def update(self) -> None:
-        """Take in the changes since the last call."""
+        """Process the nodes that have changed since the last call."""
         changed = self.trace.changed or {}
         self.trace.changed = {}
         for node in changed:
@@ -74,7 +74,7 @@ class TreeSummary:
                 self._update_usage(node)
 
     def _update_state(self, node: TraceNode, parent: TraceNode) -> None:
-        state, before = state_of(node), self._states.get(node)
+        state, before = name_state(node), self._states.get(node)
         if state == before:
             return
         self._states[node] = state
@@ -87,11 +87,11 @@ class TreeSummary:
             kinds[node.name, before] -= 1
             if self._group(before) is not self._group(state):
                 self._group(before).pop(node, None)
-            self.open[parent] -= before in OPEN
+            self.open[parent] -= before in OPEN_STATES
         self.counts[state] += 1
         kinds[node.name, state] += 1
         self._group(state)[node] = None
-        self.open[parent] += state in OPEN
+        self.open[parent] += state in OPEN_STATES
 
     def _group(self, state: str) -> dict[TraceNode, None]:
         if state in ("running", "joining"):
@@ -113,39 +113,41 @@ class TreeSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Collapsed:
-    """Stands for nodes without a line: for all children of a node but some, or for `levels`."""
+class CollapsedNodes:
+    """A line that stands for hidden nodes: for children of `node`, or for `levels` of a chain."""
 
     node: TraceNode
-    shown: Sequence[TraceNode] = ()  # children that have lines, or lead to nodes that have
+    shown: Sequence[TraceNode] = ()  # children with a line, or with a line below them
     levels: int = 0
 
 
-def visible_rows(summary: TreeSummary, room: int) -> Iterator[tuple[TraceNode | Collapsed, str]]:
-    """Yield what fills at most `room` lines, parents first; with each, its guides."""
+def visible_rows(
+    summary: TreeSummary, room: int
+) -> Iterator[tuple[TraceNode | CollapsedNodes, str]]:
+    """Yield the items for at most `room` lines, parents first, each with its tree guides."""
     root = summary.trace.root
     choice = None if summary.below[root] <= room else _choose(summary, room)
     children = None if choice is None else choice.children()
-    # With the guides of those below the same parent, and whether it is the last of them.
-    stack: list[tuple[TraceNode | Collapsed, str, bool]] = []
+    # Each item with the guides of its siblings, and whether it is the last sibling.
+    stack: list[tuple[TraceNode | CollapsedNodes, str, bool]] = []
 
     def push(node: TraceNode, guides: str) -> None:
-        below: list[TraceNode | Collapsed] = [*node.children]
+        below: list[TraceNode | CollapsedNodes] = [*node.children]
         if choice is not None and children is not None:
             shown = children.get(node, [])
             below = [*shown]
             if len(shown) < len(node.children) and node in choice.shown:
-                below.append(Collapsed(node, shown))
+                below.append(CollapsedNodes(node, shown))
         stack.extend((each, guides, not place) for place, each in enumerate(reversed(below)))
 
     push(root, "")
     while stack:
         item, guides, last = stack.pop()
-        if isinstance(item, Collapsed):
+        if isinstance(item, CollapsedNodes):
             yield item, f"{guides}└ "
         elif choice is not None and item in choice.skipped:
             if levels := choice.chains.get(item):
-                yield Collapsed(item, levels=levels), guides
+                yield CollapsedNodes(item, levels=levels), guides
             push(item, guides)
         elif item.parent is root:
             yield item, ""
@@ -156,20 +158,20 @@ def visible_rows(summary: TreeSummary, room: int) -> Iterator[tuple[TraceNode | 
 
 
 class _Choice:
-    """Nodes to show, until their lines and those of collapsed nodes fill the room."""
+    """Chooses nodes until their lines, and the lines for collapsed nodes, fill the room."""
 
     def __init__(self, root: TraceNode, room: int) -> None:
         self._room = room
-        self.lines = 1  # one stands for what is collapsed below the root
+        self.lines = 1  # the line for collapsed children of the root
         self.shown = {root}
-        # Inner nodes of chains that are too long to be shown; how many, by the first of them.
+        # Inner nodes of chains that are too long to show, and their number by the first of them.
         self.skipped: set[TraceNode] = set()
         self.chains: dict[TraceNode, int] = {}
-        # How many children of a shown node have no line.
+        # For each shown node, the number of children without a line.
         self._hidden = {root: len(root.children)}
 
     def add(self, node: TraceNode) -> None:
-        """Show a node and those above it, if there is room."""
+        """Show a node and the nodes above it, if there is room."""
         path: list[TraceNode] = []
         above: TraceNode | None = node
         while above is not None and above not in self.shown and above not in self.skipped:
@@ -180,24 +182,24 @@ class _Choice:
         path.reverse()
         limit = max(4, self._room // 2)
         skipped = path[2 : len(path) - limit + 2] if len(path) > limit else []
-        kept = [*path[:2], *path[len(skipped) + 2 :]]
-        hidden = {each: len(each.children) - (each is not node) for each in kept}
+        visible = [*path[:2], *path[len(skipped) + 2 :]]
+        hidden = {each: len(each.children) - (each is not node) for each in visible}
         if above in self._hidden:
             hidden[above] = self._hidden[above] - 1
         collapsed_before = sum(1 for each in hidden if self._hidden.get(each))
         collapsed = sum(1 for many in hidden.values() if many)
-        lines = len(kept) + bool(skipped) + collapsed - collapsed_before
+        lines = len(visible) + bool(skipped) + collapsed - collapsed_before
         if self.lines + lines > self._room:
             return
         self.lines += lines
         self._hidden |= hidden
-        self.shown.update(kept)
+        self.shown.update(visible)
         self.skipped.update(skipped)
         if skipped:
             self.chains[skipped[0]] = len(skipped)
 
     def add_single(self) -> None:
-        """Show each node that would be the only one behind a collapsed line."""
+        """Show each node that would be alone behind a collapsed line, which needs the same room."""
         for node, hidden in tuple(self._hidden.items()):
             if hidden == 1:
                 for child in node.children:
@@ -205,7 +207,7 @@ class _Choice:
                         self.add(child)
 
     def children(self) -> dict[TraceNode, list[TraceNode]]:
-        """Return the children of each node that are shown, or lead to such nodes, in order."""
+        """Return the children of each node that are shown or lead to shown nodes, in order."""
         found: dict[TraceNode, list[TraceNode]] = {}
         for node in sorted(self.shown | self.skipped, key=lambda node: (node.put, node.number)):
             if node.parent is not None:
@@ -214,10 +216,10 @@ class _Choice:
 
 
 def _choose(summary: TreeSummary, room: int) -> _Choice:
-    """Choose what works and what failed in turn, the oldest first; then the newest of the rest.
+    """Choose running and failed nodes alternately, oldest first, then the newest of the others.
 
-    A node that only waits for its children comes with them. Of many that are alike, most come after
-    the top of the tree.
+    A node that only waits for its children appears together with them. Of many nodes with the same
+    name, a few come first and the others after the top of the tree.
     """
     choice = _Choice(summary.trace.root, room)
     busy = (node for node in summary.running if not summary.open.get(node))
@@ -226,8 +228,8 @@ def _choose(summary: TreeSummary, room: int) -> _Choice:
     first = summary.trace.root.children
     newest = (
         node
-        for nodes in (first, *(each.children for each in first[:FIRST]))
-        for node in islice(reversed(nodes), LOOKED_AT)
+        for nodes in (first, *(each.children for each in first[:FIRST_PARENTS]))
+        for node in islice(reversed(nodes), MAX_EXAMINED)
         if node in summary.other
     )
     for nodes in (
@@ -248,13 +250,13 @@ def _choose(summary: TreeSummary, room: int) -> _Choice:
 def _some_of_each(
     nodes: Iterable[TraceNode], limit: int
 ) -> tuple[list[TraceNode], list[TraceNode]]:
-    """Return the first few of each name below one parent, and the first of the rest."""
+    """Return the first few nodes of each name below one parent, and the first of the others."""
     some: list[TraceNode] = []
     more: list[TraceNode] = []
     seen = Counter[tuple[TraceNode | None, str]]()
-    for node in islice(nodes, LOOKED_AT):
+    for node in islice(nodes, MAX_EXAMINED):
         seen[node.parent, node.name] += 1
-        if seen[node.parent, node.name] <= ALIKE:
+        if seen[node.parent, node.name] <= MAX_ALIKE:
             some.append(node)
             if len(some) == limit:
                 break

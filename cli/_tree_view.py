@@ -1,4 +1,4 @@
-"""Render a trace as lines of a terminal: a tree, cut to the space there is, and its sums.
+"""Render a trace as lines for a terminal: a tree that fits the screen, and its totals.
 
 The same trace, size and time always give the same lines.
 """
@@ -15,23 +15,23 @@ from rich.text import Text
 
 from ..messages.mask import mask
 from ..tracing import TraceNode
-from ._terminal import in_line
-from ._tree_model import NO_USAGE, Collapsed, TreeSummary, state_of, visible_rows
+from ._output import one_line
+from ._tree_model import NO_USAGE, CollapsedNodes, TreeSummary, name_state, visible_rows
 
 __all__ = [
     "ascii_signs",
-    "clean",
+    "clean_line",
     "draw",
-    "label",
-    "money",
+    "format_cost",
+    "format_seconds",
+    "format_tokens",
     "name_failure",
-    "seconds",
+    "name_node",
     "sum_line",
-    "tokens",
 ]
 
 # The sign and the style of each state.
-STATES = {
+NODE_SIGNS = {
     "pending": ("○", "dim"),
     "running": ("●", "cyan"),
     "joining": ("◐", "cyan"),
@@ -42,10 +42,10 @@ STATES = {
     "lost": ("?", "bold magenta"),
 }
 _ASCII = str.maketrans("○●◐✓✗⊘│├└…⋮·", ".>~+x-||`~:|")
-# Where a request waits for its turn within rate limits: `Turn.ready` of the backends.
+# The place where a request waits for its turn within rate limits: `Turn.ready` of the backends.
 _WAITS_FOR_TURN = re.compile(r"_turn\.py:\d+ in ready")
 MAX_NAME_CHARS, MAX_ERROR_CHARS = 60, 400
-GAP = "  "
+COLUMN_GAP = "  "
 
 
 def draw(
@@ -57,13 +57,13 @@ def draw(
     title: str = "",
     unicode: bool = True,
 ) -> list[Text]:
-    """Draw a trace as it was `now` seconds after its start, in at most so many columns and lines.
+    """Draw a trace `now` seconds after its start, in at most `width` columns and `height` lines.
 
-    Without `unicode` all signs are ASCII.
+    Without `unicode`, all signs are ASCII.
     """
     summary.update()
     root = summary.trace.root
-    rows: list[tuple[TraceNode | Collapsed, str]] = [(root, "")] if root.requests else []
+    rows: list[tuple[TraceNode | CollapsedNodes, str]] = [(root, "")] if root.requests else []
     rows += visible_rows(summary, max(height - 2 - len(rows), 1))
     lines = _table(summary, rows, width, now, title)
     lines.append(Text(_cut(sum_line(summary, now), width), "bold", end=""))
@@ -74,27 +74,27 @@ def draw(
 
 
 def ascii_signs(text: str) -> str:
-    """Replace each of the signs of a drawing with an ASCII character."""
+    """Replace the signs of a drawing by ASCII characters."""
     return text.translate(_ASCII)
 
 
 def _table(
     summary: TreeSummary,
-    rows: list[tuple[TraceNode | Collapsed, str]],
+    rows: list[tuple[TraceNode | CollapsedNodes, str]],
     width: int,
     now: float,
     title: str,
 ) -> list[Text]:
-    """Lay rows out in columns; leave out columns without values."""
+    """Lay out rows in columns; leave out columns without values."""
     total = summary.usage.get(summary.trace.root, NO_USAGE)
     columns = [("time", 7)]
     if total.input or total.output:
         columns += [("in", 6), ("out", 6)]
     if total.cost is not None:
         columns += [("cost", 8)]
-    taken = sum(len(GAP) + size for _, size in columns)
+    taken = sum(len(COLUMN_GAP) + size for _, size in columns)
     names = [_name(summary, item, guides) for item, guides in rows]
-    # At most half of the width. It grows in steps, so that columns rarely move.
+    # At most half of the width. The column grows in steps of six, so that it rarely moves.
     widest = max(
         (
             cell_len(name)
@@ -104,31 +104,33 @@ def _table(
         default=0,
     )
     wide = max(12, min(-(-widest // 6) * 6, (width - taken) // 2))
-    head = _fit(clean(title), wide) + "".join(f"{GAP}{name:>{size}}" for name, size in columns)
+    head = _fit(clean_line(title), wide) + "".join(
+        f"{COLUMN_GAP}{name:>{size}}" for name, size in columns
+    )
     lines = [Text(_cut(head, width), "dim", end="")]
     for (node, guides), name in zip(rows, names, strict=True):
-        if isinstance(node, Collapsed):
+        if isinstance(node, CollapsedNodes):
             lines.append(Text(_cut(name, width), "dim", end=""))
             continue
-        state, usage = state_of(node), summary.usage.get(node, NO_USAGE)
-        style = STATES[state][1]
+        state, usage = name_state(node), summary.usage.get(node, NO_USAGE)
+        style = NODE_SIGNS[state][1]
         cells = {
-            "time": seconds(_duration(node, now)),
-            "in": tokens(usage.input),
-            "out": tokens(usage.output),
-            "cost": money(usage.cost),
+            "time": format_seconds(_duration(node, now)),
+            "in": format_tokens(usage.input),
+            "out": format_tokens(usage.output),
+            "cost": format_cost(usage.cost),
         }
         line = Text(_fit(name, wide), end="")
         line.stylize("dim", 0, len(guides))
         line.stylize(style, len(guides), len(guides) + 1)
         if state in ("completed", "pending"):
             line.stylize("dim", len(guides) + 1)
-        agent = f" {clean(node.own_agent)}" if node.own_agent else ""
+        agent = f" {clean_line(node.own_agent)}" if node.own_agent else ""
         if agent and (start := name.find(agent, len(guides))) > 0:
             line.stylize("magenta", start, wide)
         for column, size in columns:
-            line.append(f"{GAP}{cells[column]:>{size}}", "dim" if column == "time" else "")
-        line.append(GAP)
+            line.append(f"{COLUMN_GAP}{cells[column]:>{size}}", "dim" if column == "time" else "")
+        line.append(COLUMN_GAP)
         room = max(width - line.cell_len, 0)
         line.append(_cut(_describe(summary, node, state, now), room), style)
         line.truncate(width)
@@ -136,19 +138,19 @@ def _table(
     return lines
 
 
-def _name(summary: TreeSummary, item: TraceNode | Collapsed, guides: str) -> str:
+def _name(summary: TreeSummary, item: TraceNode | CollapsedNodes, guides: str) -> str:
     """Return the first column of a row."""
     if isinstance(item, TraceNode):
-        name, agent = label(item), clean(item.own_agent) if item.own_agent else ""
+        name, agent = name_node(item), clean_line(item.own_agent) if item.own_agent else ""
         shown_agent = f" {agent}" if agent and agent not in name else ""
-        return f"{guides}{STATES[state_of(item)][0]} {name}{shown_agent}"
+        return f"{guides}{NODE_SIGNS[name_state(item)][0]} {name}{shown_agent}"
     if item.levels:
         return f"{guides}⋮ {item.levels:,} levels"
     node, shown = item.node, item.shown
-    kinds = summary.kinds[node] - Counter((each.name, state_of(each)) for each in shown)
+    kinds = summary.kinds[node] - Counter((each.name, name_state(each)) for each in shown)
     below = summary.below[node] - len(node.children) - sum(summary.below[each] for each in shown)
     common = kinds.most_common(3)
-    words = [f"{many:,} {clean(name)} {state}" for (name, state), many in common]
+    words = [f"{many:,} {clean_line(name)} {state}" for (name, state), many in common]
     if others := kinds.total() - sum(many for _, many in common):
         words.append(f"{others:,} others")
     if below:
@@ -157,14 +159,14 @@ def _name(summary: TreeSummary, item: TraceNode | Collapsed, guides: str) -> str
 
 
 def _duration(node: TraceNode, now: float) -> float:
-    """Return for how long a node has run, or has waited to start."""
+    """Return the seconds for which a node has run, or has waited to start."""
     if not node.spells:
         return (now if node.ended is None else node.ended) - node.put
     return sum((now if spell.end is None else spell.end) - spell.start for spell in node.spells)
 
 
 def _describe(summary: TreeSummary, node: TraceNode, state: str, now: float) -> str:
-    """Return a node's state in words, and what the node waits for."""
+    """Return the state of a node in words, with its error, or with the nodes it waits for."""
     match state:
         case "failed":
             words = f"failed after {len(node.retried) + 1} attempts" if node.retried else "failed"
@@ -174,9 +176,9 @@ def _describe(summary: TreeSummary, node: TraceNode, state: str, now: float) -> 
             words += f": {node.result}" if node.result else ""
         case "completed" | "cancelled":
             words = f"{state}: {node.reason}" if node.reason else state
-            words += ", kept from before" if node.kept else ""
+            words += ", from the journal" if node.kept else ""
         case "lost":
-            words = "lost: its process ended before it"
+            words = "lost: its process ended first"
         case _:
             words = _describe_open(summary, node, now)
     if node.retried and node.is_open:
@@ -184,22 +186,22 @@ def _describe(summary: TreeSummary, node: TraceNode, state: str, now: float) -> 
         words += f", attempt {len(node.retried) + 1} after {error.type if error else 'a failure'}"
     if node.slow:
         _, longest, at = max(node.slow, key=lambda each: each[1])
-        words += f", blocked the loop for {seconds(longest)} at {at}"
+        words += f", blocked the loop for {format_seconds(longest)} at {at}"
     if node.host:
         words += f", on {node.host}"
-    return clean(words, MAX_ERROR_CHARS)
+    return clean_line(words, MAX_ERROR_CHARS)
 
 
 def _describe_open(summary: TreeSummary, node: TraceNode, now: float) -> str:
     request = next((each for each in reversed(node.requests) if each.end is None), None)
     if request is not None:
-        model, waited = request.model, seconds(now - request.start)
+        model, waited = request.model, format_seconds(now - request.start)
         if request.first is not None:
             return f"reads {model}, {waited}"
         if _WAITS_FOR_TURN.fullmatch(node.waits_at):
             return f"waits for its turn in the limits of {model}, {waited}"
         return f"waits for {model}'s first token, {waited}"
-    # A note that the node is pending is stale once it has started.
+    # A note that the node is pending is out of date once it has started.
     noted_pending = node.waits.startswith("is pending")
     if node.state == "pending":
         _, _, why = node.waits.partition(", ")
@@ -214,55 +216,55 @@ def _describe_open(summary: TreeSummary, node: TraceNode, now: float) -> str:
         others = [*islice((each for each in node.children if each.is_open), 2 if many else 0)]
     if others:
         more = f" and {many - 2:,} more" if many > 2 else ""
-        return f"waits for {', '.join(map(label, others[:2]))}{more}"
+        return f"waits for {', '.join(map(name_node, others[:2]))}{more}"
     if node.tool:
         return f"runs {node.tool}{f' at {node.waits_at}' if node.waits_at else ''}"
     return f"{node.state}{place}"
 
 
 def sum_line(summary: TreeSummary, now: float) -> str:
-    """Return the sums: seconds, nodes by state, tokens, cost, missed events."""
+    """Return the totals: seconds, nodes by state, tokens, cost, missed events."""
     counts = summary.counts
     waiting = sum(1 for node in summary.running if summary.open[node])
-    words = [seconds(now)]
+    words = [format_seconds(now)]
     for state, many in (
         ("running", counts["running"] + counts["joining"] - waiting),
         ("waiting", waiting),
-        *((state, counts[state]) for state in STATES if state not in ("running", "joining")),
+        *((state, counts[state]) for state in NODE_SIGNS if state not in ("running", "joining")),
     ):
         if many:
             words.append(f"{many:,} {state}")
     usage = summary.usage.get(summary.trace.root, NO_USAGE)
     if usage.input or usage.output:
-        words.append(f"{tokens(usage.input)} in, {tokens(usage.output)} out")
+        words.append(f"{format_tokens(usage.input)} in, {format_tokens(usage.output)} out")
     if usage.cost is not None:
-        words.append(f"cost {money(usage.cost)}")
+        words.append(f"cost {format_cost(usage.cost)}")
     if summary.trace.missed:
         words.append(f"{summary.trace.missed:,} events missed")
     return " · ".join(words)
 
 
 def name_failure(node: TraceNode) -> str:
-    """Return which node or call failed, and why."""
+    """Return the name of a failed node or call, and the reason."""
     if node.state == "failed":
-        text = f"{label(node)} failed: {node.error or 'nobody knows why'}"
+        text = f"{name_node(node)} failed: {node.error or 'reason unknown'}"
     else:
-        text = f"{label(node)} {node.status}: {node.result or 'a call of ' + node.tool}"
-    return clean(text, MAX_ERROR_CHARS)
+        text = f"{name_node(node)} {node.status}: {node.result or 'a call of ' + node.tool}"
+    return clean_line(text, MAX_ERROR_CHARS)
 
 
-def label(node: TraceNode) -> str:
+def name_node(node: TraceNode) -> str:
     """Return the name and number of a node."""
-    return f"{clean(node.name)}#{node.number}"
+    return f"{clean_line(node.name)}#{node.number}"
 
 
 @lru_cache(8192)
-def clean(text: str, limit: int = MAX_NAME_CHARS) -> str:
-    """Return a recorded text as a part of one line, without control characters and secrets."""
-    return in_line(mask(text), limit)
+def clean_line(text: str, limit: int = MAX_NAME_CHARS) -> str:
+    """Return a recorded text without line ends, control characters and secrets."""
+    return one_line(mask(text), limit)
 
 
-def seconds(length: float) -> str:
+def format_seconds(length: float) -> str:
     """Format a duration in seven characters."""
     length = max(length, 0.0)
     if length < 9.995:
@@ -275,7 +277,7 @@ def seconds(length: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def tokens(count: int) -> str:
+def format_tokens(count: int) -> str:
     """Format a number of tokens in six characters; zero is an empty string."""
     if not count:
         return ""
@@ -285,7 +287,7 @@ def tokens(count: int) -> str:
     return f"{count:.0e}"
 
 
-def money(cost: float | None) -> str:
+def format_cost(cost: float | None) -> str:
     """Format a cost with its significant digits."""
     if cost is None:
         return ""

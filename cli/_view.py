@@ -1,4 +1,4 @@
-"""`anabranch view` and `anabranch diff`: show a recording as a page or a text, and compare two."""
+"""`anabranch view` and `anabranch diff`: show a recording as a page or as text, compare two."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ from ..messages.mask import mask
 from ..tracing import Trace, TraceNode, diff, read
 from ._display import can_draw, print_lines
 from ._exit import FAILED, USAGE, AsJson, Debug, report_errors
-from ._terminal import allow_unencodable, complain, has_unicode, in_line, print_json
+from ._output import allow_unencodable, has_unicode, one_line, print_error, print_json
 from ._tree_model import TreeSummary
-from ._tree_view import clean, draw, label, money, name_failure, seconds, tokens
+from ._tree_view import (
+    clean_line,
+    draw,
+    format_cost,
+    format_seconds,
+    format_tokens,
+    name_failure,
+    name_node,
+)
 
 __all__ = ["show_diff", "summarize", "view"]
 
@@ -38,28 +46,30 @@ DIFF_STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
 def view(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="A recording: record(...) or run --record made it."),
+        typer.Argument(metavar="FILE", help="A recording, for example from run --record."),
     ],
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where the page is written."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The file for the page. Default: a temporary file."
+        ),
     ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     text: Annotated[
-        bool, typer.Option("--text", help="A summary on the screen, and no page.")
+        bool, typer.Option("--text", help="Print a summary instead of writing a page.")
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Show a recording as a page in the browser, or as text.
 
-    The page is one file that asks nobody. Ends with status 0; 1 if it failed; 2 for wrong usage.
+    The page is one file and needs no network. Exit status: 0; 1 if it failed; 2 for wrong usage.
     """
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         trace = read(file)
         if text:
             if out is not None:
-                raise ConfigurationError("--text writes no page: give it without --out")
+                raise ConfigurationError("--text and --out cannot be combined")
             _show_text(trace, os.path.basename(file))
             return
         if out is None:
@@ -68,7 +78,7 @@ def view(
         trace.html(out)
         print(out)
         if not no_open and not webbrowser.open(Path(out).absolute().as_uri()):
-            complain("there is no browser here: open the file in one, or see it with --text")
+            print_error("cannot open a browser. Open the file in one, or use --text")
 
 
 def _show_text(trace: Trace, title: str) -> None:
@@ -82,29 +92,29 @@ def summarize(trace: Trace, title: str, width: int, height: int, *, unicode: boo
     """Return a recording as text, for machines without a browser."""
     lines = draw(TreeSummary(trace), width, height, trace.end, title=title, unicode=unicode)
     if any(life.content for life in trace.lives):
-        lines.append(Text("with content: prompts, replies and arguments stand in it", "dim"))
+        lines.append(Text("with content: prompts, replies and arguments", "dim"))
     lines += _sums("by agent", trace, trace.usage_by_agent().items())
     by_model = [(model, {model: used}) for model, used in trace.usage().items()]
     lines += _sums("by model", trace, by_model)
     ran = [(_own_seconds(node, trace.end), node) for node in trace if node.spells]
     if ran:
-        lines += [Text(), Text("slowest, without what they waited for below them", "bold")]
+        lines += [Text(), Text("slowest, without the time of their children", "bold")]
         for length, node in nlargest(MAX_SLOWEST, ran, key=itemgetter(0)):
-            lines.append(Text(f"{seconds(length):>9}  {_path(node)}"))
+            lines.append(Text(f"{format_seconds(length):>9}  {_path(node)}"))
     if (first := trace.first_failure) is not None:
         lines += [Text(), Text("first failure", "bold"), Text(f"  {name_failure(first)}", "red")]
-        lines.append(Text(f"  {_path(first)}, after {seconds(first.ended or 0.0)}"))
+        lines.append(Text(f"  {_path(first)}, after {format_seconds(first.ended or 0.0)}"))
     blocked = [(length, at, node) for node in trace for _, length, at in node.slow]
     if blocked:
-        lines += [Text(), Text("blocked the loop", "bold")]
+        lines += [Text(), Text("blocked the event loop", "bold")]
         for length, at, node in nlargest(MAX_SLOWEST, blocked, key=itemgetter(0)):
-            place = clean(at, MAX_PATH_CHARS)
-            lines.append(Text(f"{seconds(length):>9}  {label(node)} at {place}"))
+            place = clean_line(at, MAX_PATH_CHARS)
+            lines.append(Text(f"{format_seconds(length):>9}  {name_node(node)} at {place}"))
     return lines
 
 
 def _sums(title: str, trace: Trace, sums: Iterable[tuple[str, dict[str, Usage]]]) -> list[Text]:
-    rows = [(clean(name) or "(no agent)", used) for name, used in sums]
+    rows = [(clean_line(name) or "(no agent)", used) for name, used in sums]
     if not rows:
         return []
     wide = max(len(name) for name, _ in rows)
@@ -112,16 +122,16 @@ def _sums(title: str, trace: Trace, sums: Iterable[tuple[str, dict[str, Usage]]]
     for name, used in sorted(
         rows, key=lambda row: -sum(each.total_tokens for each in row[1].values())
     ):
-        taken = tokens(sum(each.input_tokens for each in used.values())) or "0"
-        given = tokens(sum(each.output_tokens for each in used.values())) or "0"
+        taken = format_tokens(sum(each.input_tokens for each in used.values())) or "0"
+        given = format_tokens(sum(each.output_tokens for each in used.values())) or "0"
         lines.append(
-            Text(f"  {name:<{wide}}  {taken:>6}  {given:>6}  {money(trace.cost(used)):>8}")
+            Text(f"  {name:<{wide}}  {taken:>6}  {given:>6}  {format_cost(trace.cost(used)):>8}")
         )
     return lines
 
 
 def _own_seconds(node: TraceNode, end: float) -> float:
-    """Return for how long a node ran while nothing below it did."""
+    """Return the seconds for which a node ran while none of its children did."""
     own = sum((end if each.end is None else each.end) - each.start for each in node.spells)
     below = [
         (spell.start, end if spell.end is None else spell.end)
@@ -137,22 +147,22 @@ def _own_seconds(node: TraceNode, end: float) -> float:
 
 def _path(node: TraceNode) -> str:
     above = [each for each in node.upwards() if each.parent is not None]
-    return clean(" > ".join(label(each) for each in reversed(above)), MAX_PATH_CHARS)
+    return clean_line(" > ".join(name_node(each) for each in reversed(above)), MAX_PATH_CHARS)
 
 
 def show_diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A recording.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="The recording compared with it.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The recording to compare with A.")],
     as_json: AsJson = False,
     times: Annotated[
-        bool, typer.Option("--times", help="Show what became much slower or faster, too.")
+        bool, typer.Option("--times", help="Also show nodes that became much slower or faster.")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Say what is different in recording B, compared with recording A.
+    """Show how recording B differs from recording A.
 
-    The exit status is 0 if nothing is, 1 if anything is, 2 if they cannot be compared. Times are no
-    difference, nor is the order of what ran at once.
+    Times, and the order of nodes that ran at the same time, are not differences. Exit status: 0 if
+    there is no difference; 1 if there is one; 2 if the recordings cannot be compared.
     """
     allow_unencodable()
     with report_errors(USAGE, debug):
@@ -171,4 +181,4 @@ def _print_diff(lines: list[str]) -> None:
         rest = line.lstrip(" ")
         indent = line[: len(line) - len(rest)]
         style = "" if indent else DIFF_STYLES.get(rest.split(" ", 1)[0], "")
-        console.print(Text(indent + in_line(rest, MAX_LINE_CHARS), style))
+        console.print(Text(indent + one_line(rest, MAX_LINE_CHARS), style))

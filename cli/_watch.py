@@ -1,4 +1,4 @@
-"""`anabranch watch`: follow a run in another process, by its recording or by its server."""
+"""`anabranch watch`: follow a run in another process, through its recording or its server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..tracing import Trace, follow
 from ._display import FRAME_SECONDS, TreeDisplay
 from ._exit import FAILED, Debug, report_errors
 from ._http import BadServer, address_of, open_client, read_events, read_object, require_ok
-from ._terminal import allow_unencodable, complain, count, in_line
+from ._output import allow_unencodable, format_count, one_line, print_error
 
 __all__ = ["follow_url", "watch"]
 
-FILE_POLL_SECONDS = 0.1  # for a file that does not exist yet
-RECONNECT_SECONDS = 30.0  # in which a lost connection is opened again
+NEW_FILE_POLL_SECONDS = 0.1  # for a file that does not exist yet
+RECONNECT_SECONDS = 30.0  # for which it tries to open a lost connection again
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 4.0  # between two attempts
 
 
@@ -32,17 +32,17 @@ def watch(
         str,
         typer.Argument(
             metavar="FILE_OR_URL",
-            help="A recording, which record(...) or run --record writes, or a run of a server:"
-            " http://HOST:PORT/runs/ID, or http://HOST:PORT for its newest. The key is"
-            " ANABRANCH_TOKEN.",
+            help="A recording, for example from run --record, or a run on a server:"
+            " http://HOST:PORT/runs/ID, or http://HOST:PORT for its newest run. Set ANABRANCH_TOKEN"
+            " to the server's key.",
         ),
     ],
     debug: Debug = False,
 ) -> None:
-    """Draw the tree of a run in another process, until its end.
+    """Draw the tree of a run in another process until the run ends.
 
-    A file that is not there yet is waited for. Ends with status 0; 1 if the process has ended
-    before the run, or the server shows no such run; 2 for wrong usage; 130 after Ctrl-C.
+    Waits for a file that does not exist yet. Exit status: 0; 1 if the process died before the run
+    ended, or if the server has no such run; 2 for wrong usage; 130 after Ctrl-C.
     """
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
@@ -52,13 +52,15 @@ def watch(
             path = Path(what)
             _wait_for(path)
             title, traces = path.name, follow(path)
-        with TreeDisplay(in_line(title, 100)) as display:
+        with TreeDisplay(one_line(title, 100)) as display:
             trace = asyncio.run(_show(traces, display))
         if trace is not None and trace.lives and not trace.lives[-1].ended:
             process = trace.lives[-1]
             lost = sum(1 for node in trace if node.state == "lost")
-            nodes = f"{count(lost, 'node')} {'was' if lost == 1 else 'were'} open"
-            complain(f"the process {process.pid} on {process.host} ended before the run: {nodes}")
+            nodes = f"{format_count(lost, 'node')} {'was' if lost == 1 else 'were'} open"
+            print_error(
+                f"process {process.pid} on {process.host} died before the run ended: {nodes}"
+            )
             raise SystemExit(FAILED)
 
 
@@ -67,14 +69,14 @@ def _wait_for(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigurationError(f"there is no folder {str(path.parent)!r}")
     if not path.exists():
-        hint = f"waits for {path}: anabranch run ... --record writes it (Ctrl-C ends)"
-        print(in_line(hint, 400), file=sys.stderr)
+        hint = f"waiting for {path}, which anabranch run --record writes (Ctrl-C stops)"
+        print(one_line(hint, 400), file=sys.stderr)
         while not path.exists():
-            time.sleep(FILE_POLL_SECONDS)
+            time.sleep(NEW_FILE_POLL_SECONDS)
 
 
 async def _show(traces: AsyncGenerator[Trace], display: TreeDisplay) -> Trace | None:
-    """Show the latest trace, several times a second, until there are no more; return the last."""
+    """Show the latest trace several times a second until `traces` ends; return the last one."""
     latest: Trace | None = None
 
     async def read() -> None:
@@ -97,12 +99,12 @@ async def _show(traces: AsyncGenerator[Trace], display: TreeDisplay) -> Trace | 
 
 
 async def follow_url(url: str) -> AsyncGenerator[Trace]:
-    """Yield the trace of a server's run each time that it has grown, until the run's end.
+    """Yield the trace of a run on a server after each new event, until the run ends.
 
-    `url` is `http://HOST/runs/ID`, or the address of the server for its newest run. The key is
-    `ANABRANCH_TOKEN`. A lost connection is opened again, which yields another trace. Raises
-    `ConfigurationError` for another address, and `BadServer` if the server cannot be reached,
-    refuses, has no such run, or if a lost connection cannot be opened again.
+    `url` is `http://HOST/runs/ID`, or the address of the server for its newest run. The environment
+    variable `ANABRANCH_TOKEN` is the key. After a lost connection is opened again, a new trace
+    object is yielded. Raises `ConfigurationError` for an invalid address. Raises `BadServer` if the
+    server cannot be reached, refuses, or has no such run.
     """
     where = address_of(url).removesuffix("/trace").removesuffix("/runs")
     import aiohttp
@@ -114,7 +116,7 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
                 where = f"{where}/runs/{await _newest_run(client, where)}"
             retry = _Reconnect(where)
             while True:
-                lines, why = 0, "the connection ended before the run"
+                lines, why = 0, "the server closed the connection before the run ended"
                 try:
                     async with aclosing(_lines(client, where, retry)) as texts:
                         async for text in texts:
@@ -133,9 +135,9 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
     except BadServer as error:
         failed = error
     except (aiohttp.ClientError, TimeoutError) as error:
-        failed = BadServer(f"{in_line(where, 200)} cannot be read: {_error_line(error)}")
+        failed = BadServer(f"cannot read {one_line(where, 200)}: {_error_line(error)}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        failed = BadServer(f"{in_line(where, 200)} sends no recording: {error!r:.200}")
+        failed = BadServer(f"{one_line(where, 200)} did not send a recording: {error!r:.200}")
     if trace.lives:
         trace.live = False
         trace.lose_open()
@@ -144,25 +146,25 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
 
 
 class _Reconnect:
-    """Pauses before a lost connection is opened again: longer each time, and not for ever."""
+    """The pauses before a lost connection is opened again: each longer, within a total time."""
 
     def __init__(self, where: str) -> None:
-        self._where = in_line(where, 200)
+        self._where = one_line(where, 200)
         self._pause = self._until = 0.0
         self._lines = 0
         self.started = 0.0  # the time of the last attempt
         self.has_lost = False  # whether a connection was lost
 
     async def wait(self, why: str, lines: int) -> None:
-        """Pause, or raise `BadServer`; `lines` is the number of lines the connection brought.
+        """Pause, or raise `BadServer` after the total time.
 
-        The time starts again after a connection that was open for long or brought more lines than
-        the one before.
+        `lines` is the number of lines that the lost connection delivered. The time starts again if
+        the connection was open for long, or delivered more lines than the previous one.
         """
         self.has_lost, now = True, time.monotonic()
         if lines > self._lines or (lines and now - self.started > RECONNECT_SECONDS):
             self._pause, self._until = FIRST_PAUSE_SECONDS, now + RECONNECT_SECONDS
-            complain(f"{self._where}: {why}; it is tried again for {RECONNECT_SECONDS:g} seconds")
+            print_error(f"{self._where}: {why}. Reconnecting for {RECONNECT_SECONDS:g} seconds")
         elif now + self._pause > self._until:
             raise BadServer(f"{self._where}: {why}")
         self._lines = lines
@@ -183,17 +185,15 @@ async def _lines(client: Any, where: str, retry: _Reconnect) -> AsyncGenerator[s
 
 
 def _error_line(error: Exception) -> str:
-    return in_line(str(error), 300) or type(error).__name__
+    return one_line(str(error), 300) or type(error).__name__
 
 
 async def _newest_run(client: Any, server: str) -> str:
-    """Return the id of the newest run that is recorded."""
+    """Return the id of the newest run with a recording."""
     async with client.get(f"{server}/runs", allow_redirects=False) as answer:
         await require_ok(answer, server)
         runs = (await read_object(answer))["runs"]
     for run in runs:
         if run["traced"]:
             return str(run["id"])
-    raise BadServer(
-        f"{in_line(server, 200)} has no run to watch: POST /runs and its page begin one"
-    )
+    raise BadServer(f"{one_line(server, 200)} has no run to watch yet. Start one on its chat page")

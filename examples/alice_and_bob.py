@@ -1,10 +1,10 @@
-"""Alice passes on to Bob what she is asked; agents that reach each other by name.
+"""Alice forwards her messages to Bob: two agents that find each other by name.
 
     python examples/alice_and_bob.py
     python examples/alice_and_bob.py --model openai:gpt-5-mini "Do you like rivers?"
 
-The question that they were made for they answer without a model, in reply functions; any other is
-left to the model, as `NOT_MINE` says.
+Reply functions answer one known question without a model. For any other question they return
+`NOT_MINE`, and the model answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Alice(ConversableAgent):
 
     @reply(sender="bob")
     async def of_bob(self, message: AgentMessage) -> ReplyResult:
-        return None  # Bob is not answered
+        return None  # Alice does not reply to Bob
 
     @reply
     async def pass_on(self, message: AgentMessage) -> ReplyResult:

@@ -1,14 +1,14 @@
-"""Two agents converse, and one of them has read your documents: it answers, and says from where.
+"""Two agents converse, and one of them answers from your documents and cites them.
 
     pip install "anabranch[knowledge]"
     python examples/ask_documents.py
     python examples/ask_documents.py --folder ~/notes "When is the rent due?"
     python examples/ask_documents.py --model openai:gpt-5-mini --index notes.db --folder docs
 
-What is found is put before the librarian with each question, as data; no other server is needed.
-With `--index` the index is kept in a file, and only what has changed is read the next time. To
-answer from passages and to cite them takes a model of some billion parameters: the local one (135
-million) says something near the passages and cites nothing, so what was found is printed too.
+Each question for the librarian comes with the matching passages, as data. No other server is
+needed. With `--index` the index is a file, and the next start reads changed documents only. Answers
+with citations need a model with some billion parameters. The local one (135 million) cites nothing,
+so the example also prints the passages.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ async def read_and_ask(backend: Backend, index: str, folder: Path, question: str
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a question about a folder of documents.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
-    parser.add_argument("--folder", type=Path, default=DOCS, help="what to read")
-    parser.add_argument("--index", default=":memory:", help="a file that keeps what was read")
+    parser.add_argument("--folder", type=Path, default=DOCS, help="the folder to read")
+    parser.add_argument("--index", default=":memory:", help="the file of the index")
     parser.add_argument("question", nargs="?", default=QUESTION)
     options = parser.parse_args()
     if not options.folder.is_dir():

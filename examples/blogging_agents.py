@@ -1,18 +1,18 @@
-"""A writer and a critic who refine their posts in rounds, over five topics at once.
+"""A writer and a critic refine blog posts in rounds, on five topics at once.
 
     python examples/blogging_agents.py --model openai:gpt-5-mini --rounds 2
     python examples/blogging_agents.py --max-tokens 50        (the local model, kept short)
     python examples/blogging_agents.py rivers tides           (topics of your own)
     python examples/blogging_agents.py --folder examples/rivers "the Danube" "the Nile"
 
-The two are layers of one agent, and each topic is a session: their memories know nothing of each
-other. All are calls in one tree, so Ctrl-C ends them all, and what they cost is one sum. The local
-model (135 million parameters) plays every part to the end; to write what one likes to read, and to
-mend it as the critic says, takes one of 7 billion parameters or more.
+Writer and critic are layers of one agent. Each topic is a session with a separate memory. All calls
+are in one tree, so Ctrl-C ends all of them, and their cost is one sum. The local model (135 million
+parameters) only shows the steps. Readable posts that follow the critic need a model with 7 billion
+parameters or more.
 
-With `--folder` the writer writes from the documents there, and cites them; the sources stand below
-each post. That needs `pip install "anabranch[knowledge]"`. The local model cites nothing: then it
-is said which documents it was given.
+With `--folder` the writer uses documents and cites them, with the sources below each post. That
+needs `pip install "anabranch[knowledge]"`. The local model cites nothing, so the example lists the
+documents that it received.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ async def publish(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Agents that refine each other's writing.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
-    parser.add_argument("--rounds", type=int, default=1, help="how often the critic is asked")
-    parser.add_argument("--max-tokens", type=int, help="how long each text may be")
-    parser.add_argument("--folder", type=Path, help="documents to write from, and to cite")
+    parser.add_argument("--rounds", type=int, default=1, help="the number of reviews")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of each text")
+    parser.add_argument("--folder", type=Path, help="documents to use and cite")
     parser.add_argument("topics", nargs="*", default=TOPICS)
     options = parser.parse_args()
     if options.folder is not None and not options.folder.is_dir():

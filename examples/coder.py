@@ -1,13 +1,13 @@
-"""`Coder`, a math agent: it writes Python code, has it run, reads the result, and thinks again.
+"""`Coder`, a math agent: it writes Python code, runs it, reads the result, and continues.
 
     pip install "anabranch[python]"
     python examples/coder.py --model openai:gpt-5-mini
     python examples/coder.py --model openai:gpt-5-mini "What is the 100th prime?"
 
-Its `forward` is the whole loop; `anabranch.agents.StepAgent` is this with plugins, and a kernel for
-each session. The code runs as you, in a Jupyter kernel (docs/tools.md says what that does not
-protect against). To solve problems takes a model of 7 billion parameters or more; the local one
-(135 million) mostly answers without code, and wrongly.
+`forward` is the complete loop. `anabranch.agents.StepAgent` adds plugins, and a kernel for each
+session. The code runs with your permissions in a Jupyter kernel (see docs/tools.md for the risks).
+Solving problems needs a model with 7 billion parameters or more. The local one (135 million) mostly
+answers without code and wrongly.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A coin is flipped and a poet sings of it: a strategy of your own from two agents.
+"""One agent flips a coin and another writes a poem about it: your own strategy from two agents.
 
     python examples/coin_flip_poet.py
     python examples/coin_flip_poet.py --model groq:llama-3.1-8b-instant     (with GROQ_API_KEY)
 
-The first agent's answer is read into the state, and asked for again if it is neither heads nor
-tails; the second one's prompt is made of the state, and what it says is for you. A model of 8
-billion parameters does both well; the small local one may have to be told what a side is, and its
-poems are none.
+The first agent's answer is parsed into the state; if it is neither heads nor tails, the agent must
+answer again. The second agent's prompt contains the state, and you read its reply. A model with 8
+billion parameters does both well. The local one may need several attempts for the coin.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PoetEngineer(PromptEngineer[CoinState]):
 def transition(obs: str | None, state: CoinState) -> str:
     if state.agent != "coin":
         return "coin"
-    state.step_environment()  # what the poet says goes to the reader
+    state.step_environment()  # the reader gets the poem
     return "poet"
 
 
@@ -90,7 +89,7 @@ async def recite(backend: Backend, flips: int) -> Orchestrator[CoinState]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A coin and a poet.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, groq:NAME, ...")
-    parser.add_argument("--flips", type=int, default=2, help="how many poems there should be")
+    parser.add_argument("--flips", type=int, default=2, help="the number of poems")
     parser.add_argument("--log", action="store_true", help="show each prompt and response")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")

@@ -3,12 +3,12 @@
     python examples/data_analysis.py --model openai:gpt-5-mini
     python examples/data_analysis.py --model openai:gpt-5-mini --file my.csv "Which is the oldest?"
 
-With `--sources FOLDER` (here documents about rivers) the explainer is given what these say, and
-cites where the figures are from; below its answer stands who was cited.
+With `--sources FOLDER` (here documents about rivers) the explainer gets matching passages and cites
+the sources of the figures. The cited documents are listed below its answer.
 
-Needs `pip install "anabranch[python,knowledge]"`. The code that a model writes runs as you, in a
-Jupyter kernel (docs/tools.md says what that does not protect against). Writing code takes a model
-of some billion parameters; the local one is too small, which the group says after three attempts.
+Needs `pip install "anabranch[python,knowledge]"`. The model's code runs with your permissions in a
+Jupyter kernel (see docs/tools.md for the risks). Writing code needs a model with some billion
+parameters. With the local one, the group gives up after three attempts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOURCES = Path(__file__).resolve().parent / "rivers"
 
 
 class Interpreter(ConversableAgent):
-    """Runs the code in a message, and answers with what it printed."""
+    """Runs the code in a message, and answers with its output."""
 
     def __init__(self, name: str, kernel: PythonKernel, **options: Any) -> None:
         super().__init__(name, **options)
@@ -55,7 +55,7 @@ class Interpreter(ConversableAgent):
 
 
 class Analysis(ConversableAgent):
-    """Leads the others: look at the file, write code, run it, mend it, explain the result."""
+    """Leads the others: look at the file, write code, run it, correct it, explain the result."""
 
     def __init__(self, name: str, attempts: int, **options: Any) -> None:
         super().__init__(name, **options)
@@ -153,9 +153,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a question about a table.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--file", type=Path, default=FILE, help="a CSV file with a header")
-    parser.add_argument("--sources", type=Path, help="documents that say where it is from")
-    parser.add_argument("--attempts", type=int, default=3, help="how many programs may fail")
-    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
+    parser.add_argument("--sources", type=Path, help="documents about the origin of the data")
+    parser.add_argument("--attempts", type=int, default=3, help="the most programs that may fail")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of each answer")
     parser.add_argument(
         "question", nargs="?", default="How long are the rivers of each continent together?"
     )

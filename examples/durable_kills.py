@@ -1,13 +1,13 @@
-"""Kills `durable_order.py` at random moments until its orders are done, and counts outside.
+"""Kill `durable_order.py` at random moments until its orders are done, and count the effects.
 
     python examples/durable_kills.py                     # 50 kills with, 50 without: two minutes
     python examples/durable_kills.py --kills 10 --mail person
 
-With `reconcile` the shop is asked whether a mail was sent of which nobody knows. Without it,
-`again` sends it once more, as a program without a journal would: that has to double, now and then,
-or the kills prove nothing. `person` leaves such a mail to a person, and its order waits.
+After a kill, a mail can be in doubt: it is unknown whether it was sent. `reconcile` asks the shop.
+`again` sends it again, as a program without a journal would. So some mails must arrive twice, or
+the kills prove nothing. `person` leaves the decision to a person, and the order waits.
 
-Each life is a process of its own that dies by SIGKILL, at a moment that the seed chooses.
+Each execution is a separate process that dies by SIGKILL, at a moment that the seed chooses.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import NamedTuple
 from anabranch.store import Journal
 
 PROGRAM = Path(__file__).with_name("durable_order.py")
-PATIENCE = 10.0  # seconds that an order gets which is killed no more
+PATIENCE = 10.0  # seconds for the last execution of an order, which is not killed
 
 
 def live(folder: Path, order: str, mail: str, seconds: float) -> float | None:
-    """Start the order or take it up, and kill it after so long; return how long it took if done."""
+    """Start or resume the order, and kill it after a time; return its duration if it ended."""
     command = [sys.executable, str(PROGRAM), "--folder", str(folder), "--order", order]
     command += ["--mail", mail, "--way", "0.02"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -52,13 +52,13 @@ def live(folder: Path, order: str, mail: str, seconds: float) -> float | None:
 
 
 async def questions(journal: str) -> int:
-    """Return how many calls wait for a person to say whether they were done."""
+    """Return the number of calls in doubt that wait for a person."""
     async with Journal(journal) as runs:
         return len(await runs.doubts())
 
 
 class Count(NamedTuple):
-    """What came of so many kills."""
+    """The outcome of a series of kills."""
 
     mail: str
     kills: int
@@ -69,7 +69,7 @@ class Count(NamedTuple):
 
 
 def kill_orders(mail: str, most: int, draw: random.Random, folder: Path) -> Count:
-    """Handle orders one after the other, kill them so often, and count what happened outside."""
+    """Process orders one after the other with a number of kills, and count the effects."""
     whole = live(folder, "whole", mail, PATIENCE) or PATIENCE
     done, kills, waiting, orders = ["whole"], 0, 0, 0
     while kills < most:
@@ -96,7 +96,7 @@ def kill_orders(mail: str, most: int, draw: random.Random, folder: Path) -> Coun
 
 
 def note(text: str) -> None:
-    """Show how far it is, on a terminal."""
+    """Show the progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{text:<60}", end="\r", file=sys.stderr, flush=True)
 
@@ -109,20 +109,24 @@ def positive(text: str) -> int:
 
 
 def main() -> None:
-    """Kill with `reconcile` and without, and show a line for each."""
+    """Kill with and without `reconcile`, and print a line for each."""
     parser = argparse.ArgumentParser(
-        description="Kill an order again and again, and count what happened outside."
+        description="Kill an order at random moments, and count its effects."
     )
-    parser.add_argument("--kills", type=positive, default=50, help="for each (%(default)s)")
+    parser.add_argument(
+        "--kills", type=positive, default=50, help="the kills of each variant (%(default)s)"
+    )
     parser.add_argument(
         "--mail",
         choices=["reconcile", "again", "person"],
         nargs="+",
         default=["reconcile", "again"],
-        help="what is done about a mail of which nobody knows (reconcile, and again)",
+        help="the handling of a mail in doubt (reconcile, and again)",
     )
     seed = os.environ.get("ANABRANCH_SEED", "0")
-    parser.add_argument("--seed", type=int, default=seed, help="of the moments (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=seed, help="the seed of the moments (%(default)s)"
+    )
     options = parser.parse_args()
     print(f"seed {options.seed}\n{LINE.format('mail', 'kills', 'done', 'wait', 'doubled', 'lost')}")
     try:

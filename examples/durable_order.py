@@ -1,16 +1,16 @@
-"""An order that survives its process: charged once and announced once, whatever is killed when.
+"""An order that survives its process: one charge and one mail, whenever the process is killed.
 
-    python examples/durable_order.py                    # an order from its start to its end
+    python examples/durable_order.py                    # process a complete order
     python examples/durable_order.py --order B-7 --feedback
 
-Press Ctrl-C in the middle, or kill the process, and start the same again: it goes on where it was.
-The second one waits for the customer's word, which comes from another process:
+Press Ctrl-C, or kill the process, and run the same command again: the order continues. The second
+order waits for the customer's feedback, which another process sends:
 
     python examples/durable_order.py --order B-7 --say "well packed"
 
-The model is scripted, so that this runs without a key: it charges the customer and sends a mail.
-The world outside is a file of its own, `shop.db`, that no journal knows of: there you can count.
-`examples/durable_kills.py` kills this program at random moments, again and again.
+The model is scripted, so no key is needed. It charges the customer and sends a mail. The shop is a
+separate file, `shop.db`, which the journal does not use: it counts all effects.
+`examples/durable_kills.py` kills this program at random moments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ITEMS = ["lamp", "shade", "bulb"]
 
 
 class Shop:
-    """What is outside: it does what it is told, and writes down what it did."""
+    """The external service: it executes each effect and records it."""
 
     def __init__(self, file: Path, way: float) -> None:
         self.file = file
@@ -45,7 +45,7 @@ class Shop:
         return sqlite3.connect(self.file, timeout=30, isolation_level=None)
 
     async def write(self, statement: str, order: str) -> bool:
-        """Do something, with a way there and a way back on which a process may die."""
+        """Execute an effect, with a delay before and after it during which the process may die."""
         await asyncio.sleep(self.way)
         with closing(self.open()) as sql:
             new = sql.execute(statement, (effect_key(), order)).rowcount == 1
@@ -55,26 +55,26 @@ class Shop:
     @tool(effect="keyed")
     async def charge(self, order: str, cents: int) -> str:
         """Charge the customer of an order."""
-        # The shop looks at the key, and does nothing for one that it knows.
+        # The shop ignores a repetition with a known effect key.
         new = await self.write("insert or ignore into charge values (?, ?)", order)
         show("charged" if new else "was charged before: the shop knows the key")
         return f"{cents} cents are paid"
 
     async def find_mail(self, order: str, text: str, effect_key: str) -> Done | NotDone:
-        """Say whether a mail was sent: asked when nobody here knows."""
+        """Return whether a mail was sent: the `reconcile` of a call in doubt."""
         with closing(self.open()) as sql:
             found = sql.execute("select 1 from mail where key = ?", (effect_key,)).fetchone()
         show(f"the mail is in doubt: the shop says it was {'sent' if found else 'not sent'}")
         return Done("it is sent") if found else NotDone()
 
     async def mail(self, order: str, text: str) -> str:
-        """Send the customer of an order a mail."""
+        """Send a mail to the customer of an order."""
         await self.write("insert into mail values (?, ?)", order)
         show("mailed")
         return "it is sent"
 
-    # The mail three times: in doubt the shop is asked; a person is; or it is just sent again,
-    # for it was said that the shop looks at the key, which it does not.
+    # Three variants for a mail in doubt: ask the shop, ask a person, or send it again. The last one
+    # declares wrongly that the shop ignores a repeated effect key.
     send_mail = tool(name="send_mail", reconcile=find_mail, reconcile_after=0)(mail)
     ask_person = tool(name="send_mail")(mail)
     send_again = tool(name="send_mail", effect="keyed")(mail)
@@ -84,7 +84,7 @@ MAILS = {"reconcile": "send_mail", "person": "ask_person", "again": "send_again"
 
 
 class Order(Durable[str]):
-    """Charge, announce, pack; then wait for a while, and perhaps for the customer's word."""
+    """Charge, send a mail, pack; then wait for a while, and perhaps for the customer's feedback."""
 
     order: str
     mail: str
@@ -121,7 +121,7 @@ def load_items(order: str) -> list[str]:
 
 
 def play(request: Request) -> Message | str:
-    """Play the model: charge, then write the mail, then say so."""
+    """Script the model: charge, then send the mail, then report."""
     order = str(request.messages[0].content).split()[-1].rstrip(".")
     done = sum(message.role == "tool" for message in request.messages)
     if done == 2:
@@ -132,29 +132,32 @@ def play(request: Request) -> Message | str:
 
 
 def show(text: str) -> None:
-    print(text, flush=True)  # at once, as the process may be killed
+    print(text, flush=True)  # at once, since the process may be killed
 
 
 def main() -> None:
-    """Handle an order, or be its customer."""
+    """Process an order, or send the feedback of its customer."""
     parser = argparse.ArgumentParser(
-        description="Handle an order, and survive: kill it, and start the same again."
+        description="Process an order. Kill it, and run the same command again."
     )
-    parser.add_argument("--order", default="A-17", help="its name (%(default)s)")
-    parser.add_argument("--feedback", action="store_true", help="wait for the customer's word")
-    parser.add_argument("--say", metavar="WORD", help="be the customer, and say this")
+    parser.add_argument("--order", default="A-17", help="the name of the order (%(default)s)")
+    parser.add_argument("--feedback", action="store_true", help="wait for the customer's feedback")
+    parser.add_argument("--say", metavar="WORD", help="send this feedback as the customer")
     parser.add_argument(
         "--mail",
         choices=MAILS,
         default="reconcile",
-        help="where nobody knows whether the mail was sent: ask the shop (%(default)s), wait for a"
-        " person, or send it again, which doubles it",
+        help="for a mail in doubt: ask the shop (%(default)s), wait for a person, or send it again,"
+        " which doubles it",
     )
     parser.add_argument(
-        "--way", type=float, default=0.5, help="seconds on the way to the shop (%(default)s)"
+        "--way",
+        type=float,
+        default=0.5,
+        help="seconds of delay before and after each effect (%(default)s)",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path(), help="where runs.db and shop.db are (here)"
+        "--folder", type=Path, default=Path(), help="the folder of runs.db and shop.db (here)"
     )
     options = parser.parse_args()
     journal, run_id = str(options.folder / "runs.db"), f"order-{options.order}"
@@ -175,7 +178,7 @@ def main() -> None:
 
 
 async def say(journal: str, run_id: str, word: str) -> None:
-    """Be the customer."""
+    """Send the customer's feedback."""
     async with Journal(journal) as runs:
         await runs.signal(run_id, "feedback", word)
 

@@ -1,9 +1,9 @@
-"""A commander inside an aiohttp application: each request is answered by a job that streams.
+"""A commander inside an aiohttp application: a job answers each request with a stream.
 
     pip install "anabranch[http,local]"
     python examples/embed_aiohttp.py [--model openai:gpt-5-mini] [--port 8080]
 
-A client that goes away cancels its job, and with it the reply that the model was giving.
+If a client disconnects, its job and the request to the model are cancelled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WELCOME = """\
 
 
 class Answer(Job[None]):
-    """Ask the model and send its words on as they arrive; a slow client slows the model."""
+    """Ask the model and forward its text as it arrives. A slow client slows the model down."""
 
     backend: Backend
     question: str
@@ -61,20 +61,20 @@ async def ask(request: web.Request) -> web.StreamResponse:
         await send("\n")
     except BackendError as error:
         if response.prepared:
-            raise  # the connection is cut, so that the client knows that the answer is not whole
+            raise  # cut the connection, so that the client knows that the answer is incomplete
         return web.Response(status=502, text=f"{error}\n")
     return response
 
 
 async def open_commander(app: web.Application) -> AsyncIterator[None]:
-    """Keep the model and one commander for all requests, as long as the application runs."""
+    """Open the model and one commander for all requests until the application ends."""
     async with app[BACKEND], Commander() as commander:
         app[COMMANDER] = commander
         yield
 
 
 def application(backend: Backend) -> web.Application:
-    """Make the application; run it with `handler_cancellation`, or a client cannot cancel."""
+    """Create the application. Clients can cancel only if it runs with `handler_cancellation`."""
     app = web.Application()
     app[BACKEND] = backend
     app.cleanup_ctx.append(open_commander)

@@ -1,4 +1,4 @@
-"""An agent inside a FastAPI application that has routes of its own.
+"""An agent inside a FastAPI application with other routes.
 
     pip install "anabranch[http,local,serve]" fastapi
     uvicorn --app-dir examples embed_fastapi:app          # ANABRANCH_MODEL=openai:gpt-5-mini
@@ -7,7 +7,7 @@
     curl http://127.0.0.1:8000/ai/v1/chat/completions -H 'Content-Type: application/json' \\
         -d '{"model": "writer", "messages": [{"role": "user", "content": "Hello!"}]}'
 
-The agent begins and ends with the application.
+The agent starts and ends with the application.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anabranch.serve import serve
 
 
 def application(backend: Backend) -> FastAPI:
-    """Make the application, with an agent under /ai."""
+    """Create the application, with an agent below /ai."""
     app = FastAPI()
 
     @app.get("/health")

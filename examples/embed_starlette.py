@@ -3,8 +3,8 @@
     pip install "anabranch[http,local]" starlette uvicorn
     python examples/embed_starlette.py [--model openai:gpt-5-mini] [--port 8080]
 
-A client that goes away cancels its answer, and with it the reply that the model was giving. FastAPI
-is Starlette with more: `lifespan` and `ask` work there as they stand.
+If a client disconnects, its answer and the request to the model are cancelled. FastAPI is based on
+Starlette, so `lifespan` and `ask` work there unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def ask(request: Request) -> StreamingResponse:
     """Answer the question in the request's body with a stream of plain text."""
     agent, commander = request.state.agent, request.state.commander
     question = (await request.body()).decode()
-    # Without a user a question is remembered by nobody.
+    # Without a user, a new session: the agent does not remember the question.
     stream = agent.stream(question, session_id=request.query_params.get("user"), parent=commander)
 
     async def words() -> AsyncIterator[str]:
@@ -44,7 +44,7 @@ async def ask(request: Request) -> StreamingResponse:
 
 
 def application(backend: Backend) -> Starlette:
-    """Make the application: the model, the agent and one commander live as long as it does."""
+    """Create the application. Model, agent and one commander exist until it ends."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""An agent that is shown what to do: worked examples stand before what it is asked.
+"""An agent that learns a task from worked examples in its prompt.
 
     python examples/few_shot.py
-    python examples/few_shot.py --plain                          (without them, to see the use)
+    python examples/few_shot.py --plain                          (without the examples, to compare)
     python examples/few_shot.py --model openai:gpt-5-mini "The Rhône, 813 km in all, ..."
 
-Examples are what a small model understands best: the local one (135 million parameters) does this
-task with them, and cannot do it without.
+Examples help small models most. The local one (135 million parameters) can do this task with
+them, and cannot do it without.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def write_down(backend: Backend, fact: str, aggregator: Aggregator) -> str
 def main() -> None:
     parser = argparse.ArgumentParser(description="An agent with worked examples.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
-    parser.add_argument("--plain", action="store_true", help="show it no examples")
+    parser.add_argument("--plain", action="store_true", help="leave out the examples")
     parser.add_argument("fact", nargs="?", default="The Rhine has a length of 1230 km.")
     options = parser.parse_args()
     aggregator = Aggregator() if options.plain else few_shot()

@@ -1,11 +1,11 @@
-"""A dialogue agent with tools: its replies fork while they arrive and join again.
+"""A dialogue agent with tools, whose replies fork while they stream and join again.
 
     python examples/getting_started.py
     python examples/getting_started.py --model openai:gpt-5-mini     (with OPENAI_API_KEY)
     python examples/getting_started.py "What is 6 * 7?" "And the time in Oslo?"
 
-`anabranch.handlers.respond` and `anabranch.jobs.ChatJob` are this, ready made; here it is spelled
-out. The small local model shows the way that everything takes, it is no good assistant.
+`anabranch.handlers.respond` and `anabranch.jobs.ChatJob` do the same; this program shows the parts.
+The small local model demonstrates the steps, but is not a good assistant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def get_current_weather(
         location: A city, such as Paris.
         unit: The scale of the temperature.
     """
-    return f"18 degrees {unit} and sunny in {location}"  # a real one would ask a service
+    return f"18 degrees {unit} and sunny in {location}"  # a real tool would ask a service
 
 
 TOOLS = (get_current_weather, calculate)
@@ -68,20 +68,22 @@ async def answer(
 ) -> Any:
     """Ask the model and fork its reply; both branches are children of this node.
 
-    A capable model is offered one more argument in each tool, `to_user`: what it writes there is
-    shown while it is still writing the rest of the call.
+    Each tool has one more argument for capable models, `to_user`. Its text is shown while the model
+    still writes the rest of the call.
     """
     offered = tools if backend.provider == "local" else with_narration(tools)
     stream = backend.stream(conversation.request(tools=offered))
     reply = fork(node, stream, to_user="to_user", tools=tools)
     node.call_handler(show(reply.text))  # for the user, as it arrives
-    results = node.call_handler(call_tools(reply.tool_calls, tools))  # as soon as each is whole
+    results = node.call_handler(
+        call_tools(reply.tool_calls, tools)
+    )  # each as soon as it is complete
     conversation.add(await reply.message)
-    if answers := await results:  # here the branches join again
+    if answers := await results:  # here the branches join
         for call in answers:
             print(f"[{call.name} gave: {call.content}]")
         conversation.add(*answers)
-        return answer(backend, conversation, tools)  # the circle: results go back to the model
+        return answer(backend, conversation, tools)  # the loop: results go back to the model
     return None
 
 

@@ -1,11 +1,10 @@
-"""Two who never agree: everybody hears everything, and asks for the floor while others speak.
+"""A group chat of two agents that disagree: each receives all messages and asks for a turn.
 
     python examples/group_talk.py --model openai:gpt-5-mini
     python examples/group_talk.py --model openai:gpt-5-mini --join       (you are in it, too)
 
-Each answers when it likes. Who wants to speak asks "Can I speak?" and is told to, unless another
-is speaking. A model of the size of the local one does not follow such rules: there you see whom
-it makes speak out of turn.
+Each agent answers when it wants to. It asks "Can I speak?" and gets a turn unless another one
+speaks. Models of the local one's size do not follow such rules, so agents speak out of turn.
 """
 
 from __future__ import annotations
@@ -43,10 +42,12 @@ async def talk(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A talk in a group.")
+    parser = argparse.ArgumentParser(description="A group chat.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
-    parser.add_argument("--speeches", type=int, default=4, help="after how many it ends")
-    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
+    parser.add_argument(
+        "--speeches", type=int, default=4, help="the number of messages until the end"
+    )
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of each answer")
     parser.add_argument("--join", action="store_true", help="take part, on the terminal")
     parser.add_argument("opening", nargs="?", default=OPENING)
     options = parser.parse_args()

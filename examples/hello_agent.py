@@ -1,9 +1,9 @@
-"""The smallest agent that converses: whatever it is told, it says hello.
+"""The smallest conversing agent: it answers each message with hello.
 
     python examples/hello_agent.py
     python examples/hello_agent.py "May I ask who you are?"
 
-No model is asked: a reply function answers.
+A reply function answers, without a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job with children: one waits in the queue, one starts at once, and a model has the last word.
+"""A job with children: one waits in the queue, one starts at once, and a model answers last.
 
 python examples/hello_job.py
 python examples/hello_job.py --model openai:gpt-5-mini     (with OPENAI_API_KEY)
@@ -14,14 +14,14 @@ from anabranch.handlers import ConsoleView, respond
 
 
 class Hello(Job[str]):
-    """Says what it knows of a country: two children look at its name, a model names its capital."""
+    """Describes a country: two children process its name, and a model names its capital."""
 
     backend: Backend
     country: str
 
     async def task(self) -> str:
         loud = self.call_handler(upper(self.country))  # starts now, as a child
-        length = self.put_job(Count(self.country))  # goes through the commander's queue
+        length = self.put_job(Count(self.country))  # waits in the commander's queue
         print(f"Hello {await loud}, of {await length} letters.")
 
         conversation = Conversation()

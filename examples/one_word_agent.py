@@ -1,10 +1,10 @@
-"""The smallest agent with a model: it answers in one word, and remembers what was said.
+"""The smallest agent with a model: it answers in one word, and remembers the conversation.
 
     python examples/one_word_agent.py
     python examples/one_word_agent.py --model openai:gpt-5-mini "Name a river." "And its source?"
 
-The second question makes sense only to somebody who remembers the first. To keep to one word takes
-a model of some billion parameters; the local one (135 million) answers in a sentence.
+The second question makes sense only with the first one. One-word answers need a model with some
+billion parameters; the local one (135 million) answers in a sentence.
 """
 
 from __future__ import annotations

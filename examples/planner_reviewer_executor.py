@@ -4,10 +4,10 @@
     python examples/planner_reviewer_executor.py --model openai:gpt-5-mini   (with OPENAI_API_KEY)
     python examples/planner_reviewer_executor.py --model openai:gpt-5 --small openai:gpt-5-nano
 
-The environment is a small tree of files that takes four commands; nothing of it touches your own
-files. A model that follows instructions (8 billion parameters or more) finds the flag. The small
-local one is held to the JSON by a grammar, but its plan does not come to an end in the tokens
-that it has (`--tokens`): there you see how a limit ends a run, and says which.
+The environment is a simulated folder with four commands; it does not touch your files. A model that
+follows instructions (8 billion parameters or more) finds the flag. A grammar forces the local model
+to write JSON, but its plan exceeds the limit of tokens (`--tokens`). So the run ends with an error
+that names the limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILES = {
 
 
 class Files:
-    """An environment: what was asked, and what came of it. It is over when the flag is in."""
+    """An environment: the commands and their results. It is over once the flag is submitted."""
 
     async def reset(self) -> str:
         return "You stand in the folder /."
@@ -88,9 +88,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Find the flag.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--small", help="another model, for the reviewer and the executor")
-    parser.add_argument("--steps", type=int, default=12, help="how many commands there may be")
-    parser.add_argument("--errors", type=int, default=3, help="how many answers may be mended")
-    parser.add_argument("--tokens", type=int, default=80, help="how long a local one may be")
+    parser.add_argument("--steps", type=int, default=12, help="the most commands")
+    parser.add_argument(
+        "--errors", type=int, default=3, help="the most invalid answers that are repeated"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=80, help="the most tokens of a local model's answer"
+    )
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("anabranch.agents").setLevel("INFO")

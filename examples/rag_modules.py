@@ -1,15 +1,14 @@
-"""An agent whose prompt has what was found: the module `Retrieval`, and who makes its question.
+"""An agent with retrieved passages in its prompt: the module `Retrieval` and its search query.
 
     pip install "anabranch[knowledge]"
     python examples/rag_modules.py
     python examples/rag_modules.py --query model
     python examples/rag_modules.py --query memory "And how long is it?"
 
-The same conversation three ways. `--query plain` searches for what was said, as it was said, which
-does not say what is meant by "And how long is it?". `--query memory` puts what was said before in
-front of it; `--query model` lets a model write what to search for. The local model (135 million
-parameters) answers from passages as short as these, and cites none, which takes some billion: so
-what was found is shown as well.
+The same conversation with three kinds of queries. `plain` searches for the message itself, which
+fails for "And how long is it?". `memory` adds the earlier messages. `model` lets a model write the
+query. The local model (135 million parameters) can answer from short passages, but does not cite
+them, so the example also prints the passages.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Geographer(PromptEngineer[Said]):
 
 
 def search_with(kind: str, backend: Backend) -> Callable[[str | None, Said], Awaitable[str]]:
-    """Return what makes the question that is searched for."""
+    """Return the function that makes the search query."""
 
     async def query(obs: str | None, state: Said) -> str:
         question = obs or ""
@@ -68,7 +67,7 @@ def search_with(kind: str, backend: Backend) -> Callable[[str | None, Said], Awa
 
 
 def each_time(obs: str | None, state: Said) -> str:
-    state.step_environment()  # what the agent says goes to the reader
+    state.step_environment()  # the reader gets the agent's text
     return "geographer"
 
 
@@ -97,10 +96,10 @@ async def read_and_talk(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="An agent whose prompt has what was found.")
+    parser = argparse.ArgumentParser(description="An agent with retrieved passages in its prompt.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--query", choices=("plain", "memory", "model"), default="plain")
-    parser.add_argument("--folder", type=Path, default=RIVERS, help="what to read")
+    parser.add_argument("--folder", type=Path, default=RIVERS, help="the folder to read")
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     options = parser.parse_args()
     if not options.folder.is_dir():

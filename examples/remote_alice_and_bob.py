@@ -1,10 +1,10 @@
-"""Alice and Bob as remote agents: each lives in a process of its own, somewhere in a Ray cluster.
+"""Alice and Bob as remote agents, each in a separate process of a Ray cluster.
 
     python examples/remote_alice_and_bob.py
     python examples/remote_alice_and_bob.py --address HOST:6379 --model mistral:NAME "Tea?"
 
-They are written as in `alice_and_bob.py`. Without an address Ray is started on this machine. A key
-is found in the environment of the machine on which an agent lives.
+The agents are the same as in `alice_and_bob.py`. Without an address, Ray starts on this machine. An
+agent reads its key from the environment of the machine where it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anabranch.cluster import Ray, remote
 class Alice(ConversableAgent):
     @reply(sender="bob")
     async def of_bob(self, message: AgentMessage) -> ReplyResult:
-        return None  # Bob is not answered
+        return None  # Alice does not reply to Bob
 
     @reply
     async def pass_on(self, message: AgentMessage) -> ReplyResult:
@@ -60,9 +60,9 @@ async def talk(backend: Backend, question: str, on: Ray) -> ChatResult:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Alice and Bob, wherever they live.")
+    parser = argparse.ArgumentParser(description="Alice and Bob on a Ray cluster.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, ray:NAME, ...")
-    parser.add_argument("--address", help="of a Ray cluster, HOST:PORT")
+    parser.add_argument("--address", help="the address of a Ray cluster, HOST:PORT")
     parser.add_argument("question", nargs="?", default="Who are you?")
     options = parser.parse_args()
     on = Ray(num_cpus=0, address=options.address)

@@ -1,11 +1,11 @@
-"""One question goes to a panel whose members live on many machines; one answer is made of theirs.
+"""Ask a panel of agents on many machines, and combine their answers.
 
     python examples/remote_panel.py
     python examples/remote_panel.py --address HOST:6379 --model openai:gpt-5-mini "Tea or coffee?"
 
-Each member has the model in its own process, so a cluster of many machines runs many of them at
-once; with `--model ray:NAME` they share an engine. Without an address Ray is started on this
-machine. A model of some billion parameters has something to say; the local one shows the form.
+Each member has the model in its own process, so a cluster runs many of them at once. With
+`--model ray:NAME` they share an engine. Without an address, Ray starts on this machine. Useful
+answers need a model with some billion parameters; the local one only shows the steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROLES = {
 
 
 class Moderator(ConversableAgent):
-    """Asks the whole panel at once, then says what it came to."""
+    """Asks all members at once, then combines their answers."""
 
     @reply
     async def moderate(self, message: AgentMessage) -> ReplyResult:
@@ -70,8 +70,8 @@ async def ask(backend: Backend, question: str, on: Ray) -> ChatResult:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A panel on many machines.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, ray:NAME, ...")
-    parser.add_argument("--address", help="of a Ray cluster, HOST:PORT")
-    parser.add_argument("--max-tokens", type=int, default=60, help="of each answer")
+    parser.add_argument("--address", help="the address of a Ray cluster, HOST:PORT")
+    parser.add_argument("--max-tokens", type=int, default=60, help="the most tokens of each answer")
     parser.add_argument("question", nargs="?", default="Should a town build a bridge?")
     options = parser.parse_args()
     backend = connect(options.model, max_tokens=options.max_tokens)

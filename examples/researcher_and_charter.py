@@ -1,14 +1,14 @@
-"""A researcher who searches the web, and a charter who computes and draws, until one is done.
+"""A researcher searches the web and a charter draws, until one of them has the final answer.
 
     pip install "anabranch[python,web]" matplotlib
     python examples/researcher_and_charter.py --model openai:gpt-5-mini
     python examples/researcher_and_charter.py --model openai:gpt-5-mini --file gdp.png "Draw the \
 GDP of China over the last 5 years as a line."
 
-Each hears what the other has said, and goes on where that one left off. The chart is drawn by code
-that the charter writes; it runs as you, in a Jupyter kernel (docs/tools.md says what that does not
-protect against, and which search engines there are). All this takes a model that is good at tools,
-so 7 billion parameters or more; with the local one (135 million) there will be no chart.
+Each receives the other's messages and continues from there. The charter draws by writing code. The
+code runs with your permissions in a Jupyter kernel (see docs/tools.md for the risks and the search
+engines). This needs a model that is good with tools, with 7 billion parameters or more. The local
+one (135 million) does not draw a chart.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Team(Agent):
 
     async def forward(self, question: AgentMessage, session_id: int | str = 0) -> AgentMessage:
         message = await self.researcher(question, session_id=session_id)
-        heard = [question, message]  # the question is new to the charter, too
+        heard = [question, message]  # the charter has not seen the question either
         for agent in (self.charter, self.researcher) * self.rounds:
             message = await agent(*heard, session_id=session_id)
             if DONE in message.content:
@@ -71,9 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Agents that search and draw a chart.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--file", type=Path, default="chart.svg", help="a new file for the chart")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="how often they may answer each other"
-    )
+    parser.add_argument("--rounds", type=int, default=3, help="the most rounds of messages")
     parser.add_argument("question", nargs="?", default=QUESTION)
     options = parser.parse_args()
     file = options.file.resolve()

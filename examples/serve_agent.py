@@ -1,4 +1,4 @@
-"""An agent behind a web address, for any client that speaks to OpenAI's, and a page to talk on.
+"""An agent served over HTTP, for any OpenAI client, and with a chat page.
 
     pip install "anabranch[http,local,serve]"
     python examples/serve_agent.py [--model openai:gpt-5-mini] [--port 8000]
@@ -7,8 +7,8 @@ Then open http://127.0.0.1:8000, or:
 
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none your-program
 
-A tool made with `approve=True` asks on the page before it runs; a client that cannot be asked is
-told that nobody said yes.
+A tool with `approve=True` asks on the page before it runs. If a client cannot approve calls, they
+are denied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
         agent = Agent(backend, "You help visitors of a library.", name="librarian",
                       tools=[opening_hours, reserve])  # fmt: skip
         serve(agent).run(
-            port=options.port, on_start=lambda url: print(f"a page to talk on: {url}/", flush=True)
+            port=options.port, on_start=lambda url: print(f"chat page: {url}/", flush=True)
         )
     except (AnabranchError, OSError) as error:
         raise SystemExit(f"{error}") from None

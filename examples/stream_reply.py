@@ -1,10 +1,10 @@
-"""An agent whose answer is heard while it is given, and changed on its way.
+"""An agent that changes its answer while it streams.
 
     python examples/stream_reply.py
     python examples/stream_reply.py --model openai:gpt-5-mini "Tell me about the Nile."
 
-The agent asks its model, and passes on each word as it comes, in capitals. The last line counts
-the parts in which the answer came.
+The agent asks its model and forwards each word at once, in capitals. The last line is the number
+of pieces of the answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def talk(backend: Backend, question: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="An agent that streams its answer.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
-    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of the answer")
     parser.add_argument("question", nargs="?", default="What is a river?")
     options = parser.parse_args()
     backend = connect(options.model, max_tokens=options.max_tokens)

@@ -1,12 +1,12 @@
-"""A parser that finds the code in what a model writes, and says whether it can be used.
+"""A parser that finds the code in a reply and checks whether it is valid.
 
     python examples/tool_parser.py
     python examples/tool_parser.py --model openai:gpt-5-mini "Count the words of a text."
 
-What stands before the code is the thought, what follows it is dropped. `validate` sees the code:
-Python has to be able to read it, or the status is "invalid"; so it is if the reply was cut off.
-Nothing is run (`coder.py` does that). The local model (135 million parameters) keeps to the form in
-an easy case such as this; the programs it writes there are often wrong.
+Text before the code is the thought; text after it is dropped. `validate` gets the code. If Python
+cannot parse it, or if the reply was cut off, the status is "invalid". The code does not run
+(`coder.py` runs code). The local model (135 million parameters) follows the format here, but its
+programs are often wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make text of others safe for a terminal.
 
-The arguments of a call that a person approves are shown exactly, by `cli/_question.py`.
+The arguments of a call that a person approves are shown exactly, by `cli/_call_layout.py`.
 """
 
 from __future__ import annotations

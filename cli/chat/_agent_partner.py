@@ -1,4 +1,4 @@
-"""The partner of a chat that answers with an agent, in a session of a journal."""
+"""A partner that answers with an agent, in a session that a journal stores."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from ...commander.errors import AnabranchError, ConfigurationError
 from ...handlers import View
 from ...messages import Conversation, Message, Usage
 from ...store import JournalError, NotPending, PendingDoubt, RunBusy
-from .._terminal import LONGEST, complain, in_line
+from .._output import MAX_SHOWN_CHARS, one_line, print_error
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
 
-__all__ = ["AgentPartner", "AskDoubt", "Cut", "TurnLost"]
+__all__ = ["AgentPartner", "AskDoubt", "InterruptedTurn", "TurnLost"]
 
 AskDoubt: TypeAlias = Callable[[PendingDoubt], Awaitable[object]]
-"""Asks the person whether a call in doubt was done, and settles it: `done(value)`, `not_done()`."""
+"""Asks the person whether a call in doubt happened, and settles it by `done()` or `not_done()`."""
 
-TURN = "turn"  # marks a message that begins a turn, in its `extra`
-DOUBT_POLL_SECONDS = 0.1  # while an interrupted turn continues
+TURN_MARK = "turn"  # the key in a message's `extra` if it begins a turn
+CHAT_DOUBT_POLL_SECONDS = 0.1  # during an interrupted turn that continues
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A turn whose process died: its message, and its calls in doubt."""
+class InterruptedTurn:
+    """A turn whose process died, with its message and its known calls in doubt."""
 
-    asked: Message
+    message: Message
     doubts: list[PendingDoubt] = field(default_factory=list[PendingDoubt])
 
 
 class TurnLost(AnabranchError):
-    """A turn that stopped because its session could not be stored; the chat continues."""
+    """A turn stopped because the journal failed. The chat continues in memory."""
 
 
 class AgentPartner(Partner):
-    """Answers with `agent` in one session, which `open` reads. The agent's name is `AGENT`.
+    """Answers with `agent` in one session, which `open` reads. The agent's name must be `AGENT`.
 
-    `doubt` settles each call of a tool whose outcome is unknown after a crash. Without it, such a
-    call waits until another process settles it.
+    `ask_doubt` settles each call in doubt: a tool call whose outcome is unknown after a crash.
+    Without it, such a call waits until another process settles it.
     """
 
     def __init__(
@@ -53,17 +53,19 @@ class AgentPartner(Partner):
         sessions: Sessions,
         info: SessionInfo,
         *,
-        doubt: AskDoubt | None = None,
+        ask_doubt: AskDoubt | None = None,
     ) -> None:
         if agent.name != AGENT:
-            raise ConfigurationError(f"the agent of a chat is called {AGENT!r}, not {agent.name!r}")
+            raise ConfigurationError(
+                f"the agent of a chat must be called {AGENT!r}, not {agent.name!r}"
+            )
         agent.journal = sessions.journal
         self.name = info.model or agent.name
         self.agent = agent
         self.sessions = sessions
         self.info = info
-        self._doubt = doubt
-        self._asked: list[AgentMessage] | None = None  # the messages of an interrupted turn
+        self._ask_doubt = ask_doubt
+        self._interrupted: list[AgentMessage] | None = None  # the messages of an interrupted turn
         self._call: AgentCall[Any] | None = None
 
     async def open(self) -> None:
@@ -71,10 +73,10 @@ class AgentPartner(Partner):
         if self.info.known:
             self.sessions.reserve(self.info)
             await self.agent.recall(self.info.id)
-            self._asked = await self.agent.find_interrupted(self.info.id)
+            self._interrupted = await self.agent.find_interrupted(self.info.id)
 
     def begin_with(self, conversation: Conversation) -> None:
-        """Begin a new session with a conversation; the first turn stores it."""
+        """Begin a new session with a conversation. It is stored with the first turn."""
         memory, session = self.agent.memory, self.info.id
         for each in conversation:
             match each.role:
@@ -97,49 +99,48 @@ class AgentPartner(Partner):
                     if last and last[0].type == TOOLS:
                         last[0].formatted.append(each)
 
-    async def cut(self) -> Cut | None:
+    async def interrupted_turn(self) -> InterruptedTurn | None:
         """Return the interrupted turn with its known calls in doubt, None if there is none."""
-        if self._asked is None:
+        if self._interrupted is None:
             return None
         doubts = await self.sessions.journal.doubts(self.info.run_id)
-        return Cut(_as_message(self._asked), doubts)
+        return InterruptedTurn(_as_message(self._interrupted), doubts)
 
     def answer(self, message: Message | None, view: View) -> Node[Any]:
-        """Answer a message; None continues an interrupted turn, or answers what is there.
+        """Answer a message. None continues an interrupted turn, or answers the last message again.
 
         A message ends an interrupted turn, as if the person had stopped it.
         """
         self.agent.view = view
-        return _Turn(self, message)
+        return _AnswerTurn(self, message)
 
     def steer(self, message: Message) -> bool:
         """Add a message to the next request of the running answer."""
         return self._call is not None and self._call.steer(message)
 
-    def unheard(self) -> list[Message]:
+    def undelivered(self) -> list[Message]:
         """Return the steering messages that no request of the last answer contained."""
-        return (
-            [] if self._call is None else [_as_message([each]) for each in self._call.undelivered]
-        )
+        steering = [] if self._call is None else self._call.undelivered
+        return [_as_message([each]) for each in steering]
 
     def messages(self) -> list[Message]:
         """Return the conversation, beginning with the system prompt."""
         return self.agent.aggregate(self.info.id)
 
     def sources(self, answer: object) -> Iterator[str]:
-        """Yield a line for each document that an answer cites, or for what was found if none is."""
+        """Yield a line for each cited document, or one line of all found ones if none is cited."""
         knowledge: Any = self.agent.knowledge
         if knowledge is None or self.agent.knowledge_tool is None:
             return
         cited = answer.extra.get("citations", ()) if isinstance(answer, AgentMessage) else ()
         for each in cited:
             heading = f" ({each['heading']})" if "heading" in each else ""
-            yield in_line(f"[{each['number']}] {each['place']}{heading}", LONGEST)
+            yield one_line(f"[{each['number']}] {each['place']}{heading}", MAX_SHOWN_CHARS)
         name = self.agent.knowledge_tool.name
         found = [each.content or "" for each in self.messages() if each.name == name]
         if found and not cited:
             places = ", ".join(each["place"] for each in knowledge.cited(None, found[-1:]))
-            yield in_line(f"(it cites nothing; found: {places or 'nothing'})", LONGEST)
+            yield one_line(f"(no citations; documents found: {places or 'none'})", MAX_SHOWN_CHARS)
 
     def usage(self) -> dict[str, Usage]:
         """Return the usage of the session by model, including that before restarts."""
@@ -150,22 +151,22 @@ class AgentPartner(Partner):
 
         The change is on disk when this returns.
         """
-        await self._stop_cut()
+        await self._end_interrupted()
         memory, session = self.agent.memory, self.info.id
         messages = memory.messages(session)
         if not (begins := self._turn_starts()):
             return None
         memory.replace(messages[: begins[-1]], session)
         await self.agent.keep(session)
-        await self._note_turns()
+        await self._store_turn_count()
         return _as_message([messages[begins[-1]]])
 
     async def forget_answer(self) -> None:
-        """Remove the answer of the last turn, so that `answer(None, ...)` makes another one.
+        """Remove the answer of the last turn, so that `answer(None, ...)` creates another one.
 
-        An interrupted turn stays as it is, since it can continue.
+        An interrupted turn is not changed, since it can continue.
         """
-        if self._asked is not None:
+        if self._interrupted is not None:
             return
         memory, session = self.agent.memory, self.info.id
         messages, begins = memory.messages(session), self._turn_starts()
@@ -174,7 +175,7 @@ class AgentPartner(Partner):
             await self.agent.keep(session)
 
     async def note(self, **noted: Any) -> None:
-        """Change notes about the session: its title, model, system prompt or folder."""
+        """Change stored notes about the session: its title, model, system prompt or folder."""
         if self.info.known:
             self.info = await self.sessions.change(self.info.id, **noted)
         else:
@@ -185,34 +186,34 @@ class AgentPartner(Partner):
         """Copy the session, or its first `turns` turns, into a new one."""
         return await self.sessions.fork(self.info.id, self.agent, turns)
 
-    async def go_on_in_memory(self, error: JournalError) -> str:
+    async def continue_in_memory(self, error: JournalError) -> str:
         """Continue this session in memory after its journal has failed.
 
-        Returns a line for the person; raises `error` again if the journal still works.
+        Returns a line for the person. Raises `error` again if the journal still works.
         """
         if not await self.sessions.leave_file(error):
             raise error
         self.agent.journal = self.sessions.journal
-        if self._asked is not None:
-            self.agent.memory.add(*self._asked, session_id=self.info.id)
-            self._asked = None
+        if self._interrupted is not None:
+            self.agent.memory.add(*self._interrupted, session_id=self.info.id)
+            self._interrupted = None
         if self.info.known:
             self.info = await self.sessions.begin(replace(self.info, known=False), self.info.title)
-        return f"{self.sessions.trouble}. The chat continues in memory; /save FILE keeps it"
+        return f"{self.sessions.trouble}. The chat continues in memory. Save it with /save FILE"
 
     async def _turn(self, node: Node[Any], message: Message | None) -> Any:
         before = len(self.agent.memory.messages(self.info.id))
         try:
             return await self._answer_in_session(node, message)
         except JournalError as error:
-            line = await self.go_on_in_memory(error)
-        # Nothing was said and no tool has run: the turn can be made again.
+            line = await self.continue_in_memory(error)
+        # The memory has not grown, so no tool has run and the turn can safely run again.
         if len(self.agent.memory.messages(self.info.id)) == before:
-            complain(line)
+            print_error(line)
             return await self._answer_in_session(node, message)
         if (answer := self._last_answer()) is None:
-            raise TurnLost(f"{line}, and /retry answers this turn")
-        complain(line)
+            raise TurnLost(f"{line}, and repeat this turn with /retry")
+        print_error(line)
         return answer
 
     def _last_answer(self) -> AgentMessage | None:
@@ -225,9 +226,9 @@ class AgentPartner(Partner):
 
     async def _answer_in_session(self, node: Node[Any], message: Message | None) -> Any:
         self.sessions.reserve(self.info)
-        session, asked = self.info.id, self._asked
+        session, asked = self.info.id, self._interrupted
         if message is not None:
-            await self._stop_cut()
+            await self._end_interrupted()
             begins = _as_turn(message)
             if not self.info.known:
                 self.info = await self.sessions.begin(self.info, begins.text)
@@ -238,51 +239,52 @@ class AgentPartner(Partner):
         else:
             call = self.agent.call(*(asked or ()), session_id=session)
         self._call, watching = call, None
-        if message is None and asked is not None and self._doubt is not None:
-            watching = node.call_handler(_Watch(self, self._doubt))
+        if message is None and asked is not None and self._ask_doubt is not None:
+            watching = node.call_handler(_DoubtPoller(self, self._ask_doubt))
         try:
             answer = await node.call_handler(call, claim=True)
         except BaseException as error:
-            if not isinstance(error, RunBusy):  # then it has not begun
-                self._asked = None
+            if not isinstance(error, RunBusy):  # a busy run has not started: it can still continue
+                self._interrupted = None
             raise
         finally:
             if watching is not None:
                 watching.cancel()
-        self._asked = None
+        self._interrupted = None
         return answer
 
-    async def _stop_cut(self) -> None:
-        if self._asked is not None:
+    async def _end_interrupted(self) -> None:
+        if self._interrupted is not None:
             await self.agent.end_interrupted(self.info.id)
-            self._asked = None
+            self._interrupted = None
 
     async def _end_turn(self, message: Message | None, turns: int) -> None:
-        """Update the notes at the end of a turn; `turns` is the number of earlier ones.
+        """Update the notes at the end of a turn; `turns` is the number of earlier turns.
 
-        An agent that fails before its first reply forgets the message. It is added again here.
+        An agent that fails before its first reply removes the message from its memory. This method
+        adds it again, so that the person can retry.
         """
         session = self.info.id
-        with suppress(RunBusy, JournalError):  # the turn itself has raised it
+        with suppress(RunBusy, JournalError):  # the turn has raised the same error
             forgotten = self.info.known and len(self._turn_starts()) == turns
             if message and forgotten and await self.agent.find_interrupted(session) is None:
                 self.agent.memory.add(_as_turn(message), session_id=session)
                 await self.agent.keep(session)
-            await self._note_turns()
+            await self._store_turn_count()
 
     def _turn_starts(self) -> list[int]:
         """Return the indices of the messages that begin a turn."""
         messages = self.agent.memory.messages(self.info.id)
-        return [at for at, each in enumerate(messages) if TURN in each.extra]
+        return [at for at, each in enumerate(messages) if TURN_MARK in each.extra]
 
-    async def _note_turns(self) -> None:
+    async def _store_turn_count(self) -> None:
         turns = len(self._turn_starts())
         if self.info.known and turns != self.info.turns:
             self.info = await self.sessions.change(self.info.id, turns=turns)
 
 
-class _Turn(Node[Any], internal=True):
-    """One answer of a partner."""
+class _AnswerTurn(Node[Any], internal=True, name="_Turn"):
+    """The node of one answer."""
 
     def __init__(self, partner: AgentPartner, message: Message | None) -> None:
         super().__init__("turn")
@@ -296,8 +298,8 @@ class _Turn(Node[Any], internal=True):
         return await self._partner._turn(self, self._said)
 
 
-class _Watch(Node[None], internal=True):
-    """Asks about calls in doubt, each once, until it is cancelled."""
+class _DoubtPoller(Node[None], internal=True, name="_Watch"):
+    """Polls the journal for calls in doubt and asks about each once, until it is cancelled."""
 
     def __init__(self, partner: AgentPartner, ask: AskDoubt) -> None:
         super().__init__("doubts")
@@ -305,20 +307,20 @@ class _Watch(Node[None], internal=True):
         self._ask = ask
 
     async def task(self) -> None:
-        """Poll the journal."""
+        """Poll until cancelled."""
         seen = set[int]()
         while True:
             for each in await self._partner.sessions.journal.doubts(self._partner.info.run_id):
                 if each.number not in seen:
                     seen.add(each.number)
-                    with suppress(NotPending):  # another process has settled it
+                    with suppress(NotPending):  # another process settled it first
                         await self._ask(each)
-            await asyncio.sleep(DOUBT_POLL_SECONDS)
+            await asyncio.sleep(CHAT_DOUBT_POLL_SECONDS)
 
 
 def _as_turn(message: Message) -> AgentMessage:
     return AgentMessage(
-        content=message.content or "", parts=list(message.parts), extra={TURN: True}
+        content=message.content or "", parts=list(message.parts), extra={TURN_MARK: True}
     )
 
 

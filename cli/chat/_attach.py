@@ -1,7 +1,7 @@
-"""Files that the person names in a message: `@src/main.py`, a dropped picture, a pipe.
+"""Attach files that a message names: `@src/main.py`, a dropped picture, a pipe.
 
-Only pass text that the person at the keyboard typed or piped: a model that writes `@/etc/passwd`
-must not read the file by it.
+Pass only text that the person typed or piped. Otherwise a model could read a file by writing
+`@/etc/passwd`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 from ...commander import AnabranchError, ConfigurationError
 from ...messages import Message, Part
-from .._terminal import in_line
+from .._output import one_line
 
 __all__ = [
     "AttachError",
-    "Attached",
+    "AttachedMessage",
     "attach",
     "find_mention",
     "quote_name",
@@ -35,40 +35,41 @@ __all__ = [
 MAX_FILE_BYTES = 400_000
 MAX_MESSAGE_BYTES = 1_000_000  # of all texts of a message
 MAX_PIPE_BYTES = 4_000_000
-MAX_NAME = 4096
-# Only texts of so few lines, and lines of so few characters, are searched for dropped files.
-MAX_DROPPED_LINES, MAX_DROPPED_LINE = 50, 2 * MAX_NAME
+MAX_NAME_CHARS = 4096
+# Longer texts and lines are not searched for dropped files.
+MAX_DROPPED_LINES, MAX_DROPPED_LINE = 50, 2 * MAX_NAME_CHARS
 
-# Each backslash has only one reading, or a search could take quadratic time.
-BARE = r"""(?:\\[\s"'\\]|[^\s"'\\]|\\(?![\s"'\\]))+"""
-# The characters before and after the sign exclude handles, e-mail addresses and `@@`.
-MENTION = re.compile(rf"""(?<![\w@.+/-])@(?:"([^"\n]+)"|'([^'\n]+)'|(?!@)({BARE}))""")
-OPEN_MENTION = re.compile(rf"""(?<![\w@.+/-])@("[^"\n]*|'[^'\n]*|(?!@)(?:{BARE})?)$""")
-TRAILING = ".,;:!?)]}>"
-MAX_TRAILING = 8
+# Each backslash matches only one alternative. Otherwise a search could take quadratic time.
+BARE_NAME = r"""(?:\\[\s"'\\]|[^\s"'\\]|\\(?![\s"'\\]))+"""
+# The characters around `@` exclude handles, e-mail addresses and `@@`.
+MENTION = re.compile(rf"""(?<![\w@.+/-])@(?:"([^"\n]+)"|'([^'\n]+)'|(?!@)({BARE_NAME}))""")
+OPEN_MENTION = re.compile(rf"""(?<![\w@.+/-])@("[^"\n]*|'[^'\n]*|(?!@)(?:{BARE_NAME})?)$""")
+SENTENCE_ENDS = ".,;:!?)]}>"
+MAX_SENTENCE_ENDS = 8
 ESCAPED = re.compile(r"""\\([\s"'\\])""")
-MARKS = (
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, since it begins with that mark
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# Not in a text: control characters other than blanks, line and page ends, colours and bells.
-BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
-PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+# Control characters that texts do not contain. Blanks, line ends, page ends, colours and bells are
+# allowed.
+BINARY_BYTES = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+PICTURE_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 FENCE = re.compile("`{3,}")
 
 
 class AttachError(AnabranchError):
-    """A file that the person named cannot be attached."""
+    """A file in a message cannot be attached."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
-    """The person's text with the texts of files below it.
+class AttachedMessage:
+    """A message's text with the texts of its files below it.
 
-    `names` are the files as the person wrote them; `parts` are images, PDFs and the like.
+    `names` are the files as the person wrote them. `parts` are images, PDFs and other files.
     """
 
     text: str
@@ -77,20 +78,20 @@ class Attached:
 
     @property
     def message(self) -> Message:
-        """The same as a message of the user."""
+        """The message of the user."""
         return Message(role="user", content=self.text, parts=list(self.parts))
 
 
 # --- @name
 
 
-def attach(text: str, folder: Path | None = None) -> Attached:
-    """Add the text of each file that is named after `@`, once, in a block with its name.
+def attach(text: str, folder: Path | None = None) -> AttachedMessage:
+    """Add the text of each file named after `@` in a block with its name, each file once.
 
-    Names are relative to `folder`, by default the working folder; names with blanks are quoted or
-    have backslashes. A name without a file, as in `@someone`, and the name of a folder stay text.
-    Pictures, PDFs and the like become parts. Waits for the disk. Raises `AttachError` for a file
-    that cannot be read, is too large, or is of a type that no model reads.
+    Names are relative to `folder`, by default the working folder. Names with blanks need quotes or
+    backslashes. If there is no such file, as for `@someone`, or if it is a folder, the name stays
+    text. Pictures, PDFs and similar files become parts. Blocks while it reads. Raises `AttachError`
+    for a file that cannot be read, is too large, or has a type that models do not read.
     """
     folder = Path.cwd() if folder is None else folder
     blocks: list[str] = []
@@ -102,7 +103,7 @@ def attach(text: str, folder: Path | None = None) -> Attached:
         if (real := path.resolve()) in seen:
             continue
         seen.add(real)
-        shown = in_line(name, 300)
+        shown = one_line(name, 300)
         names.append(name)
         data = _read(path, shown)
         if isinstance(data, Part):
@@ -111,10 +112,10 @@ def attach(text: str, folder: Path | None = None) -> Attached:
         room -= len(data)
         if room < 0:
             raise AttachError(
-                f"{shown} is too much: all files have at most {MAX_MESSAGE_BYTES:,} bytes"
+                f"{shown} does not fit: all files together may have {MAX_MESSAGE_BYTES:,} bytes"
             )
         blocks.append(_block(shown, decode(data, shown)))
-    return Attached("\n\n".join([text, *blocks]), tuple(names), tuple(parts))
+    return AttachedMessage("\n\n".join([text, *blocks]), tuple(names), tuple(parts))
 
 
 def _mentioned(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -130,51 +131,51 @@ def _mentioned(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _without_trailing(name: str) -> Iterator[str]:
-    """Yield a name, and the name without the characters that can end a sentence."""
+    """Yield a name, and the name without the punctuation at its end, one by one."""
     yield name
-    for _ in range(MAX_TRAILING):
-        if not name or name[-1] not in TRAILING:
+    for _ in range(MAX_SENTENCE_ENDS):
+        if not name or name[-1] not in SENTENCE_ENDS:
             return
         name = name[:-1]
         yield name
 
 
 def _path(name: str, folder: Path) -> Path | None:
-    """Return the path of an existing file or folder, None if there is none."""
-    if not name or len(name) > MAX_NAME:
+    """Return the path of an existing file or folder, None if it does not exist."""
+    if not name or len(name) > MAX_NAME_CHARS:
         return None
     try:
         path = folder / Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no home folder
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, no home folder
         return None
 
 
 def _read(path: Path, name: str) -> bytes | Part:
-    """Return the bytes of a text, or a part for a picture, a PDF and the like."""
+    """Return the bytes of a text file, or a part for a picture, a PDF or a similar file."""
     try:
-        # A named pipe without a writer would block.
+        # Without O_NONBLOCK, opening a named pipe without a writer would block.
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise AttachError(f"{name} is no plain file")
+                raise AttachError(f"{name} is not a regular file")
             data = file.read(MAX_FILE_BYTES + 1)
-        if data.startswith(b"%PDF-") or (BINARY.search(data) and not _is_marked(data)):
+        if data.startswith(b"%PDF-") or (BINARY_BYTES.search(data) and not _is_marked(data)):
             if (part := Part.from_path(path)).kind == "text":
-                raise AttachError(f"{name} is no text")
+                raise AttachError(f"{name} is not text")
             return part
     except OSError as error:
         raise AttachError(f"{name} cannot be read: {error.strerror}") from None
     except ConfigurationError as error:
-        raise AttachError(f"{name} cannot be attached: {in_line(str(error), 300)}") from None
+        raise AttachError(f"{name} cannot be attached: {one_line(str(error), 300)}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise AttachError(f"{name} is too large: at most {MAX_FILE_BYTES:,} bytes are attached")
+        raise AttachError(f"{name} is too large: the limit is {MAX_FILE_BYTES:,} bytes")
     return data
 
 
 def is_picture(data: bytes) -> bool:
-    """Say whether a file that begins with these bytes is a picture that models read."""
-    return data.startswith(PICTURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    """Return whether a file that begins with these bytes is a picture that models read."""
+    return data.startswith(PICTURE_STARTS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def _block(name: str, text: str) -> str:
@@ -187,18 +188,20 @@ def _block(name: str, text: str) -> str:
 
 
 def decode(data: bytes, name: str) -> str:
-    """Decode bytes by their byte order mark, as UTF-8, or as the Latin of old files.
+    """Decode bytes by their byte order mark, as UTF-8, or as Windows-1252 or Latin-1.
 
     Raises `AttachError` if they are not text.
     """
-    for mark, encoding in MARKS:
+    for mark, encoding in BYTE_ORDER_MARKS:
         if data.startswith(mark):
             try:
                 return _lines(data.decode(encoding))
             except UnicodeDecodeError:
-                raise AttachError(f"{name} is no text: it begins as {encoding}") from None
-    if BINARY.search(data):
-        raise AttachError(f"{name} is no text")
+                raise AttachError(
+                    f"{name} is not text: it begins like {encoding} but is not valid"
+                ) from None
+    if BINARY_BYTES.search(data):
+        raise AttachError(f"{name} is not text")
     for encoding in "utf-8", "cp1252":
         try:
             return _lines(data.decode(encoding))
@@ -208,7 +211,7 @@ def decode(data: bytes, name: str) -> str:
 
 
 def _is_marked(data: bytes) -> bool:
-    return data.startswith(tuple(mark for mark, _ in MARKS))
+    return data.startswith(tuple(mark for mark, _ in BYTE_ORDER_MARKS))
 
 
 def _lines(text: str) -> str:
@@ -219,7 +222,7 @@ def _lines(text: str) -> str:
 
 
 def read_piped(stream: BinaryIO | None) -> str:
-    """Read a pipe or a file to its end, as text; "" for a terminal and for a closed stream.
+    """Read a pipe or a file to its end as text; return "" for a terminal or a closed stream.
 
     Raises `AttachError` if it is too large or not text.
     """
@@ -230,14 +233,16 @@ def read_piped(stream: BinaryIO | None) -> str:
         while piece := stream.read(65536):
             data += piece
             if len(data) > MAX_PIPE_BYTES:
-                raise AttachError(f"standard input is too large: at most {MAX_PIPE_BYTES:,} bytes")
+                raise AttachError(
+                    f"standard input is too large: the limit is {MAX_PIPE_BYTES:,} bytes"
+                )
     except OSError as error:
         raise AttachError(f"standard input cannot be read: {error.strerror}") from None
     return decode(bytes(data), "standard input")
 
 
 def with_piped(text: str, piped: str) -> str:
-    """Return the person's text with the piped text below it, or the only one of them."""
+    """Return the person's text with the piped text below it, or the one that is not empty."""
     if not piped.strip():
         return text
     return f"{text}\n\n{_block('standard input', piped)}" if text.strip() else piped
@@ -247,10 +252,10 @@ def with_piped(text: str, piped: str) -> str:
 
 
 def take_pasted(text: str) -> tuple[str, list[Path]]:
-    """Remove lines that contain only paths of pictures, as terminals paste dropped files.
+    """Remove lines that contain only paths of pictures. Terminals paste dropped files like this.
 
-    Returns the other lines, and the paths. A path is absolute: as it is, quoted, with backslashes
-    before blanks, or as a `file://` URL. Only existing pictures count.
+    Returns the other lines and the paths. A path must be absolute and name an existing picture. It
+    may be bare, quoted, with backslashes before blanks, or a `file://` URL.
     """
     lines = text.split("\n")
     if len(lines) > MAX_DROPPED_LINES:
@@ -266,7 +271,7 @@ def take_pasted(text: str) -> tuple[str, list[Path]]:
 
 
 def _dropped(line: str) -> list[Path]:
-    """Return the pictures that a line names; none if it contains anything else."""
+    """Return the pictures that a line names, or none if the line contains anything else."""
     if not line or len(line) > MAX_DROPPED_LINE:
         return []
     if (path := _picture(line)) is not None:
@@ -306,9 +311,9 @@ def _picture(name: str) -> Path | None:
 def find_mention(before: str) -> tuple[str, int] | None:
     """Return the unfinished name after `@` at the end of a text, None if there is none.
 
-    The number is that of its characters in the text, including `@`.
+    The number is the length of the mention in the text, including `@`.
     """
-    found = OPEN_MENTION.search(before[-MAX_NAME:])
+    found = OPEN_MENTION.search(before[-MAX_NAME_CHARS:])
     if found is None:
         return None
     written = found[1]
@@ -317,8 +322,8 @@ def find_mention(before: str) -> tuple[str, int] | None:
 
 
 def quote_name(name: str) -> str:
-    """Return a name in the form in which `attach` reads it after `@`."""
-    if re.fullmatch(r"[^\s\"'\\@][^\s\"'\\]*", name) and name[-1] not in TRAILING:
+    """Return a name with quotes or backslashes, so that `attach` reads it after `@`."""
+    if re.fullmatch(r"[^\s\"'\\@][^\s\"'\\]*", name) and name[-1] not in SENTENCE_ENDS:
         return name
     for mark in '"', "'":
         if mark not in name:

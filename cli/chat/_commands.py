@@ -1,7 +1,7 @@
 """The commands of the chat: lines that begin with a slash.
 
-Each is a function marked `@command`, of the chat and the text after the command's name. Its
-docstring is the help that the person sees.
+Each command is a function marked `@command`. It gets the chat and the text after its name. Its
+docstring is its line in `/help`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from ...messages import Conversation, Message
 from ...store import JournalError
 from ...tools import AnyTool
 from ...tools.origins import definition_of
-from .._terminal import LONGEST, complain, in_line
+from .._output import MAX_SHOWN_CHARS, one_line, print_error
 from ._agent_partner import AgentPartner
-from ._live import LiveScreen
+from ._live_screen import LiveScreen
 from ._partner import Partner
 from ._session_manager import read_message
 from ._sessions import SessionInfo, shorten_title
 
 if TYPE_CHECKING:
-    from ._loop import Chat
+    from ._loop import ChatLoop
 
-__all__ = ["AT_ONCE", "COMMANDS", "HELP", "describe_partner", "obey"]
+__all__ = ["COMMANDS", "HELP", "IMMEDIATE_COMMANDS", "describe_partner", "execute_command"]
 
-Command: TypeAlias = Callable[["Chat", str], Awaitable["Message | bool | None"]]
-"""Executes a command; returns a message for the partner, or None.
+Command: TypeAlias = Callable[["ChatLoop", str], Awaitable["Message | bool | None"]]
+"""Executes a command.
 
-True lets the partner answer the conversation as it is.
+Returns a message for the partner, True to let the partner answer the unchanged conversation, or
+None.
 """
 
-MAX_LISTED = 20
+MAX_LISTED_SESSIONS = 20
 
 COMMANDS: dict[str, Command] = {}
-AT_ONCE: set[str] = set()
-"""The commands that also run during an answer; the others wait for its end."""
+IMMEDIATE_COMMANDS: set[str] = set()
+"""The commands that run at once during an answer; the others wait for its end."""
 HELP: list[tuple[str, str]] = []
 """The usage and the help of each command."""
 _WITHOUT_ARGUMENT: set[str] = set()
 
 
 def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command]:
-    """Make a function the command that `usage` begins with; its docstring is the help."""
+    """Register a function as the command that `usage` begins with."""
 
     def add(function: Command) -> Command:
         name, _, takes = usage.partition(" ")
@@ -62,7 +63,7 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
         if not takes:
             _WITHOUT_ARGUMENT.add(name)
         if at_once:
-            AT_ONCE.add(name)
+            IMMEDIATE_COMMANDS.add(name)
         HELP.append((usage, inspect.getdoc(function) or ""))
         return function
 
@@ -70,7 +71,7 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
 
 
 @handler
-async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
+async def execute_command(node: Node[Any], chat: ChatLoop, line: str) -> Message | bool | None:
     """Execute the command in `line`, and return its result.
 
     A command that fails shows one line and changes nothing.
@@ -78,28 +79,28 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
     name, argument = (*line.split(maxsplit=1), "")[:2]
     if (wanted := COMMANDS.get(name)) is None:
         close = get_close_matches(name[:40], COMMANDS, n=1)
-        hint = f": did you mean {close[0]}?" if close else ";"
-        complain(f"there is no command {name}{hint} /help lists them")
+        hint = f" Did you mean {close[0]}?" if close else ""
+        print_error(f"unknown command {name}.{hint} /help lists all")
         return None
     try:
         if argument and name in _WITHOUT_ARGUMENT:
-            raise ConfigurationError(f"{name} takes nothing after it: nothing was done")
+            raise ConfigurationError(f"{name} takes no argument, so nothing was done")
         return await wanted(chat, argument.strip())
     except BrokenPipeError:
         raise
     except JournalError as error:
         try:
-            complain(await require_agent(chat).go_on_in_memory(error))
-        except AnabranchError:  # the journal still works, or the partner has none
-            complain(error)
+            print_error(await require_agent(chat).continue_in_memory(error))
+        except AnabranchError:  # the journal works, or the partner has no journal
+            print_error(error)
         return None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - no command ends the chat by an error
-        complain(error)
+        print_error(error)
         return None
 
 
 def describe_model(backend: Backend) -> str:
-    """Return the name of a model, and its measured accuracy in the choice of tools if known."""
+    """Return the name of a model, and its measured accuracy in choosing tools, if known."""
     figure = getattr(backend, "tool_choice_accuracy", "")
     return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
 
@@ -111,40 +112,44 @@ def describe_partner(partner: Partner) -> str:
     return partner.name
 
 
-def require_agent(chat: Chat) -> AgentPartner:
+def require_agent(chat: ChatLoop) -> AgentPartner:
     """Return the partner if it is an agent in a session; raise `ConfigurationError` otherwise."""
     if isinstance(chat.partner, AgentPartner):
         return chat.partner
-    raise ConfigurationError(f"this command works with --model, and not with {chat.partner.name}")
+    raise ConfigurationError(
+        f"this command needs a model or an agent, and {chat.partner.name} is neither"
+    )
 
 
 @command("/help", at_once=True)
-async def list_commands(chat: Chat, argument: str) -> None:
+async def list_commands(chat: ChatLoop, argument: str) -> None:
     """list these commands"""
     for usage, text in HELP:
         chat.screen.note(f"{usage:<22}{text}", "")
     if isinstance(chat.screen, LiveScreen):
         chat.screen.note(
-            "Enter sends a message; during an answer, the model's next request contains it\n"
+            "Enter sends a message; during an answer, it is added to the model's next request\n"
             "Tab queues it, Esc takes the newest back, Ctrl-C stops the answer\n"
-            "@FILE attaches a file; Ctrl-R searches your earlier messages",
+            "@FILE attaches a file, Ctrl-R searches your earlier messages",
             "",
         )
-    chat.screen.note("Alt-Enter, or a backslash at the end of a line, begins another line", "")
+    chat.screen.note("Alt-Enter, or a backslash at the end of a line, starts a new line", "")
 
 
 # --- the model and its tools
 
 
 @command("/model [NAME]")
-async def choose_model(chat: Chat, argument: str) -> None:
+async def choose_model(chat: ChatLoop, argument: str) -> None:
     """show the model, or switch to another one"""
     partner = require_agent(chat)
     if not argument:
         if partner.agent.backend is not None:
             chat.screen.note(describe_model(partner.agent.backend), "")
-        chat.screen.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
-        chat.screen.note("or a server: http://localhost:8000/v1 NAME", "")
+        chat.screen.note(
+            "Other models: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME,", ""
+        )
+        chat.screen.note("or a server and its model: http://localhost:8000/v1 NAME", "")
         return
     backend = await chat.manager.use(argument)
     await partner.note(**chat.manager.speaker())
@@ -153,7 +158,7 @@ async def choose_model(chat: Chat, argument: str) -> None:
 
 
 @command("/system [TEXT]")
-async def set_system(chat: Chat, argument: str) -> None:
+async def set_system(chat: ChatLoop, argument: str) -> None:
     """show or set the system prompt; "" removes it"""
     partner = require_agent(chat)
     if not argument:
@@ -163,11 +168,11 @@ async def set_system(chat: Chat, argument: str) -> None:
     system = None if argument in ('""', "''") else argument
     partner.agent.system = system
     await partner.note(system=system)
-    chat.screen.note("set; the next answer has it")
+    chat.screen.note("system prompt set, from the next answer on")
 
 
 @command("/tools [on|off NAME]")
-async def list_tools(chat: Chat, argument: str) -> None:
+async def list_tools(chat: ChatLoop, argument: str) -> None:
     """list the tools that the model may call, or switch tools on or off"""
     partner = require_agent(chat)
     offered: list[AnyTool] = chat.manager.tools
@@ -177,14 +182,16 @@ async def list_tools(chat: Chat, argument: str) -> None:
             state = "" if tool in partner.agent.tools else " (off)"
             chat.screen.note(f"{tool.name}{state}: {first}", "")
         if not offered:
-            chat.screen.note("none; start with --tools module:name", "")
+            chat.screen.note("no tools; start the chat with --tools module:name", "")
         return
     word, *names = argument.split()
     if word not in ("on", "off"):
-        raise ConfigurationError("/tools on NAME ..., /tools off NAME ...; without a name: all")
+        raise ConfigurationError(
+            "usage: /tools on NAME ... or /tools off NAME ...; without names: all tools"
+        )
     unknown = set(names) - {tool.name for tool in offered}
     if unknown:
-        raise ConfigurationError(f"there is no tool {', '.join(sorted(unknown))}; /tools lists all")
+        raise ConfigurationError(f"unknown tool {', '.join(sorted(unknown))}. /tools lists all")
     chosen = {tool.name for tool in offered if not names or tool.name in names}
     active = {tool.name for tool in partner.agent.tools}
     active = active | chosen if word == "on" else active - chosen
@@ -193,39 +200,41 @@ async def list_tools(chat: Chat, argument: str) -> None:
 
 
 @command("/approve [forget N]", at_once=True)
-async def list_rules(chat: Chat, argument: str) -> None:
-    """list the tools that run without a question, or forget such a rule"""
+async def list_rules(chat: ChatLoop, argument: str) -> None:
+    """list the rules for tools that run without a question, or remove one"""
     rules = chat.screen.rules
     if rules is None:
-        chat.screen.note("this chat has no rules", "")
+        chat.screen.note("this chat has no approval rules", "")
         return
     word, _, number = argument.partition(" ")
-    there = rules.list()
+    listed = rules.list()
     if word not in ("", "forget"):
-        raise ConfigurationError("/approve lists the rules; /approve forget NUMBER takes one back")
+        raise ConfigurationError("usage: /approve, or /approve forget NUMBER to remove a rule")
     if word == "forget":
-        if not (number.isdecimal() and 0 < int(number) <= len(there)):
-            raise ConfigurationError("/approve forget NUMBER: one of those that /approve lists")
-        rule = there[int(number) - 1]
+        if not (number.isdecimal() and 0 < int(number) <= len(listed)):
+            raise ConfigurationError(
+                "/approve forget NUMBER needs a number from the list of /approve"
+            )
+        rule = listed[int(number) - 1]
         rules.revoke(rule)
-        chat.screen.note(f"{rule.tool} is asked about again")
+        chat.screen.note(f"{rule.tool} needs your approval again")
         return
-    ruled = {rule.tool for rule in there}
+    ruled = {rule.tool for rule in listed}
     tools = [tool for tool in chat.manager.tools if tool.name in ruled]
     here = {definition_of(tool): tool.bare.origin for tool in tools}
-    for place, rule in enumerate(there, 1):
+    for place, rule in enumerate(listed, 1):
         origin = here.get(rule.definition) or rule.source
-        chat.screen.note(f"{place}. {rule}: {in_line(origin, LONGEST)}", "")
-    if not there:
-        chat.screen.note("none: each call of a tool that needs a yes is asked about", "")
+        chat.screen.note(f"{place}. {rule}: {one_line(origin, MAX_SHOWN_CHARS)}", "")
+    if not listed:
+        chat.screen.note("no rules: each call that needs approval is asked about", "")
 
 
 @command("/theme [NAME]", at_once=True)
-async def choose_theme(chat: Chat, argument: str) -> None:
+async def choose_theme(chat: ChatLoop, argument: str) -> None:
     """show or choose the colours: dark, light, none"""
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
-        raise ConfigurationError("there are no colours here")
+        raise ConfigurationError("the plain screen has no colours")
     if argument:
         screen.choose_theme(argument)
         chat.manager.settings.save(theme=argument)
@@ -236,40 +245,40 @@ async def choose_theme(chat: Chat, argument: str) -> None:
 
 
 @command("/retry")
-async def retry(chat: Chat, argument: str) -> bool | None:
+async def retry(chat: ChatLoop, argument: str) -> bool | None:
     """answer your last message again, or continue an interrupted turn"""
     partner = chat.partner
-    if isinstance(partner, AgentPartner) and await partner.cut() is not None:
+    if isinstance(partner, AgentPartner) and await partner.interrupted_turn() is not None:
         return True
     if not any(each.role == "user" for each in partner.messages()):
-        raise ConfigurationError("there is nothing to try again yet")
+        raise ConfigurationError("there is no message to answer again")
     if isinstance(partner, AgentPartner):
         await partner.forget_answer()
     return True
 
 
 @command("/undo")
-async def undo(chat: Chat, argument: str) -> None:
+async def undo(chat: ChatLoop, argument: str) -> None:
     """remove the last turn: your message and everything after it"""
     message = await require_agent(chat).undo()
     if message is None:
-        raise ConfigurationError("there is nothing to take back yet")
-    chat.screen.note(f"forgotten: {shorten(message.content or '', 60, placeholder=' ...')}")
+        raise ConfigurationError("there is no turn to remove")
+    chat.screen.note(f"removed: {shorten(message.content or '', 60, placeholder=' ...')}")
 
 
 @command("/edit")
-async def edit(chat: Chat, argument: str) -> Message | None:
+async def edit(chat: ChatLoop, argument: str) -> Message | None:
     """edit your last message in $EDITOR and send it again"""
     partner = require_agent(chat)
     asked = [each for each in partner.messages() if each.role == "user"]
-    if (cut := await partner.cut()) is not None:
-        asked.append(cut.asked)  # part of the conversation only at the end of its turn
+    if (cut := await partner.interrupted_turn()) is not None:
+        asked.append(cut.message)  # the conversation contains it only after its turn
     if not asked:
-        raise ConfigurationError("there is nothing to edit yet")
+        raise ConfigurationError("there is no message to edit")
     last = asked[-1]
     text = await edit_text(chat, last.content or "")
     if text is None or not text.strip() or text == last.content:
-        chat.screen.note("(nothing was changed)")
+        chat.screen.note("(not changed)")
         return None
     await partner.undo()
     chat.screen.show_said(text)
@@ -277,40 +286,40 @@ async def edit(chat: Chat, argument: str) -> Message | None:
 
 
 @command("/copy [all]", at_once=True)
-async def copy(chat: Chat, argument: str) -> None:
+async def copy(chat: ChatLoop, argument: str) -> None:
     """copy the last answer, or the whole conversation, to the clipboard"""
     messages = chat.partner.messages()
     answers = [each.content for each in messages if each.role == "assistant" and each.content]
     if not answers:
-        raise ConfigurationError("there is nothing to copy yet")
+        raise ConfigurationError("there is no answer to copy")
     text = answers[-1]
     if argument == "all":
         from ._export import markdown_of
 
-        text = markdown_of(messages, "Chat")
+        text = markdown_of(messages, "ChatLoop")
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
-        raise ConfigurationError("this terminal has no clipboard; /export writes a file")
+        raise ConfigurationError("the plain screen has no clipboard. Use /export FILE")
     screen.copy(text)
-    screen.note(f"({len(text):,} characters were given to the terminal's clipboard)")
+    screen.note(f"({len(text):,} characters copied to the terminal's clipboard)")
 
 
 @command("/save [FILE]")
-async def save(chat: Chat, argument: str) -> None:
-    """save the conversation as JSON (conversation.json), for --load"""
+async def save(chat: ChatLoop, argument: str) -> None:
+    """save the conversation as JSON for --load (default: conversation.json)"""
     path, conversation = argument or "conversation.json", Conversation()
     conversation.add(*chat.partner.messages())
     try:
         conversation.save(path)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot save to {path}: {error.strerror or error}; /save takes another file"
+            f"cannot save to {path}: {error.strerror or error}. Try another file"
         ) from None
     chat.screen.note(f"saved {len(conversation)} messages to {path}", "")
 
 
 @command("/export FILE")
-async def export_to(chat: Chat, argument: str) -> None:
+async def export_to(chat: ChatLoop, argument: str) -> None:
     """write the conversation as Markdown (.md) or HTML (.html)"""
     from ._export import export
 
@@ -319,20 +328,20 @@ async def export_to(chat: Chat, argument: str) -> None:
         await asyncio.to_thread(export, chat.partner.messages(), path)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write {path}: {error.strerror or error}; /export takes another file"
+            f"cannot write {path}: {error.strerror or error}. Try another file"
         ) from None
-    chat.screen.note(f"written: {path}", "")
+    chat.screen.note(f"exported to {path}", "")
 
 
 @command("/image FILE [TEXT]")
-async def send_image(chat: Chat, argument: str) -> Message:
+async def send_image(chat: ChatLoop, argument: str) -> Message:
     """send an image to the model, with a text"""
     try:
         words = shlex.split(argument)
     except ValueError:
-        raise ConfigurationError("/image FILE: a quotation mark is missing") from None
+        raise ConfigurationError("/image FILE [TEXT]: a quotation mark is missing") from None
     if not words:
-        raise ConfigurationError("/image FILE: which image?")
+        raise ConfigurationError("/image FILE [TEXT] needs a file")
     message = await read_message(" ".join(words[1:]), (words[0],))
     chat.screen.show_said(f"/image {argument}")
     return message
@@ -342,14 +351,14 @@ async def send_image(chat: Chat, argument: str) -> Message:
 
 
 @command("/cost", at_once=True)
-async def show_cost(chat: Chat, argument: str) -> None:
-    """show the tokens of this session, and their cost where prices are known"""
+async def show_cost(chat: ChatLoop, argument: str) -> None:
+    """show the tokens of this session, and their cost if prices are set"""
     for line in chat.manager.costs(chat.usage()):
         chat.screen.note(line, "")
 
 
 @command("/tree", at_once=True)
-async def show_tree(chat: Chat, argument: str) -> None:
+async def show_tree(chat: ChatLoop, argument: str) -> None:
     """show or hide the tree of running nodes above the prompt"""
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
@@ -363,64 +372,66 @@ async def show_tree(chat: Chat, argument: str) -> None:
 
 
 @command("/sessions [WORDS]", at_once=True)
-async def list_sessions(chat: Chat, argument: str) -> None:
+async def list_sessions(chat: ChatLoop, argument: str) -> None:
     """list the sessions, most recent first, or those that contain all words"""
     found = await chat.manager.sessions.list(argument)
-    for info in found[:MAX_LISTED]:
+    for info in found[:MAX_LISTED_SESSIONS]:
         chat.screen.note(describe_session(info), "")
-    if len(found) > MAX_LISTED:
-        chat.screen.note(f"... and {len(found) - MAX_LISTED} more; /sessions WORDS finds them")
+    if len(found) > MAX_LISTED_SESSIONS:
+        chat.screen.note(
+            f"... and {len(found) - MAX_LISTED_SESSIONS} more; search with /sessions WORDS"
+        )
     if not found:
-        chat.screen.note("none" if not argument else f"none has {argument}", "")
+        chat.screen.note("no sessions" if not argument else f"no session contains {argument}", "")
 
 
 @command("/resume [SESSION]")
-async def resume(chat: Chat, argument: str) -> None:
+async def resume(chat: ChatLoop, argument: str) -> None:
     """continue another session, by its id or the beginning of its title; Tab lists them"""
     require_agent(chat)
     if not argument:
         await list_sessions(chat, "")
-        chat.screen.note("/resume and an id, or the beginning of a title")
+        chat.screen.note("usage: /resume SESSION, its id or the beginning of its title")
         return
     info = await chat.manager.sessions.find(argument)
     await chat.go_to(await chat.manager.restore(info))
 
 
 @command("/new")
-async def begin_new(chat: Chat, argument: str) -> None:
-    """begin a new session; this one stays in /sessions"""
+async def begin_new(chat: ChatLoop, argument: str) -> None:
+    """start a new session; this one stays in /sessions"""
     require_agent(chat)
     await chat.go_to(chat.manager.new())
 
 
 @command("/fork [TURNS]")
-async def fork(chat: Chat, argument: str) -> None:
+async def fork(chat: ChatLoop, argument: str) -> None:
     """continue in a copy of this session, or of its first turns"""
     partner = require_agent(chat)
     if argument and not argument.isdecimal():
-        raise ConfigurationError("/fork, or /fork TURNS: how many turns of this session to keep")
+        raise ConfigurationError("/fork TURNS needs a number: how many turns to copy")
     if not partner.info.known:
-        raise ConfigurationError("this session has no turn yet that could be copied")
+        raise ConfigurationError("this session has no turn to copy yet")
     info = await partner.fork(int(argument) if argument else None)
     await chat.go_to(await chat.manager.open(info))
 
 
 @command("/rename TITLE")
-async def rename(chat: Chat, argument: str) -> None:
+async def rename(chat: ChatLoop, argument: str) -> None:
     """change the title of this session"""
     if not argument:
-        raise ConfigurationError("/rename TITLE: which title?")
+        raise ConfigurationError("/rename TITLE needs a title")
     partner = require_agent(chat)
     await partner.note(title=shorten_title(argument))
-    chat.screen.note(f"it is called {partner.info.title}")
+    chat.screen.note(f"renamed to {partner.info.title}")
 
 
 # --- leaving
 
 
 @command("/exit", at_once=True)
-async def leave(chat: Chat, argument: str) -> None:
-    """leave (also Ctrl-D, or Ctrl-C at an empty prompt)"""
+async def leave(chat: ChatLoop, argument: str) -> None:
+    """exit (also Ctrl-D, or Ctrl-C at an empty prompt)"""
     chat.leave()
 
 
@@ -431,7 +442,7 @@ def describe_session(info: SessionInfo) -> str:
     return f"{info.id}  {when:%Y-%m-%d %H:%M}  {turns:<9}  {info.title}"
 
 
-async def edit_text(chat: Chat, text: str) -> str | None:
+async def edit_text(chat: ChatLoop, text: str) -> str | None:
     """Let the person edit a text in $EDITOR, or at the prompt if there is none."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor or not isinstance(chat.screen, LiveScreen):
@@ -441,5 +452,7 @@ async def edit_text(chat: Chat, text: str) -> str | None:
         await asyncio.to_thread(path.write_text, text, "utf-8", "replace")
         status = await chat.screen.run_in_front([*shlex.split(editor), str(path)])
         if status:
-            raise ConfigurationError(f"{editor} ended with status {status}; nothing was changed")
+            raise ConfigurationError(
+                f"{editor} failed with status {status}, so nothing was changed"
+            )
         return (await asyncio.to_thread(path.read_text, "utf-8")).removesuffix("\n")

@@ -1,4 +1,4 @@
-"""Completion at the prompt: commands, their arguments, and names of files after `@`."""
+"""Completion at the prompt: commands, their arguments, and file names after `@`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from ._attach import find_mention, quote_name
 __all__ = ["ChatCompleter", "Choices"]
 
 Choices: TypeAlias = Callable[[], Iterable[tuple[str, str]]]
-"""Returns the arguments of a command, each with a few words about it."""
+"""Returns the possible arguments of a command, each with a description."""
 
-MAX_NAMES = 200  # offered at once
+MAX_COMPLETIONS = 200  # offered at once
 SORTED_AT_ONCE = 2000
 MAX_GITIGNORE_BYTES = 100_000
 
 
 class ChatCompleter(Completer):
-    """Completes commands by their beginning, their arguments by any part, and files after `@`.
+    """Completes commands by prefix, their arguments by any part, and files after `@`.
 
-    `commands` maps each command to its help; `choices` has the arguments of some of them.
+    `commands` maps each command to its help. `choices` maps some of them to their arguments.
     """
 
     def __init__(self, commands: Mapping[str, str], choices: Mapping[str, Choices]) -> None:
         self._commands = commands
         self._choices = choices
-        self._files = ThreadedCompleter(_FileCompleter(None))  # a key must not wait for a disk
+        self._files = ThreadedCompleter(
+            _FileCompleter(None)
+        )  # in a thread, so that keys never wait for the disk
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
@@ -58,14 +60,14 @@ class ChatCompleter(Completer):
 class _FileCompleter(Completer):
     """Completes names relative to `folder`, by default the working folder; folders come first.
 
-    Hidden files are offered if the name begins with a dot. Names in a .gitignore are not offered,
-    if pathspec is installed.
+    Hidden files are offered only after a dot. If pathspec is installed, files that .gitignore
+    excludes are not offered.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        # The folder that was listed last, its modification time and its entries, since the
-        # person usually continues in the same folder, and a large one takes a while.
+        # The last listed folder, its modification time and its entries: the person usually
+        # continues in the same folder, and listing a large one is slow.
         self._listed: tuple[Path, int, list[tuple[bool, str]]] | None = None
 
     def get_completions(
@@ -80,7 +82,7 @@ class _FileCompleter(Completer):
         above += slash
         for is_folder, name in self._matching(above, begun):
             text = f"@{quote_name(above + name)}"
-            if is_folder:  # the name continues, so a quotation stays open
+            if is_folder:  # the name continues, so its quotation mark stays open
                 text = (text[:-1] if text[1] in "\"'" else text) + "/"
             yield Completion(text, -length, display=f"{name}/" if is_folder else name)
 
@@ -102,11 +104,11 @@ class _FileCompleter(Completer):
                 continue
             yield is_folder, name
             offered += 1
-            if offered == MAX_NAMES:
+            if offered == MAX_COMPLETIONS:
                 return
 
     def _list(self, place: Path) -> list[tuple[bool, str]]:
-        """Return the entries of a folder that can be written, folders first."""
+        """Return the printable names in a folder, folders first."""
         changed = os.stat(place).st_mtime_ns
         if self._listed is not None and self._listed[:2] == (place, changed):
             return self._listed[2]
@@ -116,7 +118,7 @@ class _FileCompleter(Completer):
                 for each in found
                 if each.name.isprintable()
             ]
-        # A sort holds the interpreter lock, and keys would wait for that of a long list.
+        # Sorting holds the interpreter lock. One long sort would delay keys, short ones do not.
         starts = range(0, len(entries), SORTED_AT_ONCE)
         pieces = [sorted(entries[at : at + SORTED_AT_ONCE]) for at in starts]
         names = [(not is_file, name) for is_file, _, name in merge(*pieces)]
@@ -132,7 +134,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _ignore_rules(place: Path) -> Callable[[str], bool]:
-    """Return a function that says whether git ignores a name in a folder."""
+    """Return a function that tests whether git ignores a name in a folder."""
     try:
         read: Any = import_module("pathspec").GitIgnoreSpec.from_lines
     except (ImportError, AttributeError):
@@ -150,4 +152,4 @@ def _ignore_rules(place: Path) -> Callable[[str], bool]:
                 return lambda name: any(each.match_file(below + name) for below, each in rules)
     except (OSError, ValueError):
         pass
-    return lambda _: False  # the folder is in no repository
+    return lambda _: False  # the folder is not in a repository

@@ -1,7 +1,7 @@
-"""Write a conversation to a file: Markdown, or a page of HTML that loads nothing.
+"""Write a conversation to a file, as Markdown or as an HTML page that loads nothing.
 
-No message can end its own place in the file or take another message's role, and no file contains
-what looks like a key. `_pieces` decides what a message contributes; both formats only lay it out.
+No message can break out of its section or imitate another role, and keys are masked. `_pieces`
+selects the content of a message; both formats only lay it out.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ from ._markdown import LINK, MATH_BLOCK, blocks_of, is_closed, is_too_complex, m
 __all__ = ["DATA_IMAGE", "export", "html_of", "markdown_of"]
 
 DATA_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
-"""An image in its own address, which contains nothing that could end an attribute or a link."""
+"""A data URL of an image. It has no character that could end an attribute or a link."""
 
-_MAX_CHARACTERS = 2_000_000  # a longer text is not parsed as Markdown
+_MAX_MESSAGE_CHARS = 2_000_000  # a longer message is not parsed as Markdown
 _MAX_CODE_CHARACTERS = 200_000  # longer code, or code with a longer line, gets no colours
-_MAX_CODE_LINE = 2_000
+_MAX_COLOURED_LINE_CHARS = 2_000
 
 
 def export(messages: Sequence[Message], path: str | os.PathLike[str], title: str = "Chat") -> None:
-    """Write a conversation to a file: `.md` is Markdown, `.html` a page.
+    """Write a conversation to a file: `.md` as Markdown, `.html` as a page.
 
-    The file is replaced in one step, so even after a crash or on a full disk a reader finds the old
-    file or the complete new one. Only the user may read it. Raises `ConfigurationError` for another
-    suffix and for an impossible name, and `OSError` if the file cannot be written.
+    The file is replaced atomically: after a crash or on a full disk, the old file is unchanged.
+    Only the user can read it. Raises `ConfigurationError` for another suffix or an invalid name,
+    and `OSError` if the file cannot be written.
     """
     writers = {".md": markdown_of, ".markdown": markdown_of, ".html": html_of, ".htm": html_of}
     write = writers.get(Path(path).suffix.lower())
     if write is None:
-        raise ConfigurationError(f"{str(path)!r} is to end in one of {', '.join(writers)}")
+        raise ConfigurationError(
+            f"the name of the file {str(path)!r} must end in one of {', '.join(writers)}"
+        )
     write_whole(path, write(messages, title))
 
 
@@ -59,7 +61,7 @@ _Kind: TypeAlias = Literal["text", "reasoning", "refusal", "call", "image", "fil
 
 
 class _Piece(NamedTuple):
-    """A part of a message, without keys and control characters; `name` is of a tool or a file."""
+    """A part of a message without keys and control characters; `name` names a tool or a file."""
 
     kind: _Kind
     text: str
@@ -94,14 +96,14 @@ def _clean(text: str | None) -> str:
 
 # --- Markdown
 
-_READER = MarkdownIt("commonmark").enable("table")  # as others read the file
+_READER = MarkdownIt("commonmark").enable("table")  # the grammar of other readers of the file
 
 
 def markdown_of(messages: Sequence[Message], title: str) -> str:
     """Return a conversation as Markdown: each message below a heading with its role.
 
-    There are no other headings of the first level. The text of a message stays as it is. It becomes
-    a quotation if it could break out: by such a heading, by HTML or by an open fence.
+    There are no other headings of the first level. A message's text is unchanged unless it could
+    break out of its section, by such a heading, HTML or an open fence. Then it becomes a quotation.
     """
     parts = [f"*{_span(_clean(title))}*"]
     for message in messages:
@@ -109,30 +111,30 @@ def markdown_of(messages: Sequence[Message], title: str) -> str:
         for kind, text, name in _pieces(message):
             match kind:
                 case "text" if message.role == "tool":
-                    parts += [f"What {_span(name)} gave:"] if name else []
+                    parts += [f"Result of {_span(name)}:"] if name else []
                     parts.append(_fence(text))
                 case "text":
                     parts.append(_contained(text))
                 case "reasoning":
-                    parts += ["It reasoned:", _fence(text)]
+                    parts += ["Reasoning:", _fence(text)]
                 case "refusal":
-                    parts += ["It refused:", _contained(text)]
+                    parts += ["Refusal:", _contained(text)]
                 case "image":
                     parts.append(f"![image]({text})")
                 case "file":
-                    parts += [f"The file {_span(name)}:", _fence(text)]
+                    parts += [f"File {_span(name)}:", _fence(text)]
                 case "other":
-                    parts.append(f"With it: {_span(text or name)}")
+                    parts.append(f"Attached: {_span(text or name)}")
                 case "call":
-                    parts += [f"It calls {_span(name)}:", _fence(text, "json")]
+                    parts += [f"Call of {_span(name)}:", _fence(text, "json")]
     return "\n\n".join(parts) + "\n"
 
 
 def _contained(text: str) -> str:
-    """Return Markdown that no later text becomes a part of."""
+    """Return Markdown that cannot merge with later text."""
     text = text.strip("\n")
     blocks = blocks_of(f"{text}\n", _READER)
-    if is_too_complex(text, blocks, _MAX_CHARACTERS) or any(map(_breaks_out, blocks)):
+    if is_too_complex(text, blocks, _MAX_MESSAGE_CHARS) or any(map(_breaks_out, blocks)):
         return "\n".join(f"> {line}" for line in text.split("\n"))
     return text
 
@@ -145,7 +147,7 @@ def _breaks_out(token: Token) -> bool:
 
 
 def _fence(text: str, language: str = "") -> str:
-    """Return text as a code block, with marks that the text does not contain."""
+    """Return text as a code block whose fence does not occur in the text."""
     marks = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return f"{marks}{language}\n{text}\n{marks}"
 
@@ -197,9 +199,9 @@ img { max-width: 100%; } a { color: var(--accent); } .refusal { color: var(--dim
 
 
 def html_of(messages: Sequence[Message], title: str) -> str:
-    """Return a conversation as a page, in which results of tools are folded below their calls.
+    """Return a conversation as a page, with results of tools folded below their calls.
 
-    The page's content policy allows its own images and its own style, and nothing else.
+    The page's content security policy allows only images in the page and its own style.
     """
     style = _STYLE + _colors()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -216,7 +218,7 @@ def html_of(messages: Sequence[Message], title: str) -> str:
 
 
 def _articles(messages: Sequence[Message]) -> Iterator[str]:
-    folded: set[int] = set()  # the positions of results that are below their calls
+    folded: set[int] = set()  # indices of the results shown below their calls
     for at, message in enumerate(messages):
         if at in folded:
             continue
@@ -265,7 +267,7 @@ def _html_of_piece(piece: _Piece, role: str, result: Message | None) -> str:
         case "other":
             return f"<p>{escape(name)}</p>"
         case "call":
-            answer = "<p>It has no result.</p>"
+            answer = "<p>No result.</p>"
             parts: list[str] = []
             if result is not None:
                 answer = _pre(_clean(result.content))
@@ -287,14 +289,14 @@ def _plain(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return Markdown as HTML; text that is too complex stays as it is written."""
+    """Return Markdown as HTML, or as plain text if it is too complex to parse."""
     parser = _parser()
-    if is_too_complex(text, blocks_of(text, parser), _MAX_CHARACTERS):
+    if is_too_complex(text, blocks_of(text, parser), _MAX_MESSAGE_CHARS):
         return _plain(text)
     tokens = parser.parse(text)
     make_safe(tokens)
     for token in tokens:
-        if style := token.attrs.pop("style", None):  # the page's policy allows no inline style
+        if style := token.attrs.pop("style", None):  # the content policy forbids inline styles
             token.attrs["align"] = str(style).removeprefix("text-align:")
     return f"<div>{parser.renderer.render(tokens, parser.options, {})}</div>"
 
@@ -315,7 +317,7 @@ def _math(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> s
 def _code(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
     code, name = tokens[at].content, (tokens[at].info.split() or ["text"])[0]
     longest = max(map(len, code.split("\n")))
-    if len(code) > _MAX_CODE_CHARACTERS or longest > _MAX_CODE_LINE:
+    if len(code) > _MAX_CODE_CHARACTERS or longest > _MAX_COLOURED_LINE_CHARS:
         name = "text"
     try:
         lexer = _lexers.get_lexer_by_name(name, stripnl=False)
@@ -327,7 +329,7 @@ def _code(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> s
 
 @lru_cache(1)
 def _colors() -> str:
-    """Return the style of code: one of pygments for a light page and one for a dark page."""
+    """Return the styles of code for light and dark pages."""
     light = _formatters.HtmlFormatter(style="default").get_style_defs(".code")
     dark = _formatters.HtmlFormatter(style="github-dark").get_style_defs(".code")
     plain = ".code { background: none; }"

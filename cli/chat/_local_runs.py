@@ -1,4 +1,4 @@
-"""Runs in this process, of anything that can be served: `--agent module:name`."""
+"""Runs of the person's own agents, groups and jobs in this process: `--agent module:name`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from ...commander import AnabranchError, Node
 from ...messages import Message
 from ...serve.talk import BadQuestion, Entry, Gone, Question, Served, Talk, serve_thing
 from ...tools import Decision
-from .._fields import AskLine, fill
-from .._named import import_named
-from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
+from .._fields import AskLine, fill_fields
+from .._user_code import import_named
+from ._partner import MessageRefused, PendingCall, RunEvent, RunPartner, RunSource
 
 __all__ = ["CannotAnswer", "find_partner", "local_partner"]
 
 
 class CannotAnswer(AnabranchError):
-    """The run ended without an answer."""
+    """A run ended without an answer."""
 
 
 def find_partner(
     place: str, ask: AskLine | None = None, *, raw: bool = False
 ) -> RunPartner | Agent[Any]:
-    """Import `module:name`; return an agent as it is and a partner for anything else.
+    """Import `module:name`; return an agent unchanged, and a partner for anything else.
 
     `ask` asks the person for the fields of a job, one line each. Raises `ConfigurationError` if the
-    name does not exist or cannot be served.
+    object does not exist or cannot be served.
     """
     served = serve_thing(import_named(place, place))
     return served.agent or local_partner(served, ask, raw=raw)
 
 
 def local_partner(served: Served, ask: AskLine | None = None, *, raw: bool = False) -> RunPartner:
-    """Return a partner whose runs are in this process."""
+    """Return a partner whose runs execute in this process."""
     return RunPartner(_LocalRuns(served, ask), raw=raw)
 
 
-class _LocalRuns(Runs):
+class _LocalRuns(RunSource):
     def __init__(self, served: Served, ask: AskLine | None) -> None:
         self.name = self.place = served.name
         self._served = served
@@ -49,7 +49,7 @@ class _LocalRuns(Runs):
         try:
             talk = Talk(self._served, await self._question(messages))
         except BadQuestion as bad:
-            raise Refused(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
+            raise MessageRefused(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
         node.call_handler(talk)
         try:
             async with talk.reading() as entries:
@@ -57,7 +57,7 @@ class _LocalRuns(Runs):
                     pending = _pending(talk, entry) if entry.kind == "asked" else None
                     yield RunEvent(entry.kind, entry.data, pending)
         except Gone:
-            raise CannotAnswer("the run produced text faster than it could be shown") from None
+            raise CannotAnswer("the run wrote text faster than the screen could show it") from None
         await talk
         if talk.failure is not None:
             raise _single(talk.failure)
@@ -69,8 +69,8 @@ class _LocalRuns(Runs):
         if not self._served.fields:
             return Question(messages)
         if last.parts:
-            raise Refused("it takes fields, and neither images nor files as such")
-        self._last_fields = await fill(
+            raise MessageRefused(f"{self.name} takes fields, and not images or files")
+        self._last_fields = await fill_fields(
             self._served.fields, last.content or "", self._last_fields, self._ask
         )
         return Question((), self._last_fields)

@@ -1,4 +1,4 @@
-"""Show the log of a run, entry by entry: the same for local runs and for runs on a server."""
+"""Show the log of a run, entry by entry, for local runs and for runs on a server."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ...messages import ToolCall
 from ...messages.arguments import read_arguments
 from ...messages.text import encodable
 from ...tools import ToolResult
-from .._terminal import in_line
+from .._output import one_line
 
 __all__ = ["BadEntry", "LogRenderer", "lay_out_result"]
 
-# Replies that stream at the same time alternate after a line, or after this many characters.
+# Replies that stream at the same time alternate after each line, or after this many characters.
 TURN_CHARACTERS = 80
-MAX_ANSWER_CHARACTERS = 16_000_000  # a longer answer is a server that never ends
+MAX_ANSWER_CHARACTERS = 16_000_000  # limits the memory for a server that never stops sending
 MAX_TABLE_ROWS = 200
 MAX_NAME_CHARACTERS = 60
 
 
 class BadEntry(ValueError):
-    """An invalid entry in a log; only a broken server sends one."""
+    """A log contains an invalid entry. Only a faulty server sends one."""
 
 
 @dataclass(eq=False, slots=True)
-class _Reply:
-    """A reply as it streams."""
+class _StreamingReply:
+    """A reply that is streaming."""
 
     agent: str | None
     aside: bool
@@ -42,20 +42,20 @@ class _Reply:
 class LogRenderer:
     """Shows the entries of a run's log on `view`; `name` is the agent whose reply is the answer.
 
-    The replies of other agents get their name as a heading. Of several replies that stream at the
-    same time, one is shown as it grows and the others line by line. `raw` shows a result as it is.
+    Replies of other agents get their name as a heading. If several replies stream at the same time,
+    one is shown as it grows and the others line by line. `raw` shows a result without layout.
     """
 
     def __init__(self, view: View, name: str, *, raw: bool = False) -> None:
         self._view = view
         self._name = name
         self._raw = raw
-        self._replies: dict[str, _Reply] = {}
-        self._shown: _Reply | None = None  # the reply that grows on the screen
-        self._needs_names = False  # another agent's name was shown: each reply needs one
-        self._answer: _Reply | None = None
+        self._replies: dict[str, _StreamingReply] = {}
+        self._shown: _StreamingReply | None = None  # the reply that grows on the screen
+        self._needs_names = False  # once another agent has replied, each reply gets a name
+        self._answer: _StreamingReply | None = None
         self._reasoning: list[str] = []
-        self._reasoning_reply = ""  # the reply that the reasoning belongs to
+        self._reasoning_reply = ""  # the key of the reply that the reasoning belongs to
         self._size = 0
 
     @property
@@ -65,13 +65,13 @@ class LogRenderer:
 
     @property
     def reasoning(self) -> str | None:
-        """The reasoning for the last reply, None if there is none."""
+        """The reasoning of the last reply, None if there is none."""
         return "".join(self._reasoning) or None
 
     async def show(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Show an entry, unless its kind is not for people.
+        """Show an entry; ignore kinds that are not for people.
 
-        Raises `BadEntry` for an invalid entry and for an answer that never ends.
+        Raises `BadEntry` for an invalid entry and for an answer above the size limit.
         """
         match kind:
             case "text":
@@ -80,7 +80,7 @@ class LogRenderer:
                 self._add_reasoning(data)
             case "called":
                 await self._flush()
-                self._reasoning = []  # it belongs to the call
+                self._reasoning = []  # the reasoning before a call is not that of the answer
                 arguments, error = read_arguments(_text(data, "arguments"))
                 name, call_id = _text(data, "name"), _text(data, "call")
                 self._view.called(ToolCall(id=call_id, name=name, arguments=arguments, error=error))
@@ -89,7 +89,7 @@ class LogRenderer:
                 result = ToolResult(role="tool", content=_text(data, "text"))
                 result.tool_call_id = _text(data, "call")
                 if (status := _text(data, "status")) not in ("ok", "failed", "invalid"):
-                    raise BadEntry(f"its status is {status!r:.100}")
+                    raise BadEntry(f"the status is {status!r:.100}")
                 result.status = status
                 self._view.answered(result)
             case "broken" | "asked" | "completed" | "failed" | "cancelled":
@@ -98,14 +98,14 @@ class LogRenderer:
                 pass
 
     async def _flush(self) -> None:
-        """Show all text that is not shown yet, and end the reply on the screen."""
+        """Show all text that is not visible yet, and end the reply on the screen."""
         for reply in [*self._replies.values()]:
             if reply.unshown:
                 await self._switch_to(reply)
         self.end()
 
     def end(self) -> None:
-        """End the reply on the screen; text that is not shown yet stays unshown."""
+        """End the reply on the screen, without text that is not visible yet."""
         if self._shown is not None:
             self._shown = None
             self._view.ended()
@@ -120,7 +120,7 @@ class LogRenderer:
         text = _text(data, "text")
         self._size += len(text)
         if self._size > MAX_ANSWER_CHARACTERS:
-            raise BadEntry("an answer without end")
+            raise BadEntry("the answer is too long")
         return text
 
     async def _add(self, data: Mapping[str, Any]) -> None:
@@ -128,7 +128,9 @@ class LogRenderer:
         reply = self._replies.get(name)
         if reply is None:
             agent = data.get("agent")
-            reply = _Reply(agent if isinstance(agent, str) else None, data.get("aside") is True)
+            reply = _StreamingReply(
+                agent if isinstance(agent, str) else None, data.get("aside") is True
+            )
             self._replies[name] = reply
         if not reply.aside:
             self._answer = reply
@@ -141,8 +143,8 @@ class LogRenderer:
         if self._shown in (None, reply) or is_turn:
             await self._switch_to(reply)
 
-    async def _switch_to(self, reply: _Reply) -> None:
-        """Show the new text of a reply, and its further text as it comes."""
+    async def _switch_to(self, reply: _StreamingReply) -> None:
+        """Show the new text of a reply; its further text appears as it arrives."""
         text = "".join(reply.unshown)
         reply.unshown.clear()
         if self._shown is not reply:
@@ -150,7 +152,7 @@ class LogRenderer:
             self._shown = reply
             self._needs_names = self._needs_names or reply.agent not in (None, self._name)
             if self._needs_names and reply.agent is not None:
-                await self._write(f"{in_line(reply.agent, MAX_NAME_CHARACTERS)}:\n\n")
+                await self._write(f"{one_line(reply.agent, MAX_NAME_CHARACTERS)}:\n\n")
         await self._write(text)
 
     async def _write(self, text: str) -> None:
@@ -161,12 +163,12 @@ class LogRenderer:
 def _text(data: Mapping[str, Any], name: str) -> str:
     found = data.get(name)
     if not isinstance(found, str):
-        raise BadEntry(f"it has no {name}")
+        raise BadEntry(f"the field {name} is missing")
     return encodable(found)
 
 
 def lay_out_result(text: str) -> str:
-    """Return a result as Markdown: JSON as a table or indented, other text as it is."""
+    """Return a result as Markdown: JSON as a table or indented, other text unchanged."""
     if not text.lstrip().startswith(("{", "[")):
         return text
     try:
@@ -179,7 +181,7 @@ def lay_out_result(text: str) -> str:
 
 
 def _table(rows: list[Any]) -> str | None:
-    """Return rows as a Markdown table if all have the same fields of plain values."""
+    """Return rows as a Markdown table if all have the same fields with simple values."""
     if not rows or len(rows) > MAX_TABLE_ROWS or not all(isinstance(row, dict) for row in rows):
         return None
     names = [*rows[0]]

@@ -1,4 +1,4 @@
-"""The chat: turns, one after the other. A message begins a turn, steers one, or waits."""
+"""The loop of the chat: one turn at a time. A message starts a turn, steers it, or waits."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from ...commander import AnabranchError, Commander, ConfigurationError, Node, No
 from ...handlers import View, handler
 from ...messages import Message, Request, Usage
 from ...tracing import LiveTrace, live
-from .._display import elapsed
-from .._exit import KILLED, handle_signals
-from .._terminal import LONGEST, complain, in_line
+from .._display import elapsed_seconds
+from .._exit import SIGNAL_STATUS, handle_signals
+from .._output import MAX_SHOWN_CHARS, one_line, print_error
 from .._tree_model import TreeSummary
 from .._tree_view import draw
 from ._agent_partner import AgentPartner
-from ._commands import AT_ONCE, HELP, obey
+from ._commands import HELP, IMMEDIATE_COMMANDS, execute_command
 from ._completer import ChatCompleter, Choices
-from ._live import THEMES, LiveScreen
+from ._live_screen import THEMES, LiveScreen
 from ._partner import Partner
-from ._plain import PlainScreen
+from ._plain_screen import PlainScreen
 from ._screen import Screen
 from ._session_manager import SessionManager, read_message
 from ._sessions import SessionInfo
 from ._status import Status
 
-__all__ = ["Chat"]
+__all__ = ["ChatLoop"]
 
 T = TypeVar("T")
 
-ONLY_REASONED = "the model reasoned and gave no answer: ask again, or raise --max-tokens"
+ONLY_REASONED = "the model only reasoned, without an answer. Ask again, or raise --max-tokens"
 TICK_SECONDS = 0.25  # between redraws while the chat is busy
 
 
-class Chat:
-    """A conversation with `partner` on `screen`, whose nodes run below `commander`.
+class ChatLoop:
+    """A conversation with `partner` on `screen`. Its nodes run below `commander`.
 
-    A message that the person sends during an answer steers it, or waits in `waiting`.
+    A message during an answer steers the answer, or waits in `waiting` for its own turn.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Chat:
         self.status = status
         self.partner: Partner = _NoPartner()
         self.waiting: deque[str] = deque()
-        self.busy: Node[Any] | None = None  # what Ctrl-C stops
+        self.busy: Node[Any] | None = None  # the node that Ctrl-C stops
         self.only_reasoned = False  # the last reply has reasoning and no text
-        # Messages that steer the answer, as they were typed; the partner knows which were sent.
+        # The typed texts of steering messages, oldest first; the partner knows which were sent.
         self._steering: list[str] = []
-        self._news = asyncio.Event()  # set when a message waits and when the chat ends
+        self._news = asyncio.Event()  # set if a message waits or the chat ends
         self._reading: asyncio.Future[str | None] | None = None  # a line from the plain screen
         self._ticking: asyncio.TimerHandle | None = None
         self._has_left = False
         self._signal = 0  # the signal that ended the chat
-        self._just_stopped = False  # Ctrl-C stopped something, and no message came since
+        self._just_stopped = False  # Ctrl-C stopped something, and no message followed
         self._is_once = False
         self._warming: Node[Any] | None = None
         self._sessions: list[SessionInfo] = []  # for completion
@@ -78,7 +78,7 @@ class Chat:
         with self._signals():
             await self.go_to(partner)
             self.warm()
-            return await self._talk()
+            return await self._converse()
 
     async def once(self, partner: Partner, question: Message) -> int:
         """Answer one question; return the exit status."""
@@ -88,27 +88,27 @@ class Chat:
             await self.answer(question)
             return self._end()
 
-    async def _talk(self) -> int:
+    async def _converse(self) -> int:
         while (text := await self._next()) is not None:
             try:
                 await self._take(text)
             except Exception as error:
                 if not self.screen.interactive:
                     raise
-                complain(error)  # no error ends an interactive chat
+                print_error(error)  # no error ends an interactive chat
         return self._end()
 
     def _end(self) -> int:
         for text in [*self._steering, *self.waiting]:
-            self.screen.note(in_line(f"(not said: {text})", LONGEST))
+            self.screen.note(one_line(f"(not sent: {text})", MAX_SHOWN_CHARS))
         if self._signal:
-            return KILLED + self._signal
+            return SIGNAL_STATUS + self._signal
         alone = self._is_once or not self.screen.interactive
         return 1 if self.screen.failures and alone else 0
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal other than Ctrl-C's ended the chat."""
+        """Whether a signal other than Ctrl-C ended the chat."""
         return self._signal not in (0, signal.SIGINT)
 
     async def _next(self) -> str | None:
@@ -132,7 +132,7 @@ class Chat:
                 await self.answer(message)
             return
         try:
-            again = await self.stoppable(obey(self, text))
+            again = await self.run_stoppable(execute_command(self, text))
         except NodeCancelled:
             if not self._has_left:
                 self.screen.note("(stopped)")
@@ -141,21 +141,21 @@ class Chat:
                 await self.answer(again if isinstance(again, Message) else None)
 
     async def _read(self, text: str) -> Message | None:
-        """Return a message with the files that the text names; None if one cannot be attached."""
+        """Return a message with the files in its text; None if one cannot be attached."""
         try:
             return await read_message(text)
         except (AnabranchError, OSError) as error:
-            complain(error)
+            print_error(error)
             self.screen.bring_back(text)
             return None
 
     async def answer(self, message: Message | None) -> None:
-        """Let the partner answer. Steering messages that it did not hear come next."""
+        """Let the partner answer. Steering messages that no request contained become next turns."""
         if self._warming is not None:
-            self._warming.cancel("there is a question")
+            self._warming.cancel("a message came")
         self.status.begin(self.status.now())
         try:
-            answer = await self.stoppable(self.partner.answer(message, self.screen))
+            answer = await self.run_stoppable(self.partner.answer(message, self.screen))
             self.screen.ended()
             for line in self.partner.sources(answer):
                 self.screen.note(line)
@@ -168,18 +168,18 @@ class Chat:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        """Show the end of a turn; queue unheard steering messages even if that fails."""
+        """Show the end of a turn; queue undelivered steering messages even if that fails."""
         try:
             self.screen.ended()
             self.status.end(self.status.now())
             if isinstance(self.screen, LiveScreen):
                 self.screen.note(self.status.summary(self.status.now(), self.screen.columns - 1))
-            self.heard()
+            self.show_steering()
         finally:
             again, self._steering = self._steering, []
             self.waiting.extendleft(reversed(again))
 
-    async def stoppable(self, node: Node[T]) -> T:
+    async def run_stoppable(self, node: Node[T]) -> T:
         """Run a node that Ctrl-C stops."""
         self.busy = node
         self._tick()
@@ -191,23 +191,23 @@ class Chat:
                 self._ticking.cancel()
             self.screen.touch(now=True)
 
-    def heard(self) -> None:
-        """Show the steering messages that a request contains."""
-        heard = len(self._steering) - len(self.partner.unheard())
-        for text in self._steering[:heard]:
+    def show_steering(self) -> None:
+        """Show the steering messages that a request contained."""
+        sent = len(self._steering) - len(self.partner.undelivered())
+        for text in self._steering[:sent]:
             self.screen.show_said(text)
-        del self._steering[:heard]
+        del self._steering[:sent]
 
     # --- actions of the person
 
-    def said(self, text: str) -> None:
-        """Take a message: it steers the running answer, or is the next turn."""
+    def take_message(self, text: str) -> None:
+        """Take a message. It steers the running answer, or becomes the next turn."""
         self._just_stopped = False
         name = text.split()[0] if text.split() else ""
-        if is_command(text) and name in AT_ONCE:
-            self.commander.call_handler(obey(self, text))
+        if is_command(text) and name in IMMEDIATE_COMMANDS:
+            self.commander.call_handler(execute_command(self, text))
         elif self.busy is None or is_command(text):
-            self.queued(text)
+            self.queue_message(text)
         else:
             self.commander.call_handler(self._steer(text))
 
@@ -219,16 +219,16 @@ class Chat:
         try:
             steered = self.partner.steer(message)
         except Exception as error:  # noqa: BLE001 - it becomes the next turn
-            complain(error)
+            print_error(error)
             steered = False
         if steered:
             self._steering.append(text)
             self.screen.touch(now=True)
         else:
-            self.queued(text)
+            self.queue_message(text)
 
-    def queued(self, text: str) -> None:
-        """Queue a message for a turn of its own."""
+    def queue_message(self, text: str) -> None:
+        """Queue a message as a turn."""
         self._just_stopped = False
         self.waiting.append(text)
         self._news.set()
@@ -241,20 +241,20 @@ class Chat:
         return text
 
     def interrupt(self) -> None:
-        """Stop what runs. If nothing runs, leave, unless Ctrl-C has just stopped something."""
+        """Stop the running node. If none runs, leave, unless Ctrl-C has just stopped one."""
         just_stopped, self._just_stopped = self._just_stopped, False
         is_chat = self.screen.interactive and not self._is_once
         if self.busy is not None and is_chat:
             self.busy.cancel("interrupted")
             self._just_stopped = True
-        elif is_chat and just_stopped:  # a second Ctrl-C for the same answer must not end the chat
-            self.screen.note("(Ctrl-C once more leaves)")
+        elif is_chat and just_stopped:  # a second Ctrl-C for the same answer must not exit
+            self.screen.note("(press Ctrl-C again to exit)")
         else:
             self._signal = 0 if is_chat else signal.SIGINT
             self.leave()
 
     def leave(self) -> None:
-        """End the chat. A running answer is interrupted; `/retry` in the session continues it."""
+        """End the chat. `/retry` in this session can continue an interrupted answer."""
         self._has_left = True
         self._news.set()
         if self._reading is not None:
@@ -262,18 +262,18 @@ class Chat:
         if self.busy is not None:
             self.commander.exit()
 
-    def above(self, columns: int, rows: int) -> list[str]:
+    def lines_above(self, columns: int, rows: int) -> list[str]:
         """Return the lines above the prompt."""
         assert isinstance(self.screen, LiveScreen)
-        return self.screen.above(columns, rows)
+        return self.screen.lines_above(columns, rows)
 
-    def waits(self) -> list[str]:
-        """Return the waiting messages: those that steer the answer, then the queue."""
-        steering = [f"to be heard next: {text}" for text in self._steering]
+    def waiting_lines(self) -> list[str]:
+        """Return a line for each waiting message: steering messages, then the queue."""
+        steering = [f"for the next request: {text}" for text in self._steering]
         return [*steering, *(f"queued: {text}" for text in self.waiting)]
 
     def usage(self) -> Mapping[str, Usage]:
-        """Return the usage by model: of the session, or else of this chat."""
+        """Return the usage by model, of the session if there is one, otherwise of this chat."""
         partner = self.partner
         return partner.usage() if isinstance(partner, AgentPartner) else self.commander.usage()
 
@@ -286,21 +286,19 @@ class Chat:
         self.screen.show_conversation(partner.messages())
         self._note_other_agent(partner)
         if partner.info.known:
-            self.screen.note(f"({partner.info.title}; /sessions lists all)")
-        if (cut := await partner.cut()) is not None:
-            asked = shorten(cut.asked.content or "", 60, placeholder=" ...")
-            self.screen.note(f"(the answer to {asked!r} was cut off: /retry goes on with it)")
+            self.screen.note(f"(session: {partner.info.title}; /sessions lists all)")
+        if (cut := await partner.interrupted_turn()) is not None:
+            asked = shorten(cut.message.content or "", 60, placeholder=" ...")
+            self.screen.note(f"(the answer to {asked!r} was interrupted: /retry continues it)")
 
     def _note_other_agent(self, partner: Partner) -> None:
         if isinstance(partner, AgentPartner) and partner.info.agent != self.manager.place:
             other = partner.info.agent
-            whom = (
-                f"--agent {other}, and now continues without it" if other else "no --agent before"
-            )
-            self.screen.note(f"(this session was with {whom})")
+            before = f"used --agent {other}" if other else "used no --agent"
+            self.screen.note(f"(this session {before} before)")
 
     def warm(self) -> None:
-        """Let the model read the conversation while the person writes."""
+        """Let the model process the conversation while the person types."""
         partner = self.partner
         if isinstance(partner, AgentPartner) and self.screen.interactive and not self._has_left:
             self._warming = self.commander.call_handler(_warm(partner))
@@ -321,11 +319,11 @@ class Chat:
     # --- at the prompt
 
     def status_line(self, columns: int) -> str:
-        """Return what the chat is doing."""
+        """Return the status line."""
         if isinstance(self.screen, LiveScreen):
             self.status.asks = self.screen.is_asking
-            if self.screen.is_holding_back:
-                return "a question for you comes when you stop typing"[:columns]
+            if self.screen.is_waiting_for_pause:
+                return "a question appears when you stop typing"[:columns]
         return self.status.line(self.status.now(), columns)
 
     def tree_lines(self, columns: int, rows: int) -> list[str]:
@@ -334,10 +332,10 @@ class Chat:
             self._tree = live(self.commander, prices=self.manager.settings.priced)
         trace = self._tree.trace()
         summary = TreeSummary(trace)
-        return [line.plain for line in draw(summary, columns, rows, elapsed(trace))]
+        return [line.plain for line in draw(summary, columns, rows, elapsed_seconds(trace))]
 
     def _tick(self) -> None:
-        """Redraw the elapsed seconds while the chat is busy."""
+        """Redraw the elapsed_seconds seconds while the chat is busy."""
         if self.busy is not None and isinstance(self.screen, LiveScreen):
             self.screen.touch(now=True)
             self._ticking = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -358,12 +356,12 @@ class Chat:
 
 
 class _NoPartner(Partner):
-    """The partner until the real one is found; commands already work."""
+    """The partner until the real one is found. Commands work with it."""
 
-    name = "nobody"
+    name = "no partner"
 
     def answer(self, message: Message | None, view: View) -> Node[Any]:
-        raise ConfigurationError("there is nobody to answer")
+        raise ConfigurationError("the chat has no partner yet")
 
     def messages(self) -> Sequence[Message]:
         return ()
@@ -373,12 +371,12 @@ class _NoPartner(Partner):
 async def _warm(node: Node[Any], partner: AgentPartner) -> None:
     backend = partner.agent.backend
     if backend is not None:
-        with suppress(Exception):  # the next question reports the error
+        with suppress(Exception):  # the next message reports the error
             await backend.warm(Request(partner.messages(), tools=partner.agent.tools))
 
 
 def is_command(text: str) -> bool:
-    """Say whether a text is a command: `/word`, and not a path."""
+    """Return whether a text is a command: `/word`, and not a path."""
     name = text.split(maxsplit=1)[0] if text.strip() else ""
     return name.startswith("/") and "/" not in name[1:]
 

@@ -1,16 +1,15 @@
-r"""Markdown in the chat: the grammar, what is safe to show of it, and a stream cut into blocks.
+r"""Markdown in the chat: the grammar, safe output, and the division of a stream into blocks.
 
-The grammar is CommonMark with tables, strikethrough and math. HTML is shown as it is written. Math,
-`$a*b$`, `$$...$$`, `\(...\)` and `\[...\]`, stays as it is written too. As in pandoc, a single `$`
-begins math if no blank follows it, and ends math if no blank precedes it and no digit follows it:
-so prices are text.
+The grammar is CommonMark with tables, strikethrough and math. HTML and math (`$a*b$`, `$$...$$`,
+`\(...\)`, `\[...\]`) are shown unchanged. As in pandoc, a single `$` opens math if no blank follows
+it, and closes math if no blank precedes it and no digit follows it. So prices are text.
 
-`MarkdownStream` returns a block as soon as no later text can change it. Links by reference
-(`[text][label]`) stay text there, since their address may come in the last line. Two kinds of
-blocks would grow for minutes, so the stream cuts them into pieces: a list by items, and a code
-fence after each `PIECE_LINES` lines. A later piece has a `lead`, which puts the parser into the
-state at the end of the previous piece. It contains up to `CONTEXT_LINES` lines of code, so that the
-piece is coloured correctly; in longer code the colours can differ from those of the complete block.
+`MarkdownStream` returns a block as soon as later text cannot change it. Reference links
+(`[text][label]`) stay text, since their address may come in the last line. A long list or code
+fence could grow for minutes, so the stream cuts them into pieces: a list by items, a fence after
+each `PIECE_LINES` lines. The `lead` of a later piece puts the parser into the state at the end of
+the previous piece. It has up to `CONTEXT_LINES` lines of code for correct colours; in longer code
+the colours can differ from those of the complete block.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ __all__ = [
 ]
 
 LINK = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x20\x7f]+", re.IGNORECASE)
-"""Addresses that links may open."""
+"""The addresses that links may open."""
 
 MATH_BLOCK = "math_block"
-"""The type of a token whose `content` is the lines of display math.
+"""The type of a token whose `content` is display math.
 
-`meta["closed"]` says whether the math has its end mark. Otherwise an empty line or the end of the
-text ends it, so that later text does not change earlier lines.
+`meta["closed"]` is true if the math has its end mark. Otherwise an empty line or the end of the
+text ended it, so that later text cannot change earlier lines.
 """
 _MATH_INLINE = "math_inline"
 _MATH_ENDS = {"$$": "$$", r"\[": r"\]", r"\(": r"\)", "$": "$"}
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
-# A model can write text that takes seconds to parse or to draw. Such text is shown as written.
+# Some text takes seconds to parse or to draw. It is shown without layout.
 _MAX_PROSE_CHARACTERS = 20_000
-_DEEPEST_LEVEL = 19  # the parser leaves out what is nested deeper
+_DEEPEST_LEVEL = 19  # the parser drops text that is nested deeper
 
 
 # --- the grammar
@@ -80,7 +79,7 @@ def _parse_math_block(state: StateBlock, first: int, last: int, silent: bool) ->
         return False
     inside, closed, behind = line[2:].partition(end)
     if closed and (behind.strip() or not inside.strip()):
-        return False  # text follows, so it is inline math
+        return False  # text follows, so this is inline math
     if silent:
         return True
     at = first + 1
@@ -125,7 +124,7 @@ def _parse_math(state: StateInline, silent: bool) -> bool:
 
 
 def _find_unescaped(text: str, end: str, at: int, limit: int) -> int:
-    """Return the first place of `end` that no backslash escapes, -1 if there is none."""
+    """Return the index of the first unescaped `end`, -1 if there is none."""
     while (at := text.find(end, at, limit)) >= 0:
         first = at
         while end[0] == "$" and text[first - 1] == "\\":
@@ -137,11 +136,11 @@ def _find_unescaped(text: str, end: str, at: int, limit: int) -> int:
 
 
 PARSER = new_parser().disable("reference")
-"""The parser of text that streams."""
+"""The parser of streaming text."""
 
 
 def blocks_of(text: str, parser: MarkdownIt = PARSER) -> list[Token]:
-    """Return the blocks of a text; their inline content is not parsed, which is the slow part."""
+    """Return the block tokens of a text, without parsing inline content, which is slow."""
     tokens: list[Token] = []
     parser.block.parse(text, parser, {}, tokens)
     return tokens
@@ -150,9 +149,9 @@ def blocks_of(text: str, parser: MarkdownIt = PARSER) -> list[Token]:
 def is_too_complex(
     text: str, blocks: list[Token], max_characters: int, prose: Callable[[list[int]], int] = max
 ) -> bool:
-    """Say whether a text is too large or nested too deeply to be parsed further.
+    """Return whether a text is too large or nested too deeply to be parsed further.
 
-    `prose` is `max` to limit each paragraph, and `sum` to limit all of them.
+    `prose` is `max` to limit each paragraph, or `sum` to limit all paragraphs together.
     """
     lengths = [0, *(len(token.content) for token in blocks if token.type == "inline")]
     too_long = len(text) > max_characters or prose(lengths) > _MAX_PROSE_CHARACTERS
@@ -160,25 +159,27 @@ def is_too_complex(
 
 
 def is_closed(fence: Token) -> bool:
-    """Say whether a code fence has its last line."""
+    """Return whether a code fence has its closing line."""
     first, end = _span(fence)
-    return fence.content.count("\n") + 2 == end - first  # two lines are not content
+    return (
+        fence.content.count("\n") + 2 == end - first
+    )  # the opening and closing lines are not content
 
 
 def _span(token: Token) -> list[int]:
-    assert token.map is not None  # true for each token that begins a block
+    assert token.map is not None  # each token that opens a block has one
     return token.map
 
 
-# --- safe to show
+# --- safe output
 
 
 def make_safe(tokens: list[Token], *, links: bool = True) -> None:
-    """Let nothing in parsed text steer the terminal, load an image or hide an address.
+    """Change tokens so that they cannot steer the terminal, load an image or hide an address.
 
-    Images become links. A link becomes text with its address if `LINK` does not match that, inside
-    of another link, and without `links`. The address also follows a text that looks like another
-    address.
+    Images become links. A link becomes text with its address if `LINK` does not match the address,
+    if it is inside another link, or without `links`. The address also follows a link text that
+    looks like an address but is another one.
     """
     for token in tokens:
         token.content = legible(token.content)
@@ -206,7 +207,7 @@ def _without_images(tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _show_addresses(tokens: Iterable[Token], links: bool) -> Iterator[Token]:
-    opened: list[tuple[str, bool, list[str]]] = []  # links around the token
+    opened: list[tuple[str, bool, list[str]]] = []  # the links around the current token
     for token in tokens:
         if token.type == "link_open":
             href = legible(str(token.attrs.get("href", "")))
@@ -239,20 +240,20 @@ def _text(text: str) -> Token:
 PIECE_LINES = 40
 CONTEXT_LINES = 100
 
-# An open block of more than `_SMALL` characters is parsed again when it has grown by one part in
-# `_GROWTH`, so that the total cost is linear.
-_SMALL, _GROWTH = 4096, 4
+# A longer open block is parsed again only after it has grown by one part in `_GROWTH_PARTS`. So the
+# total cost of parsing is linear in the length of the text.
+_SMALL_BLOCK_CHARS, _GROWTH_PARTS = 4096, 4
 _MAX_ITEM_NUMBER = 999_999_999  # in CommonMark
 
-# The blocks that end with the first empty line.
+# Blocks that end at the first empty line.
 _CLOSED_BY_BLANK = {"paragraph_open", "blockquote_open", "table_open", MATH_BLOCK}
 
 
 @dataclass(frozen=True)
 class Block:
-    """The source of a block or of a piece of one: complete lines with the empty lines around it.
+    """The source of a block, or of a piece of a block: complete lines with adjacent empty lines.
 
-    The parser reads `lead` before the source. A block without a lead begins here.
+    The parser reads `lead` before the source. Only a later piece of a block has a lead.
     """
 
     source: str
@@ -260,16 +261,16 @@ class Block:
 
     @property
     def joined(self) -> bool:
-        """Whether it continues the previous block or is empty, and so needs no empty line."""
+        """Whether no empty line is needed before it: it continues a block, or is empty."""
         return bool(self.lead) or not self.source.strip()
 
 
 class MarkdownStream:
-    """Cuts text into blocks while it arrives in pieces of any size.
+    """Cuts streaming text into blocks.
 
-    The sources of all blocks and `open`, joined, are `legible` of the text so far. The total cost
-    is linear in the text, however small its pieces are. `dirty` becomes true when `open` changes;
-    whoever draws it sets it to false.
+    The sources of all blocks plus `open` are always equal to `legible` of the text so far. The
+    total cost is linear in the text, however small its deltas are. `dirty` becomes true when `open`
+    changes; the code that draws `open` sets it to false.
     """
 
     def __init__(self) -> None:
@@ -278,19 +279,19 @@ class MarkdownStream:
         # The complete lines of the open block, and the pieces of its last line.
         self._lines: list[str] = []
         self._last_line: list[str] = []
-        # The number of characters of the complete lines, and how many of them were parsed.
+        # Characters of the complete lines, and how many of them were parsed.
         self._size = self._parsed = 0
-        # Matches what may close the open code fence; None outside of one.
+        # Matches a line that may close the open code fence; None outside a fence.
         self._fence_end: re.Pattern[str] | None = None
 
     @property
     def open(self) -> str:
-        """The source of the block that still grows, "" if there is none."""
+        """The source of the growing block, "" if there is none."""
         return "".join(self._lines) + "".join(self._last_line)
 
     @property
     def block(self) -> Block:
-        """The block that still grows."""
+        """The growing block."""
         return Block(self.open, self._lead)
 
     def feed(self, text: str) -> list[Block]:
@@ -308,14 +309,14 @@ class MarkdownStream:
         return self._cut(ended=False) if self._should_parse(lines) else []
 
     def end(self) -> list[Block]:
-        """Return the rest as blocks; the next `feed` begins a new text."""
+        """Return the rest as blocks; the next `feed` starts a new text."""
         self._lines, self._last_line = [self.open], []
         return self._cut(ended=True)
 
     def _should_parse(self, lines: str) -> bool:
         if self._fence_end is None:
             grown = self._size - self._parsed
-            return self._size <= _SMALL or grown * _GROWTH >= self._size
+            return self._size <= _SMALL_BLOCK_CHARS or grown * _GROWTH_PARTS >= self._size
         closes = self._fence_end.search(lines)
         return closes is not None or sum(part.count("\n") for part in self._lines) > PIECE_LINES
 
@@ -348,9 +349,9 @@ class MarkdownStream:
 
 
 def _end_of_last(last: Token, tokens: list[Token], text: str, starts: list[int]) -> tuple[int, str]:
-    """Return the end of the finished part of the last block, and the lead of what follows.
+    """Return the end of the finished part of the last block, and the lead of the next piece.
 
-    The end is 0, or one that was returned before, if nothing is finished.
+    If nothing is finished, the end is 0 or one that was returned before.
     """
     first, end = _span(last)
     lines = len(starts) - 1
@@ -374,15 +375,15 @@ def _end_of_last(last: Token, tokens: list[Token], text: str, starts: list[int])
 
 
 def _lead_of_code(fence: Token, opening: str) -> str:
-    """Return the opening line of the fence and its last lines."""
+    """Return the opening line of a fence and its last lines."""
     indent = opening[: len(opening) - len(opening.lstrip(" "))]
-    info = "" if "|" in fence.info else fence.info.strip()  # could be the head of a table
+    info = "" if "|" in fence.info else fence.info.strip()  # a bar could make it a table head
     lines = fence.content.splitlines(keepends=True)[-CONTEXT_LINES:]
     return "".join([f"{indent}{fence.markup} {info}\n", *(indent + line for line in lines)])
 
 
 def _lead_of_list(opening: Token, items: int) -> str:
-    """Return an item of the same list, indented so that no other item becomes a part of it."""
+    """Return an item of the same list, indented so that no later item is nested in it."""
     marker = opening.markup
     if opening.type == "ordered_list_open":
         number = int(opening.attrs.get("start", 1)) + items - 2

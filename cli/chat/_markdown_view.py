@@ -21,38 +21,38 @@ from rich.theme import Theme
 from ...handlers.legible import legible
 from ._markdown import MATH_BLOCK, PARSER, Block, blocks_of, is_closed, is_too_complex, make_safe
 
-__all__ = ["ColorTheme", "Look", "render", "tail"]
+__all__ = ["ColorTheme", "MarkdownStyle", "render", "tail"]
 
 ColorTheme = Literal["dark", "light", "none"]
 
-_MAX_CHARACTERS = 200_000  # a larger block is shown as it is written
-_MAX_CODE_LINE = 2_000
+_MAX_BLOCK_CHARS = 200_000  # a larger block is shown without layout
+_MAX_COLOURED_LINE_CHARS = 2_000
 _MAX_LANGUAGE = 24
-_MAX_OPEN_CHARACTERS = 8_000  # of a larger open block, the last lines are shown as written
+_MAX_OPEN_CHARACTERS = 8_000  # of a larger growing block, the last lines are shown without layout
 
-_INDENT_COLUMNS = 4  # of a quote or an item, at most
+_INDENT_COLUMNS = 4  # the most that a quote or an item adds
 _MIN_TEXT_COLUMNS = 16
 _MIN_CELL_COLUMNS = 3
 
 
 @dataclass(frozen=True)
-class Look:
-    """The style of Markdown: the columns, the colours, and whether the terminal supports links.
+class MarkdownStyle:
+    """The layout of Markdown: columns, colours, and whether the terminal supports links.
 
-    The theme "none" has no colours, other styles or links; it keeps the marks of headings and code.
+    The theme "none" has no colours, styles or links, but shows the marks of headings and code.
     """
 
     width: int = 80
     theme: ColorTheme = "dark"
     links: bool = True
-    colors: bool = True  # False: other styles only
+    colors: bool = True  # False: styles such as bold only
 
 
-def render(block: Block, look: Look) -> str:
+def render(block: Block, look: MarkdownStyle) -> str:
     """Return a block as lines for a terminal, none longer than the width.
 
-    Nothing in it can steer the terminal. A block that is too large or nested too deeply is returned
-    as it is written, and the terminal wraps it.
+    The lines cannot steer the terminal. A block that is too large or nested too deeply is returned
+    without layout, and the terminal wraps it.
     """
     tokens = _parse(block, look)
     if tokens is None:
@@ -70,8 +70,8 @@ def render(block: Block, look: Look) -> str:
     return capture.get()
 
 
-def tail(block: Block, look: Look, lines: int) -> str:
-    """Return the last lines of an open block, without the last line end.
+def tail(block: Block, look: MarkdownStyle, lines: int) -> str:
+    """Return the last lines of a growing block, without the last line end.
 
     The cost is bounded, however large the block is.
     """
@@ -96,14 +96,14 @@ _LINK_SEQUENCE = re.compile(r"\x1b\]8;[^\x1b]*\x1b\\")
 _STYLE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _parse(block: Block, look: Look) -> list[Token] | None:
-    """Return the tokens of a block, without the item that is the lead of a piece of a list.
+def _parse(block: Block, look: MarkdownStyle) -> list[Token] | None:
+    """Return the tokens of a block, without the list item that is its lead.
 
-    None for a block that can only be shown as it is written.
+    Returns None for a block that is too complex for a layout.
     """
     text = block.lead + block.source
     blocks = blocks_of(text)
-    if is_too_complex(block.source, blocks, _MAX_CHARACTERS, sum):
+    if is_too_complex(block.source, blocks, _MAX_BLOCK_CHARS, sum):
         return None
     depth = deepest = columns = 0
     for token in blocks:
@@ -128,16 +128,16 @@ def _parse(block: Block, look: Look) -> list[Token] | None:
     return tokens
 
 
-# --- how it is drawn
+# --- drawing
 
 
 class _Document(Markdown):
-    """rich's Markdown of parsed tokens, with the elements below."""
+    """rich's Markdown for tokens that are already parsed, with the elements below."""
 
-    def __init__(self, tokens: list[Token], block: Block, look: Look) -> None:
+    def __init__(self, tokens: list[Token], block: Block, look: MarkdownStyle) -> None:
         super().__init__("", code_theme=f"ansi_{look.theme}")
         self.parsed = tokens
-        # The number of lines of a piece of a code fence that are its lead.
+        # For a piece of a code fence, the number of code lines in its lead.
         self.skipped = block.lead.count("\n") - 1 if block.lead else None
 
 
@@ -153,7 +153,7 @@ class _Heading(Heading):
 class _Code(CodeBlock):
     """Code between two short marks, so that a copied selection contains only code.
 
-    `skipped` counts the lines that were shown before; None at the beginning of the fence.
+    `skipped` is the number of lines that are visible already, None at the start of a fence.
     """
 
     source: str
@@ -182,7 +182,7 @@ class _Code(CodeBlock):
         if not lines[-1]:
             lines.pop()
         if (skipped := self.skipped or 0) < len(lines):
-            tame = max(map(len, lines)) <= _MAX_CODE_LINE and console.color_system
+            tame = max(map(len, lines)) <= _MAX_COLOURED_LINE_CHARS and console.color_system
             lexer = self.lexer_name if tame else "text"
             yield from self._colored("\n".join(lines), lexer, skipped, console, options)
         if self.ended:
@@ -199,7 +199,7 @@ class _Code(CodeBlock):
 
 
 class _Math(CodeBlock):
-    """Display math, as it is written."""
+    """Display math, without layout."""
 
     source: str
 
@@ -222,7 +222,7 @@ class _Rule(HorizontalRule):
 
 
 class _List(ListElement):
-    """A list whose pieces align their numbers in the same way."""
+    """A list whose pieces align their numbers equally."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.list_type == "bullet_list_open":
@@ -247,7 +247,7 @@ _STYLES: Mapping[str, Mapping[str, str]] = {
     "light": {"markdown.code": "magenta", "markdown.link_url": "underline blue"},
     "none": {},
 }
-_COMMON = {
+_COMMON_STYLES = {
     **{f"markdown.h{level}": "bold" for level in range(1, 7)},
     "markdown.h1": "bold underline",
     "markdown.fence": "dim",
@@ -261,7 +261,7 @@ _COMMON = {
 
 
 @lru_cache(8)
-def _console(look: Look) -> Console:
+def _console(look: MarkdownStyle) -> Console:
     return Console(
         file=io.StringIO(),
         width=look.width,
@@ -270,7 +270,7 @@ def _console(look: Look) -> Console:
         no_color=not look.colors,
         force_terminal=True,
         legacy_windows=False,
-        theme=Theme({**_COMMON, **_STYLES[look.theme]}),
+        theme=Theme({**_COMMON_STYLES, **_STYLES[look.theme]}),
         highlight=False,
         markup=False,
         emoji=False,
@@ -279,7 +279,7 @@ def _console(look: Look) -> Console:
 
 
 def _stripped(line: list[Segment]) -> list[Segment]:
-    """Remove the blanks at the end of a line, which would wrap in a narrower window."""
+    """Remove blanks at the end of a line, which would wrap in a narrower window."""
     line = list(line)
     while line:
         segment = line.pop()

@@ -1,7 +1,7 @@
-"""Partners of a chat: what answers the person's messages.
+"""Partners of a chat, which answer the person's messages.
 
-`AgentPartner` answers in a session of a journal. `RunPartner` answers by one run for each turn; its
-`Runs` make that run in this process or on a server.
+`AgentPartner` answers in a session that a journal stores. `RunPartner` starts one run for each turn
+through a `RunSource`, in this process or on a server.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ...handlers import View, handler
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Decision
 from .._http import BadServer
-from .._terminal import in_line
+from .._output import one_line
 from ._log_renderer import BadEntry, LogRenderer
 
-__all__ = ["Partner", "PendingCall", "Refused", "RunEvent", "RunPartner", "Runs"]
+__all__ = ["MessageRefused", "Partner", "PendingCall", "RunEvent", "RunPartner", "RunSource"]
 
 
 class Partner(ABC):
-    """Answers the person's messages, one turn after the other; `name` is shown to the person."""
+    """Answers the person's messages, one turn after the other. The screen shows `name`."""
 
     name: str
 
     @abstractmethod
     def answer(self, message: Message | None, view: View) -> Node[Any]:
-        """Return a new node that answers a message and shows its progress to `view`.
+        """Return a new node that answers a message and shows its progress on `view`.
 
-        None answers the conversation as it is. Cancel the node to stop the answer; the text so far
-        is kept.
+        None answers the conversation without a new message. Cancel the node to stop the answer; its
+        text stays in the conversation.
         """
 
     def steer(self, message: Message) -> bool:
-        """Add a message to the next request of the running answer; False if there is none."""
+        """Add a message to the next request of the running answer; return False if none runs."""
         return False
 
-    def unheard(self) -> list[Message]:
+    def undelivered(self) -> list[Message]:
         """Return the steering messages that no request has contained yet, oldest first."""
         return []
 
@@ -49,22 +49,22 @@ class Partner(ABC):
         """Return the conversation, oldest message first."""
 
     def sources(self, answer: object) -> Iterator[str]:
-        """Yield a line for each document that supports an answer, the result of its node."""
+        """Yield a line for each document that supports an answer, the result of the node."""
         yield from ()
 
 
 # --- runs
 
 
-class Refused(AnabranchError):
-    """The message was not accepted and is not part of the conversation."""
+class MessageRefused(AnabranchError):
+    """A message was refused and is not part of the conversation."""
 
 
 @dataclass(frozen=True)
 class PendingCall:
     """A tool call of a run that waits for the person's decision.
 
-    `ends` is a node that ends as soon as the call is decided in another way, if there is one.
+    `ends` is a node that ends if the call is decided elsewhere, None if there is no such node.
     """
 
     number: int
@@ -75,15 +75,15 @@ class PendingCall:
 
 
 class RunEvent(NamedTuple):
-    """An entry of a run's log; "asked" comes with the call that waits."""
+    """An entry of a run's log; an "asked" entry has the pending call."""
 
     kind: str
     data: Mapping[str, Any]
     pending: PendingCall | None = None
 
 
-class Runs(ABC):
-    """Makes the runs of a `RunPartner`; `place` names it in errors."""
+class RunSource(ABC):
+    """Starts the runs of a `RunPartner`. Errors call it `place`."""
 
     name: str
     place: str
@@ -92,19 +92,20 @@ class Runs(ABC):
     def run(self, node: Node[Any], messages: Sequence[Message]) -> AsyncGenerator[RunEvent]:
         """Start a run that answers these messages, and yield its log up to "completed".
 
-        Closing the generator stops the run. Raises `Refused` before the first event if the last
-        message is not accepted, and the run's failure after its last event.
+        Closing the generator stops the run. If the last message is not accepted, it raises
+        `MessageRefused` before the first event. If the run fails, it raises that error after the
+        last event.
         """
         ...
 
 
 class RunPartner(Partner):
-    """Answers by one run for each turn, and has the conversation in memory.
+    """Answers each turn with one run, and holds the conversation in memory.
 
-    `raw` shows a JSON result as it is, and not as a table.
+    `raw` shows a JSON result unchanged instead of as a table.
     """
 
-    def __init__(self, runs: Runs, *, raw: bool = False) -> None:
+    def __init__(self, runs: RunSource, *, raw: bool = False) -> None:
         self.name = runs.name
         self._runs = runs
         self._raw = raw
@@ -115,10 +116,10 @@ class RunPartner(Partner):
         return tuple(self._messages)
 
     def answer(self, message: Message | None, view: View) -> Node[Message]:
-        """Return a new node whose result is the answer. The message is part of the conversation.
+        """Add the message to the conversation, and return a new node whose result is the answer.
 
-        None asks the person's last message again and drops its answer. A message that is refused
-        (`Refused`) is dropped too.
+        None repeats the person's last message and drops its answer. A message that is refused
+        (`MessageRefused`) is dropped.
         """
         if message is not None:
             self._messages.append(message)
@@ -129,14 +130,14 @@ class RunPartner(Partner):
         while again and self._messages and self._messages[-1].role != "user":
             self._messages.pop()
         if not self._messages:
-            raise ConfigurationError("nothing has been said yet")
+            raise ConfigurationError("there is no message to answer yet")
         renderer = LogRenderer(view, self.name, raw=self._raw)
         answer = Message(role="assistant", content="")
         asking: dict[int, Node[None]] = {}  # by the number of the call
 
         def settle(number: int) -> None:
             if (question := asking.pop(number, None)) is not None:
-                question.cancel("it is settled")
+                question.cancel("the call is decided")
 
         try:
             async with aclosing(self._runs.run(node, self._messages)) as events:
@@ -146,17 +147,17 @@ class RunPartner(Partner):
                         settle(data["question"])
                     elif kind == "completed":
                         status = str(data.get("status"))
-                        answer.finish_reason = "stop" if status == "ok" else in_line(status, 40)
+                        answer.finish_reason = "stop" if status == "ok" else one_line(status, 40)
                     if pending is not None:
                         number = pending.number
                         asking[number] = node.call_handler(_ask(pending, view))
                         if pending.ends is not None:
                             pending.ends.at_done(lambda _, number=number: settle(number))
-        except Refused:
+        except MessageRefused:
             self._messages.pop()  # otherwise each later turn would be refused with it
             raise
         except BadEntry as error:
-            raise BadServer(f"{self._runs.place} sends no entry: {error}") from None
+            raise BadServer(f"{self._runs.place} sent an invalid entry: {error}") from None
         finally:
             for number in [*asking]:
                 settle(number)

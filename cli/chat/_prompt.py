@@ -1,7 +1,7 @@
-"""The line that the person can always write in, and the lines between it and the scrollback.
+"""The live prompt: an input line that is always there, and the lines between it and the scrollback.
 
-One application of prompt_toolkit runs as long as the chat, so the terminal itself never echoes:
-keys during an answer appear only in the line. Output is printed above it.
+One prompt_toolkit application runs as long as the chat. So the terminal never echoes keys itself:
+keys during an answer appear only in the input line. Output is printed above it.
 """
 
 from __future__ import annotations
@@ -30,61 +30,61 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 
 from .._editor import terminal_output
-from .._keyboard import Mode
-from .._streams import CapturedStream, begun_lines, captured_streams
-from .._terminal import in_line
-from ._asking import PromptQuestions
+from .._keyboard import TerminalMode
+from .._output import one_line
+from .._streams import CapturedStream, capture_streams, unfinished_lines
+from ._prompt_question import PromptQuestions
 
-__all__ = ["Listener", "LivePrompt"]
+__all__ = ["LivePrompt", "PromptListener"]
 
-FRAME, REST = 0.05, 4
-"""Seconds between two drawings of growing text, or this many times the duration of a drawing.
+FRAME_SECONDS, IDLE_FACTOR = 0.05, 4
+"""The pause between two drawings of growing text: seconds, or a factor of the drawing's duration.
 
 Keys are shown at once, below the last drawing."""
 
 MIN_PASTED_KEYS = 50
-"""So many letters at once are a paste, by a terminal that does not mark pastes."""
+"""This many letters at once are a paste, from a terminal that does not mark pastes."""
 
-# Terminals that support these show all output between them at once; others ignore them.
-HOLD, RELEASE = "\x1b[?2026h", "\x1b[?2026l"
+# Terminals with synchronized output show everything between these at once, without flicker.
+HOLD_OUTPUT, RELEASE_OUTPUT = "\x1b[?2026h", "\x1b[?2026l"
 
-LINE_ROWS = 4  # of the screen, for the line and its menu
+INPUT_ROWS = 4  # reserved for the input line and its menu
 
 
-class Listener(Protocol):
-    """Receives the person's actions at the prompt, in the prompt's loop."""
+class PromptListener(Protocol):
+    """Receives the person's actions at the prompt, in the prompt's event loop."""
 
-    def said(self, text: str) -> None:
+    def take_message(self, text: str) -> None:
         """Take a text that the person sent with Enter."""
 
-    def queued(self, text: str) -> None:
+    def queue_message(self, text: str) -> None:
         """Take a text that the person queued with Tab."""
 
     def take_back(self) -> str | None:
-        """Return the newest queued text, which Esc takes back; None if there is none."""
+        """Remove and return the newest queued text, for Esc; None if there is none."""
 
     def interrupt(self) -> None:
-        """Ctrl-C was pressed in an empty line."""
+        """Handle Ctrl-C in an empty line."""
 
     def leave(self) -> None:
-        """Ctrl-D was pressed in an empty line."""
+        """Handle Ctrl-D in an empty line."""
 
-    def above(self, columns: int, rows: int) -> list[str]:
+    def lines_above(self, columns: int, rows: int) -> list[str]:
         """Return the lines above the prompt, with ANSI colours."""
         ...
 
 
 class LivePrompt:
-    """Reads the person's messages while `run` runs; all calls belong to its loop.
+    """Reads the person's messages while `run` runs. Call all methods in its event loop.
 
-    Enter sends the line, Tab queues it, Esc takes the newest queued text back. Tab completes if a
-    menu is open or the word begins with `/` or `@`. Alt-Enter, or a backslash before Enter, begins
-    another line.
+    Enter sends the line, Tab queues it, and Esc takes the newest queued text back. Tab completes if
+    a menu is open or the word begins with `/` or `@`. Alt-Enter, or a backslash before Enter,
+    starts a new line.
     """
 
     def __init__(
         self,
-        listener: Listener,
+        listener: PromptListener,
         completer: Completer | None = None,
         history: History | None = None,
         *,
@@ -97,18 +97,18 @@ class LivePrompt:
         )
         self._pending: list[str] = []
         self._streams: list[CapturedStream] = []
-        self._held = False  # the terminal shows no output before RELEASE
+        self._is_output_held = False  # whether the terminal waits for RELEASE_OUTPUT
         self._drawing: asyncio.TimerHandle | None = None
-        self._mode: Mode | None = None
-        self._drawn = Size(0, 0)  # of the terminal at the last drawing
-        # The text before the line, the same parsed, and the seconds that it took.
+        self._mode: TerminalMode | None = None
+        self._drawn = Size(0, 0)  # the terminal's size at the last drawing
+        # The text above the input line, the same parsed, and the seconds for both.
         self._before = ""
         self._parsed: StyleAndTextTuples = []
         self._took = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.get_ident()  # where the loop runs
+        self._thread = threading.get_ident()  # the thread of the event loop
         self._session: PromptSession[str] = PromptSession(
-            message=lambda: self._parsed,  # called ten times in a drawing
+            message=lambda: self._parsed,  # cached, since each drawing calls this ten times
             completer=completer,
             complete_while_typing=Condition(self._is_completing),
             complete_in_thread=True,
@@ -122,7 +122,10 @@ class LivePrompt:
             output=output or terminal_output(),
         )
         app = self._session.app
-        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which can begin another key
+        app.ttimeoutlen, app.timeoutlen = (
+            0.05,
+            0.3,
+        )  # after Esc, which can be the start of another key
         app.key_processor.before_key_press += self.asking.note_key
         feed = app.key_processor.feed_multiple
         app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
@@ -130,16 +133,16 @@ class LivePrompt:
         )
         app.before_render += self._keep_terminal
         app.after_render += self._release
-        app.terminal_size_polling_interval = None  # SIGWINCH is handled here
+        app.terminal_size_polling_interval = None  # `_watch_signals` handles SIGWINCH
         app.max_render_postpone_time = None  # keys must not wait for a pause in the output
 
     # --- start and end
 
     async def run(self) -> None:
-        """Show the prompt until `close`; output of the program is printed above it."""
+        """Show the prompt until `close`. Output of the program is printed above it."""
         self._loop = asyncio.get_running_loop()
-        self._flush()  # output from before
-        with captured_streams(
+        self._flush()  # output from before the prompt
+        with capture_streams(
             self.print_threadsafe, lambda: self._call_threadsafe(self.touch), hide_input=True
         ) as self._streams:
             try:
@@ -163,7 +166,7 @@ class LivePrompt:
     # --- output
 
     def print(self, text: str) -> None:
-        """Print text above the prompt, in lines of its own."""
+        """Print text above the prompt on separate lines."""
         self._end_lines()
         self._put(text)
 
@@ -178,7 +181,7 @@ class LivePrompt:
             self._loop.call_soon(self._flush)
 
     def send(self, sequence: str) -> None:
-        """Send the terminal a sequence that neither shows nor moves anything."""
+        """Send the terminal a sequence that does not change the screen."""
         self._session.app.output.write_raw(sequence)
         self._session.app.output.flush()
 
@@ -188,7 +191,7 @@ class LivePrompt:
 
     def _call_threadsafe(self, function: Callable[..., None], *given: str) -> None:
         if threading.get_ident() == self._thread:
-            function(*given)  # at once, so that all output keeps its order
+            function(*given)  # at once, to preserve the order of all output
         elif self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the program ends
                 self._loop.call_soon_threadsafe(function, *given)
@@ -196,7 +199,7 @@ class LivePrompt:
     def _flush(self) -> None:
         app, output = self._session.app, self._session.app.output
         if app.is_running and app.is_done:
-            return  # the application erases the prompt now; `run` prints the rest after that
+            return  # the application is erasing the prompt; `run` prints the rest afterwards
         text, self._pending = "".join(self._pending), []
         if not text:
             return
@@ -204,26 +207,28 @@ class LivePrompt:
             output.write_raw(text)
             output.flush()
             return
-        output.write_raw(HOLD)
+        output.write_raw(HOLD_OUTPUT)
         self._follow_size()
         app.renderer.erase(leave_alternate_screen=False)
         output.write_raw(text)
-        self._held = True
+        self._is_output_held = True
         self._compose()
         app.invalidate()
 
     def _release(self, _: object = None) -> None:
-        if self._held:
-            self._held = False
-            self._session.app.output.write_raw(RELEASE)
+        if self._is_output_held:
+            self._is_output_held = False
+            self._session.app.output.write_raw(RELEASE_OUTPUT)
             self._session.app.output.flush()
 
     def touch(self, *, now: bool = False) -> None:
-        """Redraw the lines above the prompt: soon, or in this turn of the loop."""
+        """Redraw the lines above the prompt: soon, or in this turn of the event loop."""
         if now:
             self._draw()
         elif self._drawing is None and self._loop is not None and not self._loop.is_closed():
-            self._drawing = self._loop.call_later(max(FRAME, REST * self._took), self._draw)
+            self._drawing = self._loop.call_later(
+                max(FRAME_SECONDS, IDLE_FACTOR * self._took), self._draw
+            )
 
     def _draw(self) -> None:
         if self._drawing is not None:
@@ -239,13 +244,15 @@ class LivePrompt:
 
     def _watch_signals(self) -> None:
         if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
-            with suppress(NotImplementedError, RuntimeError):  # a loop without signals
+            with suppress(
+                NotImplementedError, RuntimeError
+            ):  # an event loop without signal support
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGWINCH, self._session.app.invalidate)
-                loop.add_signal_handler(signal.SIGCONT, self._come_back)
+                loop.add_signal_handler(signal.SIGCONT, self._resume_terminal)
 
-    def _come_back(self) -> None:
-        """Show the prompt again, below what the shell wrote while the program was stopped."""
+    def _resume_terminal(self) -> None:
+        """Show the prompt again, below the text that the shell wrote during the stop."""
         app = self._session.app
         if app.is_running and self._mode is not None and self._mode.restore():
             app.renderer.reset()
@@ -253,14 +260,14 @@ class LivePrompt:
             app.invalidate()
 
     def _keep_terminal(self, _: object = None) -> None:
-        """Restore the mode of the terminal, which other programs may have changed."""
+        """Restore the terminal mode, which programs of tools may have changed."""
         if self._mode is None:
-            self._mode = Mode(self._session.app.input.fileno())
+            self._mode = TerminalMode(self._session.app.input.fileno())
         self._mode.restore()
         self._follow_size()
 
     def _follow_size(self) -> None:
-        """Erase a drawing for another width, which the terminal has wrapped."""
+        """After a change of the width, erase the last drawing, which the terminal has wrapped."""
         app = self._session.app
         size = app.output.get_size()
         if self._drawn.columns not in (0, size.columns):
@@ -271,9 +278,9 @@ class LivePrompt:
             self._compose()
 
     def _rewrapped(self, columns: int) -> int:
-        """Return how many lines the wrapping has added above the cursor.
+        """Return the number of lines that wrapping has added above the cursor.
 
-        Most terminals wrap lines to a new width; xterm and the console of Linux cut them.
+        Most terminals wrap lines to a new width. xterm and the Linux console cut them.
         """
         screen, term = self._session.app.renderer.last_rendered_screen, os.environ.get("TERM", "")
         cuts = "XTERM_VERSION" in os.environ or term.startswith(("linux", "vt"))
@@ -287,7 +294,7 @@ class LivePrompt:
         return more
 
     def _compose(self) -> bool:
-        """Update the text before the line; return whether it has changed."""
+        """Update the text above the input line; return whether it has changed."""
         began = time.perf_counter()
         before, self._before = self._before, self._text_before()
         if changed := self._before != before:
@@ -297,28 +304,31 @@ class LivePrompt:
 
     def _text_before(self) -> str:
         size = self._session.app.output.get_size()
-        columns, rows = size.columns or 80, max(1, (size.rows or 24) - LINE_ROWS)
-        question = self.asking.standing
+        columns, rows = size.columns or 80, max(1, (size.rows or 24) - INPUT_ROWS)
+        question = self.asking.visible
         if question is None:
-            lines, label = [*begun_lines(self._streams, columns), *self._above(columns, rows)], "> "
+            lines, label = (
+                [*unfinished_lines(self._streams, columns), *self._above(columns, rows)],
+                "> ",
+            )
         else:
             lines, label = question.rows(columns, rows), question.label
-        # The colour makes prompt_toolkit write the last space too: some terminals that wrap lose a
-        # cursor behind the last written cell.
+        # The colour makes prompt_toolkit write the last space too. Otherwise the cursor would be
+        # behind the last written cell, and some terminals lose it there when they wrap.
         return "\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"])
 
     def _above(self, columns: int, rows: int) -> list[str]:
         try:
-            # Half of the screen: after a terminal has become narrow, the wrapped lines must still
-            # fit, since lines in the scrollback cannot be erased.
-            return self._listener.above(columns, (rows + 1) // 2)
+            # At most half of the screen. If the terminal becomes narrow, the wrapped lines must
+            # still fit, since lines in the scrollback cannot be erased.
+            return self._listener.lines_above(columns, (rows + 1) // 2)
         except Exception as error:  # noqa: BLE001 - a display error must not end the chat
-            return [in_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
+            return [one_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
 
     # --- keys
 
     def bring_back(self, text: str) -> None:
-        """Put a text into the line, before the text that is there."""
+        """Put a text into the input line, before its present text."""
         buffer = self._session.default_buffer
         buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
 
@@ -332,7 +342,7 @@ class LivePrompt:
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
         is_empty = Condition(lambda: not self._session.default_buffer.text)
-        is_guarded = Condition(lambda: bool((asked := self.asking.standing) and asked.guarded))
+        is_guarded = Condition(lambda: bool((asked := self.asking.visible) and asked.guarded))
         keys.add("enter")(self._on_enter)
         keys.add("c-c")(self._on_ctrl_c)
         keys.add("c-d", filter=is_empty)(self._on_ctrl_d)
@@ -359,10 +369,10 @@ class LivePrompt:
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
             return
-        if (question := self.asking.standing) is not None:
+        if (question := self.asking.visible) is not None:
             self.asking.answer(question, buffer.text)
         elif (text := self._take()).strip():
-            self._listener.said(text)
+            self._listener.take_message(text)
 
     def _on_tab(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
@@ -371,7 +381,7 @@ class LivePrompt:
         elif self._is_completing():
             buffer.start_completion(insert_common_part=True)
         elif not self.asking.is_asked and buffer.text.strip():
-            self._listener.queued(self._take())
+            self._listener.queue_message(self._take())
 
     def _on_escape(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
@@ -394,7 +404,7 @@ class LivePrompt:
 
 
 def _joined(keys: list[KeyPress]) -> list[KeyPress]:
-    """Join letters that come at once into a paste: a key by itself takes a third of a ms."""
+    """Join letters that arrive at once into a paste. A single key takes 0.3 milliseconds."""
     joined: list[KeyPress] = []
     for special, run in groupby(keys, lambda each: isinstance(each.key, Keys)):
         some = [*run]
@@ -405,7 +415,7 @@ def _joined(keys: list[KeyPress]) -> list[KeyPress]:
 
 
 def _open_editor(event: KeyPressEvent) -> None:
-    event.current_buffer.open_in_editor()  # the edited text goes into the line, and is not sent
+    event.current_buffer.open_in_editor()  # it edits the input line and sends nothing
 
 
 def _begin_line(event: KeyPressEvent) -> None:

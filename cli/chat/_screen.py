@@ -1,4 +1,4 @@
-"""The display of the chat: what the live screen and the plain screen have in common."""
+"""The display of messages, calls and errors, which the live and the plain screen share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ...commander import NodeCancelled
 from ...messages import Message, ToolCall
 from ...store import JournalError
 from ...tools import ToolResult
-from .._terminal import LONGEST, complain, in_line, show_traceback
+from .._output import MAX_SHOWN_CHARS, one_line, print_error, show_traceback
 from ._agent_partner import TurnLost
 from ._approval import Asker, call_line
-from ._rules import Rules
+from ._approval_rules import ApprovalRules
 
 __all__ = ["Screen"]
 
-# The ids of calls that no model has made begin with this: the search before each question.
+# The ids of calls by the program itself begin with this: the search before each question.
 SEARCH_PREFIX = "look_up_"
-MAX_EARLIER_MESSAGES = 30  # of a conversation that is continued
+MAX_EARLIER_MESSAGES = 30  # shown of a conversation that is continued
 
 
 class Screen(Asker):
-    """Shows a conversation. `failures` counts the turns that failed."""
+    """Shows a conversation. `failures` is the number of turns that failed."""
 
-    def __init__(self, rules: Rules | None = None, *, debug: bool = False) -> None:
+    def __init__(self, rules: ApprovalRules | None = None, *, debug: bool = False) -> None:
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # for characters outside the encoding
@@ -34,42 +34,42 @@ class Screen(Asker):
         self._debug = debug
 
     async def ask_line(self, prompt: str) -> str | None:
-        """Ask for a line; the last line of `prompt` is the label. None for no answer."""
+        """Ask for a line of text; the last line of `prompt` is the label. None for no answer."""
         *above, label = prompt.split("\n")
         if above:
-            self.tell("\n".join(above))
+            self.note_now("\n".join(above))
         return await self.edit(label, "")
 
     async def choose_name(self, names: Sequence[str]) -> str | None:
-        """Let the person choose a name; None for none of them."""
+        """Let the person choose a name; return None for none of them."""
         if not self.interactive:
             return None
         for number, name in enumerate(names, 1):
-            self.tell(f"{number}. {in_line(name, LONGEST)}", "")
+            self.note_now(f"{number}. {one_line(name, MAX_SHOWN_CHARS)}", "")
         answer = (await self.edit("which one? ", "") or "").strip()
         if answer.isdecimal() and 0 < int(answer) <= len(names):
             return names[int(answer) - 1]
         return answer if answer in names else None
 
     def show_said(self, text: str, *, again: bool = False) -> None:
-        """Show a message of the person, unless the screen does; `again`: from an earlier time."""
+        """Show a message of the person, unless it is visible; `again`: of an earlier session."""
 
     def bring_back(self, text: str) -> None:
-        """Put a text that was not accepted into the line again."""
+        """Put a refused text back into the input line."""
 
     def touch(self, *, now: bool = False) -> None:
-        """Redraw the lines above the prompt, soon or at once, if there is a prompt."""
+        """Redraw the lines above the prompt, if there is one: soon, or `now`."""
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
         """Show the last messages of a conversation that is continued."""
         shown = [each for each in messages if each.role in ("user", "assistant", "tool")]
         if (left_out := len(shown) - MAX_EARLIER_MESSAGES) > 0:
-            self.note(f"({left_out} messages before; /export FILE writes them all)")
+            self.note(f"({left_out} earlier messages; /export FILE writes all)")
         for each in shown[-MAX_EARLIER_MESSAGES:]:
             if each.role == "user":
                 self.show_said(each.content or "", again=True)
             elif each.role == "tool":
-                self.note(f"   ->  {in_line(each.content or '', LONGEST)}")
+                self.note(f"   ->  {one_line(each.content or '', MAX_SHOWN_CHARS)}")
             else:
                 self.write(each.content or "")
                 self.ended()
@@ -85,10 +85,12 @@ class Screen(Asker):
         """Show the result of a call, and its figures."""
         if (result.tool_call_id or "").startswith(SEARCH_PREFIX):
             if result.status != "ok":
-                self.note(in_line(f"(the search failed: {result.content})", LONGEST), "yellow")
+                self.note(
+                    one_line(f"(the search failed: {result.content})", MAX_SHOWN_CHARS), "yellow"
+                )
             return
         style = "dim" if result.status == "ok" else "yellow"
-        self.note(f"   ->  {in_line(result.content or '', LONGEST)}", style)
+        self.note(f"   ->  {one_line(result.content or '', MAX_SHOWN_CHARS)}", style)
         self.show_files(result)
 
     def show_files(self, result: ToolResult) -> None:
@@ -97,22 +99,22 @@ class Screen(Asker):
             self.note(f"   saved: {path}")
 
     def failed(self, error: Exception) -> None:
-        """Show why a turn failed; its text so far is kept."""
+        """Show why a turn failed. Its text stays on the screen."""
         self.ended()
         if isinstance(error, BrokenPipeError):
-            raise error  # the reader of the output is gone: the chat ends
+            raise error  # the reader of the output has exited, so the chat ends
         if isinstance(error, NodeCancelled):
-            self.note("(stopped; what it said is kept)")
+            self.note("(stopped; the text so far is saved)")
             return
         self.failures += 1
         if self._debug:
             show_traceback(error)
-        complain(error)
+        print_error(error)
         if isinstance(error, TurnLost):
             return
         if isinstance(error, JournalError):
             self.note(
-                "earlier turns are saved; after a repair of the file, anabranch chat -c has them"
+                "earlier turns are saved. Repair the file, then continue with anabranch chat -c"
             )
         elif self.interactive:
-            self.note("nothing is lost: /retry tries this turn again, /undo forgets it")
+            self.note("/retry repeats this turn, /undo removes it")

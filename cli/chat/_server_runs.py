@@ -1,4 +1,4 @@
-"""Runs on an Anabranch server, over the HTTP interface that its chat page uses: `--url`."""
+"""Runs on an Anabranch server, through the HTTP API of its chat page: `--url`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...messages import Message, ToolCall, Usage
 from ...messages.arguments import read_arguments
 from ...tools import Decision, Tool
 from .._http import (
-    SILENCE,
+    SILENCE_SECONDS,
     BadServer,
     address_of,
     open_client,
@@ -22,40 +22,41 @@ from .._http import (
     read_object,
     require_ok,
 )
-from .._terminal import in_line
+from .._output import one_line
 from ._log_renderer import BadEntry
-from ._partner import PendingCall, Refused, RunEvent, RunPartner, Runs
-from ._session_manager import Choose
+from ._partner import MessageRefused, PendingCall, RunEvent, RunPartner, RunSource
+from ._session_manager import ChooseName
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 __all__ = ["find_server"]
 
-# Before each attempt to reconnect. An entry that arrives starts the series again.
-PAUSE_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-STOP_SECONDS = 3.0  # for the request that stops a run; after that the run is left alone
-ENDS = ("completed", "failed", "cancelled")
+# Before each attempt to reconnect. Each received entry restarts the series.
+RECONNECT_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+STOP_SECONDS = 3.0  # for the request that stops a run; then it may continue on the server
+END_KINDS = ("completed", "failed", "cancelled")
 
 
 class _Lost(Exception):
-    """The connection is lost, but the run may continue on the server."""
+    """A connection is lost, but the run may continue on the server."""
 
 
 async def find_server(
     url: str,
     name: str | None = None,
-    choose: Choose | None = None,
+    choose: ChooseName | None = None,
     *,
     note: Callable[[str], None] = lambda _: None,
     raw: bool = False,
-    pauses: Sequence[float] = PAUSE_SECONDS,
+    pauses: Sequence[float] = RECONNECT_PAUSES_SECONDS,
 ) -> RunPartner:
-    """Return a partner for what a server serves as `name`, for the only one, or for the chosen one.
+    """Return a partner for the name that a server serves.
 
-    `note` receives a line for each lost connection. `pauses` are the seconds before each attempt to
-    reconnect. Raises `ConfigurationError` for an invalid address, an unknown name, or several names
-    without a choice. Raises `BadServer` if the server is of another kind or refuses access.
+    Without `name`, it is the server's only name, or the one that `choose` returns. `note` receives
+    a line for each lost connection. `pauses` are the seconds before each attempt to reconnect.
+    Raises `ConfigurationError` for an invalid address, an unknown name, or several names without a
+    choice, and `BadServer` if it is another kind of server or refuses access.
     """
     where = address_of(url).removesuffix("/runs").removesuffix("/v1")
     names = await _names(where)
@@ -64,9 +65,9 @@ async def find_server(
     if name is None and len(names) == 1:
         name = names[0]
     if name not in names:
-        known = in_line(", ".join(names), 500) or "nothing"
-        what = "choose one with --name" if name is None else f"there is no {in_line(name, 100)!r}"
-        raise ConfigurationError(f"{in_line(where, 200)}: {what}; it has: {known}")
+        known = one_line(", ".join(names), 500) or "nothing"
+        what = "choose one with --name" if name is None else f"unknown {one_line(name, 100)!r}"
+        raise ConfigurationError(f"{one_line(where, 200)}: {what}. It serves: {known}")
     return RunPartner(_ServerRuns(where, name, note, pauses), raw=raw)
 
 
@@ -77,17 +78,17 @@ async def _names(where: str) -> list[str]:
             async with client.get(f"{where}/runs", allow_redirects=False) as answer:
                 if answer.status in (404, 405) and await _is_openai(client, where):
                     raise ConfigurationError(
-                        f"{in_line(where, 200)} has models, and is no server of anabranch's: talk"
-                        f" to it with --model {in_line(where, 200)}/v1"
+                        f"{one_line(where, 200)} serves models, but is not an Anabranch server. Use"
+                        f" --model {one_line(where, 200)}/v1"
                     )
                 await require_ok(answer, where)
                 if not isinstance((await read_object(answer)).get("runs"), list):
-                    raise ValueError("no list of runs")
+                    raise ValueError("it sent no list of runs")
             async with client.get(f"{where}/v1/models", allow_redirects=False) as answer:
                 await require_ok(answer, where)
                 names = [each["id"] for each in (await read_object(answer))["data"]]
         if not all(isinstance(each, str) for each in names):
-            raise ValueError("a name that is no text")
+            raise ValueError("a name is not text")
         return names
 
 
@@ -101,40 +102,40 @@ async def _is_openai(client: ClientSession, where: str) -> bool:
 
 @contextmanager
 def _reaching(where: str) -> Generator[None]:
-    """Turn errors of the connection and of invalid responses into `BadServer`."""
+    """Turn connection errors and invalid responses into `BadServer`."""
     import aiohttp
 
-    where = in_line(where, 200)
+    where = one_line(where, 200)
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise BadServer(f"{where} cannot be reached: {_why(error)}") from None
+        raise BadServer(f"cannot reach {where}: {_why(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = in_line(repr(error), 200)
-        raise BadServer(f"{where} does not answer as a server of anabranch's: {why}") from None
+        why = one_line(repr(error), 200)
+        raise BadServer(f"{where} does not respond like an Anabranch server: {why}") from None
 
 
-class _ServerRuns(Runs):
+class _ServerRuns(RunSource):
     """Runs on a server; a lost connection to a run is opened again."""
 
     def __init__(
         self, address: str, name: str, note: Callable[[str], None], pauses: Sequence[float]
     ) -> None:
         self.name = name
-        self.place = in_line(address, 200)
+        self.place = one_line(address, 200)
         self._address = address
         self._note = note
         self._pauses = pauses
 
     async def run(self, node: Node[Any], messages: Sequence[Message]) -> AsyncGenerator[RunEvent]:
-        """Run there; closing the generator or a cancel stops the run there too."""
+        """Run on the server; closing the generator or cancelling stops the run there too."""
         async with open_client() as client:
             run = await self._begin(client, messages)
             is_running = True
             try:
                 async with aclosing(self._entries(client, run)) as entries:
                     async for kind, data in entries:
-                        is_running = kind not in ENDS
+                        is_running = kind not in END_KINDS
                         if kind in ("asked", "decided"):
                             _number(data, "question")
                         pending = self._pending(client, run, data) if kind == "asked" else None
@@ -145,14 +146,14 @@ class _ServerRuns(Runs):
                         if kind == "cancelled":
                             raise BadServer(f"{self.name}: the run was stopped on the server")
                         if kind == "failed":
-                            why = in_line(str(data.get("message", "the run failed")), 300)
+                            why = one_line(str(data.get("message", "the run failed")), 300)
                             raise BadServer(f"{self.name}: {why}")
             finally:
                 if is_running:
                     await self._stop(client, run)
 
     async def _begin(self, client: ClientSession, messages: Sequence[Message]) -> str:
-        """Start a run and return its address; a run that is cancelled here is stopped there."""
+        """Start a run and return its address. A cancel stops the run on the server too."""
         asked = {"model": self.name, "input": [each.to_wire() for each in messages]}
 
         async def post() -> str:
@@ -169,7 +170,7 @@ class _ServerRuns(Runs):
         try:
             return await asyncio.shield(posting)
         except asyncio.CancelledError:
-            # The server may have started the run already, and only this process has its id.
+            # The server may have started the run, and only this process knows its id.
             with suppress(Exception):
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._stop(client, await posting)
@@ -182,11 +183,11 @@ class _ServerRuns(Runs):
             await require_ok(answer, self._address)
         except BadServer as error:
             if error.status in (400, 413):
-                raise Refused(str(error)) from None
+                raise MessageRefused(str(error)) from None
             raise
 
     async def _stop(self, client: ClientSession, run: str) -> None:
-        """Stop a run, unless its server cannot be reached."""
+        """Stop a run if the server can be reached."""
         with suppress(Exception):
             async with (
                 asyncio.timeout(STOP_SECONDS),
@@ -197,7 +198,7 @@ class _ServerRuns(Runs):
     async def _entries(
         self, client: ClientSession, run: str
     ) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-        """Yield all entries of a run in order, over as many connections as necessary."""
+        """Yield all entries of a run in order; open another connection after each lost one."""
         after, lost = 0, 0
         while True:
             try:
@@ -207,16 +208,16 @@ class _ServerRuns(Runs):
                             raise BadEntry(f"entry {number} comes after entry {after}")
                         after, lost = number, 0
                         yield kind, data
-                        if kind in ENDS:
+                        if kind in END_KINDS:
                             return
             except _Lost as error:
                 lost += 1
                 if lost > len(self._pauses):
                     raise BadServer(
-                        f"{self.place} is lost: {error}; it was tried {lost - 1} times, and the"
-                        " text so far is kept"
+                        f"lost the connection to {self.place}: {error}. It failed {lost - 1} times"
+                        " more; the text so far is saved"
                     ) from None
-                self._note(f"(the connection is lost: {error}; try {lost} of {len(self._pauses)})")
+                self._note(f"(connection lost: {error}; attempt {lost} of {len(self._pauses)})")
             await asyncio.sleep(self._pauses[lost - 1])
 
     async def _connect(
@@ -232,22 +233,22 @@ class _ServerRuns(Runs):
                 async with aclosing(read_events(answer.content)) as events:
                     async for event in events:
                         if event.kind == "gone":
-                            raise BadServer("what was said meanwhile is no longer kept there")
+                            raise BadServer("the server has already discarded a part of the answer")
                         data: Any = json.loads(event.data)
                         if not isinstance(data, dict):
-                            raise ValueError("an entry that is no object")
+                            raise ValueError("an entry is not a JSON object")
                         yield event.kind, cast("dict[str, Any]", data)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Lost(_why(error)) from None
         except (ValueError, RecursionError) as error:
-            raise BadEntry(in_line(repr(error), 200)) from None
-        raise _Lost("it ended before the run")
+            raise BadEntry(one_line(repr(error), 200)) from None
+        raise _Lost("the server closed it before the run ended")
 
     async def _require(self, answer: ClientResponse) -> None:
         if answer.status in (429, 502, 503, 504):  # the server or its proxy is restarting
-            raise _Lost(f"status {answer.status}")
+            raise _Lost(f"HTTP status {answer.status}")
         if answer.status == 404:
-            raise BadServer(f"{self.place} does not know this run any more")
+            raise BadServer(f"{self.place} no longer has this run")
         await require_ok(answer, self._address)
 
     def _pending(self, client: ClientSession, run: str, data: Mapping[str, Any]) -> PendingCall:
@@ -259,9 +260,7 @@ class _ServerRuns(Runs):
         async def decide(decision: Decision) -> None:
             approved = decision.approved
             if approved and decision.arguments not in (None, arguments):
-                self._note(
-                    "(a server accepts only yes or no, not edited arguments: the answer is no)"
-                )
+                self._note("(the call is denied: a server does not accept edited arguments)")
                 approved = False
             answer = {"approved": approved}
             with _reaching(self._address):
@@ -269,7 +268,7 @@ class _ServerRuns(Runs):
                     f"{run}/answers/{number}", json=answer, allow_redirects=False
                 ) as reply:
                     if reply.status == 409:
-                        self._note("(this question is settled already)")
+                        self._note("(this question was already answered)")
                     else:
                         await require_ok(reply, self._address)
 
@@ -278,11 +277,11 @@ class _ServerRuns(Runs):
 
 
 class _RemoteTool(Tool[..., Any]):
-    """A tool of an agent on a server; `digest` identifies its definition there."""
+    """A tool of an agent on a server. `digest` identifies its definition there."""
 
     def __init__(self, name: str, source: str, digest: object) -> None:
         async def run(**arguments: Any) -> None:
-            raise ConfigurationError(f"{name} runs on {source}, and can be shown here alone")
+            raise ConfigurationError(f"{name} can run only on {source}")
 
         super().__init__(
             run, name=name, description="", approve=True, parameters={"type": "object"}
@@ -292,14 +291,14 @@ class _RemoteTool(Tool[..., Any]):
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """The tool's definition here, and its digest on the server."""
+        """The tool's definition, with its digest on the server."""
         return {**super().definition, "there": self.digest}
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:
     found = data.get(name)
     if type(found) is not int or not 0 < found < 2**53:
-        raise BadEntry(f"{name} is no number: {found!r:.100}")
+        raise BadEntry(f"{name} is not a number: {found!r:.100}")
     return found
 
 
@@ -308,8 +307,8 @@ def _why(error: BaseException) -> str:
 
     match error:
         case aiohttp.ClientPayloadError() | aiohttp.ServerDisconnectedError():
-            return "it broke off"
+            return "the server closed the connection"
         case TimeoutError():
-            return f"nothing came for {SILENCE} seconds"
+            return f"no data for {SILENCE_SECONDS} seconds"
         case _:
-            return in_line(str(error), 200) or type(error).__name__
+            return one_line(str(error), 200) or type(error).__name__

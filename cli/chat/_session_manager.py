@@ -1,4 +1,4 @@
-"""Opens the chat's sessions, with the model, the tools and the settings that they use."""
+"""Open the sessions of the chat with their model and tools, and read the person's messages."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ...backends import Backend, connect, cost
 from ...commander import ConfigurationError, MissingExtra
 from ...messages import Conversation, Message, Part, Usage
 from ...tools import AnyTool
-from .._http import SILENCE, read_object
-from .._terminal import in_line
+from .._http import SILENCE_SECONDS, read_object
+from .._output import one_line
 from ._agent_partner import AgentPartner, AskDoubt
 from ._attach import attach, take_pasted
 from ._sessions import AGENT, SessionInfo, Sessions
 from ._settings import Settings
 
-__all__ = ["Choose", "SessionManager", "read_message"]
+__all__ = ["ChooseName", "SessionManager", "read_message"]
 
-Choose: TypeAlias = Callable[[Sequence[str]], Awaitable[str | None]]
-"""Lets the person choose one of several names; None for none of them."""
+ChooseName: TypeAlias = Callable[[Sequence[str]], Awaitable[str | None]]
+"""Lets the person choose one of several names; returns None for none of them."""
 
-ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+HTTP_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 USER_IN_ADDRESS = re.compile(r"//[^/\s]*@")  # with a password
-REMEDY = "name one: --name NAME, or /model ADDRESS NAME in the chat"
+MODEL_REMEDY = "Name one with --name NAME, or with /model ADDRESS NAME in the chat"
 
 
 class SessionManager:
     """Opens sessions of `agent`, and reports their cost.
 
-    `stack` closes everything that was opened when the chat ends. `options` apply to each model.
-    `tools` are all tools on offer; the agent may use only some of them.
+    `stack` closes all opened resources when the chat ends. `options` apply to each model. `tools`
+    are all tools; /tools can switch some of them off for the agent.
     """
 
     def __init__(
@@ -54,40 +54,40 @@ class SessionManager:
         self.settings = settings
         self.options = options
         self.agent: Agent[Any] = Agent(name=AGENT)
-        self.model = ""  # as `use` takes it
+        self.model = ""  # the argument of `use`
         self.base_url: str | None = None
-        self.place = ""  # of the person's own agent: `module:name`
+        self.place = ""  # the `module:name` of the person's own agent
         self.tools: list[AnyTool] = []
-        self.doubt: AskDoubt | None = None
-        self.choose: Choose | None = None
+        self.ask_doubt: AskDoubt | None = None
+        self.choose_name: ChooseName | None = None
 
     def adopt(self, agent: Agent[Any], place: str) -> None:
-        """Use an agent of the person's own; its sessions are stored with the chat's."""
+        """Use the person's own agent. Its sessions are stored beside the others of the chat."""
         self.agent, self.tools, self.place = agent, [*agent.tools], place
         agent.name = AGENT
 
     def new(self, conversation: Conversation | None = None) -> AgentPartner:
-        """Return a partner in a new session, which may begin with a conversation."""
+        """Return a partner in a new session, which may start with a conversation."""
         self.sessions.release()
         system = self.agent.system if isinstance(self.agent.system, str) else None
         info = self.sessions.new(
             **self.speaker(), system=system, folder=str(Path.cwd()), agent=self.place
         )
-        partner = AgentPartner(self.agent, self.sessions, info, doubt=self.doubt)
+        partner = AgentPartner(self.agent, self.sessions, info, ask_doubt=self.ask_doubt)
         if conversation is not None:
             partner.begin_with(conversation)
         return partner
 
     async def open(self, info: SessionInfo) -> AgentPartner:
         """Return a partner in a stored session."""
-        partner = AgentPartner(self.agent, self.sessions, info, doubt=self.doubt)
+        partner = AgentPartner(self.agent, self.sessions, info, ask_doubt=self.ask_doubt)
         await partner.open()
         return partner
 
     async def restore(self, info: SessionInfo) -> AgentPartner:
         """Return a partner in a stored session, with the session's model and system prompt.
 
-        An agent of the person's own keeps its own.
+        The person's own agent keeps its model and system prompt.
         """
         partner = await self.open(info)
         if not self.place:
@@ -97,22 +97,22 @@ class SessionManager:
         return partner
 
     def speaker(self) -> dict[str, str | None]:
-        """Return the model and its address as a session stores them: without a password."""
+        """Return the model and its address for the notes of a session, without passwords."""
         address = None if self.base_url is None else USER_IN_ADDRESS.sub("//", self.base_url)
         return {"model": USER_IN_ADDRESS.sub("//", self.model), "base_url": address}
 
     async def use(self, model: str, base_url: str | None = None) -> Backend:
-        """Use another model from now on; the previous one stays open, since it may be in use.
+        """Use another model. The previous one stays open, since a request may still use it.
 
         `model` is `local`, `openai:NAME`, or an address, a blank and a name. Without a name, the
-        server's only model is used; of several, the person chooses one.
+        server's only model is used, or the person chooses one of several.
         """
         spec, _, name = model.partition(" ")
         name = name.strip()
-        if ADDRESS.match(spec):
+        if HTTP_ADDRESS.match(spec):
             if base_url is not None:
-                raise ConfigurationError("give the server's address once: --model or --base-url")
-            name = name or await _find_model(spec, self.choose)
+                raise ConfigurationError("name the server once, with --model or with --base-url")
+            name = name or await _find_model(spec, self.choose_name)
             model = f"{spec} {name}"
         backend = connect(spec, model=name or None, base_url=base_url, **self.options)
         self.agent.backend = await self.stack.enter_async_context(backend)
@@ -125,20 +125,19 @@ class SessionManager:
         lines: list[str] = []
         for model, used in usage.items():
             cached = used.cached_input_tokens
-            line = f"{model}: {used.input_tokens:,} tokens read"
+            line = f"{model}: {used.input_tokens:,} tokens in"
             line += f" ({cached:,} of them cached)" if cached else ""
-            line += f", {used.output_tokens:,} written"
+            line += f", {used.output_tokens:,} out"
             line += f": {cost({model: used}, prices):.4f}" if model in prices else ""
             lines.append(line)
         if lines and not usage.keys() & prices.keys():
-            lines.append(
-                f'no prices are known; {self.settings.path()}: {{"prices": {{"MODEL": [1, 2]}}}}'
-            )
-        return lines or ["nothing was asked yet"]
+            example = '{"prices": {"MODEL": [1, 2]}}'
+            lines.append(f"no prices are set. Add them to {self.settings.path()}: {example}")
+        return lines or ["no requests yet"]
 
 
 async def read_message(typed: str, images: Sequence[str] = ()) -> Message:
-    """Return a message of what the person typed, with files after `@` and dropped pictures.
+    """Return the person's text as a message, with files after `@` and dropped pictures.
 
     Raises `AttachError` or `ConfigurationError` for a file that cannot be attached.
     """
@@ -160,23 +159,24 @@ def _not_found(path: Path) -> str:
     folder = Path.cwd() / path.parent
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     near = get_close_matches(path.name, names, n=1, cutoff=0.8)
-    hint = f"did you mean {path.parent / near[0]}?" if near else f"the folder is {Path.cwd()}"
-    return f"{path}: No such file; {hint}"
+    hint = (
+        f"Did you mean {path.parent / near[0]}?" if near else f"The working folder is {Path.cwd()}"
+    )
+    return f"{path}: No such file. {hint}"
 
 
-async def _find_model(address: str, choose: Choose | None) -> str:
-    """Return the name of the server's only model, or of the one that the person chooses.
+async def _find_model(address: str, choose: ChooseName | None) -> str:
+    """Return the name of the server's only model, or of the model that the person chooses.
 
-    Raises `ConfigurationError` if the server does not list models, has none, or has several and
-    none is chosen.
+    Raises `ConfigurationError` if the server does not list models, or if no model is chosen.
     """
     where, names = await _list_models(address)
     if len(names) == 1:
         return names[0]
     chosen = await choose(names) if names and choose is not None else None
     if chosen is None:
-        known = in_line(", ".join(names), 500) or "none"
-        raise ConfigurationError(f"which model? {where} has: {known}; {REMEDY}")
+        known = one_line(", ".join(names), 500) or "none"
+        raise ConfigurationError(f"choose a model of {where}: {known}. {MODEL_REMEDY}")
     return chosen
 
 
@@ -189,13 +189,13 @@ async def _list_models(address: str) -> tuple[str, list[str]]:
     try:
         url = urlsplit(address)
     except ValueError:
-        raise ConfigurationError("the address of the model's server is none") from None
+        raise ConfigurationError("the address of the model's server is invalid") from None
     path = url.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
     shown = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
-    where = in_line(shown.geturl().rstrip("/"), 200)
+    where = one_line(shown.geturl().rstrip("/"), 200)
     try:
         asked = url._replace(path=f"{path}/models", fragment="").geturl()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE_SECONDS)
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
             client.get(asked, allow_redirects=False) as answer,
@@ -203,15 +203,15 @@ async def _list_models(address: str) -> tuple[str, list[str]]:
             if answer.status == 200:
                 listed: Any = (await read_object(answer))["data"]
                 return where, [name for each in listed if (name := str(each["id"]).strip())]
-            why = f"status {answer.status}"
+            why = f"HTTP status {answer.status}"
             if answer.status in (401, 403):
-                why += "; with a key it is --model openai:NAME --base-url ADDRESS"
+                why += ", it needs a key: use --model openai:NAME --base-url ADDRESS"
             elif answer.status == 404 and not path:
-                why += f"; is it {where}/v1?"
+                why += f", did you mean {where}/v1?"
     except aiohttp.InvalidURL:
-        why = "it is no address"
+        why = "the address is invalid"
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        why = in_line(str(error), 200) or type(error).__name__
+        why = one_line(str(error), 200) or type(error).__name__
     except (ValueError, KeyError, TypeError):
-        why = "it lists no models"
-    raise ConfigurationError(f"which model? {where} cannot be asked ({why}); {REMEDY}")
+        why = "it sent no list of models"
+    raise ConfigurationError(f"cannot list the models of {where} ({why}). {MODEL_REMEDY}")

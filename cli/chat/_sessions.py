@@ -1,4 +1,4 @@
-"""The sessions of the chat: runs of a journal in the user's data folder, with notes about them."""
+"""Store the chat's sessions, with notes about each, in a journal in the user's data folder."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 AGENT = "chat"
-"""The name of each chat's agent: its sessions are the runs "chat/ID"."""
+"""The name of each chat's agent. So its sessions are the runs "chat/ID"."""
 
-NOTE = "chat"
-MEMORY = ":memory:"
-ENDED = ("completed", "failed", "cancelled")
-PARTIAL_SECONDS = 0.5  # after which the text of a running reply is on disk
+SESSION_NOTE = "chat"
+MEMORY_JOURNAL = ":memory:"
+ENDED_STATES = ("completed", "failed", "cancelled")
+PARTIAL_SECONDS = 0.5  # the most text of a running reply that a crash can lose
 MAX_TITLE = 60  # characters
 
 
 class UnknownSession(ConfigurationError):
-    """A name matches no session, or several; the message lists these."""
+    """A name matches no session, or several, which the message lists."""
 
 
 class SessionBusy(ConfigurationError, RunBusy):
@@ -56,7 +56,7 @@ class SessionBusy(ConfigurationError, RunBusy):
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """The notes about a session. The journal knows a new one from its first turn on (`known`)."""
+    """The notes about a session. `known` is false until the first turn stores the session."""
 
     id: str
     title: str = ""
@@ -65,12 +65,12 @@ class SessionInfo:
     tools: str = ""
     folder: str = ""
     base_url: str | None = None
-    """The address of the model, if it is not its provider's own."""
+    """The address of the model, None for the default of its provider."""
     agent: str = ""
     """The value of `--agent`; "" for the chat's own agent."""
     turns: int = 0
     updated: float = 0.0
-    """When it was last used, in seconds since the epoch."""
+    """The time of the last use, in seconds since the epoch."""
     known: bool = False
 
     @property
@@ -80,7 +80,7 @@ class SessionInfo:
 
     @property
     def run_id(self) -> str:
-        """The run's name in the journal."""
+        """The name of the run in the journal."""
         return f"{AGENT}/{self.id}"
 
 
@@ -90,27 +90,26 @@ NOTED = ("title", "model", "system", "tools", "folder", "base_url", "agent", "tu
 class Sessions:
     """The sessions in an open journal.
 
-    `is_kept` says whether the journal is a file; `trouble` is the reason if it should be one and is
-    not. `stack` closes what `leave_file` opens.
+    `is_stored` is true if the journal is a file. If the file could not be opened or written,
+    `trouble` says why. `stack` closes the journal that `leave_file` opens.
     """
 
     def __init__(
-        self, stack: AsyncExitStack, journal: Journal, *, is_kept: bool = True, trouble: str = ""
+        self, stack: AsyncExitStack, journal: Journal, *, is_stored: bool = True, trouble: str = ""
     ) -> None:
         self._stack = stack
         self.journal = journal
-        self.is_kept = is_kept
+        self.is_stored = is_stored
         self.trouble = trouble
-        # The id of the session that this chat has reserved.
-        self._open = ""
+        self._reserved_id = ""
         self._reserved = stack.enter_context(ExitStack())
 
     def reserve(self, info: SessionInfo) -> None:
-        """Reserve a session for this chat, until it opens another one or ends.
+        """Reserve a session for this chat, until the chat opens another one or ends.
 
-        Raises `SessionBusy` while another chat has it; then the previous reservation stays.
+        Raises `SessionBusy` while another chat has it. The previous reservation then stays.
         """
-        if info.id == self._open:
+        if info.id == self._reserved_id:
             return
         with ExitStack() as stack:
             try:
@@ -118,7 +117,7 @@ class Sessions:
             except RunBusy as busy:
                 who = "another chat" if busy.pid is None else f"process {busy.pid}"
                 raise SessionBusy(
-                    f"the session {info.title or info.id!r} is open in {who}: continue there, or"
+                    f"the session {info.title or info.id!r} is in use by {who}. Continue there, or"
                     " choose another session with --resume or /resume",
                     info.run_id,
                     busy.pid,
@@ -126,39 +125,39 @@ class Sessions:
             except JournalError:
                 return  # the next operation on the session reports the error
             self.release()
-            self._open = info.id
+            self._reserved_id = info.id
             self._reserved.push(stack.pop_all())
 
     def release(self) -> None:
         """Let other chats open the session."""
-        self._open = ""
+        self._reserved_id = ""
         self._reserved.close()
 
     async def leave_file(self, error: JournalError) -> bool:
-        """Replace a journal file that cannot be written any more by a journal in memory.
+        """Replace a journal file that has failed by a journal in memory.
 
-        Returns False if it is in memory already, or if the file still works and `error` is about
-        one session.
+        Returns False if the journal is in memory already, or if the file works and `error` concerns
+        one session only.
         """
-        if not self.is_kept:
+        if not self.is_stored:
             return False
         with suppress(JournalError):
             await self.journal.runs(limit=0)
             return False
         self.release()
-        journal = Journal(MEMORY, partials=PARTIAL_SECONDS)
+        journal = Journal(MEMORY_JOURNAL, partials=PARTIAL_SECONDS)
         self.journal = await self._stack.enter_async_context(journal)
-        self.is_kept = False
+        self.is_stored = False
         self.trouble = f"{error.journal} {error.why}"
         return True
 
     def new(self, **noted: Any) -> SessionInfo:
-        """Return a new session; nothing is stored before its first turn."""
+        """Return a new session. It is stored with its first turn."""
         syllables = [secrets.choice("bdfgklmnprstvz") + secrets.choice("aeiou") for _ in range(5)]
         return SessionInfo("".join(syllables), **noted)
 
     async def begin(self, info: SessionInfo, text: str) -> SessionInfo:
-        """Store a session whose first turn begins; that message is the default title."""
+        """Store a session when its first turn begins. `text` is the default title."""
         async with self.journal.session(info.run_id):
             pass
         info = replace(info, title=info.title or shorten_title(text), turns=1, known=True)
@@ -166,9 +165,9 @@ class Sessions:
         return replace(info, updated=time.time())
 
     async def list(self, words: str = "") -> list[SessionInfo]:
-        """Return all sessions, the most recent first; with `words`, those that contain all of them.
+        """Return all sessions, or those that contain all `words`, most recent first.
 
-        Titles, questions and answers are searched for parts of words, in upper or lower case.
+        The search covers titles, questions and answers. It ignores case and matches parts of words.
         """
         runs = await self._runs()
         found = await asyncio.gather(*(self._read(each.run_id, each.updated) for each in runs))
@@ -189,7 +188,7 @@ class Sessions:
     async def find(self, name: str) -> SessionInfo:
         """Return the session with this id or title, or the only one that begins with it.
 
-        Raises `UnknownSession`.
+        Raises `UnknownSession` if none or several match.
         """
         infos, begin = await self.list(), name.casefold()
         exact = [each for each in infos if name == each.id or begin == each.title.casefold()]
@@ -201,16 +200,16 @@ class Sessions:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UnknownSession(f"there is no session {name!r}: /sessions in a chat lists them")
+            raise UnknownSession(f"unknown session {name!r}. List all with /sessions in a chat")
         which = ", ".join(f"{each.id} ({each.title})" for each in found[:5])
-        raise UnknownSession(f"{len(found)} sessions begin with {name!r}, name one: {which}")
+        raise UnknownSession(f"{len(found)} sessions begin with {name!r}. Choose one: {which}")
 
     async def change(self, id: str, **noted: Any) -> SessionInfo:  # noqa: A002 - the field's name
         """Change notes about a session: its title, model, system prompt and so on."""
         if unknown := noted.keys() - set(NOTED):
-            raise TypeError(f"of a session nothing is noted by the names {sorted(unknown)}")
+            raise TypeError(f"a session has no notes named {sorted(unknown)}")
         run_id = f"{AGENT}/{id}"
-        await self.journal.note(run_id, NOTE, _encodable(noted))
+        await self.journal.note(run_id, SESSION_NOTE, _encodable(noted))
         info = await self._read(run_id, time.time())
         assert info is not None
         return info
@@ -223,8 +222,7 @@ class Sessions:
     ) -> SessionInfo:
         """Copy a session, or its first `turns` turns, into a new one.
 
-        An interrupted turn ends in the new session as it is. `agent` stores its sessions in this
-        journal.
+        In the copy, an interrupted turn has ended. `agent` must store its sessions in this journal.
         """
         before = await self.find(id)
         info = replace(self.new(), **{name: getattr(before, name) for name in NOTED})
@@ -241,28 +239,28 @@ class Sessions:
         return info
 
     async def delete(self, id: str) -> None:  # noqa: A002 - the field's name
-        """Remove a session for good. Raises `RunBusy` while a chat uses it."""
+        """Delete a session permanently. Raises `RunBusy` while a chat uses it."""
         run_id = f"{AGENT}/{id}"
         with suppress(RunNotFound):
             await self.journal.look(run_id)
             async with self.journal.session(run_id):
-                pass  # no other process owns it
+                pass  # fails if another process owns it
             await self.journal.cancel(run_id, "deleted")
             await self.journal.purge(time.time() + 1, state="cancelled", prefix=run_id)
 
     async def _runs(self) -> list[RunRow]:
-        """Return the runs that can continue: `anabranch runs cancel` ends one for good."""
+        """Return the runs that can continue. `anabranch runs cancel` ends one permanently."""
         runs = await self.journal.runs(prefix=f"{AGENT}/")
-        return [each for each in runs if each.state not in ENDED]
+        return [each for each in runs if each.state not in ENDED_STATES]
 
     async def _note(self, info: SessionInfo) -> None:
         noted = {name: getattr(info, name) for name in NOTED}
-        await self.journal.note(info.run_id, NOTE, _encodable(noted))
+        await self.journal.note(info.run_id, SESSION_NOTE, _encodable(noted))
 
     async def _read(self, run_id: str, updated: float) -> SessionInfo | None:
         try:
-            notes = await self.journal.notes(run_id, NOTE)
-        except RunNotFound:  # removed since it was listed
+            notes = await self.journal.notes(run_id, SESSION_NOTE)
+        except RunNotFound:  # deleted after it was listed
             return None
         noted: dict[str, Any] = {}
         for each in notes:
@@ -289,10 +287,10 @@ class Sessions:
 
 @asynccontextmanager
 async def open_sessions(path: Path | None = None, *, keep: bool = True) -> AsyncGenerator[Sessions]:
-    """Open this user's sessions, or those in another file, which only its owner can read.
+    """Open this user's sessions, or those in another file. Only its owner can read the file.
 
-    Without `keep`, or if the file cannot be written, they are in memory and end with the program;
-    `trouble` is the reason.
+    Without `keep`, or if the file cannot be opened, the sessions are in memory and end with the
+    program. `trouble` then is the error.
     """
     path = user_data_path("anabranch") / "chats.db" if path is None else path
     async with AsyncExitStack() as stack:
@@ -304,32 +302,34 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
             except (OSError, JournalError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.why
                 trouble = (
-                    f"cannot open {path} ({why}), so this chat will not be saved and earlier"
-                    " sessions are not found; repair the file or move it away, or use --no-history"
+                    f"cannot open {path} ({why}), so this chat will not be saved. Repair the file,"
+                    " move it away, or use --no-history"
                 )
-        is_kept = journal is not None
+        is_stored = journal is not None
         if journal is None:
-            journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIAL_SECONDS))
-        yield Sessions(stack, journal, is_kept=is_kept, trouble=trouble)
+            journal = await stack.enter_async_context(
+                Journal(MEMORY_JOURNAL, partials=PARTIAL_SECONDS)
+            )
+        yield Sessions(stack, journal, is_stored=is_stored, trouble=trouble)
 
 
 def _make(path: Path) -> None:
     """Create the file and its folder, for their owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    if path.parent.name == "anabranch":  # ours, even if another program created it
+    if path.parent.name == "anabranch":  # our folder, even if another program created it
         path.parent.chmod(0o700)
     path.chmod(0o600)
 
 
 def shorten_title(text: str) -> str:
-    """Return the beginning of a text as a title: one line without control characters."""
+    """Return the start of a text as a title: one line without control characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 3].rstrip()}..."
 
 
 def _encodable(noted: Mapping[str, Any]) -> dict[str, Any]:
-    """Make notes encodable: the name of a folder can contain half of a surrogate pair."""
+    """Make notes encodable, since the name of a folder can contain a lone surrogate."""
     return {name: encodable(v) if isinstance(v, str) else v for name, v in noted.items()}
 
 

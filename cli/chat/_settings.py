@@ -1,4 +1,4 @@
-"""The person's settings for all chats: a small JSON file, which may be edited by hand."""
+"""The person's settings for all chats, in a JSON file that can be edited by hand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ __all__ = ["Settings"]
 
 
 class Settings(BaseModel):
-    """The settings in the file.
+    """The content of the settings file.
 
-    `prices` are what models cost for a million tokens, input and output:
-    `{"gpt-5-mini": [0.25, 2.0]}`.
+    `prices` are the costs of a million input and output tokens: `{"gpt-5-mini": [0.25, 2.0]}`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,12 +29,12 @@ class Settings(BaseModel):
 
     @property
     def priced(self) -> dict[str, Price]:
-        """The prices in the type of limits and traces."""
+        """The prices as limits and traces need them."""
         return {model: Price(*each) for model, each in self.prices.items()}
 
     @classmethod
     def load(cls) -> Settings:
-        """Read the file, if it exists; raise `ConfigurationError` for an invalid one."""
+        """Read the file if it exists; raise `ConfigurationError` if it is invalid."""
         path = cls.path()
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -45,7 +44,7 @@ class Settings(BaseModel):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ConfigurationError(
-                f"{path}: {where}: {first['msg']}; mend or remove it"
+                f"{path}: {where}: {first['msg']}. Repair or remove the file"
             ) from None
 
     @staticmethod
@@ -56,7 +55,7 @@ class Settings(BaseModel):
         return user_config_path("anabranch") / "chat.json"
 
     def save(self, **changes: Any) -> None:
-        """Change settings here and in the file; only here if the file cannot be written."""
+        """Change settings in this object and in the file, if it can be written."""
         for name, value in changes.items():
             setattr(self, name, value)
         path = self.path()

@@ -1,4 +1,4 @@
-"""`anabranch chat`: make a partner, a screen and a chat from the command line's options."""
+"""`anabranch chat`: create partner, screen and loop from the options, and run the chat."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,32 +22,33 @@ from ...messages import Conversation, Message
 from ...tools import open_tools
 from .._editor import open_history
 from .._knowledge import open_index
-from .._rescue import rescue
-from .._terminal import complain
+from .._output import print_error
 from ._agent_partner import AgentPartner
+from ._approval_rules import ApprovalRules
 from ._attach import read_piped, with_piped
 from ._commands import COMMANDS, describe_partner
-from ._live import THEMES, LiveScreen
-from ._loop import Chat
+from ._live_screen import THEMES, LiveScreen
+from ._loop import ChatLoop
 from ._partner import Partner
-from ._plain import PlainScreen
-from ._rules import Rules
+from ._plain_screen import PlainScreen
 from ._session_manager import SessionManager, read_message
 from ._sessions import AGENT, open_sessions
 from ._settings import Settings
 from ._status import Status
 
-__all__ = ["ChatOptions", "hold_chat"]
+__all__ = ["ChatArguments", "run_chat"]
 
-RULES_DROPPED = "(the rules of an earlier version are dropped: those tools are asked about again)"
+RULES_DROPPED = (
+    "(approval rules of an earlier version were removed: those tools need approval again)"
+)
 
 
 @dataclass(frozen=True)
-class ChatOptions:
-    """The options of the command line."""
+class ChatArguments:
+    """The options of `anabranch chat`."""
 
     question: str | None = None
-    model: str | None = None  # None: the session's model, or the small local one
+    model: str | None = None  # None: the session's model, or the local one
     name: str | None = None
     base_url: str | None = None
     system: str | None = None
@@ -67,7 +69,7 @@ class ChatOptions:
     debug: bool = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for options that exclude each other."""
+        """Raise `ConfigurationError` for options that cannot be combined."""
         other = "--agent" if self.agent else "--url" if self.url else ""
         own = {
             "--model": self.model,
@@ -81,26 +83,28 @@ class ChatOptions:
         }
         resumes, asks = self.resume is not None, self.question is not None
         wrong = {
-            "--agent and --url are two partners: choose one": self.agent and self.url,
+            "--agent and --url cannot be combined": self.agent and self.url,
             **{
-                f"{name} does not go with {other}, which has its own": other and given
+                f"{name} cannot be combined with {other}, which has its own": other and given
                 for name, given in own.items()
             },
-            "a server's sessions are its own: --url takes no --continue": self.url and resumes,
-            "--load begins a session: it does not go with --continue": self.load and resumes,
-            "--no-history knows no sessions: it takes no --continue": resumes and not self.history,
-            f"--theme {self.theme}: there are {', '.join(THEMES)}": (
+            "--continue and --resume cannot be combined with --url": self.url and resumes,
+            "--load starts a session, so it cannot be combined with --continue": self.load
+            and resumes,
+            "--no-history has no sessions, so it cannot be combined with --continue": resumes
+            and not self.history,
+            f"--theme must be one of {', '.join(THEMES)}, not {self.theme!r}": (
                 self.theme not in (None, *THEMES)
             ),
-            "--image goes with a question; in the chat there is /image": self.images and not asks,
-            '--json needs a question: anabranch chat --json "..."': self.as_json and not asks,
+            "--image requires a question. In the chat, use /image": self.images and not asks,
+            '--json requires a question: anabranch chat --json "..."': self.as_json and not asks,
         }
         for message, is_wrong in wrong.items():
             if is_wrong:
                 raise ConfigurationError(message)
 
 
-async def hold_chat(options: ChatOptions) -> int:
+async def run_chat(options: ChatArguments) -> int:
     """Chat with these options; return the exit status.
 
     Raises `ConfigurationError` for invalid options, before any request.
@@ -109,12 +113,12 @@ async def hold_chat(options: ChatOptions) -> int:
     settings = Settings.load()
     if options.theme is not None:
         settings = settings.model_copy(update={"theme": options.theme})
-    # Files are read before a model is opened, which may have to be downloaded.
+    # Read files before a model is opened, since that may download the model first.
     question = None
     if options.question is not None:
         piped = await asyncio.to_thread(lambda: read_piped(sys.stdin.buffer))
         if not (options.question + piped).strip() and not options.images:
-            raise ConfigurationError("the question is empty")
+            raise ConfigurationError("the question must not be empty")
         question = await _read_question(with_piped(options.question, piped), options.images)
     loaded = None if options.load is None else _load(options.load)
     async with AsyncExitStack() as stack:
@@ -127,38 +131,38 @@ async def hold_chat(options: ChatOptions) -> int:
             async with _open_chat(commander, manager, status, options) as chat:
                 status.follow(commander, chat.screen.touch)
                 try:
-                    return await _talk(chat, options, question, loaded)
+                    return await _converse(chat, options, question, loaded)
                 finally:
                     status.close()
 
 
 @asynccontextmanager
 async def _open_chat(
-    commander: Commander, manager: SessionManager, status: Status, options: ChatOptions
-) -> AsyncGenerator[Chat]:
-    """Return a chat on the live screen, or on the plain screen where the terminal has no keys."""
-    rules = Rules()
+    commander: Commander, manager: SessionManager, status: Status, options: ChatArguments
+) -> AsyncGenerator[ChatLoop]:
+    """Yield a chat on the live screen, or on the plain screen in a pipe or a simple terminal."""
+    rules = ApprovalRules()
     dumb = os.environ.get("TERM", "dumb") == "dumb" or options.plain
     if dumb or options.question is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         silent, debug = options.as_json, options.debug
         screen = PlainScreen(list(COMMANDS), rules, silent=silent, debug=debug)
-        yield Chat(screen, commander, manager, status)
+        yield ChatLoop(screen, commander, manager, status)
         return
     live = LiveScreen(rules, theme=manager.settings.theme, debug=options.debug)
-    chat = Chat(live, commander, manager, status)
-    async with live.standing(chat, chat.completer(), open_history()):
+    chat = ChatLoop(live, commander, manager, status)
+    async with live.show_prompt(chat, chat.completer(), open_history()):
         yield chat
 
 
-async def _talk(
-    chat: Chat, options: ChatOptions, question: Message | None, loaded: Conversation | None
+async def _converse(
+    chat: ChatLoop, options: ChatArguments, question: Message | None, loaded: Conversation | None
 ) -> int:
     screen, sessions = chat.screen, chat.manager.sessions
     partner = await _find_partner(chat, options, loaded)
     if sessions.trouble:
-        complain(sessions.trouble)
+        print_error(sessions.trouble)
     if screen.rules is not None:
-        with suppress(ConfigurationError, OSError):  # reported as soon as a rule matters
+        with suppress(ConfigurationError, OSError):  # reported once a rule is needed
             if screen.rules.drop_old():
                 screen.note(RULES_DROPPED)
     try:
@@ -168,10 +172,10 @@ async def _talk(
             if screen.interactive:
                 speaks = describe_partner(partner)
                 screen.note(f"anabranch {version('anabranch')}, {speaks}")
-                screen.note("/help lists the commands; Ctrl-C stops the model, or leaves")
+                screen.note("/help lists the commands; Ctrl-C stops an answer, or exits")
             status = await chat.run(partner)
     except BrokenPipeError:
-        raise  # the reader of a pipe has closed it, which ends the chat
+        raise  # the reader of a pipe has closed it
     except BaseException:
         _rescue(chat)
         raise
@@ -187,7 +191,7 @@ async def _read_question(text: str, images: Sequence[str]) -> Message:
     try:
         return await read_message(text, images)
     except OSError as error:
-        which = error.filename or "a file of the question"
+        which = error.filename or "a file in the question"
         raise ConfigurationError(f"{which}: {error.strerror or error}") from None
 
 
@@ -198,20 +202,36 @@ def _load(path: Path) -> Conversation:
         raise ConfigurationError(f"--load {path}: {error.strerror or error}") from None
 
 
-def _rescue(chat: Chat) -> None:
-    """Save a conversation that is only in memory."""
-    if chat.manager.sessions.is_kept and isinstance(chat.partner, AgentPartner):
+def _rescue(chat: ChatLoop) -> None:
+    """Save a conversation that only memory holds and print its path, or else print its text."""
+    if chat.manager.sessions.is_stored and isinstance(chat.partner, AgentPartner):
         return
     conversation = Conversation()
     conversation.add(*chat.partner.messages())
-    rescue(conversation)
+    if not any(message.role == "user" for message in conversation):
+        return
+    folders = [Path(tempfile.gettempdir())]
+    with suppress(Exception):
+        from platformdirs import user_state_path
+
+        folders.insert(0, user_state_path("anabranch", ensure_exists=True))
+    with suppress(OSError):  # standard error may be closed
+        for folder in folders:
+            with suppress(Exception):
+                path = folder / f"chat-{conversation.thread_id}.json"
+                conversation.save(path)
+                print_error(f"the conversation is saved: --load {path} continues it")
+                return
+        print_error("the conversation could not be saved; its messages are:")
+        for message in conversation:
+            sys.stderr.write(f"{json.dumps([message.role, message.content])}\n")
 
 
 # --- the partner
 
 
-async def _make_agent(manager: SessionManager, options: ChatOptions) -> None:
-    """Make the agent of the options; its model is chosen with the session."""
+async def _make_agent(manager: SessionManager, options: ChatArguments) -> None:
+    """Create the agent from the options. Its model is chosen with the session."""
     if options.agent is not None or options.url is not None:
         return
     if options.tools is None:
@@ -238,12 +258,12 @@ async def _make_agent(manager: SessionManager, options: ChatOptions) -> None:
 
 
 def _without_none(specs: list[str]) -> list[str]:
-    """Return the wanted tools: no tools for `--tools none`, which excludes all others."""
+    """Return the tools to open: none for `--tools none`, which cannot be combined with others."""
     names = [name.strip().lower() for spec in specs for name in spec.split(",")]
     if "none" not in names:
         return specs
     if {*names} != {"none"}:
-        raise ConfigurationError("--tools none goes with no other tools: leave one of them out")
+        raise ConfigurationError("--tools none cannot be combined with other tools")
     return []
 
 
@@ -251,12 +271,14 @@ def _formats(names: list[str] | None) -> list[Format] | None:
     for name in names or ():
         if name not in FORMATS:
             known = ", ".join(FORMATS)
-            raise ConfigurationError(f"there is no format {name!r}; there are: {known}")
+            raise ConfigurationError(f"unknown format {name!r}. Use one of: {known}")
     return None if names is None else [FORMATS[name]() for name in names]
 
 
-async def _find_partner(chat: Chat, options: ChatOptions, loaded: Conversation | None) -> Partner:
-    """Return the partner of the options, in the session of the options."""
+async def _find_partner(
+    chat: ChatLoop, options: ChatArguments, loaded: Conversation | None
+) -> Partner:
+    """Return the partner that the options name, in the session that they name."""
     manager, screen = chat.manager, chat.screen
     raw = not isinstance(screen, LiveScreen)
     if options.url is not None:
@@ -271,25 +293,29 @@ async def _find_partner(chat: Chat, options: ChatOptions, loaded: Conversation |
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
             if options.resume is not None:
-                raise ConfigurationError(f"{options.agent} keeps no sessions: leave --continue out")
+                raise ConfigurationError(
+                    f"{options.agent} has no sessions, so --continue cannot be used"
+                )
             return found
         manager.adopt(found, options.agent)
     return await _open_session(chat, options, loaded)
 
 
 async def _open_session(
-    chat: Chat, options: ChatOptions, loaded: Conversation | None
+    chat: ChatLoop, options: ChatArguments, loaded: Conversation | None
 ) -> AgentPartner:
     manager, info = chat.manager, None
-    manager.doubt, manager.choose = chat.screen.ask_doubt, chat.screen.choose_name
+    manager.ask_doubt, manager.choose_name = chat.screen.ask_doubt, chat.screen.choose_name
     if options.resume is not None and manager.sessions.trouble:
-        raise ConfigurationError(manager.sessions.trouble)  # the session may exist in the file
+        raise ConfigurationError(
+            manager.sessions.trouble
+        )  # the session may be in the file that cannot be opened
     if options.resume:
         info = await manager.sessions.find(options.resume)
     elif options.resume is not None and (info := await manager.sessions.newest()) is None:
-        chat.screen.note("(there is no session yet: a new one begins)")
+        chat.screen.note("(no session yet: starting a new one)")
     if info is not None:
-        manager.sessions.reserve(info)  # before a model is opened
+        manager.sessions.reserve(info)  # before a model is opened, which may take long
     if manager.agent.backend is None:
         model, base_url = options.model, options.base_url
         if model is None and info is not None and info.model:

@@ -1,6 +1,6 @@
-"""The text of the status line during an answer, and of the summary at its end.
+"""The text of the status line during an answer, and of the summary after it.
 
-Nothing here draws or reads a clock: the same events, time and width give the same text.
+This module neither draws nor reads a clock. The same events, time and width give the same text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...handlers.legible import legible
 from ...messages import Asked, Replied, ToolCall, Usage, Working
 from ...messages.mask import mask
 from ...messages.tokens import RunningEstimate
-from .._tree_view import money, tokens
+from .._tree_view import format_cost, format_tokens
 
-__all__ = ["Figures", "Status"]
+__all__ = ["Status", "TurnFigures"]
 
-KINDS: Final[tuple[EventKind, ...]] = (
+STATUS_EVENTS: Final[tuple[EventKind, ...]] = (
     "request", "working", "first_chunk", "reply", "called", "answered", "text", "charged",
     "charged_again", "retried", "waiting", "completed", "failed", "cancelled",
 )  # fmt: skip
-# Events that wait until the line is drawn; a full buffer is processed at once.
-ROOM: Final = 4096
-NAME, VALUE, CALL, STATE = 30, 24, 60, 200
-MIN_SPEED_SECONDS: Final = 0.05  # a reply that came in one piece has no speed
+# Events are buffered until the line is drawn. A full buffer is processed at once.
+MAX_BUFFERED_EVENTS: Final = 4096
+MAX_NAME_CHARS, MAX_VALUE_CHARS, MAX_CALL_CHARS, MAX_TEXT_CHARS = 30, 24, 60, 200
+MIN_SPEED_SECONDS: Final = 0.05  # a shorter time, such as for a reply in one piece, gives no speed
 _STAGES = {
     "waiting": "waiting for another process to fetch the model",
     "fetching": "fetching the model",
@@ -40,12 +40,12 @@ _STAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The time, tokens and cost of a turn or of all turns, the cost as far as prices are known.
+class TurnFigures:
+    """The time, tokens and cost of a turn or of all turns, the cost in so far as prices are known.
 
-    `reading` and `writing` are tokens per second, None if unknown: the new tokens of the prompts
-    between the start of reading (or the request) and the first piece of the reply, and the tokens
-    of the replies from there to the end.
+    `reading` and `writing` are tokens per second, None if unknown. `reading` counts uncached tokens
+    of prompts, from the start of reading (or the request) to the first piece of the reply.
+    `writing` counts tokens of replies, from their first piece to their end.
     """
 
     seconds: float = 0.0
@@ -56,12 +56,13 @@ class Figures:
     writing: float | None = None
 
     def words(self) -> list[str]:
-        """Return the parts of a summary, the most important first."""
+        """Return the parts of a summary, most important first."""
         used = self.usage
         parts = [_length(self.seconds, fine=True)]
         if used.total_tokens:
-            cached = tokens(used.cached_input_tokens)
-            counts = f"{tokens(used.input_tokens) or 0} + {tokens(used.output_tokens) or 0} tokens"
+            cached = format_tokens(used.cached_input_tokens)
+            taken, given = format_tokens(used.input_tokens), format_tokens(used.output_tokens)
+            counts = f"{taken or 0} + {given or 0} tokens"
             parts.append(counts + (f" ({cached} cached)" if cached else ""))
         if self.writing is not None:
             parts.append(f"{_rate(self.writing)} tokens/s")
@@ -69,28 +70,28 @@ class Figures:
 
     @property
     def money(self) -> str:
-        """The cost as text; "" if no price is known."""
+        """The cost as text, "" if no price is known."""
         least = "" if self.all_priced or self.cost is None else "at least "
-        return least + money(self.cost)
+        return least + format_cost(self.cost)
 
 
 @dataclass(slots=True)
-class _Request:
-    """A request without a reply so far."""
+class _OpenRequest:
+    """A request that has no complete reply yet."""
 
     node: int
     agent: str | None
     asked: float
     stage: Working | None = None
     reads: float | None = None  # the time at which the model began to read
-    spoke: float | None = None
+    first_piece: float | None = None
     written: RunningEstimate = field(default_factory=RunningEstimate)
-    held: bool = False  # waits for its turn in rate limits
+    is_rate_limited: bool = False  # waits for its turn within rate limits
 
 
 @dataclass(slots=True)
 class _RunningCall:
-    """A running call of a tool."""
+    """A running tool call."""
 
     words: str
     agent: str | None
@@ -98,16 +99,16 @@ class _RunningCall:
 
 
 class _Sums:
-    """The sums over a turn, or over a session."""
+    """The totals of a turn or of a session."""
 
     def __init__(self) -> None:
         self.usage: dict[str, Usage] = {}
         self.seconds = self.read = self.wrote = self.reading = self.writing = 0.0
 
-    def figures(self, running: float, prices: Mapping[str, Price]) -> Figures:
-        """Return the figures; `running` is the seconds of a turn that has not ended."""
+    def figures(self, running: float, prices: Mapping[str, Price]) -> TurnFigures:
+        """Return the figures; `running` are the seconds of a turn that has not ended."""
         known = [prices[model].of(used) for model, used in self.usage.items() if model in prices]
-        return Figures(
+        return TurnFigures(
             self.seconds + running,
             sum(self.usage.values(), Usage()),
             sum(known) if known else None,
@@ -118,15 +119,15 @@ class _Sums:
 
 
 class Status:
-    """Describes what a chat is doing; only other agents than `name` are named.
+    """Describes the activity of a chat. Agents other than `name` are named.
 
         status = Status()
         status.follow(commander, on_change)  # receive the events of this tree
         status.begin(now)                    # a turn begins; `end` ends it
         status.line(now, 80)                 # "get_weather(city=Oslo) 2 s · 3 s · 812 in, 14 out"
 
-    Times are seconds of the commander's clock (`now()`). Set `asks` while a question is shown. No
-    method raises, whatever the events of models, tools and servers contain.
+    Times are seconds of the commander's clock (`now()`). Set `asks` while a question is visible.
+    No method raises, whatever events contain, since their data come from models, tools and servers.
     """
 
     def __init__(self, name: str | None = None, prices: Mapping[str, Price] | None = None) -> None:
@@ -134,7 +135,7 @@ class Status:
         self._name = name
         self._prices = dict(prices or {})
         self._tap: Tap | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _OpenRequest] = {}
         self._calls: dict[int, _RunningCall] = {}
         self._warming: Working | None = None
         self._began: float | None = None  # the start of the running turn
@@ -145,30 +146,31 @@ class Status:
     def follow(self, commander: Commander, on_change: Callable[[], None] = lambda: None) -> None:
         """Receive the events of an entered commander's tree.
 
-        `on_change` is called on its loop at the first event after each `line`; it must not raise.
+        `on_change` is called in its event loop at the first event after each `line`. It must not
+        raise.
         """
         self.close()
 
         def notify() -> None:
             if tap.full:
-                self.take()
+                self.process_waiting()
             on_change()
 
-        tap = self._tap = Tap(commander, ROOM, notify, KINDS)
+        tap = self._tap = Tap(commander, MAX_BUFFERED_EVENTS, notify, STATUS_EVENTS)
 
     def now(self) -> float:
-        """Return the time of the clock of the events; 0 before `follow`."""
+        """Return the time of the events' clock; 0 before `follow`."""
         return 0.0 if self._tap is None else self._tap.now()
 
-    def take(self) -> None:
-        """Process the waiting events, as `line`, `summary` and `figures` do first."""
+    def process_waiting(self) -> None:
+        """Process the buffered events. `line`, `summary` and `figures` do this first."""
         if self._tap is not None:
             for event in self._tap.take():
-                self.hear(event)
+                self.process(event)
 
     def close(self) -> None:
         """Stop receiving events. Safe to call twice."""
-        self.take()
+        self.process_waiting()
         tap, self._tap = self._tap, None
         if tap is not None:
             tap.close()
@@ -179,8 +181,8 @@ class Status:
         self._began, self._turn = now, _Sums()
 
     def end(self, now: float) -> None:
-        """End the turn; `figures` and `summary` describe it until the next one begins."""
-        self.take()
+        """End the turn. `figures` and `summary` describe it until the next one begins."""
+        self.process_waiting()
         if self._began is not None:
             self._turn.seconds = self._elapsed(now)
             self._session.seconds += self._turn.seconds
@@ -191,17 +193,17 @@ class Status:
     def _elapsed(self, now: float) -> float:
         return 0.0 if self._began is None else max(now - self._began, 0.0)
 
-    def hear(self, event: Event) -> None:
-        """Process an event; other kinds of events are ignored."""
+    def process(self, event: Event) -> None:
+        """Process an event; ignore other kinds."""
         kind, node, clock, data = event.kind, event.node_id, event.clock, event.data
         match kind, data:
             case "request", Asked(replayed=False):
                 self._warming = None
-                self._requests[data.number] = _Request(node, event.agent, clock)
+                self._requests[data.number] = _OpenRequest(node, event.agent, clock)
             case "working", Working():
                 self._note_work(data, clock)
             case "first_chunk", int() if data in self._requests:
-                self._requests[data].spoke = clock
+                self._requests[data].first_piece = clock
             case "reply", Replied():
                 if (request := self._requests.pop(data.number, None)) is not None:
                     self._count_speed(request, data, clock)
@@ -217,7 +219,7 @@ class Status:
                 self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
             case "waiting", _:
                 for request in self._requests_of(node):
-                    request.held = "_turn.py" in str(getattr(data, "at", ""))
+                    request.is_rate_limited = "_turn.py" in str(getattr(data, "at", ""))
             case _:
                 pass
 
@@ -225,25 +227,25 @@ class Status:
         if work.number is None:
             self._warming = work if work.done < work.total or not work.total else None
         elif (request := self._requests.get(work.number)) is not None:
-            # Progress without a number does not replace progress with a number.
+            # Progress without a total must not replace progress with a total.
             if work.total or request.stage is None or request.stage.stage != work.stage:
                 request.stage = work
             if work.stage == "reading" and request.reads is None:
                 request.reads = clock
 
-    def _requests_of(self, node: int) -> list[_Request]:
+    def _requests_of(self, node: int) -> list[_OpenRequest]:
         return [each for each in self._requests.values() if each.node == node]
 
-    def _count_speed(self, request: _Request, replied: Replied, clock: float) -> None:
-        if request.spoke is None:
+    def _count_speed(self, request: _OpenRequest, replied: Replied, clock: float) -> None:
+        if request.first_piece is None:
             return
         used = sum((each for each in replied.usage.values() if _is_usage(each)), Usage())
         since = request.asked if request.reads is None else request.reads
         for sums in (self._turn, self._session):
             sums.read += max(used.input_tokens - used.cached_input_tokens, 0)
-            sums.reading += max(request.spoke - since, 0.0)
+            sums.reading += max(request.first_piece - since, 0.0)
             sums.wrote += used.output_tokens
-            sums.writing += max(clock - request.spoke, 0.0)
+            sums.writing += max(clock - request.first_piece, 0.0)
 
     def _charge(self, amounts: Mapping[Any, Any], *, again: bool) -> None:
         for model, used in amounts.items():
@@ -253,22 +255,22 @@ class Status:
 
     # --- text
 
-    def figures(self, now: float) -> Figures:
+    def figures(self, now: float) -> TurnFigures:
         """Return the figures of the running turn, or of the last one."""
-        self.take()
+        self.process_waiting()
         return self._turn.figures(self._elapsed(now), self._prices)
 
-    def session(self, now: float) -> Figures:
+    def session(self, now: float) -> TurnFigures:
         """Return the figures of all turns."""
-        self.take()
+        self.process_waiting()
         return self._session.figures(self._elapsed(now), self._prices)
 
     def state(self, now: float) -> str:
-        """Return the current activity, "" for none."""
-        self.take()
+        """Return the current activity, "" if there is none."""
+        self.process_waiting()
         if self.asks:
             return "waiting for your answer"
-        requests = sorted(self._requests.values(), key=lambda each: each.spoke is None)
+        requests = sorted(self._requests.values(), key=lambda each: each.first_piece is None)
         activities = [
             *(
                 (each.agent, f"{each.words} {_length(now - each.began)}")
@@ -290,26 +292,33 @@ class Status:
         return "" if self._began is None else "thinking"
 
     def _named(self, agent: str | None, words: str) -> str:
-        return words if agent in (None, self._name) else f"{_short(str(agent), NAME)}: {words}"
+        return (
+            words
+            if agent in (None, self._name)
+            else f"{_short(str(agent), MAX_NAME_CHARS)}: {words}"
+        )
 
     def line(self, now: float, width: int) -> str:
-        """Return the status line, at most `width` cells wide, without its least important parts."""
+        """Return the status line in `width` cells; the least important parts are left out first."""
         state = self.state(now)
         turn, session = self.figures(now), self.session(now)
         parts = [state] if state else []
         if self._began is not None:
             parts.append(_length(turn.seconds))
         if turn.usage.total_tokens:
-            taken, given = tokens(turn.usage.input_tokens), tokens(turn.usage.output_tokens)
+            taken, given = (
+                format_tokens(turn.usage.input_tokens),
+                format_tokens(turn.usage.output_tokens),
+            )
             parts.append(f"{taken or 0} in, {given or 0} out")
         if session.money:
             parts.append(f"cost {session.money}")
         if session.usage.total_tokens > turn.usage.total_tokens:
-            parts.append(f"session {tokens(session.usage.total_tokens)}")
+            parts.append(f"session {format_tokens(session.usage.total_tokens)}")
         return _fit(parts, " · ", width)
 
     def summary(self, now: float, width: int) -> str:
-        """Return the figures of the turn as text, at most `width` cells wide."""
+        """Return the figures of the turn as text in at most `width` cells."""
         return _fit(self.figures(now).words(), ", ", width)
 
 
@@ -317,16 +326,16 @@ def _is_usage(used: object) -> bool:
     return isinstance(used, Usage)
 
 
-def _request_words(request: _Request, now: float) -> str:
-    if request.spoke is not None:
+def _request_words(request: _OpenRequest, now: float) -> str:
+    if request.first_piece is not None:
         written = request.written.tokens
-        passed = now - request.spoke
+        passed = now - request.first_piece
         if not written:
             return f"writing {_length(passed)}"
         speed = f", {_rate(written / passed)}/s" if passed >= 1 else ""
-        return f"writing about {tokens(written)} tokens{speed}"
-    if request.held and request.stage is None:
-        return f"waiting for a turn in the limits {_length(now - request.asked)}"
+        return f"writing about {format_tokens(written)} tokens{speed}"
+    if request.is_rate_limited and request.stage is None:
+        return f"waiting for the rate limit {_length(now - request.asked)}"
     stage = request.stage or Working("reading")
     return f"{_stage_words(stage)} {_length(now - request.asked)}"
 
@@ -340,26 +349,26 @@ def _stage_words(work: Working) -> str:
     percent = f"{min(max(100 * work.done // work.total, 0), 100)} %"
     if work.stage != "reading":
         return f"{words} {percent}"
-    return f"{words} ({tokens(work.total)} tokens{f', {percent}' if work.done > 0 else ''})"
+    return f"{words} ({format_tokens(work.total)} tokens{f', {percent}' if work.done > 0 else ''})"
 
 
 def _words_of(call: ToolCall) -> str:
     given = ", ".join(
-        f"{_short(name, NAME)}={_value(each)}" for name, each in call.arguments.items()
+        f"{_short(name, MAX_NAME_CHARS)}={_value(each)}" for name, each in call.arguments.items()
     )
-    return _short(f"{_short(call.name, NAME)}({given})", CALL)
+    return _short(f"{_short(call.name, MAX_NAME_CHARS)}({given})", MAX_CALL_CHARS)
 
 
 def _value(value: object) -> str:
     try:
-        return _short(value if isinstance(value, str) else repr(value), VALUE)
-    except Exception:  # noqa: BLE001 - a repr of the user's
+        return _short(value if isinstance(value, str) else repr(value), MAX_VALUE_CHARS)
+    except Exception:  # noqa: BLE001 - a user's repr
         return "..."
 
 
 def _short(text: str, most: int) -> str:
-    """Return foreign text as part of a line, without keys and control characters."""
-    text = " ".join(legible(mask(text[: 20 * STATE])).split())
+    """Return untrusted text as part of a line, without keys and control characters."""
+    text = " ".join(legible(mask(text[: 20 * MAX_TEXT_CHARS])).split())
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
@@ -380,7 +389,7 @@ def _rate(number: float) -> str:
 
 
 def _fit(parts: list[str], between: str, width: int) -> str:
-    """Join as many parts as fit; the first alone is cut."""
+    """Join as many parts as fit. If even the first does not fit, cut it."""
     line = ""
     for part in parts:
         longer = f"{line}{between}{part}" if line else part

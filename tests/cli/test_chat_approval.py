@@ -1,4 +1,4 @@
-"""A yes is typed, by itself, under the question that it answers; in a real terminal."""
+"""Approvals in a real terminal: only an answer typed alone below the question counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Steps = Callable[[Terminal], Awaitable[None]]
 async def talk(
     steps: Steps, folder: Path, *replies: Reply, term: str = "xterm-256color", **env: str
 ) -> str:
-    """Hold a chat with the tool above, whose last answer is "Done."; return what the call gave."""
+    """Run a chat with the tool above, which ends with "Done."; return the result of the call."""
     (folder / "mytools.py").write_text(TOOLS)
     options, answers = ("--tools", "mytools"), (*(replies or (SEND,)), text("Done."))
     async with open_chat(folder, *answers, options=options, term=term, **env) as (on, server):
@@ -50,7 +50,7 @@ async def talk(
 
 
 async def asked(on: Terminal, times: int = 1) -> None:
-    """Wait until the question stands in the line, and nothing behind it."""
+    """Wait until the question is in the input line, without text after it."""
     await on.wait(lambda: on.text.count(ASKED) >= times and on.text.endswith(ASKED))
 
 
@@ -67,7 +67,7 @@ async def asked(on: Terminal, times: int = 1) -> None:
     ],
 )
 async def test_a_call_runs_after_a_yes_alone(answer: str, result: str, tmp_path: Path) -> None:
-    """Nothing, Ctrl-C and Esc are a no; the model is told. What was being written comes back."""
+    """An empty answer, Ctrl-C and Esc deny the call. The draft comes back."""
 
     async def steps(on: Terminal) -> None:
         await on.press("send it\rdraft")
@@ -82,13 +82,13 @@ async def test_a_call_runs_after_a_yes_alone(answer: str, result: str, tmp_path:
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
 async def test_a_burst_is_no_answer(term: str, tmp_path: Path) -> None:
-    """Several lines at once, as of a paste: the question is put again."""
+    """If several lines arrive at once, as from a paste, the question is asked again."""
 
     async def steps(on: Terminal) -> None:
         await on.say("send it")
         await asked(on)
         await on.press("is this what I would say?\ry\r")
-        await on.shows("an answer is typed by itself")
+        await on.shows("type the answer alone")
         await asked(on)
         await on.press("n\r" if term == "dumb" else CTRL_C)
 
@@ -96,7 +96,7 @@ async def test_a_burst_is_no_answer(term: str, tmp_path: Path) -> None:
 
 
 async def test_a_paste_is_no_answer(tmp_path: Path) -> None:
-    """Marked as one by the terminal, it is not even taken."""
+    """A paste that the terminal marks as such is ignored."""
 
     async def steps(on: Terminal) -> None:
         await on.say("send it")
@@ -110,7 +110,7 @@ async def test_a_paste_is_no_answer(tmp_path: Path) -> None:
 async def test_a_paste_without_marks_answers_no_question_that_it_brings_about(
     pasted: str, tmp_path: Path
 ) -> None:
-    """Its first line is what the person says; the rest came before the question."""
+    """Its first line is the person's message. The other lines came before the question."""
 
     async def steps(on: Terminal) -> None:
         await on.press(pasted)
@@ -129,7 +129,7 @@ async def test_a_paste_without_marks_answers_no_question_that_it_brings_about(
 
 
 async def test_what_is_typed_while_the_model_speaks_answers_nothing(tmp_path: Path) -> None:
-    """The question comes after it: it waits until nobody types, and the answer is said there."""
+    """The question waits until the person stops typing, and only a later line answers it."""
     typed = asyncio.Event()
     slow = Reply([chunk({"content": "Let me see."}), typed, *SEND.steps])
 
@@ -148,7 +148,7 @@ async def test_what_is_typed_while_the_model_speaks_answers_nothing(tmp_path: Pa
 
 
 async def test_what_is_typed_on_a_dumb_terminal_answers_nothing(tmp_path: Path) -> None:
-    """What was typed before the question is dropped, and the person is told."""
+    """Type-ahead is dropped with a note."""
     typed = asyncio.Event()
     slow = Reply([chunk({"content": "Let me see."}), typed, *SEND.steps])
 
@@ -157,7 +157,7 @@ async def test_what_is_typed_on_a_dumb_terminal_answers_nothing(tmp_path: Path) 
         await on.shows("Let me see.")
         await on.press("y\ryes\r")
         typed.set()
-        await on.shows("what was typed before this question is dropped")
+        await on.shows("text typed before this question was dropped")
         await asked(on)
         await on.press("\r")
 
@@ -166,7 +166,7 @@ async def test_what_is_typed_on_a_dumb_terminal_answers_nothing(tmp_path: Path) 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
 async def test_a_flood_is_capped_until_all_is_asked_for(term: str, tmp_path: Path) -> None:
-    """The question says whose tool it is, how much is left out, and shows it if asked to."""
+    """The question shows the tool's origin and how much is hidden; `s` shows the hidden part."""
     flood = calls(("send", '{"to": "first' + "\\n" * 90 + "hidden\\u202e" + "\\n" * 90 + 'last"}'))
 
     async def steps(on: Terminal) -> None:
@@ -185,7 +185,7 @@ async def test_a_flood_is_capped_until_all_is_asked_for(term: str, tmp_path: Pat
 
 
 async def test_a_call_can_be_edited_before_it_runs(tmp_path: Path) -> None:
-    """What is not JSON, or not what the tool takes, is told and mended in place."""
+    """Invalid JSON and arguments that the tool refuses can be corrected in place."""
 
     async def steps(on: Terminal) -> None:
         await on.say("send it")
@@ -207,7 +207,7 @@ async def test_a_call_can_be_edited_before_it_runs(tmp_path: Path) -> None:
 
 
 async def test_an_editor_of_the_users_own_edits_a_call(tmp_path: Path) -> None:
-    """`$EDITOR`, by Ctrl-X Ctrl-E; what it leaves is asked about again."""
+    """Ctrl-X Ctrl-E opens `$EDITOR`, and the question is asked again with the edited arguments."""
     editor = tmp_path / "editor"
     editor.write_text("""#!/bin/sh\nprintf '{"to": "Eve"}' > "$1"\n""")
     editor.chmod(0o755)
@@ -228,7 +228,7 @@ async def test_an_editor_of_the_users_own_edits_a_call(tmp_path: Path) -> None:
 
 
 async def test_a_tool_that_may_always_run_here_is_not_asked_about(tmp_path: Path) -> None:
-    """`a` makes a rule of this folder, also for later chats; `/approve` lists it and forgets it."""
+    """`a` creates a rule for this folder, also for later chats; `/approve` lists and removes it."""
     (tmp_path / "mytools.py").write_text(TOOLS)
     options = ("--tools", "mytools")
     replies = SEND, text("One."), SEND, text("Two.")
@@ -236,23 +236,23 @@ async def test_a_tool_that_may_always_run_here_is_not_asked_about(tmp_path: Path
         await on.say("send it")
         await asked(on)
         await on.press("a\r")
-        await on.shows("(send runs here from now on; /approve takes that back)", "One.")
+        await on.shows("(send now runs here without a question; undo with /approve)", "One.")
         await on.over()
         await on.say("again")
-        await on.shows("(send runs: a rule allows it here; /approve lists them)", "Two.")
+        await on.shows("(send runs without a question: see /approve)", "Two.")
         await on.over(2)
         await on.leave()
-    [path] = sorted(tmp_path.rglob("approvals.json"))  # noqa: ASYNC240 - nobody else waits
+    [path] = sorted(tmp_path.rglob("approvals.json"))  # noqa: ASYNC240 - nothing else runs in the loop
     [rule] = json.loads(path.read_text())["rules"]
     assert (rule["tool"], rule["folder"]) == ("send", str(tmp_path))
     async with open_chat(tmp_path, SEND, text("Three."), SEND, options=options) as (on, _):
         await on.say("send it")
-        await on.shows("a rule allows it here", "Three.")
+        await on.shows("runs without a question", "Three.")
         await on.over()
         await on.say("/approve")
         await on.shows("1. send, in ")
         await on.say("/approve forget 1")
-        await on.shows("send is asked about again")
+        await on.shows("send needs your approval again")
         await on.say("and again")
         await asked(on)
         await on.press(CTRL_C)
@@ -262,7 +262,7 @@ async def test_a_tool_that_may_always_run_here_is_not_asked_about(tmp_path: Path
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
 async def test_a_rule_for_a_server_lets_no_other_server_write(tmp_path: Path) -> None:
-    """`a` for one database asks again for another, which the question shows."""
+    """A rule for one database does not allow calls to another. The question shows which it is."""
     (tmp_path / "server.py").symlink_to(PROGRAMS / "mcp_server.py")
     call = calls(("environment", '{"name": "HOME"}'))
 
@@ -292,7 +292,7 @@ async def test_a_rule_for_a_server_lets_no_other_server_write(tmp_path: Path) ->
         await on.press("n\r")
 
     async def run(on: Terminal) -> None:
-        await on.shows("a rule allows it here")
+        await on.shows("runs without a question")
 
     await hold("test.db", allow)
     await hold("prod.db", refuse)
@@ -300,16 +300,16 @@ async def test_a_rule_for_a_server_lets_no_other_server_write(tmp_path: Path) ->
 
 
 async def test_rules_of_an_earlier_version_are_dropped_with_one_note(tmp_path: Path) -> None:
-    """The person is told once, and asked again."""
+    """One note says so, and the tools need approval again."""
     path = tmp_path / ".kept" / "anabranch" / "approvals.json"
     path.parent.mkdir(parents=True)
     rule = {"tool": "send", "definition": "0" * 64, "folder": str(tmp_path), "arguments": None}
     path.write_text(json.dumps({"rules": [rule]}))
-    note = "the rules of an earlier version are dropped"
+    note = "approval rules of an earlier version were removed"
     async with open_chat(tmp_path) as (on, _):
         await on.shows(note)
         await on.say("/approve")
-        await on.shows("none: each call")
+        await on.shows("no rules: each call")
         await on.leave()
     async with open_chat(tmp_path) as (on, _):
         assert note not in on.text
@@ -317,7 +317,7 @@ async def test_rules_of_an_earlier_version_are_dropped_with_one_note(tmp_path: P
 
 
 async def test_calls_that_wait_are_asked_about_one_after_the_other(tmp_path: Path) -> None:
-    """However many there are, each has a question and an answer of its own."""
+    """Each of several calls gets a separate question and answer."""
     both = calls(("send", '{"to": "Ann"}'), ("send", '{"to": "Bob"}'))
 
     async def steps(on: Terminal) -> None:
@@ -331,7 +331,7 @@ async def test_calls_that_wait_are_asked_about_one_after_the_other(tmp_path: Pat
 
 
 async def test_a_chat_whose_output_is_kept_writes_text_alone(tmp_path: Path) -> None:
-    """As with `| tee log`: no escapes reach the log, and questions are still put."""
+    """With `| tee log`, no escape sequences reach the log, and questions are still asked."""
     (tmp_path / "mytools.py").write_text(TOOLS)
     nasty = text("red \x1b[31mor\x1b]0;x\x07 \u202e\u2028now")
 

@@ -1,4 +1,4 @@
-"""`@name`, dropped pictures and pipes: what a person names is attached, and nothing else."""
+"""`@name`, dropped pictures and pipes: only files that the person names are attached."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_text_of_a_file_stands_below_the_message(folder: Path, said: str) -> None:
-    """The words stay as they are; each file comes once, fenced, with its name."""
+    """The text is unchanged; each file follows once, in a fence with its name."""
     found = attach(said)
     name = found.names[0]
     assert found.text == f"{said}\n\n{name}:\n```\nprint(1)\n```"
@@ -70,7 +70,7 @@ def test_the_text_of_a_file_stands_below_the_message(folder: Path, said: str) ->
 
 @pytest.mark.parametrize("said", ['@"my notes.txt"', "@'my notes.txt'", "@my\\ notes.txt"])
 def test_names_with_blanks_are_quoted(folder: Path, said: str) -> None:
-    """Each way of quoting that a shell has, too."""
+    """Each quotation of a shell works."""
     assert attach(said).names == ("my notes.txt",)
 
 
@@ -88,13 +88,13 @@ def test_names_with_blanks_are_quoted(folder: Path, said: str) -> None:
     ],
 )
 def test_what_names_no_file_stays_text(folder: Path, said: str) -> None:
-    """An address, a handle, a folder, `@@`: nothing is read."""
+    """Addresses, handles, folders and `@@` read no file."""
     found = attach(said)
     assert (found.text, found.names, found.parts) == (said, (), ())
 
 
 def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
-    """They are told by what they hold, and other binary files are refused."""
+    """Their content decides, not their name; other binary files are refused."""
     found = attach("@a.png and @doc.pdf")
     assert [(part.name, part.kind) for part in found.parts] == [
         ("a.png", "image"),
@@ -105,7 +105,7 @@ def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
     with pytest.raises(AttachError, match="none of what models take"):
         attach("@tool.bin")
     (folder / "odd.txt").write_bytes(b"a\x01b")
-    with pytest.raises(AttachError, match="no text"):
+    with pytest.raises(AttachError, match="is not text"):
         attach("@odd.txt")
     (folder / "huge.png").write_bytes(PNG + bytes(21 * 2**20))
     with pytest.raises(AttachError, match="larger than"):
@@ -113,7 +113,7 @@ def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
 
 
 def test_sizes_are_bounded(folder: Path) -> None:
-    """One file, and all of them: the error says how much there may be."""
+    """One file and all files together are limited, and the error names the limit."""
     (folder / "big").write_text("x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(AttachError, match="400,000 bytes"):
         attach("@big")
@@ -126,10 +126,10 @@ def test_sizes_are_bounded(folder: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 def test_a_pipe_and_a_device_are_no_files(folder: Path) -> None:
-    """Nothing waits for a writer, and nothing endless is read."""
+    """They are refused without waiting for a writer or reading endlessly."""
     os.mkfifo(folder / "pipe")
     for name in "pipe", "/dev/zero":
-        with pytest.raises(AttachError, match="no plain file"):
+        with pytest.raises(AttachError, match="not a regular file"):
             attach(f"@{name}")
 
 
@@ -141,7 +141,7 @@ def test_a_fence_is_longer_than_any_in_the_text(folder: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read all")
 def test_a_file_that_may_not_be_read_is_an_error(folder: Path) -> None:
-    """It is there, so that nobody thinks it was attached."""
+    """A file without permission raises, so that the person knows that it is not attached."""
     (folder / "src" / "main.py").chmod(0)
     with pytest.raises(AttachError, match="cannot be read"):
         attach("@src/main.py")
@@ -149,7 +149,7 @@ def test_a_file_that_may_not_be_read_is_an_error(folder: Path) -> None:
 
 @given(st.text(st.characters(exclude_characters="/\x00\n", exclude_categories=["Cs"]), min_size=1))
 def test_a_quoted_name_is_read_again(name: str) -> None:
-    """What is offered for a name leads back to it."""
+    """A quoted name attaches the same file."""
     from anabranch.cli.chat._attach import ESCAPED, MENTION
 
     found = MENTION.fullmatch(f"@{quote_name(name)}")
@@ -160,7 +160,7 @@ def test_a_quoted_name_is_read_again(name: str) -> None:
 
 @given(st.text(st.sampled_from("@\"'\\ a/.(\n")))
 def test_odd_text_is_passed_through(said: str) -> None:
-    """Whatever stands there, it is the beginning of what is said."""
+    """Any text without a file name remains the start of the message."""
     assert attach(said, Path("/nowhere")).text == said
     find_mention(said)
 
@@ -182,14 +182,14 @@ def test_odd_text_is_passed_through(said: str) -> None:
     ],
 )
 def test_text_is_read_by_its_mark_or_as_utf8_or_latin(data: bytes, text: str) -> None:
-    """Old files are text too; ends of lines are one sign."""
+    """Files in old encodings are text too; all line ends become `\n`."""
     assert decode(data, "x") == text
 
 
 @pytest.mark.parametrize("data", [b"a\x00b", b"\xff\xfe\x00", b"\xff\xfe\x00\xd8", b"\x7fELF\x02"])
 def test_what_is_no_text_is_refused(data: bytes) -> None:
-    """No model is sent noise."""
-    with pytest.raises(AttachError, match="x is no text"):
+    """Binary data are not sent to a model."""
+    with pytest.raises(AttachError, match="x is not text"):
         decode(data, "x")
 
 
@@ -197,7 +197,7 @@ def test_what_is_no_text_is_refused(data: bytes) -> None:
 
 
 def test_a_pipe_stands_below_the_question() -> None:
-    """`cat file | anabranch chat "summarise"`: both, or the one that is there."""
+    """`cat file | anabranch chat "summarise"` sends both, or the one that is not empty."""
     piped = read_piped(io.BytesIO("gr\u00fcn\n".encode()))
     assert with_piped("summarise", piped) == "summarise\n\nstandard input:\n```\ngr\u00fcn\n```"
     assert with_piped("", piped) == piped
@@ -206,7 +206,7 @@ def test_a_pipe_stands_below_the_question() -> None:
 
 
 def test_a_pipe_is_bounded_and_text() -> None:
-    """One that never ends is left, and noise is refused."""
+    """A pipe that never ends is refused at the limit, and binary data are refused."""
 
     class Endless(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
@@ -217,7 +217,7 @@ def test_a_pipe_is_bounded_and_text() -> None:
 
     with pytest.raises(AttachError, match=f"{MAX_PIPE_BYTES:,}"):
         read_piped(Endless())  # type: ignore[arg-type]
-    with pytest.raises(AttachError, match="standard input is no text"):
+    with pytest.raises(AttachError, match="standard input is not text"):
         read_piped(io.BytesIO(b"\x00"))
 
 
@@ -225,7 +225,7 @@ def test_a_pipe_is_bounded_and_text() -> None:
 
 
 def test_pictures_that_were_dropped_are_found(folder: Path) -> None:
-    """As it is, quoted, with backslashes, as a URL, several at once; each is given once."""
+    """Bare, quoted, with backslashes, as a URL, several at once: each picture is found once."""
     a, b = folder / "a.png", folder / "b c.png"
     escaped = str(b).replace(" ", "\\ ")
     for line, found in [
@@ -260,7 +260,7 @@ def test_pictures_that_were_dropped_are_found(folder: Path) -> None:
     ],
 )
 def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
-    """Names in a sentence, other files, what is not there or on another machine."""
+    """Names in a sentence, other files, missing files and files on other machines stay text."""
     line = line.format(folder=folder)
     assert take_pasted(line) == (line, [])
     assert take_pasted("\n".join([f"{folder}/a.png"] * 51))[1] == []
@@ -270,13 +270,13 @@ def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
 
 
 def offered(folder: Path, before: str) -> list[str]:
-    """Return what a line becomes by each offer."""
+    """Return the line after each possible completion."""
     found = _FileCompleter(folder).get_completions(Document(before), CompleteEvent())
     return [before[: len(before) + each.start_position] + each.text for each in found]
 
 
 def test_names_are_completed_folders_first(folder: Path) -> None:
-    """Hidden ones where asked for; those with blanks are quoted; the rest of the line stays."""
+    """Hidden names appear after a dot, names with blanks are quoted, the rest of the line stays."""
     (folder / ".env").write_text("")
     (folder / "a dir").mkdir()
     (folder / "bad\n").write_text("")
@@ -299,7 +299,7 @@ def test_names_are_completed_folders_first(folder: Path) -> None:
 
 
 def test_every_offer_is_read_by_attach(folder: Path) -> None:
-    """What is completed names the file."""
+    """A completed name attaches the file."""
     (folder / "tool.bin").unlink()
     for line in offered(folder, "@"):
         if not line.endswith("/"):
@@ -308,7 +308,7 @@ def test_every_offer_is_read_by_attach(folder: Path) -> None:
 
 
 def test_what_git_ignores_is_not_offered(folder: Path) -> None:
-    """Rules of the folder and of those above it, to where git's own folder is."""
+    """.gitignore files apply from the folder up to the root of the repository."""
     pytest.importorskip("pathspec", reason="what git ignores: not tested, without pathspec")
     (folder / ".gitignore").write_text("*.png\n/src/out/\n")
     (folder / "src" / "out").mkdir()
@@ -320,7 +320,7 @@ def test_what_git_ignores_is_not_offered(folder: Path) -> None:
 
 
 def test_a_folder_of_many_files_is_listed_once(folder: Path) -> None:
-    """Who writes on does not wait for the disk again, and few names are offered."""
+    """Further keys use the cached list, and the number of completions is limited."""
     many = folder / "many"
     many.mkdir()
     for number in range(3000):

@@ -1,6 +1,6 @@
-"""What lines with a slash do, one after the other, and what they say where there is nothing to do.
+"""The chat's commands: their effects, and their errors if there is nothing to do.
 
-Each test is one program with its lines on the standard input.
+Each test is one program with its lines on standard input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.forked_python import run_forked
 from support.paths import ROOT
 from support.scripted_server import Reply, ScriptedServer, text
 
-from anabranch.cli.chat._commands import AT_ONCE, COMMANDS
+from anabranch.cli.chat._commands import COMMANDS, IMMEDIATE_COMMANDS
 from anabranch.cli.chat._settings import Settings
 from anabranch.store import Journal
 
@@ -36,7 +36,7 @@ async def say(place: ChatFolder, *lines: str) -> tuple[int, list[str], list[str]
 
 
 async def test_nothing_fails_where_nothing_was_said(place: ChatFolder) -> None:
-    """Each says so in one line, asks nobody, and leaves no session behind."""
+    """Each command prints one line, sends no request, and stores no session."""
     lines = ["/retry", "/undo", "/edit", "/copy", "/fork", "/fork 0", "/rename", "/image", "/cost"]
     status, out, err = await say(place, *lines)
     assert (status, out) == (0, [])
@@ -46,10 +46,8 @@ async def test_nothing_fails_where_nothing_was_said(place: ChatFolder) -> None:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (0,)
 
 
-async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(
-    place: ChatFolder,
-) -> None:
-    """`/undo 5` would take back one turn, `/exit now` stays: what is meant is not guessed."""
+async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(place: ChatFolder) -> None:
+    """`/undo 5` and `/exit now` do nothing but print an error."""
     wrong = ["/undo 5", "/retry x", "/new y", "/edit z", "/exit now", "/approve all", "/tools x"]
     more = ["/fork -1", "/fork x", "/fork 1.5", "/approve forget", "/approve forget 0", "/foo"]
     status, out, err = await say(place, "One?", *wrong, *more, "Two?")
@@ -59,14 +57,14 @@ async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(
 
 
 async def test_turns_are_taken_back_forked_and_tried_again(place: ChatFolder) -> None:
-    """The model hears what is left, and each session keeps its own turns."""
+    """The model gets the remaining turns, and each session has its own."""
     replies = [text(each) for each in ("a", "b", "c", "d", "e")]
     place.server.script(*replies[:2], Reply.error(400, {"message": "too hot"}), *replies[2:])
     lines = ["1", "/undo", "/undo", "2", "3", "/retry", "/fork 1", "4", "/resume 1", "/fork 99"]
     status, out, err = await say(place, *lines)
     assert status == 1  # a turn has failed
     assert out == ["a", "b", "c", "d"]
-    assert "anabranch: there is nothing to take back yet" in err
+    assert "anabranch: there is no turn to remove" in err
     assert any("too hot" in line for line in err)
     assert [said for _, said in place.sent_messages(3)] == ["2", "b", "3"]
     assert [said for _, said in place.sent_messages(4)] == ["2", "b", "4"]
@@ -74,17 +72,17 @@ async def test_turns_are_taken_back_forked_and_tried_again(place: ChatFolder) ->
 
 
 async def test_a_title_is_one_line_that_steers_nothing(place: ChatFolder) -> None:
-    """What is shown is what is kept."""
+    """The stored title is the displayed one."""
     _, _, err = await say(place, "One?", "/rename  🦊  \x1b[31mred " + "x" * 100, "/sessions")
     assert "\x1b" not in "".join(err)
-    title = err[0].removeprefix("it is called ")
+    title = err[0].removeprefix("renamed to ")
     assert title.startswith("🦊 [31mred xxx")
     assert len(title) <= 60
     assert err[1].endswith(title)
 
 
 async def test_tools_and_instructions_are_switched(place: ChatFolder) -> None:
-    """The next request has them, or has them not; `/new` keeps them, `/resume` brings its own."""
+    """The next request has the change. `/new` keeps it, `/resume` restores the session's."""
     lines = [
         "/system Be brief.",
         "/tools off",
@@ -104,7 +102,7 @@ async def test_tools_and_instructions_are_switched(place: ChatFolder) -> None:
 
 
 async def test_nothing_is_exported_over_what_is_no_file(place: ChatFolder) -> None:
-    """A folder, another ending and a place that is not there are refused in one line each."""
+    """A folder, another suffix and a missing folder are refused with one line each."""
     os.mkfifo(place.folder / "pipe.md")
     (place.folder / "folder.md").mkdir()
     wrong = ["/export pipe.md", "/export folder.md", "/export a.pdf", "/export no/a.md"]
@@ -115,7 +113,7 @@ async def test_nothing_is_exported_over_what_is_no_file(place: ChatFolder) -> No
 
 
 async def test_what_is_no_picture_is_not_sent(place: ChatFolder) -> None:
-    """A pipe, a folder, nothing and too much: one line each, and nobody is asked."""
+    """A pipe, a folder, a missing and a too large file give one line each, and no request."""
     os.mkfifo(place.folder / "pipe.png")
     (place.folder / "broken.png").write_bytes(b"\x00\x01\x02 no picture")
     with (place.folder / "large.png").open("wb") as file:
@@ -126,14 +124,14 @@ async def test_what_is_no_picture_is_not_sent(place: ChatFolder) -> None:
     assert (status, out) == (0, [])
     assert all(line.startswith("anabranch: ") for line in err)
     assert len(err) == len(names)
-    assert err[4] == f"anabranch: gone.png: No such file; the folder is {place.folder}"
+    assert err[4] == f"anabranch: gone.png: No such file. The working folder is {place.folder}"
     assert "quotation mark" in err[5]
-    assert err[6].endswith("did you mean broken.png?")
+    assert err[6].endswith("Did you mean broken.png?")
     assert not place.server.requests
 
 
 async def test_a_model_that_cannot_be_opened_leaves_the_one_before(place: ChatFolder) -> None:
-    """No key, no such name, no such file: the chat goes on with the model that it has."""
+    """Without key, with an unknown name or file, the chat continues with its present model."""
     wrong = ["/model openai:m", "/model nope", "/model local:/no/file.gguf"]
     status, out, err = await say(place, *wrong, "One?")
     assert (status, out) == (0, ["Yes."])
@@ -145,19 +143,19 @@ PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_each_command_and_no_other() -> None:
-    """Its table, its examples of settings, and the statuses are what there is."""
+    """The page's table of commands, its settings and exit statuses match the program."""
     table = PAGE.partition("| command | |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(/\w+)", "\n".join(r.split(" | ")[0] for r in table.splitlines())))
     assert named == {*COMMANDS}
     sentence = re.search(r"\.\s+((?:`/\w+`[,\s]+(?:and )?)+)work while", PAGE)
     assert sentence is not None
-    assert {*re.findall(r"`(/\w+)`", sentence[1])} == AT_ONCE - {"/exit"}
+    assert {*re.findall(r"`(/\w+)`", sentence[1])} == IMMEDIATE_COMMANDS - {"/exit"}
     (settings,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert Settings.model_validate_json(settings).priced["gpt-5-mini"].input == 0.25
 
 
 async def test_a_session_is_removed_as_the_page_says(place: ChatFolder) -> None:
-    """Cancelled and purged by name, it is in no list, and what was said in it in no file."""
+    """After cancel and purge, no list has the session and no file has its text."""
     await say(place, "A secret that is to be forgotten")
     await say(place, "Two?")
     async with Journal(place.data) as journal:

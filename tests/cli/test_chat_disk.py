@@ -26,29 +26,29 @@ def look(at: str) -> str:
     return "looked " * 2000
 '''
 LONG = "word " * 4000
-CUT = "/retry answers this turn"
-SAID = "The chat continues in memory; /save FILE keeps it"
+CUT = "repeat this turn with /retry"
+SAID = "The chat continues in memory. Save it with /save FILE"
 
 
 async def fill(on: Terminal, folder: Path, left: int) -> None:
-    """Let no file of the chat grow by more than `left` bytes from now on."""
+    """Limit the growth of each file of the chat to `left` bytes from now on."""
     size = max(each.stat().st_size for each in folder.rglob("chats.db*"))  # noqa: ASYNC240
     resource.prlimit(await on.process(), resource.RLIMIT_FSIZE, (size + left, size + left))
 
 
 def spoken(messages: Sequence[dict[str, str]]) -> list[str]:
-    """Return what the person has said, of a request."""
+    """Return the messages of the person in a request."""
     return [each["content"] for each in messages if each["role"] == "user"]
 
 
 @pytest.mark.parametrize("left", [0, 10_000, 20_000, 35_000, 60_000, 100_000])
 async def test_wherever_the_disk_fills_up_one_line_says_so(left: int, tmp_path: Path) -> None:
-    """No turn before is lost; the one that is cut can be answered again, the others are."""
+    """No earlier turn is lost. The interrupted turn can be answered again."""
     (tmp_path / "mytools.py").write_text(TOOLS)
     said = [f"question {number}" for number in range(1, 7)]
     asked = calls(("look", '{"at": "it"}'))
     replies: list[Reply] = [text("One.")]
-    for _ in range(20):  # a turn that is cut has taken some of these in vain
+    for _ in range(20):  # an interrupted turn may have used some of these
         replies += [asked, text(LONG)]
     options = ("--tools", "mytools")
     async with open_chat(tmp_path, *replies, options=options, columns=500) as (on, server):
@@ -72,7 +72,7 @@ async def test_wherever_the_disk_fills_up_one_line_says_so(left: int, tmp_path: 
 
 
 async def test_an_answer_that_is_cut_by_it_is_answered_again(tmp_path: Path) -> None:
-    """What had come by then stands there, and the person is told how to go on."""
+    """The text so far is visible, with a line that says how to continue."""
     filled = asyncio.Event()
     cut = Reply([chunk({"content": "Half of"}), filled, chunk({"content": " it"}), asyncio.Event()])
     async with open_chat(tmp_path, text("One."), cut, text("Two."), columns=500) as (on, server):
@@ -95,7 +95,7 @@ async def test_an_answer_that_is_cut_by_it_is_answered_again(tmp_path: Path) -> 
 
 
 async def test_a_command_that_finds_the_disk_full_says_so_too(tmp_path: Path) -> None:
-    """The next one is obeyed, in memory."""
+    """The next command works, in memory."""
     async with open_chat(tmp_path, text("One."), text("Two."), columns=500) as (on, _):
         await on.say("first")
         await on.over()

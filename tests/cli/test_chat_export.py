@@ -89,7 +89,7 @@ HOSTILE = [
 
 
 def odd_parts(text: str) -> list[Part]:
-    """What a message may bring along, checked and unchecked."""
+    """Return the possible parts of a message, validated and not validated."""
     file = f"text {text}".replace("\0", "").encode(errors="replace")
     return [
         Part.from_bytes(file, name=text),
@@ -101,7 +101,7 @@ def odd_parts(text: str) -> list[Part]:
 
 
 def hostile() -> list[Message]:
-    """Every hostile text in every place of a conversation."""
+    """Return a conversation with each hostile text in each field."""
     messages: list[Message] = []
     for text in HOSTILE:
         call = ToolCall(id="c", name=text, arguments={text: [text]})
@@ -123,7 +123,7 @@ def blocks_of(markdown: str) -> list[Token]:
 
 
 def headings(markdown: str) -> list[str]:
-    """The headings of the first level, as any reader of Markdown sees them."""
+    """Return the first-level headings that a Markdown parser finds."""
     tokens = blocks_of(markdown)
     return [
         tokens[at + 1].content.lower()
@@ -136,21 +136,21 @@ def headings(markdown: str) -> list[str]:
 
 
 def test_markdown_reads_well() -> None:
-    """Each message stands below its role, as it was said, with its calls and their results."""
+    """Each message is below its role, unchanged, with its calls and their results."""
     text = markdown_of(TALK, "Rivers")
 
     assert headings(text) == [message.role for message in TALK]
     assert text.startswith("*`Rivers`*\n\n# System\n\nBe brief.\n\n# User\n\nWhich is *longest*?\n")
     assert "I look.\n\n```python\nx = 1  # one\n```\n" in text
-    assert 'It calls `find`:\n\n```json\n{\n  "query": "river",\n  "api_key": "***"\n}\n```' in text
-    assert "What `find` gave:\n\n```\n6650 km\n```" in text
+    assert 'Call of `find`:\n\n```json\n{\n  "query": "river",\n  "api_key": "***"\n}\n```' in text
+    assert "Result of `find`:\n\n```\n6650 km\n```" in text
     assert text.count(f"![image]({DOT.url})") == 2
     assert "abc" not in text
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_message_takes_the_role_of_another(text: str) -> None:
-    """Whatever a message says in whatever place, the roles are those of the conversation."""
+    """Whatever a message contains, the headings are the roles of the conversation."""
     messages = [message for message in hostile() if text in (message.content, message.refusal)]
     markdown = markdown_of([*messages, *TALK], text)
 
@@ -163,7 +163,7 @@ def test_no_message_takes_the_role_of_another(text: str) -> None:
 @given(st.lists(st.sampled_from([*HOSTILE[:22], "- a", "  ", "# x", "***", "a"]), max_size=6))
 @settings(max_examples=example_count(40, 3000), deadline=None)
 def test_no_mixture_takes_the_role_of_another(lines: list[str]) -> None:
-    """Nor does any mixture of such lines."""
+    """Random mixtures of such lines do not add a heading."""
     text = "\n".join(lines)
     messages = [Message(role="assistant", content=text), Message(role="user", content="x")]
 
@@ -185,7 +185,7 @@ OWN_ATTRIBUTES = {
 
 
 class Tags(HTMLParser):
-    """All tags and attributes of a page, and where its addresses lead."""
+    """Collects the tags, attributes and link targets of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_has_no_tag_but_its_own() -> None:
-    """Of what was said, no tag, attribute or address comes into the page that could do a thing."""
+    """No active tag, attribute or address from a message reaches the page."""
     page = html_of(hostile(), HOSTILE[0])
 
     reader = Tags()
@@ -217,13 +217,13 @@ def test_the_page_has_no_tag_but_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["&#x202e;a", "[x](b&#x202e;)", "![&#27;]0;x](y)", "`\u202e`"])
 def test_no_control_character_comes_out_of_an_entity(text: str) -> None:
-    """What Markdown decodes is made legible after that, too."""
+    """Characters from decoded entities are made legible too."""
     page = html_of([Message(role="assistant", content=text)], "t")
     assert legible(page) == page
 
 
 def test_the_page_folds_results_below_their_calls() -> None:
-    """A result stands with its call, by the nearest id; one without a call stands by itself."""
+    """A result is below the nearest call with its id; a result without a call is separate."""
     again = [
         *TALK,
         Message(role="assistant", content="", tool_calls=[ToolCall(id="1", name="again")]),
@@ -244,7 +244,7 @@ def test_the_page_folds_results_below_their_calls() -> None:
 
 @pytest.mark.parametrize("name", ["talk.md", "talk.HTML", "talk.markdown", "talk.htm"])
 def test_a_file_is_written_in_one_step(tmp_path: Path, name: str) -> None:
-    """The ending decides; what was there is replaced, and nothing else is left in the folder."""
+    """The suffix decides the format. The old file is replaced, and no other file stays."""
     path = tmp_path / name
     path.write_text("before")
     export(TALK, path, "Rivers")
@@ -254,7 +254,7 @@ def test_a_file_is_written_in_one_step(tmp_path: Path, name: str) -> None:
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, or a crash before the last step, leaves the old file and no other."""
+    """After a full disk or a crash before the last step, only the old file exists."""
     path = tmp_path / "talk.html"
     path.write_text("before")
 
@@ -269,7 +269,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    """Another ending, a name that no file has, and what is no file are refused."""
+    """Another suffix, an impossible name and anything but a regular file are refused."""
     for bad in ("talk.pdf", "talk", "a\0.md"):
         with pytest.raises(ConfigurationError):
             export(TALK, tmp_path / bad)
@@ -283,7 +283,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_link_keeps_its_file(tmp_path: Path) -> None:
-    """A link goes on pointing at the file it names, which is replaced."""
+    """A link stays a link; its target is replaced."""
     (tmp_path / "link.md").symlink_to(tmp_path / "real.md")
     (tmp_path / "real.md").write_text("before")
     export(TALK, tmp_path / "link.md")
@@ -293,7 +293,7 @@ def test_a_link_keeps_its_file(tmp_path: Path) -> None:
 
 
 def test_an_empty_conversation_has_a_file(tmp_path: Path) -> None:
-    """Nothing said is written as nothing said."""
+    """The file of an empty conversation has no messages."""
     for name in ("a.md", "a.html"):
         export([], tmp_path / name)
         assert "Chat" in (tmp_path / name).read_text()
@@ -304,7 +304,7 @@ def test_an_empty_conversation_has_a_file(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def page() -> Generator[Any]:
-    """A page of Chromium, its network off; what goes wrong in it, or is asked for, is kept."""
+    """A Chromium page without network that collects its errors and requests."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -323,7 +323,7 @@ def page() -> Generator[Any]:
     CHROMIUM is None, reason="NO CHROMIUM on the path: the page was not opened by anything"
 )
 def test_a_browser_opens_the_page_without_a_network(page: Any, tmp_path: Path) -> None:
-    """It shows what was said, runs nothing, asks for nothing, light and dark."""
+    """It shows the messages, runs no script and sends no request, in light and dark mode."""
     for name, messages in {"talk": TALK, "hostile": hostile()}.items():
         file = tmp_path / f"{name}.html"
         export(messages, file, "Rivers")

@@ -1,4 +1,4 @@
-"""The live prompt with what goes wrong around it: streams, modes, bursts of keys, faults."""
+"""Problems around the live prompt: captured streams, terminal modes, bursts of keys, faults."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rich.progress import Progress as Bar
 from support.waiting import wait_until
 
 from anabranch import AnabranchError, Commander, Message, handler
-from anabranch.cli._keyboard import Mode
-from anabranch.cli._streams import MAX_LINE_CHARS, CapturedStream
+from anabranch.cli._keyboard import TerminalMode
+from anabranch.cli._streams import MAX_CAPTURED_CHARS, CapturedStream
 from anabranch.cli.chat import _markdown_view
-from anabranch.cli.chat._live import LiveScreen
-from anabranch.cli.chat._loop import Chat
+from anabranch.cli.chat._live_screen import LiveScreen
+from anabranch.cli.chat._loop import ChatLoop
 from anabranch.cli.chat._partner import Partner
 from anabranch.cli.chat._status import Status
 from tests.cli.test_chat_prompt import Heard, stage
 
 
 class Printed:
-    """Takes the lines that go above the prompt."""
+    """Collects the lines printed above the prompt."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -47,29 +47,29 @@ class Printed:
 
 
 def test_a_line_that_is_written_anew_is_printed_once() -> None:
-    """S22: of a progress bar the scrollback has the last state; before, it stands at the prompt."""
+    """S22: a progress bar is at the prompt, and only its last state reaches the scrollback."""
     seen = Printed()
     for percent in range(0, 100, 10):
         seen.stream.write(f"\r\x1b[32m{percent} %\x1b[0m")
         seen.stream.flush()
-        assert (seen.text, seen.stream.begun) == ("", f"{percent} %")
+        assert (seen.text, seen.stream.unfinished) == ("", f"{percent} %")
     assert seen.changes == 10
     seen.stream.write("\n")
     assert seen.text == "\x1b[32m90 %\x1b[0m\x1b[0m\n"
-    assert seen.stream.begun == ""
+    assert seen.stream.unfinished == ""
 
 
 def test_a_bar_that_never_ends_its_line_stays_one_line() -> None:
-    """However long it goes on: no part of it is printed before its end."""
+    """However long it gets, no part of the line is printed before its end."""
     seen = Printed()
     for step in range(5_000):
         seen.stream.write(f"\r\x1b[2Kstep {step} of many")
         seen.stream.flush()
-    assert (seen.text, seen.stream.begun) == ("", "step 4999 of many")
+    assert (seen.text, seen.stream.unfinished) == ("", "step 4999 of many")
 
 
 def test_what_a_tool_prints_has_colours_and_moves_nothing() -> None:
-    """S19: no sequence that a tool prints reaches the terminal, but those of colours."""
+    """S19: of the sequences that a tool prints, only colours reach the terminal."""
     seen = Printed()
     seen.stream.write("a\x1b[2J\x1b[Hb\x1b]0;title\x07\x1b[31mred\x00\r\nnext\n")
     sequences = [
@@ -81,37 +81,37 @@ def test_what_a_tool_prints_has_colours_and_moves_nothing() -> None:
 
 
 def test_a_bar_of_rich_is_a_line_at_the_prompt() -> None:
-    """Its sequences, which erase lines and hide the cursor, are not shown as text."""
+    """Its sequences, which erase lines and hide the cursor, are dropped, not shown as text."""
     seen = Printed()
     console = Console(file=cast("Any", seen.stream), force_terminal=True, width=60)
     with Bar(console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("fetching", total=10)
         for done in range(10):
             bar.update(task, completed=done, refresh=True)
-            assert seen.stream.begun.startswith("fetching")
-            assert f" {done * 10}% " in seen.stream.begun
+            assert seen.stream.unfinished.startswith("fetching")
+            assert f" {done * 10}% " in seen.stream.unfinished
             assert seen.text == ""
-    assert seen.stream.begun == ""
+    assert seen.stream.unfinished == ""
     assert "\N{REPLACEMENT CHARACTER}" not in seen.text
     assert seen.text.count("fetching") == 1
 
 
 @given(st.lists(st.sampled_from(["ab", "\r", "\x1b[2K", "\x1b[K", "\x1b[?25l", "\x1b[1A"])))
 def test_a_line_shows_what_was_written_since_it_was_erased(pieces: list[str]) -> None:
-    """However its sequences are cut into writes."""
+    """The division of sequences into writes does not matter."""
     seen = Printed()
     text = "".join(pieces)
     for character in text:
         seen.stream.write(character)
     states = re.sub(r"\x1b\[(K|\?25l|1A)", "", text).replace("\x1b[2K", "\r").split("\r")
     expected = [each for each in states if each][-1:]
-    assert seen.stream.begun == "".join(expected)
+    assert seen.stream.unfinished == "".join(expected)
     assert seen.stream.take() == "".join(f"{each}\n" for each in expected)
     assert seen.text == ""
 
 
 def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> None:
-    """What several threads write is all there; what never ends its line goes out in pieces."""
+    """All output of several threads appears; a line that never ends is printed in pieces."""
     seen = Printed()
     threads = [
         threading.Thread(target=lambda: [seen.stream.write("x\n") for _ in range(2000)])
@@ -122,7 +122,7 @@ def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> No
     for thread in threads:
         thread.join()
     assert seen.text.count("x\n") == 8000
-    seen.stream.write("y" * (MAX_LINE_CHARS + 1))
+    seen.stream.write("y" * (MAX_CAPTURED_CHARS + 1))
     assert seen.text.endswith("y\n")
     seen.stream.write("and so on")
     assert seen.stream.take() == "and so on\n"
@@ -130,13 +130,13 @@ def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> No
 
 
 def test_the_mode_of_the_terminal_is_taken_back() -> None:
-    """A program that sets the terminal as it likes leaves the keys with the prompt."""
+    """After a program changes the terminal's mode, the prompt still gets the keys."""
     ours, theirs = pty.openpty()
     try:
         raw = termios.tcgetattr(theirs)
         raw[3] &= ~(termios.ECHO | termios.ICANON)
         termios.tcsetattr(theirs, termios.TCSANOW, raw)
-        mode = Mode(theirs)
+        mode = TerminalMode(theirs)
         assert not mode.restore()
         sane = termios.tcgetattr(theirs)
         sane[3] |= termios.ECHO | termios.ICANON
@@ -146,11 +146,11 @@ def test_the_mode_of_the_terminal_is_taken_back() -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert not mode.restore()  # the terminal has gone
+    assert not mode.restore()  # the terminal has disappeared
 
 
 async def test_a_burst_of_letters_is_one_key() -> None:
-    """What is pasted by a terminal that does not say so is not taken letter by letter."""
+    """An unmarked paste is processed as one key, not letter by letter."""
     async with stage() as on:
         keys: list[object] = []
         processor = on.prompt._session.app.key_processor  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ async def test_a_burst_of_letters_is_one_key() -> None:
 
 
 async def test_what_is_printed_in_any_way_keeps_its_order() -> None:
-    """S22: an error on a standard stream stands above what the chat prints after it."""
+    """S22: an error on a standard stream appears above later output of the chat."""
     async with stage() as on:
         on.prompt.print_threadsafe("an error")
         on.prompt.print("nothing is lost")
@@ -171,33 +171,33 @@ async def test_what_is_printed_in_any_way_keeps_its_order() -> None:
 
 
 async def test_it_is_told_that_a_question_waits_for_the_line() -> None:
-    """Who types while a question waits does not answer it, and is not told that they would."""
+    """Text typed while a question waits does not answer it, and no hint suggests that it would."""
     async with stage() as on:
         await on.type("half", "half")
         asked = asyncio.create_task(on.prompt.asking.ask("run it? "))
-        await wait_until(lambda: on.prompt.asking.is_holding_back)
+        await wait_until(lambda: on.prompt.asking.is_waiting_for_pause)
         await on.type(" a message", "half a message")
-        assert on.prompt.asking.is_holding_back
-        await wait_until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_holding_back)
+        assert on.prompt.asking.is_waiting_for_pause
+        await wait_until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_waiting_for_pause)
         on.keys.send_text("y\r")
         assert await asked == "y"
         assert on.line == "half a message"
 
 
 async def test_a_fault_in_what_stands_above_ends_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S19: where something cannot be shown one goes on writing, and the fault is named."""
+    """S19: after a display error the prompt still works, and the error is named."""
 
     def fail(heard: Heard, columns: int, rows: int) -> list[str]:
         raise ZeroDivisionError("no rows")
 
-    monkeypatch.setattr(Heard, "above", fail)
+    monkeypatch.setattr(Heard, "lines_above", fail)
     async with stage() as on:
         await on.type("still", "still")
         assert "ZeroDivisionError: no rows" in on.seen.text
 
 
 def test_what_cannot_be_drawn_is_shown_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in the drawing of Markdown costs its looks, and no words."""
+    """After an error in the Markdown layout, the complete text is shown without layout."""
 
     def fail(*_: object) -> str:
         raise RecursionError
@@ -214,7 +214,7 @@ def test_what_cannot_be_drawn_is_shown_as_it_was_written(monkeypatch: pytest.Mon
 
 
 class Deaf(Partner):
-    """Answers, and cannot be steered."""
+    """A partner that answers, and fails when it is steered."""
 
     name = "deaf"
 
@@ -235,22 +235,22 @@ class Deaf(Partner):
 
 
 class Faulty(LiveScreen):
-    """Fails to show the end of each answer."""
+    """A screen that fails to show the end of each answer."""
 
     def ended(self) -> None:
         raise ZeroDivisionError("no end")
 
 
 async def test_the_chat_goes_on_where_showing_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither what is queued nor what should steer is lost by a fault of the screen or partner."""
+    """No queued or steering message is lost by an error of the screen or the partner."""
     partner = Deaf()
     async with Commander(policy="isolate") as commander:
         home: Any = None
-        chat = Chat(Faulty(), commander, home, Status())
+        chat = ChatLoop(Faulty(), commander, home, Status())
         chat.partner = partner
-        chat.queued("one")
-        chat.queued("two")
-        talking = asyncio.create_task(chat._talk())  # type: ignore[attr-defined]
+        chat.queue_message("one")
+        chat.queue_message("two")
+        talking = asyncio.create_task(chat._converse())  # type: ignore[attr-defined]
         await wait_until(lambda: len(partner.asked) == 2)
         await commander.call_handler(chat._steer("three"))  # type: ignore[attr-defined]
         await wait_until(lambda: len(partner.asked) == 3)

@@ -1,4 +1,4 @@
-"""The live chat in a terminal of its own, with tools that take it as their own."""
+"""The live chat in a real terminal, with tools that use the terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ main.main()
 
 
 async def test_tools_take_neither_the_keys_nor_the_terminal(tmp_path: Path) -> None:
-    """S19: a tool that reads gets no key; one that lets the terminal echo does so for itself."""
+    """S19: a tool that reads gets no keys. One that turns echo on does not affect the prompt."""
     (tmp_path / "takers.py").write_text(TOOLS)
     replies = [calls(("name", "{}")), text("nobody"), calls(("sane", "{}")), text("well")]
     async with ScriptedServer(*replies) as server:
@@ -75,7 +75,7 @@ def _take(child: Any) -> None:
 
 
 def test_what_is_typed_before_the_prompt_stands_is_kept_and_not_echoed(tmp_path: Path) -> None:
-    """S19: while the program is read, keys wait for the prompt; the terminal is as before after."""
+    """S19: keys typed during the imports wait for the prompt. The mode is restored at the end."""
     child: Any = cast("Any", pexpect).spawn(
         sys.executable,
         ["-c", MAIN],

@@ -1,4 +1,4 @@
-"""Markdown that streams: what is finished stays true, whatever comes."""
+"""Streaming Markdown: later text never changes a finished block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.seeds import example_count
 from anabranch.cli.chat import _markdown
 from anabranch.cli.chat._export import _prose
 from anabranch.cli.chat._markdown import PARSER, PIECE_LINES, Block, MarkdownStream
-from anabranch.cli.chat._markdown_view import Look, render, tail
+from anabranch.cli.chat._markdown_view import MarkdownStyle, render, tail
 from anabranch.handlers.legible import legible
 
 # --- texts
@@ -56,13 +56,13 @@ def blocks(pieces: list[str]) -> list[Block]:
 
 
 def tree(text: str) -> list[tuple[Any, ...]]:
-    """The tokens of Markdown, without whether a list is loose, which is not shown."""
+    """Return the Markdown tokens, without the invisible difference of tight and loose lists."""
     tokens = PARSER.parse(text)
     return [(t.type, t.level, t.markup, t.content, t.info, t.attrs.get("start")) for t in tokens]
 
 
 def trees(found: list[Block]) -> list[tuple[Any, ...]]:
-    """The tokens of the blocks, those of pieces put together."""
+    """Return the tokens of the blocks, with the pieces joined."""
     whole: list[tuple[Any, ...]] = []
     for block in found:
         tokens = tree(block.lead + block.source)
@@ -94,7 +94,7 @@ def trees(found: list[Block]) -> list[tuple[Any, ...]]:
 @example("0. a\n1. b\n2. c\n")
 @example("999999998. a\n1. b\n2. c\n3. d\n")
 def test_no_later_text_changes_a_finished_block(text: str) -> None:
-    """Cut at every index, the blocks are those of the whole, and their sources the text."""
+    """Cut at every index, the blocks are those of the complete text, and so are their sources."""
     wanted = tree(legible(text))
 
     for at in range(len(text) + 1):
@@ -112,7 +112,7 @@ def test_no_later_text_changes_a_finished_block(text: str) -> None:
 @given(texts(), st.integers(1, 5))
 @settings(max_examples=example_count(80, 4000), deadline=None)
 def test_small_deltas_give_the_same_document(text: str, size: int) -> None:
-    """Fed a few characters at a time, the text comes out as the same document."""
+    """Text in deltas of a few characters gives the same document."""
     found = blocks(cut(text, *range(size, len(text), size)))
 
     assert "".join(block.source for block in found) == legible(text)
@@ -120,7 +120,7 @@ def test_small_deltas_give_the_same_document(text: str, size: int) -> None:
 
 
 def test_a_long_fence_is_given_out_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program scrolls by in pieces, and its lines are those of the whole, each once."""
+    """A long program appears in pieces, and each line once."""
     code = "".join(f"value_{n} = {n}\n" for n in range(10 * PIECE_LINES + 7))
     text = f"before\n\n```python\n{code}```\n\nafter\n"
     stream = MarkdownStream()
@@ -133,15 +133,15 @@ def test_a_long_fence_is_given_out_while_it_grows(monkeypatch: pytest.MonkeyPatc
 
     assert len(found) > 10
     assert trees(found) == tree(text)
-    shown = [drawn(found, Look(60, theme)) for theme in ("dark", "none")]
-    whole = [drawn(blocks([text]), Look(60, theme)) for theme in ("dark", "none")]
+    shown = [drawn(found, MarkdownStyle(60, theme)) for theme in ("dark", "none")]
+    whole = [drawn(blocks([text]), MarkdownStyle(60, theme)) for theme in ("dark", "none")]
     assert shown == whole
 
 
 @given(texts(), st.integers(1, 3))
 @settings(max_examples=example_count(30, 1000), deadline=None)
 def test_pieces_of_any_fence_are_its_lines(text: str, size: int) -> None:
-    """However small the pieces, and whatever stands in the fence, the code is the same."""
+    """However small the pieces and whatever the code, the code is the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_markdown, "PIECE_LINES", size)
         patch.setattr(_markdown, "CONTEXT_LINES", size)
@@ -154,7 +154,7 @@ def test_pieces_of_any_fence_are_its_lines(text: str, size: int) -> None:
 
 
 def code_of(found: list[Block]) -> list[str]:
-    """The contents of all fences, those of pieces put together."""
+    """Return the contents of all fences, with the pieces joined."""
     contents: list[str] = []
     for block in found:
         fences = [token[3] for token in tree(block.lead + block.source) if token[0] == "fence"]
@@ -176,19 +176,21 @@ WAYS = [("$", "$"), ("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]")]
 @given(MATH, st.sampled_from(WAYS), st.sampled_from(["{}", "so {}, *yes*", "- {}", "> {}", "# {}"]))
 @settings(max_examples=example_count(100, 2000), deadline=None)
 def test_math_in_a_line_stays_as_it_is_written(math: str, way: tuple[str, str], line: str) -> None:
-    """In each place where text may stand; also in a page that is exported."""
+    """Inline math is unchanged in each place, also in an exported page."""
     written = f"{way[0]}{math}{way[1]}"
     (block,) = blocks([line.format(written) + "\n"])
-    assert written in render(block, Look(300, "none"))
+    assert written in render(block, MarkdownStyle(300, "none"))
     assert escape(written) in _prose(line.format(written))
 
 
 @given(st.lists(MATH | st.sampled_from(["- a", "# b", "> c", "1. d", "| e |", "---", "    f"])))
 @settings(max_examples=example_count(50, 1000), deadline=None)
 def test_math_of_several_lines_stays_as_it_is_written(lines: list[str]) -> None:
-    """Whatever its lines look like."""
+    """Display math is unchanged, whatever its lines contain."""
     written = "\n".join(["$$", *lines, "$$"])
-    shown = "".join(render(each, Look(300, "none")) for each in blocks([f"It *is*\n{written}\n"]))
+    shown = "".join(
+        render(each, MarkdownStyle(300, "none")) for each in blocks([f"It *is*\n{written}\n"])
+    )
     assert written in shown
 
 
@@ -204,28 +206,32 @@ def test_math_of_several_lines_stays_as_it_is_written(lines: list[str]) -> None:
     ],
 )
 def test_prices_and_signs_are_no_math(text: str, shown: str) -> None:
-    """A mark that begins or ends nothing is a sign of the text."""
+    """A mark that does not delimit math stays text."""
     (block,) = blocks([f"A {text}\n"])
-    assert render(block, Look(80, "none")).strip() == f"A {shown}"
+    assert render(block, MarkdownStyle(80, "none")).strip() == f"A {shown}"
 
 
-# --- what is drawn
+# --- drawing
 
 
-def drawn(found: list[Block], look: Look) -> str:
-    """All blocks as the scrollback has them; links without the numbers that rich gives them."""
+def drawn(found: list[Block], look: MarkdownStyle) -> str:
+    """Return all blocks as drawn in the scrollback, without rich's random link ids."""
     parts = [("" if block.joined else "\n") + render(block, look) for block in found]
     return re.sub(r"\x1b\]8;id=\d+;", "\x1b]8;;", "".join(parts))
 
 
-LOOKS = [Look(40, "dark"), Look(23, "none"), Look(200, "light", links=False)]
+LOOKS = [
+    MarkdownStyle(40, "dark"),
+    MarkdownStyle(23, "none"),
+    MarkdownStyle(200, "light", links=False),
+]
 SEQUENCES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^;\x1b]*;[^\x1b\x07]*\x1b\\")
 
 
 @given(texts(), st.integers(1, 5), st.sampled_from(LOOKS))
 @settings(max_examples=example_count(25, 1000), deadline=None)
-def test_a_stream_is_drawn_as_the_whole_would_be(text: str, size: int, look: Look) -> None:
-    """The finished blocks, one below the other, are what the document at once is drawn as."""
+def test_a_stream_is_drawn_as_the_whole_would_be(text: str, size: int, look: MarkdownStyle) -> None:
+    """The finished blocks together look like the complete document drawn at once."""
     assert drawn(blocks(cut(text, *range(size, len(text), size))), look) == drawn(
         blocks([text]), look
     )
@@ -233,8 +239,8 @@ def test_a_stream_is_drawn_as_the_whole_would_be(text: str, size: int, look: Loo
 
 @given(texts() | st.text(max_size=200), st.sampled_from(LOOKS), st.integers(0, 9))
 @settings(max_examples=example_count(30, 1000), deadline=None)
-def test_nothing_steers_the_terminal(text: str, look: Look, lines: int) -> None:
-    """Of control characters only those of colours and links come out, and no line is too wide."""
+def test_nothing_steers_the_terminal(text: str, look: MarkdownStyle, lines: int) -> None:
+    """Only control sequences of colours and links remain, and no line is too wide."""
     stream = MarkdownStream()
     found = stream.feed(text)
     open_lines = tail(stream.block, look, lines)
@@ -255,10 +261,10 @@ def test_nothing_steers_the_terminal(text: str, look: Look, lines: int) -> None:
      "http://a/&#27;]0;x&#7;", "http://a/\u202egpj", "HTTP://A/%1b]8"],
 )  # fmt: skip
 def test_addresses_cannot_leave_their_sequence(url: str) -> None:
-    """Only http and mail become links, and no address ends the sequence in which it stands."""
+    """Only http and mail addresses become links, and none can end its control sequence."""
     for text in (f"[x](<{url}>)", f"[x]({url})", f"![x](<{url}>)", f"<{url}>"):
         (block,) = blocks([text])
-        shown = render(block, Look())
+        shown = render(block, MarkdownStyle())
         for found in re.findall(r"\x1b\]8;[^;]*;([^\x1b]*)\x1b\\", shown):
             assert found == "" or re.fullmatch(r"(?i)https?://[!-~\x80-\uffff]*", found)
         rest = SEQUENCES.sub("", shown)
@@ -266,7 +272,7 @@ def test_addresses_cannot_leave_their_sequence(url: str) -> None:
 
 
 def test_the_address_is_seen_where_it_may_deceive() -> None:
-    """A link is a link alone; the address follows where the terminal has none, or the text lies."""
+    """The address follows the text if the terminal has no links or if the text misleads."""
     said = {
         "[text](http://a.example)": ("text", "text (http://a.example)"),
         "[http://good.example](http://evil.example)": ("http://good.example (http://evil.example)",)
@@ -276,13 +282,13 @@ def test_the_address_is_seen_where_it_may_deceive() -> None:
     }  # fmt: skip
     for text, wanted in said.items():
         (block,) = blocks([text])
-        for look, line in zip((Look(), Look(links=False)), wanted, strict=True):
+        for look, line in zip((MarkdownStyle(), MarkdownStyle(links=False)), wanted, strict=True):
             shown = SEQUENCES.sub("", render(block, look))
             assert shown == line + "\n" or text.startswith("[x](file")
 
 
 def test_what_is_drawn() -> None:
-    """Headings stand left, code between two marks, without colours the signs remain."""
+    """Headings are left-aligned, code is between two marks, and without colours the marks stay."""
     text = "# Title\n\n- one `x`\n- two\n\n3. three\n\n> said\n\n"
     text += "```py\nif x:\n\n    y\n```\n\n<b>&amp;\n"
     wanted = """
@@ -303,11 +309,11 @@ if x:
 
 <b>&
 """
-    assert drawn(blocks([text]), Look(40, "none")) == wanted
-    dark = drawn(blocks([text]), Look(40, "dark"))
+    assert drawn(blocks([text]), MarkdownStyle(40, "none")) == wanted
+    dark = drawn(blocks([text]), MarkdownStyle(40, "dark"))
     assert "\x1b[1;4mTitle\x1b[0m" in dark
     assert "\x1b[94mif\x1b[0m" in dark
-    assert dark != drawn(blocks([text]), Look(40, "light"))
+    assert dark != drawn(blocks([text]), MarkdownStyle(40, "light"))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +324,7 @@ if x:
     ids=["quotes", "lists", "brackets", "line", "columns", "combining", "code", "nested"],
 )  # fmt: skip
 def test_what_is_too_much_is_shown_as_it_is_written(text: str) -> None:
-    """Nothing is left out of what is too large, too deep or too wide to be drawn well."""
+    """Blocks that are too large, deep or wide for a layout are shown completely, without layout."""
     for look in LOOKS:
         shown = SEQUENCES.sub("", "".join(render(block, look) for block in blocks([text])))
         code = text.removeprefix("```python\n").removesuffix("```\n")
@@ -327,7 +333,7 @@ def test_what_is_too_much_is_shown_as_it_is_written(text: str) -> None:
 
 
 def test_drawing_again_is_asked_for_by_what_changes_alone() -> None:
-    """The open block asks to be drawn when it has changed, and not because time passes."""
+    """The growing block requests a drawing only after a change."""
     stream = MarkdownStream()
     assert not stream.dirty
     stream.feed("")

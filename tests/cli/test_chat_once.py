@@ -1,4 +1,4 @@
-"""One question at the command line: what comes back, in which session, and how it ends."""
+"""One question at the command line: its output, its session and its exit status."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def place(tmp_path: Path) -> AsyncGenerator[ChatFolder]:
 
 
 async def test_a_question_is_answered_and_the_session_goes_on(place: ChatFolder) -> None:
-    """S20: `-c` has what was asked before, with the model of that session, and the next one too."""
+    """S20: `-c` continues with the messages and the model of the session, several times."""
     assert await place.ask("One?") == (0, "Yes.\n", "")
     assert (await place.chat("-c", "Two?", "--system", "Be brief."))[:2] == (0, "Yes.\n")
     assert (await place.chat("-r", "One", "Three?"))[:2] == (0, "Yes.\n")
@@ -67,7 +67,7 @@ async def test_a_question_is_answered_and_the_session_goes_on(place: ChatFolder)
 
 
 async def test_json_is_one_message_and_errors_stand_beside_it(place: ChatFolder) -> None:
-    """One object on the output; where a turn fails there is nothing, and the status is 1."""
+    """Standard output has one object. After a failed turn it is empty, and the status is 1."""
     status, out, _ = await place.ask("--json", "One?")
     assert (status, out.count("\n")) == (0, 1)
     assert json.loads(out)["content"] == "Yes."
@@ -78,13 +78,13 @@ async def test_json_is_one_message_and_errors_stand_beside_it(place: ChatFolder)
 
 
 def thought(*pieces: dict[str, str]) -> Reply:
-    """Answer with reasoning, and with whatever else."""
+    """Answer with reasoning and the given fields."""
     said = [{"reasoning_content": "Hm"}, {"reasoning_content": "m."}, *pieces]
     return Reply([*map(chunk, said), chunk(finish="stop"), DONE])
 
 
 async def test_json_has_the_reasoning(place: ChatFolder) -> None:
-    """And none of the data that the provider wants back."""
+    """The JSON has the reasoning, but no provider items."""
     place.server.script(thought({"content": "Yes."}))
     status, out, err = await place.ask("--json", "One?")
     record = json.loads(out)
@@ -94,19 +94,19 @@ async def test_json_has_the_reasoning(place: ChatFolder) -> None:
 
 
 async def test_a_reply_that_is_all_reasoning_is_no_answer(place: ChatFolder) -> None:
-    """It says so on the standard error, and the status is 1."""
+    """Standard error says so, and the status is 1."""
     place.server.script(thought())
     status, out, err = await place.ask("One?")
     assert (status, out) == (1, "")
-    assert "the model reasoned and gave no answer" in err
+    assert "the model only reasoned, without an answer" in err
     status, out, err = await place.ask("--json", "One?")
     assert (status, json.loads(out)["reasoning_content"]) == (1, "Hmm.")
-    assert "gave no answer" in err
+    assert "without an answer" in err
 
 
 @pytest.mark.parametrize("answer", ["Yes.", ""])
 async def test_json_of_what_is_served_has_the_reasoning(place: ChatFolder, answer: str) -> None:
-    """An agent in a file, and one behind a server of ours."""
+    """An agent in a module and one behind an Anabranch server both give their reasoning."""
     place.server.script(thought({"content": answer}))
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     status, out, _ = await place.chat("--json", "--agent", "mine:bob", "One?")
@@ -120,20 +120,18 @@ async def test_json_of_what_is_served_has_the_reasoning(place: ChatFolder, answe
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (["--json"], "needs a question"),
-        ([""], "is empty"),
+        (["--json"], "requires a question"),
+        ([""], "must not be empty"),
         (["--image", "a.png"], "/image"),
         (["--theme", "pink", "x"], "dark, light, none"),
         (["--no-history", "-c", "x"], "--no-history"),
         (["--load", "gone.json", "x"], "No such file"),
         (["--load", "a.json", "-c", "x"], "--load"),
-        (["-r", "nothing", "x"], "no session 'nothing'"),
+        (["-r", "nothing", "x"], "unknown session 'nothing'"),
     ],
 )
-async def test_wrong_usage_says_what_is_wrong(
-    place: ChatFolder, options: list[str], word: str
-) -> None:
-    """Status 2, one line on the standard error, and nobody was asked."""
+async def test_wrong_usage_says_what_is_wrong(place: ChatFolder, options: list[str], word: str) -> None:
+    """The status is 2, standard error has one line, and no request was sent."""
     status, out, err = await place.ask(*options)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert word in err
@@ -144,22 +142,22 @@ async def test_wrong_usage_says_what_is_wrong(
     ("options", "word"),
     [
         (["--image", "nope.png", "x"], "nope.png: No such file"),
-        (["--image", "bat.png", "x"], "did you mean bad.png?"),
+        (["--image", "bat.png", "x"], "Did you mean bad.png?"),
         (["--image", "bad.png", "x"], "bad.png"),
         (["--load", "nope.json", "x"], "nope.json: No such file"),
         (["--load", "nope.json"], "nope.json: No such file"),
         (["--load", "bad.png", "x"], "bad.png"),
         (["read @nope.txt", "--image", "nope.png"], "nope.png: No such file"),
-        (["--resume", "nothing", "x"], "no session 'nothing'"),
+        (["--resume", "nothing", "x"], "unknown session 'nothing'"),
         (["--tools", "nothing:x", "x"], "'nothing'"),
-        (["--format", "nothing", "x"], "no format 'nothing'"),
+        (["--format", "nothing", "x"], "unknown format 'nothing'"),
         (["--knowledge", "nope.db", "x"], "nope.db"),
     ],
 )
 async def test_what_is_not_there_is_told_before_a_model_is_fetched(
     place: ChatFolder, options: list[str], word: str
 ) -> None:
-    """The small model would be, as there is none in the cache; the installer has no index."""
+    """The error comes first. The empty cache would need a download, which must not start."""
     (place.folder / "bad.png").write_text("no picture")
     cache = place.folder / "cache"
     status, out, err = await place.chat(*options, ANABRANCH_CACHE=str(cache), PIP_NO_INDEX="1")
@@ -169,7 +167,7 @@ async def test_what_is_not_there_is_told_before_a_model_is_fetched(
 
 
 async def test_the_one_model_of_a_server_needs_no_name(place: ChatFolder) -> None:
-    """It is asked which it has; the session keeps the name, so that `-c` asks no more."""
+    """The server lists its models. The session stores the name, so that `-c` does not ask again."""
     place.server.models = ["only one"]
     for address in (place.server.url, f"{place.server.url}/chat/completions/"):
         assert (await place.chat("--model", address, "One?"))[:2] == (0, "Yes.\n")
@@ -184,37 +182,37 @@ async def test_the_one_model_of_a_server_needs_no_name(place: ChatFolder) -> Non
 @pytest.mark.parametrize(
     ("models", "path", "words"),
     [
-        (["a", "b\x1b[2J"], "/v1", ["has: a, b", "--name"]),
-        ([], "/v1", ["has: none", "--name"]),
-        (None, "/v1", ["cannot be asked (status 405)", "--name"]),
-        (["a"], "", ["status 404; is it http://127.0.0.1:", "/v1?", "--name"]),
-        (["a"], "/v1?key=hunter2", ["has: a, b"]),
+        (["a", "b\x1b[2J"], "/v1", [": a, b", "--name"]),
+        ([], "/v1", [": none. Name", "--name"]),
+        (None, "/v1", ["(HTTP status 405)", "--name"]),
+        (["a"], "", ["HTTP status 404, did you mean http://127.0.0.1:", "/v1?", "--name"]),
+        (["a"], "/v1?key=hunter2", [": a, b."]),
     ],
 )
 async def test_which_model_is_asked_in_words_of_the_command_line(
     place: ChatFolder, models: list[str] | None, path: str, words: list[str]
 ) -> None:
-    """One line that says what there is and what to do, and shows no key; no call of Python."""
+    """One line says which models exist and what to do, without keys and Python calls."""
     place.server.models = ["a", "b"] if "hunter2" in path else models
     address = place.server.url.removesuffix("/v1").replace("//", "//ann:hunter2@") + path
     status, out, err = await place.chat("--model", address, "One?")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("anabranch: which model? http://127.0.0.1:")
+    assert "the models of http://127.0.0.1:" in err or "a model of http://127.0.0.1:" in err
     assert all(each in err for each in words)
     assert not [each for each in ("connect(", "='", "hunter2", "ann:", "\x1b") if each in err[10:]]
     assert not place.server.requests
 
 
 async def test_an_address_is_given_once(place: ChatFolder) -> None:
-    """As the model or as `--base-url`."""
+    """The address in --model and in --base-url at the same time is refused."""
     where = place.server.url
     status, _, err = await place.chat("--model", where, "--base-url", where, "--name", "m", "x")
     assert (status, err.count("\n")) == (2, 1)
-    assert "--model or --base-url" in err
+    assert "with --model or with --base-url" in err
 
 
 async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: ChatFolder) -> None:
-    """With the server that `--base-url` named; a password in an address is never on disk."""
+    """A session continues with the server of `--base-url`. No password is stored."""
     address = place.server.url.replace("//", "//ann:hunter2@")
     keys = {"OPENAI_API_KEY": "sk-none-of-your-business-1234567"}
     named = ["--model", "openai:m", "--base-url", place.server.url]
@@ -231,35 +229,35 @@ async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: ChatFolder
 
 
 async def test_an_agent_of_ones_own_answers_in_its_sessions(place: ChatFolder) -> None:
-    """A call that wants a yes is refused where nobody sits; who goes on without the agent is told.
+    """Without a person, a call that needs approval is denied; a note names a missing --agent.
 
-    Such a call waited for ever, as an agent in a journal may ask somebody elsewhere.
+    Once, such a call waited for ever, since another process may approve calls in a journal.
     """
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     place.server.script(calls(("wipe", '{"path": "/"}')), text("I may not."))
     status, out, err = await place.chat("--agent", "mine:bob", "Wipe!")
     assert (status, out) == (0, "I may not.\n")
-    assert "nobody is there to ask" in err
+    assert "no person is there to approve the call" in err
     assert not (place.folder / "wiped").exists()
     assert place.sent_messages()[0] == ("system", "I am Bob.")
     _, _, err = await place.chat("--agent", "mine:bob", "-c", "And now?")
     assert "--agent" not in err
     _, _, err = await place.ask("-c", "And who are you?")
-    assert "this session was with --agent mine:bob" in err
+    assert "this session used --agent mine:bob before" in err
 
 
 async def test_an_agent_of_ones_own_keeps_what_it_has_in_another_session(place: ChatFolder) -> None:
-    """`/resume` brings what was said there, and neither the model nor the instructions."""
+    """`/resume` restores the messages, but keeps the agent's model and instructions."""
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     assert (await place.ask("--system", "Be brief.", "One?"))[0] == 0
     status, _, err = await place.chat("--agent", "mine:bob", said="/resume One\nTwo?\n")
     assert status == 0
-    assert "this session was with no --agent before" in err
+    assert "this session used no --agent before" in err
     assert [said for _, said in place.sent_messages()] == ["I am Bob.", "One?", "Yes.", "Two?"]
 
 
 async def test_a_job_answers_and_says_what_it_does_not_take(place: ChatFolder) -> None:
-    """No session, no image, no option of a model: none of them is left out in silence."""
+    """A job refuses sessions, images and model options with an error."""
     (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
     (place.folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(30))
     job = ["--agent", "mine:Add"]
@@ -271,7 +269,7 @@ async def test_a_job_answers_and_says_what_it_does_not_take(place: ChatFolder) -
 
 
 async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: ChatFolder) -> None:
-    """`-c` fails and says what to do; without it one chats on, and the file stays as it is."""
+    """`-c` fails and says what to do. Without it the chat works, and the file is unchanged."""
     assert (await place.ask("One?"))[0] == 0
     for each in place.data.parent.glob("chats.db-*"):
         if each.is_file():
@@ -288,7 +286,7 @@ async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: ChatFo
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 async def test_a_closed_stream_is_an_empty_one(place: ChatFolder, closed: str) -> None:
-    """It answers as ever, and no file gets the number of a stream."""
+    """The chat works, and no opened file gets the descriptor of the closed stream."""
     program = (
         "import os, sys\n"
         f"number = {'<>2'.index(closed[0])}\n"
@@ -331,7 +329,7 @@ async def launch(name: str) -> str:
 
 @pytest.fixture
 async def cut(place: ChatFolder) -> ChatFolder:
-    """Return a place in which a chat was killed in its first turn, while a tool ran."""
+    """Return a folder in which a chat was killed in its first turn, while a tool ran."""
     (place.folder / "slow.py").write_text(SLOW)
     place.server.script(calls(("launch", '{"name": "r"}')), text("I cannot tell."))
     process = await asyncio.create_subprocess_exec(
@@ -350,16 +348,16 @@ async def cut(place: ChatFolder) -> ChatFolder:
 
 
 async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: ChatFolder) -> None:
-    """S20: after a kill, `/retry` from a pipe goes on; the call in doubt is answered, not made."""
+    """S20: after a kill, `/retry` in a pipe continues; the call in doubt is not repeated."""
     status, out, err = await cut.ask("-c", "--tools", "slow:launch", said="/retry\n")
     assert (status, out) == (0, "I cannot tell.\n"), err
-    assert "was cut off: /retry goes on with it" in err
-    assert "nobody knows whether this was done" in cut.sent_messages()[-1][1]
+    assert "was interrupted: /retry continues it" in err
+    assert "it is unknown whether this call happened" in cut.sent_messages()[-1][1]
     assert (cut.folder / "launched").read_text() == "r"
 
 
 async def test_what_was_cut_can_be_written_anew(cut: ChatFolder) -> None:
-    """`/edit` is about the question that was cut, and the call below it is forgotten."""
+    """`/edit` edits the message of the interrupted turn, and its call is removed."""
     options = ["-c", "--tools", "slow:launch"]
     status, _, err = await cut.ask(*options, said="/edit\nDo not launch!\n")
     assert (status, cut.sent_messages()) == (0, [("user", "Do not launch!")])
@@ -368,7 +366,7 @@ async def test_what_was_cut_can_be_written_anew(cut: ChatFolder) -> None:
 
 
 async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: ChatFolder) -> None:
-    """`anabranch runs cancel` ends one; `-c` takes the newest of the others, and not that one."""
+    """After `anabranch runs cancel`, `-c` continues the newest other session."""
     assert (await place.ask("One?"))[0] == 0
     assert (await place.ask("Two?"))[0] == 0
     async with Journal(place.data) as journal:
@@ -381,7 +379,7 @@ async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: Chat
 
 
 async def test_a_disk_that_fills_up_is_one_line_and_takes_no_turn_before(place: ChatFolder) -> None:
-    """S20: what had ended by then is there once there is room; the rest is answered in memory."""
+    """S20: earlier turns are there once the disk has room. Later ones are answered in memory."""
     program = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

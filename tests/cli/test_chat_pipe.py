@@ -1,4 +1,4 @@
-"""The chat as a user meets it: the real program, the real small model, and from a pipe."""
+"""The real program: with the local model, and in a pipe."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.terminal import CTRL_C, open_terminal
 
 
 async def test_a_question_from_a_pipe_is_answered() -> None:
-    """The answer alone is on the standard output, and the status says that all went well."""
+    """Standard output has the answer only, and the status is 0."""
     status, out, _ = await run_chat("--tools", "none", said="What is the capital of France?\n")
     assert status == 0
     assert "Paris" in out
 
 
 async def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
-    """Answered, a tool called and its result sent back, interrupted with the part kept, left."""
+    """Answers, calls a tool, keeps the text of an interrupted answer, and exits."""
     async with open_terminal(folder=tmp_path) as on:
         await on.shows("/help lists the commands")
         await on.say("What is the capital of France?")
@@ -34,7 +34,7 @@ async def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
         await on.say("Tell me a long story about a fox.")
         await on.wait(lambda: "fox" in on.text.partition("story about a fox.")[2], TIMEOUT_SECONDS)
         await on.press(CTRL_C)
-        await on.shows("(stopped; what it said is kept)")
+        await on.shows("(stopped; the text so far is saved)")
         await on.say("/save talk.json")
         await on.wait(lambda: re.search(r"saved \d+ messages to talk.json", on.text))
         await on.leave()
@@ -54,7 +54,7 @@ async def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
 
 
 async def test_a_failed_turn_loses_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
-    """A refused key is one line; /save still works; /retry asks the same question again."""
+    """A refused key is one line; /save still works; /retry sends the same message again."""
     path = tmp_path / "kept.json"
     async with ScriptedServer(
         Reply.error(401, {"message": "bad key"}), text("Hello", "!")
@@ -75,7 +75,7 @@ async def test_a_failed_turn_loses_nothing_and_can_be_tried_again(tmp_path: Path
 
 
 async def test_several_lines_from_a_pipe_are_several_turns() -> None:
-    """The conversation goes on from line to line."""
+    """Each line is a turn of one conversation."""
     async with ScriptedServer(text("one"), text("two")) as server:
         status, out, _ = await run_chat("--model", server.url, "--name", "m", said="a\n\nb\n")
     assert (status, out) == (0, "one\ntwo\n")
@@ -83,7 +83,7 @@ async def test_several_lines_from_a_pipe_are_several_turns() -> None:
 
 
 async def test_a_system_prompt_and_options_reach_the_model() -> None:
-    """They stand in the request as the wire names them."""
+    """The request has them under the names of the wire."""
     options = ("--system", "Be brief.", "--temperature", "0.5", "--max-tokens", "9", "-t", "none")
     async with ScriptedServer(text("ok")) as server:
         await run_chat("--model", server.url, "--name", "m", *options, said="x\n")
@@ -94,7 +94,7 @@ async def test_a_system_prompt_and_options_reach_the_model() -> None:
 
 
 async def test_an_interrupt_ends_a_chat_from_a_pipe() -> None:
-    """There is nobody to go on with, so the lines that follow are not asked."""
+    """The status is 130, and later lines are not sent."""
     async with ScriptedServer(Reply([chunk({"content": "Once upon"}), Step.HANG])) as server:
         process = await asyncio.create_subprocess_exec(
             *CHAT,
@@ -115,7 +115,7 @@ async def test_an_interrupt_ends_a_chat_from_a_pipe() -> None:
 
 
 async def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
-    """As `anabranch chat | head -1` does."""
+    """`anabranch chat | head -1` ends without an error message."""
     long = Reply([*[chunk({"content": "river " * 1000})] * 50, chunk(finish="stop"), DONE])
     async with ScriptedServer(long) as server, asyncio.timeout(TIMEOUT_SECONDS):
         process = await asyncio.create_subprocess_shell(
@@ -131,7 +131,7 @@ async def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
 
 
 async def test_help_and_version_are_there() -> None:
-    """The program explains itself."""
+    """`--help` and `--version` print text and end with status 0."""
     status, out, _ = await run_chat("--help")
     assert status == 0
     assert "--tools" in out
@@ -143,7 +143,7 @@ async def test_help_and_version_are_there() -> None:
 
 
 async def test_calls_that_a_model_writes_as_text_are_read(tmp_path: Path) -> None:
-    """With --format, of which there may be several; a name that is none is an error with all."""
+    """--format works and is repeatable; an unknown name is an error that lists all."""
     called = '<tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>'
     path = tmp_path / "kept.json"
     async with ScriptedServer(text(called), text("It is 42.")) as server:
@@ -162,4 +162,4 @@ async def test_calls_that_a_model_writes_as_text_are_read(tmp_path: Path) -> Non
 
         status, out, err = await run_chat(*to, "--format", "Hermes", said="Hi\n")
         assert (status, out) == (2, "")
-        assert "no format 'Hermes'; there are: hermes, mistral," in err
+        assert "unknown format 'Hermes'. Use one of: hermes, mistral," in err

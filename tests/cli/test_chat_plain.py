@@ -1,4 +1,4 @@
-"""What the terminal shows of what models, tools and servers say, and what it shows meanwhile."""
+"""The plain screen: safe output of models, tools and servers, and questions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from anabranch.cli._question import Question
-from anabranch.cli._terminal import LegibleLog, complain, show_traceback
-from anabranch.cli.chat import _plain
-from anabranch.cli.chat._plain import PlainScreen
+from anabranch.cli._call_layout import CallLayout
+from anabranch.cli._output import LegibleLog, print_error, show_traceback
+from anabranch.cli.chat import _plain_screen
+from anabranch.cli.chat._plain_screen import PlainScreen
 from anabranch.messages import ToolCall
 from anabranch.tools import Decision, Illustrated, ToolResult, tool
 from tests.handlers.test_legible import TEXTS
@@ -29,7 +29,7 @@ STEERING = set(
 def test_nothing_that_others_say_steers_the_terminal(
     capsys: pytest.CaptureFixture[str], said: str
 ) -> None:
-    """Words, calls, results, errors, tracebacks and logs, on a terminal or not."""
+    """No text, call, result, error, traceback or log line has control characters."""
     screen = PlainScreen([], debug=True)
     error = ValueError(said)
     screen.write(said)
@@ -37,7 +37,7 @@ def test_nothing_that_others_say_steers_the_terminal(
     screen.called(ToolCall(id="", name=said, arguments={said: said}))
     screen.answered(ToolResult(content=said, status="failed"))
     screen.failed(error)
-    complain(said)
+    print_error(said)
     show_traceback(error)
     record = logging.LogRecord(said, 30, said, 1, "%s", (said,), (ValueError, error, None))
     shown = "".join(capsys.readouterr()) + LegibleLog().format(record)
@@ -48,11 +48,11 @@ def test_nothing_that_others_say_steers_the_terminal(
 def test_what_is_said_at_length_is_cut_and_its_length_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A call, a result and an error are a piece of one line."""
+    """A long call, result or error becomes one shortened line."""
     screen = PlainScreen([])
     screen.called(ToolCall(id="", name="send", arguments={"to": "a\tb" * 1000}))
     screen.answered(ToolResult(content="\n" * 1000 + "x " * 1000))
-    complain("e" * 9000)
+    print_error("e" * 9000)
 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
@@ -69,7 +69,7 @@ def send(to: str, copies: int = 1) -> str:
 def at_terminal(
     monkeypatch: pytest.MonkeyPatch, choose: Callable[[str], Any], edit: str | None = None
 ) -> PlainScreen:
-    """Return a terminal with a person who answers questions by `choose`."""
+    """Return a plain screen on a terminal whose person answers questions with `choose`."""
 
     async def nobody_types() -> bool:
         return False
@@ -83,7 +83,7 @@ def at_terminal(
 
     screen = PlainScreen([])
     screen.interactive = True
-    monkeypatch.setattr(_plain, "discard_typeahead", nobody_types)
+    monkeypatch.setattr(_plain_screen, "discard_typeahead", nobody_types)
     monkeypatch.setattr(screen._editor, "choose", chosen)
     monkeypatch.setattr(screen._editor, "answer", edited)
     return screen
@@ -92,7 +92,7 @@ def at_terminal(
 async def test_nothing_is_shown_while_a_question_stands_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the model and other tools say then follows the answer, in its order."""
+    """Other output during the question appears after the answer, in order."""
     shown: list[str] = []
 
     def choose(prompt: str) -> str:
@@ -117,14 +117,14 @@ async def test_nothing_is_shown_while_a_question_stands_there(
 async def test_a_long_argument_is_laid_out_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A megabyte takes a second, in which other nodes go on."""
-    rows, at = Question.rows, list[threading.Thread]()
+    """The layout runs in a thread, so that other nodes continue."""
+    rows, at = CallLayout.rows, list[threading.Thread]()
 
     def laid_out(*given: Any) -> list[str]:
         at.append(threading.current_thread())
         return rows(*given)
 
-    monkeypatch.setattr(Question, "rows", laid_out)
+    monkeypatch.setattr(CallLayout, "rows", laid_out)
     screen = at_terminal(monkeypatch, lambda prompt: "y")
     call = ToolCall(id="", name="send", arguments={"to": "\u00e9" * 2000})
 
@@ -135,7 +135,7 @@ async def test_a_long_argument_is_laid_out_beside_the_loop(
 
 @pytest.mark.parametrize("answer", [None, "", "n", "yy", "ye", "ok", "y\ny", "\uff59", "1", "yes!"])
 async def test_all_but_a_yes_is_a_no(answer: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing at all, and what only looks like one."""
+    """No answer, an empty answer and similar letters deny the call."""
     screen = at_terminal(monkeypatch, lambda prompt: answer)
 
     call = ToolCall(id="", name="send", arguments={"to": "Ann"})
@@ -143,7 +143,7 @@ async def test_all_but_a_yes_is_a_no(answer: str | None, monkeypatch: pytest.Mon
 
 
 async def test_an_answer_in_a_burst_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as it comes like that."""
+    """The question is asked again after each burst of keys."""
     answers = iter([("y", False), ("yes", False), ("n", True)])
     screen = at_terminal(monkeypatch, lambda prompt: next(answers))
 
@@ -161,7 +161,7 @@ async def test_an_edit_is_shown_and_runs_however_alike_it_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """True is not 1, whatever Python says."""
+    """An edit from 1 to True counts, although they are equal in Python."""
     answers = iter(["e", "y"])
     screen = at_terminal(monkeypatch, lambda prompt: next(answers), edited)
 
@@ -173,7 +173,7 @@ async def test_an_edit_is_shown_and_runs_however_alike_it_is(
 
 
 def test_the_terminal_says_where_figures_were_saved(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the result itself is too long to be shown whole."""
+    """The paths are shown even if the result is shortened."""
     said = Illustrated("x" * 9000, files=["/tmp/plots/figure-1.png", "/tmp/plots/figure-2.png"])
     PlainScreen([]).answered(ToolResult.of(ToolCall(id="", name="python", arguments={}), said))
 

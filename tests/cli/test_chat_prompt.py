@@ -1,4 +1,4 @@
-"""The line that is always live: keys, questions, and what is printed meanwhile."""
+"""The live prompt: keys, questions, and output above it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anabranch.cli.chat._prompt import LivePrompt
 
 
 class Seen:
-    """Takes all that is sent to a terminal."""
+    """Collects the output to a terminal."""
 
     encoding = "utf-8"
 
@@ -42,7 +42,7 @@ class Seen:
 
 
 class Heard:
-    """Notes what a person does."""
+    """Records the person's actions."""
 
     def __init__(self) -> None:
         self.said_: list[tuple[str, str]] = []
@@ -50,10 +50,10 @@ class Heard:
         self.lines: list[str] = []
         self.looks = 0  # how often it was asked what stands above
 
-    def said(self, text: str) -> None:
+    def take_message(self, text: str) -> None:
         self.said_.append(("said", text))
 
-    def queued(self, text: str) -> None:
+    def queue_message(self, text: str) -> None:
         self.said_.append(("queued", text))
         self.waiting.append(text)
 
@@ -66,13 +66,13 @@ class Heard:
     def leave(self) -> None:
         self.said_.append(("leave", ""))
 
-    def above(self, columns: int, rows: int) -> list[str]:
+    def lines_above(self, columns: int, rows: int) -> list[str]:
         self.looks += 1
         return self.lines
 
 
 class Stage:
-    """A prompt with a keyboard and a screen."""
+    """A live prompt with a simulated keyboard and screen."""
 
     def __init__(self, keys: PipeInput, seen: Seen, heard: Heard, prompt: LivePrompt) -> None:
         self.keys, self.seen, self.heard, self.prompt = keys, seen, heard, prompt
@@ -82,7 +82,7 @@ class Stage:
         return self.prompt._session.default_buffer.text  # type: ignore[attr-defined]
 
     async def type(self, keys: str, line: str) -> None:
-        """Press keys, and wait until the line has become what it should."""
+        """Press keys, and wait until the input line has the expected text."""
         self.keys.send_text(keys)
         await wait_until(lambda: self.line == line, 5)
 
@@ -105,7 +105,7 @@ async def stage(*, words: list[str] | None = None) -> AsyncGenerator[Stage]:
 
 
 async def test_enter_says_and_tab_queues() -> None:
-    """Enter says what stands in the line, Tab queues it; an empty line is neither."""
+    """Enter sends the line and Tab queues it; an empty line does nothing."""
     async with stage() as on:
         on.keys.send_text("one\rtwo\t\r\t  \r")
         await wait_until(lambda: len(on.heard.said_) == 2, 5)
@@ -113,7 +113,7 @@ async def test_enter_says_and_tab_queues() -> None:
 
 
 async def test_escape_takes_the_newest_back_above_what_is_being_written() -> None:
-    """What waited comes back into the line, to be changed; nothing that was typed is lost."""
+    """The queued text comes back into the line before the typed text."""
     async with stage() as on:
         on.keys.send_text("first\tsecond\t")
         await wait_until(lambda: len(on.heard.waiting) == 2, 5)
@@ -123,7 +123,7 @@ async def test_escape_takes_the_newest_back_above_what_is_being_written() -> Non
 
 
 async def test_alt_enter_and_a_backslash_begin_another_line() -> None:
-    """A message may have several lines."""
+    """Both start a new line of the message."""
     async with stage() as on:
         on.keys.send_text("a\x1b\rb\\\rc\r")
         await wait_until(lambda: on.heard.said_, 5)
@@ -131,7 +131,7 @@ async def test_alt_enter_and_a_backslash_begin_another_line() -> None:
 
 
 async def test_ctrl_c_empties_the_line_first() -> None:
-    """It interrupts only where nothing is written; Ctrl-D leaves only there."""
+    """Ctrl-C interrupts and Ctrl-D exits only if the line is empty."""
     async with stage() as on:
         await on.type("half", "half")
         await on.type("\x03", "")
@@ -141,7 +141,7 @@ async def test_ctrl_c_empties_the_line_first() -> None:
 
 
 async def test_tab_completes_a_command() -> None:
-    """Where the line begins with a slash Tab completes it and queues nothing."""
+    """If the line begins with a slash, Tab completes it and queues nothing."""
     async with stage(words=["/help", "/model"]) as on:
         await on.type("/he", "/he")
         await on.type("\t", "/help")
@@ -151,7 +151,7 @@ async def test_tab_completes_a_command() -> None:
 
 
 async def test_what_is_printed_stands_above_and_the_line_stays() -> None:
-    """S19: prints of the program and of its threads never touch what is being written."""
+    """S19: output of the program and its threads does not change the input line."""
     async with stage() as on:
         await on.type("half a mess", "half a mess")
         printed = [f"line {number}" for number in range(20)]
@@ -166,7 +166,7 @@ async def test_what_is_printed_stands_above_and_the_line_stays() -> None:
 
 
 async def test_what_is_printed_before_it_stands_there_is_not_lost() -> None:
-    """Nor does it hold up what is printed later."""
+    """Output from before the prompt appears, and does not delay later output."""
     seen = Seen()
     output = Vt100_Output(seen, lambda: Size(rows=24, columns=80), term="xterm")  # type: ignore[arg-type]
     with create_pipe_input() as keys:
@@ -184,7 +184,7 @@ async def test_what_is_printed_before_it_stands_there_is_not_lost() -> None:
 async def test_a_write_to_the_standard_output_stands_above(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tool that prints, in whatever pieces, prints lines above the prompt."""
+    """Output of a tool, in pieces of any size, appears as lines above the prompt."""
     out = Seen()
     monkeypatch.setattr(sys, "stdout", out)
     async with stage() as on:
@@ -196,7 +196,7 @@ async def test_a_write_to_the_standard_output_stands_above(
 
 
 async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was being written is no answer; it comes back when the question is answered."""
+    """The person's draft does not answer the question, and comes back afterwards."""
     monkeypatch.setattr(_keyboard, "STOPPED_SECONDS", 0.3)
     async with stage() as on:
         await on.type("yes, but", "yes, but")
@@ -211,24 +211,24 @@ async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.Monke
 
 
 async def test_a_burst_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that comes together with more is none; a paste is not even taken."""
+    """An answer in a burst of keys is refused, and a marked paste is ignored."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await wait_until(lambda: "run it?" in on.seen.text, 5)
         on.keys.send_text("y\rand more\ry\r")
-        await wait_until(lambda: on.seen.text.count("typed by itself") == 3, 5)
+        await wait_until(lambda: on.seen.text.count("type the answer alone") == 3, 5)
         on.keys.send_text("y\x1b[200~y\n\x1b[201~")
         await wait_until(lambda: on.line == "y", 5)
         loop, last = asyncio.get_running_loop(), on.prompt.asking._last_key  # type: ignore[attr-defined]
         await wait_until(lambda: loop.time() - last > _keyboard.QUIET_SECONDS, 5)
         assert not asking.done()
-        on.keys.send_text("n\r")  # what was left of the burst goes
+        on.keys.send_text("n\r")  # the rest of the burst is dropped
         assert await asking == "n"
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04", "\x1b"])
 async def test_a_question_may_be_left_unanswered(key: str) -> None:
-    """Ctrl-C, Ctrl-D and Esc give no answer; the chat goes on."""
+    """Ctrl-C, Ctrl-D and Esc end a question without an answer; the prompt continues."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await wait_until(lambda: "run it?" in on.seen.text, 5)
@@ -238,7 +238,7 @@ async def test_a_question_may_be_left_unanswered(key: str) -> None:
 
 
 async def test_questions_come_one_after_the_other() -> None:
-    """However many wait, each has its own answer, in their order."""
+    """Each of several waiting questions gets its own answer, in order."""
     async with stage() as on:
         asking = [asyncio.create_task(on.prompt.asking.ask(f"number {n}? ")) for n in range(3)]
         for number, each in enumerate(asking):
@@ -248,7 +248,7 @@ async def test_questions_come_one_after_the_other() -> None:
 
 
 async def test_a_question_that_is_cancelled_gives_the_line_back() -> None:
-    """A call that is cancelled while its question stands there leaves no question behind."""
+    """The cancellation of a call removes its visible question and restores the draft."""
     async with stage() as on:
         await on.type("draft", "draft")
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
@@ -260,7 +260,7 @@ async def test_a_question_that_is_cancelled_gives_the_line_back() -> None:
 
 
 async def test_a_question_at_the_end_has_no_answer() -> None:
-    """Whoever closes the prompt ends its question too."""
+    """Closing the prompt ends its question without an answer."""
     async with stage() as on:
         asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await wait_until(lambda: "run it?" in on.seen.text, 5)
@@ -269,7 +269,7 @@ async def test_a_question_at_the_end_has_no_answer() -> None:
 
 
 async def test_a_key_does_not_wait_for_what_stands_above() -> None:
-    """S19: a key is drawn below what was drawn last; that is put together once, when it changes."""
+    """S19: a key is drawn at once below the last lines, which are composed only after a change."""
     async with stage() as on:
         looks = on.heard.looks
         await on.type("a", "a")
@@ -283,7 +283,7 @@ async def test_a_key_does_not_wait_for_what_stands_above() -> None:
 
 
 async def test_nothing_is_drawn_where_nothing_has_changed() -> None:
-    """A tick of the clock that changes no word sends the terminal nothing."""
+    """A tick without a change writes nothing to the terminal."""
     async with stage() as on:
         seen, looks = on.seen.text, on.heard.looks
         on.prompt.touch(now=True)

@@ -1,4 +1,4 @@
-"""What stays behind in the terminal: each line once, also where the window changes its size."""
+"""The scrollback has each line once, even after changes of the window's size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is no
 
 
 class Tmux:
-    """A chat in a tmux of its own: a terminal that wraps what stands there to a new width."""
+    """A chat in a separate tmux, a terminal that wraps its lines to a new width."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = str(folder / "tmux")
@@ -42,7 +42,7 @@ class Tmux:
 
     @property
     def text(self) -> str:
-        """The scrollback and the screen; wrapped lines are whole."""
+        """Return the scrollback and the screen, with wrapped lines joined."""
         return self._tmux("capture-pane", "-p", "-J", "-S", "-")
 
     def keys(self, *keys: str) -> None:
@@ -60,7 +60,7 @@ class Tmux:
             self._tmux("kill-server")
 
     async def wait(self, condition: Callable[[str], object]) -> str:
-        """Wait until what is shown is so; return it."""
+        """Wait until the text satisfies a condition, and return it."""
         try:
             await wait_until(lambda: condition(self.text))
         except TimeoutError:
@@ -98,7 +98,7 @@ def shown(text: str) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 200])
 async def test_the_scrollback_has_each_line_once(columns: int, tmp_path: Path) -> None:
-    """S22: also after resizes, while nothing goes on and while a reply streams."""
+    """S22: also after resizes, while the chat is idle and while a reply streams."""
     whole = Reply([chunk({"content": each}) for each in paragraphs(0, 40)] + [chunk(finish="stop")])
     reply, events = streamed(paragraphs(40, 60))
     async with tmux(tmp_path, columns, Reply([*whole.steps, DONE]), reply) as on:
@@ -120,7 +120,7 @@ async def test_the_scrollback_has_each_line_once(columns: int, tmp_path: Path) -
 
 @pytest.mark.long
 async def test_a_long_session_of_anything_leaves_each_line_once(tmp_path: Path) -> None:
-    """S22: keys, queues, stops of nothing and resizes at random, while replies stream."""
+    """S22: with random keys, queued messages, interrupts and resizes while replies stream."""
     draw = random.Random(SEED)
     turns, size = example_count(5, 60), 20
     played = [streamed(paragraphs(turn * size, (turn + 1) * size)) for turn in range(turns)]

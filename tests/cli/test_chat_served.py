@@ -1,4 +1,4 @@
-"""`--agent module:name`: whatever can be served answers at the terminal, as it would elsewhere."""
+"""`--agent module:name`: everything that can be served also answers in the chat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anabranch.agents.orchestration import Orchestrator, State
 from anabranch.cli._fields import FieldMissing
 from anabranch.cli.chat._local_runs import find_partner, local_partner
 from anabranch.cli.chat._log_renderer import LogRenderer, lay_out_result
-from anabranch.cli.chat._partner import Refused, RunPartner
+from anabranch.cli.chat._partner import MessageRefused, RunPartner
 from anabranch.commander.errors import ConfigurationError
 from anabranch.handlers import View
 from anabranch.messages import Message, Part, ToolCall
@@ -31,7 +31,7 @@ from anabranch.tools import Decision, ToolResult
 
 
 class Seen(View):
-    """Takes down what it is shown, and answers questions as `says`."""
+    """A view that records its calls and answers approvals with `says`."""
 
     def __init__(self, says: Any = True) -> None:
         self.shown: list[str] = []
@@ -68,14 +68,14 @@ def user(text: str) -> Message:
 
 
 async def ask(partner: RunPartner, said: str | None, view: View | None = None) -> Message:
-    """Let a partner answer in a tree of its own."""
+    """Let a partner answer in a new tree."""
     async with Commander(policy="isolate") as tree:
         made = None if said is None else user(said)
         return await tree.call_handler(partner.answer(made, view or Seen()))
 
 
 def partner_for(thing: Any, *lines: str | None, raw: bool = False) -> RunPartner:
-    """Make a partner; the person writes `lines` where asked."""
+    """Return a partner whose person answers questions with `lines`."""
     prompts: list[str] = []
     left = [*lines]
 
@@ -113,7 +113,7 @@ def calling(name: str, **arguments: Any) -> Message:
 
 
 async def test_a_model_by_itself_hears_the_conversation() -> None:
-    """S19: what was said before goes with each question."""
+    """S19: each request has the earlier messages."""
     backend = ScriptedBackend("One.", "Two.")
     partner, view = partner_for(backend), Seen()
     assert (await ask(partner, "a", view)).content == "One."
@@ -123,7 +123,7 @@ async def test_a_model_by_itself_hears_the_conversation() -> None:
 
 
 async def test_a_conversable_agent_and_a_group_answer() -> None:
-    """All that is said in a group is shown, with the names of those who say it."""
+    """All messages of a group are shown with the names of their senders."""
 
     def say(name: str) -> ConversableAgent:
         return ConversableAgent(name, ScriptedBackend(otherwise=f"I am {name}."))
@@ -139,7 +139,7 @@ async def test_a_conversable_agent_and_a_group_answer() -> None:
 
 
 async def test_an_orchestrator_is_made_anew_for_each_question() -> None:
-    """One has one state, so each question has its own; its agents are named."""
+    """An orchestrator has one state, so each message gets a new one; its agents are named."""
     made: list[Orchestrator[Any]] = []
 
     def factory() -> Orchestrator[Any]:
@@ -170,7 +170,7 @@ class Report(Job[str]):
 
 
 async def test_the_fields_of_a_job_are_asked_for_one_after_the_other() -> None:
-    """What the first message does not fill is asked for until it is right; defaults are kept."""
+    """Missing fields are asked for until they are valid; empty answers take the defaults."""
     partner = partner_for(Report, "many", "0", "3", "", "Short", "long")
     assert (await ask(partner, "dogs")).content == "dogs 3 2026-01-02 long"
     prompts: list[str] = partner.prompts  # type: ignore[attr-defined]
@@ -184,10 +184,10 @@ async def test_the_fields_of_a_job_are_asked_for_one_after_the_other() -> None:
 
 
 async def test_a_json_object_fills_fields_and_nobody_is_asked() -> None:
-    """With nobody to ask, a message gives them all, or the error names what is missing."""
+    """Without a person, an error names the required fields that a message lacks."""
     partner = partner_for(Report)
     assert (await ask(partner, '{"topic": "x", "pages": 2}')).content == "x 2 2026-01-02 short"
-    with pytest.raises(FieldMissing, match="pages was not given"):
+    with pytest.raises(FieldMissing, match="pages is missing"):
         await ask(partner, "cats")
     with pytest.raises(FieldMissing, match="greater than"):
         await ask(partner, '{"topic": "x", "pages": 0}')
@@ -195,15 +195,15 @@ async def test_a_json_object_fills_fields_and_nobody_is_asked() -> None:
 
 
 async def test_who_gives_up_at_a_field_begins_nothing() -> None:
-    """None for a line ends the turn with an error, and what was said stays."""
+    """No answer ends the turn with an error, and the message stays in the conversation."""
     partner = partner_for(Report, None)
-    with pytest.raises(FieldMissing, match="nothing has begun"):
+    with pytest.raises(FieldMissing, match="the job did not start"):
         await ask(partner, "dogs")
     assert roles(partner) == [("user", "dogs")]
 
 
 async def test_fields_that_were_given_last_are_offered_again() -> None:
-    """The next turn takes them with an empty line."""
+    """In the next turn an empty line takes the last value."""
     partner = partner_for(Report, "3", "", "", "", "", "")
     await ask(partner, "dogs")
     assert (await ask(partner, "cats")).content == "cats 3 2026-01-02 short"
@@ -216,7 +216,7 @@ async def rows(node: Node[Any], count: int) -> list[dict[str, Any]]:
 
 
 async def test_a_result_that_is_no_text_is_shown_as_a_table() -> None:
-    """Rows of the same fields are a table of Markdown, and the conversation has the JSON."""
+    """Rows with equal fields become a Markdown table, while the conversation has the JSON."""
     view = Seen()
     answer = await ask(partner_for(rows), "2", view)
     assert view.said == ["| n | what |\n| --- | --- |\n| 0 | a\\|b |\n| 1 | a\\|b |\n"]
@@ -228,7 +228,7 @@ async def test_a_result_that_is_no_text_is_shown_as_a_table() -> None:
 
 @pytest.mark.parametrize("text", ["plain", "[1", "{" * 5000, "[" * 100_000, "", "[x]"])
 def test_a_result_that_is_no_json_is_shown_as_it_is(text: str) -> None:
-    """Whatever it is, nothing of it is lost."""
+    """Any other result is shown unchanged."""
     assert lay_out_result(text) == text
 
 
@@ -236,7 +236,7 @@ def test_a_result_that_is_no_json_is_shown_as_it_is(text: str) -> None:
 
 
 async def test_tools_and_those_below_are_shown() -> None:
-    """An agent below is shown with its name; the answer is the agent's own."""
+    """Replies of other agents have their names; the answer is that of the served agent."""
     below = Agent(ScriptedBackend(otherwise="from below"), name="below")
 
     @tool
@@ -265,7 +265,7 @@ async def test_tools_and_those_below_are_shown() -> None:
     ],
 )
 async def test_the_person_says_whether_a_tool_runs(says: Any, told: str) -> None:
-    """The view is asked, and what it says holds: yes, no, a reason, other arguments."""
+    """The decision of the view applies: yes, no, a reason, other arguments."""
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(says)
     await ask(local_partner(serve_thing(agent)), "hi", view)
@@ -285,7 +285,7 @@ class Broken(Job[str]):
 
 
 async def test_a_failure_is_its_own_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The error is the one that was raised; what was said stays, and is asked again with None."""
+    """The raised error is shown, the message stays, and None repeats it."""
     partner = partner_for(Broken)
     for said in "q", None:
         with pytest.raises(ValueError, match="it broke"):
@@ -295,11 +295,11 @@ async def test_a_failure_is_its_own_and_not_logged(caplog: pytest.LogCaptureFixt
 
 
 async def test_a_message_that_is_refused_is_no_part_of_the_conversation() -> None:
-    """What is not taken is told in the words of the server, and the next message is heard."""
+    """The error has the server's text, and the next message is answered."""
     partner = partner_for(ConversableAgent("one", ScriptedBackend("Yes.")))
     picture = Part.from_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
     async with Commander(policy="isolate") as tree:
-        with pytest.raises(Refused, match="images and files"):
+        with pytest.raises(MessageRefused, match="images and files"):
             shown = Message(role="user", content="see", parts=[picture])
             await tree.call_handler(partner.answer(shown, Seen()))
     assert (await ask(partner, "hi")).content == "Yes."
@@ -307,7 +307,7 @@ async def test_a_message_that_is_refused_is_no_part_of_the_conversation() -> Non
 
 
 async def test_an_error_of_a_journal_inside_is_told_as_any_other() -> None:
-    """Also where a server would leave the run to another one."""
+    """A journal's error inside the run is shown like any other."""
     for error in JournalError("x.db", "is broken", "mend it"), RunBusy("x", 1):
 
         @handler
@@ -319,10 +319,10 @@ async def test_an_error_of_a_journal_inside_is_told_as_any_other() -> None:
 
 
 async def test_again_forgets_the_answer_that_came() -> None:
-    """None asks the last question again."""
+    """None repeats the last message."""
     backend = ScriptedBackend("One.", "Two.")
     partner = partner_for(backend)
-    with pytest.raises(ConfigurationError, match="nothing has been said"):
+    with pytest.raises(ConfigurationError, match="there is no message to answer"):
         await ask(partner, None)
     await ask(partner, "a")
     await ask(partner, None)
@@ -330,7 +330,7 @@ async def test_again_forgets_the_answer_that_came() -> None:
 
 
 async def test_a_cancel_at_any_turn_keeps_what_was_said() -> None:
-    """A cancelled answer is kept as far as it came, and nothing goes on behind it."""
+    """A cancelled answer keeps its text so far, and no node continues."""
     for at in range(0, 120, 3):
         backend = ScriptedBackend(deltas("one two three four"))
         partner, view = partner_for(backend), Seen()
@@ -350,7 +350,7 @@ async def test_a_cancel_at_any_turn_keeps_what_was_said() -> None:
 
 
 async def test_a_cancel_ends_a_question_to_the_person() -> None:
-    """Nobody is asked any more about a run that is over."""
+    """The end of a run withdraws its question."""
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(asyncio.Event())
     async with Commander(policy="isolate") as tree:
@@ -368,7 +368,7 @@ class Deaf(Seen):
 
 
 async def test_a_view_that_fails_ends_the_answer_with_its_own_error() -> None:
-    """A pipe that nobody reads stops the model too."""
+    """An error of the view, such as a closed pipe, stops the model."""
     with pytest.raises(BrokenPipeError):
         await ask(partner_for(ScriptedBackend(otherwise="x")), "q", Deaf())
 
@@ -377,7 +377,7 @@ async def test_a_view_that_fails_ends_the_answer_with_its_own_error() -> None:
 
 
 async def test_two_that_speak_at_once_take_turns_of_a_line() -> None:
-    """No piece of one stands within a line of another, and nothing is lost or doubled."""
+    """Replies at the same time alternate by lines, without lost or repeated text."""
     view = Seen()
     telling = LogRenderer(view, "top")
     for number in range(200):
@@ -392,7 +392,7 @@ async def test_two_that_speak_at_once_take_turns_of_a_line() -> None:
 
 
 def test_the_terminal_needs_no_web_server() -> None:
-    """What is served at the terminal is imported without starlette and uvicorn."""
+    """The chat with served things imports neither starlette nor uvicorn."""
     code = (
         "import sys; import anabranch.cli.chat._local_runs, anabranch.cli.chat._server_runs;"
         "sys.exit(any(name in sys.modules for name in ('starlette', 'uvicorn', 'aiohttp')))"
@@ -401,7 +401,7 @@ def test_the_terminal_needs_no_web_server() -> None:
 
 
 def test_an_agent_is_given_as_it_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session is kept by whoever keeps sessions; other things are partners."""
+    """An agent is returned unchanged, and anything else as a partner."""
     (tmp_path / "chat_things_here.py").write_text(
         "from anabranch import Agent\nfrom anabranch.testing import ScriptedBackend\n"
         "model = ScriptedBackend()\nagent = Agent(model, name='a')\nnumber = 5\n"

@@ -1,4 +1,4 @@
-"""Sessions of the chat: kept in a journal, found, forked, changed and taken up after a kill."""
+"""Sessions of the chat: stored, found, forked, changed, and continued after a kill."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ Play = Callable[[Request], Message | str]
 
 
 def count(request: Request) -> str:
-    """Say how much was read."""
+    """Answer with the number of messages."""
     return f"I have read {len(request.messages)}."
 
 
@@ -52,11 +52,11 @@ def partner_of(
 ) -> AgentPartner:
     doubt = options.pop("doubt", None)
     agent = Agent(ScriptedBackend(otherwise=play), "Be kind.", name="chat", **options)
-    return AgentPartner(agent, sessions, info or sessions.new(model="scripted"), doubt=doubt)
+    return AgentPartner(agent, sessions, info or sessions.new(model="scripted"), ask_doubt=doubt)
 
 
 async def say(partner: AgentPartner, *texts: str | None) -> None:
-    """Say one thing after the other."""
+    """Send messages one after the other."""
     for text in texts:
         async with Commander() as commander:
             await commander.run(partner.answer(None if text is None else user(text), View()))
@@ -73,7 +73,7 @@ async def memory() -> AsyncGenerator[Sessions]:
 
 
 async def test_a_session_is_listed_found_renamed_and_deleted() -> None:
-    """By its id, its title, or the beginning of either; by words that were said in it."""
+    """A session is found by its id, its title, a prefix of them, or words in it."""
     async with memory() as sessions:
         first, second = partner_of(sessions), partner_of(sessions)
         await say(first, "Which is the longest\n river?")
@@ -89,7 +89,7 @@ async def test_a_session_is_listed_found_renamed_and_deleted() -> None:
         assert [each.id for each in await sessions.list("ANOTHER lamp")] == [second.info.id]
         assert [each.id for each in await sessions.list("read river")] == [first.info.id]
         assert await sessions.list("neither") == []
-        with pytest.raises(UnknownSession, match="no session"):
+        with pytest.raises(UnknownSession, match="unknown session"):
             await sessions.find("")
 
         title = shorten_title("Name\x1b[31m the Nile " + "x" * 100)
@@ -104,7 +104,7 @@ async def test_a_session_is_listed_found_renamed_and_deleted() -> None:
 
 
 async def test_a_new_session_stands_nowhere_before_its_first_turn() -> None:
-    """Who opens a chat and leaves it leaves nothing."""
+    """A chat without a turn stores nothing."""
     async with memory() as sessions:
         partner = partner_of(sessions)
         await partner.open()
@@ -114,7 +114,7 @@ async def test_a_new_session_stands_nowhere_before_its_first_turn() -> None:
 
 
 async def test_what_was_noted_comes_back() -> None:
-    """Model, system prompt, tools and folder are there for who resumes."""
+    """Model, system prompt, tools and folder are restored."""
     noted = {"model": "m", "system": "Be brief.\n\ud800", "tools": "python", "folder": "/x"}
     async with memory() as sessions:
         partner = partner_of(sessions, sessions.new(**noted))
@@ -127,7 +127,7 @@ async def test_what_was_noted_comes_back() -> None:
 
 
 async def test_undo_takes_the_last_turn_back_at_once(tmp_path: Path) -> None:
-    """Also for a process that ends right after it."""
+    """The removal is on disk at once."""
     async with open_sessions(tmp_path / "c.db") as sessions:
         partner = partner_of(sessions)
         await say(partner, "one", "two", "three")
@@ -159,7 +159,7 @@ async def test_undo_takes_the_last_turn_back_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_fork_goes_on_by_itself() -> None:
-    """From the end, or from the end of an earlier turn; the other one stays."""
+    """A fork copies all turns or the first ones; the original is unchanged."""
     async with memory() as sessions:
         partner = partner_of(sessions)
         await say(partner, "one", "two", "three")
@@ -176,7 +176,7 @@ async def test_a_fork_goes_on_by_itself() -> None:
 
 
 async def test_images_and_files_are_a_part_of_a_turn(tmp_path: Path) -> None:
-    """They come back with it, whether it is undone, resumed, or was steered with them."""
+    """Undo, resume and steering keep the images and files of a turn."""
     part = Part.from_bytes(b"x" * 9, "text/plain", name="notes.txt")
 
     def play(request: Request) -> str:
@@ -191,7 +191,7 @@ async def test_images_and_files_are_a_part_of_a_turn(tmp_path: Path) -> None:
         async with Commander() as commander:
             await commander.run(partner.answer(said, View()))
         assert seen == [[part]]
-        assert [each.parts for each in partner.unheard()] == [[part]]
+        assert [each.parts for each in partner.undelivered()] == [[part]]
         info = partner.info
     async with open_sessions(tmp_path / "c.db") as sessions:
         partner = partner_of(sessions, info)
@@ -201,7 +201,7 @@ async def test_images_and_files_are_a_part_of_a_turn(tmp_path: Path) -> None:
 
 
 async def test_a_turn_is_steered_and_what_was_not_heard_comes_back() -> None:
-    """`steer` reaches the answer under way, and nothing once it is over."""
+    """`steer` reaches the running answer, and returns False after its end."""
 
     def play(request: Request) -> str:
         assert partner.steer(user("wait"))
@@ -211,12 +211,12 @@ async def test_a_turn_is_steered_and_what_was_not_heard_comes_back() -> None:
         partner = partner_of(sessions, play=play)
         assert not partner.steer(user("nobody answers"))
         await say(partner, "go")
-        assert [each.content for each in partner.unheard()] == ["wait"]
+        assert [each.content for each in partner.undelivered()] == ["wait"]
         assert not partner.steer(user("too late"))
 
 
 async def test_a_turn_that_is_stopped_is_over() -> None:
-    """Its text stays, and the next turn reads it."""
+    """The text of a stopped turn stays, and the next request has it."""
 
     class Stops(View):
         def write(self, text: str) -> None:
@@ -229,14 +229,14 @@ async def test_a_turn_that_is_stopped_is_over() -> None:
             async with Commander() as commander:
                 await commander.run(nodes[0])
         await partner.open()
-        assert await partner.cut() is None
+        assert await partner.interrupted_turn() is None
         assert told(partner)[1] == "user: go"
 
 
 async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
     tmp_path: Path,
 ) -> None:
-    """While one has a session open, another that wants to is told who has it."""
+    """A second chat that opens the same session gets the id of the process that uses it."""
     answering, go_on = asyncio.Event(), asyncio.Event()
 
     @tool(read_only=True)
@@ -262,7 +262,7 @@ async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
         await say(partner_of(two), "my own")
         go_on.set()
         await node
-        with pytest.raises(SessionBusy, match=f"session 'go' is open in process {os.getpid()}"):
+        with pytest.raises(SessionBusy, match=f"session 'go' is in use by process {os.getpid()}"):
             await other.open()
         one.release()
         await other.open()
@@ -270,7 +270,7 @@ async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
 
 
 async def test_where_nothing_can_be_written_the_chat_is_in_memory(tmp_path: Path) -> None:
-    """It says so in one line, and goes on."""
+    """One line says so, and the chat works."""
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "odd.db").write_text("no database at all, " * 100)
     (tmp_path / "folder.db").mkdir()
@@ -286,7 +286,7 @@ async def test_where_nothing_can_be_written_the_chat_is_in_memory(tmp_path: Path
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are of another kind there")
 async def test_nobody_else_can_read_what_was_said(tmp_path: Path) -> None:
-    """The folder is its owner's alone, and so are the files, also if they were others' before."""
+    """Only the owner gets access to the folder and the files, even if they existed before."""
     folder = tmp_path / "anabranch"
     folder.mkdir(mode=0o755)
     async with open_sessions(folder / "chats.db") as sessions:
@@ -312,7 +312,7 @@ async def main():
         info = await sessions.newest()
         partner = partner_of(sessions, info, kept_play, tools=[make_tool(sys.argv[1])])
         await partner.open()
-        if await partner.cut() is not None:
+        if await partner.interrupted_turn() is not None:
             await say(partner, None)
         begun = sum(each.role == "user" for each in partner.messages())
         for number in range(begun, 1000):
@@ -346,7 +346,7 @@ def kept_play(request: Request) -> Message | str:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_after_a_kill_at_any_moment_every_finished_turn_is_there(tmp_path: Path) -> None:
-    """S20: whatever was told as finished stands in the newest session, in its order, once."""
+    """S20: each turn that was reported as finished is in the newest session once, in order."""
     path, chosen = tmp_path / "chats.db", random.Random(SEED)
     code = CHILD.format(paths=PATHS)
     finished = -1
@@ -376,13 +376,13 @@ async def check(path: Path, finished: int) -> None:
         said = [str(each.content) for each in partner.messages() if each.role == "user"]
         assert len(said) >= finished + 1
         assert said == [f"question {number}" for number in range(len(said))]
-        cut = await partner.cut()
-        assert cut is None or cut.asked.content == f"question {len(said)}"
+        cut = await partner.interrupted_turn()
+        assert cut is None or cut.message.content == f"question {len(said)}"
 
 
 @pytest.fixture(scope="module")
 def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a session whose process has died in a tool."""
+    """Return a folder with a session whose process died in a tool."""
     path = tmp_path_factory.mktemp("dead") / "c.db"
     code = f"""
 import asyncio, os, sys
@@ -427,7 +427,7 @@ def deadly_play(request: Request) -> Message | str:
 async def test_a_tool_in_doubt_is_asked_about_and_never_run_in_silence(
     dead: Path, tmp_path: Path, answer: str
 ) -> None:
-    """S20: what was asked is told, and goes on when the person has said what became of the call."""
+    """S20: the person is asked about the call, and the turn continues after the answer."""
     asked = list[str]()
     shutil.copytree(dead, tmp_path, dirs_exist_ok=True)
 
@@ -440,27 +440,27 @@ async def test_a_tool_in_doubt_is_asked_about_and_never_run_in_silence(
         info = await sessions.newest()
         partner = partner_of(sessions, info, deadly_play, tools=tools, doubt=doubt)
         await partner.open()
-        cut = await partner.cut()
+        cut = await partner.interrupted_turn()
         assert cut is not None
-        assert cut.asked.content == "mail it"
+        assert cut.message.content == "mail it"
         await say(partner, None)
         assert asked == ["mail {'text': 'hi'}"]
         assert (
             told(partner)[-1] == f"assistant: fine: {'sent' if answer == 'done' else 'sent again'}"
         )
-        assert await partner.cut() is None
+        assert await partner.interrupted_turn() is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 async def test_another_question_ends_the_turn_that_was_cut(dead: Path, tmp_path: Path) -> None:
-    """Nothing of it runs any more; what it had said stays, and its tool counts as interrupted."""
+    """The turn does not continue. Its text stays, and its tool call counts as interrupted."""
     shutil.copytree(dead, tmp_path, dirs_exist_ok=True)
     for _ in range(2):
         async with open_sessions(tmp_path / "c.db") as sessions:
             info = await sessions.newest()
             partner = partner_of(sessions, info, deadly_play, tools=[deadly_tool(False)])
             await partner.open()
-            if await partner.cut() is not None:
+            if await partner.interrupted_turn() is not None:
                 await say(partner, "never mind")
             assert told(partner)[3:] == [
                 "user: mail it",
@@ -472,7 +472,7 @@ async def test_another_question_ends_the_turn_that_was_cut(dead: Path, tmp_path:
 
 
 class Halting(Backend):
-    """A model that says half an answer and then nothing."""
+    """A model that sends half an answer and then nothing."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         yield Delta(text="Half an answer ")
@@ -480,7 +480,7 @@ class Halting(Backend):
 
 
 async def test_what_was_half_said_stays_when_the_turn_is_ended(tmp_path: Path) -> None:
-    """The text that was on disk is a message that broke off, and the next turn reads it."""
+    """The stored partial text becomes an interrupted message, and the next request has it."""
     path = tmp_path / "c.db"
     async with Commander() as commander, open_sessions(path) as sessions:
         agent = Agent(Halting("half"), "Be kind.", name="chat")
@@ -492,13 +492,13 @@ async def test_what_was_half_said_stays_when_the_turn_is_ended(tmp_path: Path) -
             return bool(runs and (await sessions.journal.look(runs[0].run_id)).partials)
 
         async with asyncio.timeout(10):
-            while not await is_on_disk():  # noqa: ASYNC110 - the file tells nobody
+            while not await is_on_disk():  # noqa: ASYNC110 - a file sends no event
                 await asyncio.sleep(0.05)
         commander.exit()
     async with open_sessions(path) as sessions:
         partner = partner_of(sessions, await sessions.newest())
         await partner.open()
-        assert await partner.cut() is not None
+        assert await partner.interrupted_turn() is not None
         await say(partner, "and now?")
         assert told(partner)[1:] == [
             "user: go",
@@ -509,7 +509,7 @@ async def test_what_was_half_said_stays_when_the_turn_is_ended(tmp_path: Path) -
 
 
 async def test_a_thousand_sessions_are_listed() -> None:
-    """All of them, the newest first, also while they are many."""
+    """All of 1,000 sessions are listed, most recent first."""
     async with memory() as sessions:
         infos = [
             await sessions.begin(sessions.new(), f"title {n}")

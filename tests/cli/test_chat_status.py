@@ -1,4 +1,4 @@
-"""S19: what the status line of a chat says, from events alone."""
+"""S19: the status line of a chat, computed from events alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Price
-from anabranch.cli.chat._status import KINDS, Status
+from anabranch.cli.chat._status import STATUS_EVENTS, Status
 from anabranch.commander import Event, Origin
 from anabranch.commander._event import EventSource
 from anabranch.commander._record import Actor
@@ -46,12 +46,12 @@ def status(*events: Event, began: float = 0.0, **settings_: Any) -> Status:
     made = Status(**settings_)
     made.begin(began)
     for each in events:
-        made.hear(each)
+        made.process(each)
     return made
 
 
 def test_from_the_first_moment_of_a_turn_something_is_said() -> None:
-    """Before any event, and nothing before the first turn or after the last."""
+    """The line has text from the start of a turn on, and none outside of turns."""
     made = Status()
     assert made.line(0.0, WIDE) == ""
     made.begin(1.0)
@@ -74,42 +74,42 @@ def test_from_the_first_moment_of_a_turn_something_is_said() -> None:
     ],
 )
 def test_what_the_model_is_busy_with_before_it_speaks(work: Working, words: str) -> None:
-    """Each stage in words, as far as it has come."""
+    """Each stage has words and its progress."""
     assert status(asked(1.0), event("working", 1.5, work)).state(3.0) == words
 
 
 def test_a_model_that_says_nothing_of_its_work_reads_the_prompt() -> None:
-    """As those of servers do."""
+    """Without progress events, as from servers, the line says that the model reads the prompt."""
     assert status(asked(1.0)).state(4.0) == "reading the prompt 3 s"
 
 
 def test_a_reply_is_counted_while_it_is_written() -> None:
-    """Tokens and speed, from its text; a reply without text is written too."""
+    """Tokens and speed are estimated from the text; a reply without text has a line too."""
     made = status(asked(0.0), event("first_chunk", 1.0, 1))
     assert made.state(2.0) == "writing 1 s"
     for piece in "你好" * 15, *(["Some ", "wor", "ds, "] * 5):
-        made.hear(event("text", 2.0, piece))
+        made.process(event("text", 2.0, piece))
     assert made.state(3.0) == "writing about 47 tokens, 24/s"
-    made.hear(replied(3.0))
+    made.process(replied(3.0))
     assert made.state(3.0) == "thinking"
 
 
 def test_tools_are_shown_with_what_they_were_given() -> None:
-    """One, two, several; until each has ended in whatever way."""
+    """One, two and several calls are shown until each has ended in any way."""
     made = status(event("called", 0.0, WEATHER, node=5))
     assert made.state(2.0) == "get_weather(city=Oslo) 2 s"
-    made.hear(event("called", 1.0, ToolCall(id="2", name="now", arguments={}), node=6))
+    made.process(event("called", 1.0, ToolCall(id="2", name="now", arguments={}), node=6))
     assert made.state(2.0) == "get_weather(city=Oslo) 2 s, now() 1 s"
-    made.hear(event("called", 1.0, WEATHER, node=7))
+    made.process(event("called", 1.0, WEATHER, node=7))
     assert made.state(2.0) == "get_weather(city=Oslo) 2 s and 2 more"
-    made.hear(event("answered", 2.0, None, node=5))
-    made.hear(event("failed", 2.0, ValueError(), node=6))
-    made.hear(event("cancelled", 2.0, "why", node=7))
+    made.process(event("answered", 2.0, None, node=5))
+    made.process(event("failed", 2.0, ValueError(), node=6))
+    made.process(event("cancelled", 2.0, "why", node=7))
     assert made.state(2.0) == "thinking"
 
 
 def test_agents_below_are_named_and_the_one_that_answers_is_not() -> None:
-    """A tool that is an agent, and what the model of that agent does."""
+    """The activity of a sub-agent has its name."""
     made = status(
         event(
             "called", 0.0, ToolCall(id="1", name="ask_writer", arguments={}), node=2, agent="ann"
@@ -121,7 +121,7 @@ def test_agents_below_are_named_and_the_one_that_answers_is_not() -> None:
 
 
 def test_a_person_who_is_asked_is_waited_for() -> None:
-    """Whatever else is going on; the end of the turn ends that too."""
+    """A visible question replaces other activity until the end of the turn."""
     made = status(asked(0.0))
     made.asks = True
     assert made.state(1.0) == "waiting for your answer"
@@ -130,34 +130,34 @@ def test_a_person_who_is_asked_is_waited_for() -> None:
 
 
 def test_a_model_that_gets_ready_is_shown_between_turns() -> None:
-    """Until it is done, or a request comes."""
+    """The progress is shown until it ends or a request begins."""
     made = Status()
-    made.hear(event("working", 0.0, Working("loading")))
+    made.process(event("working", 0.0, Working("loading")))
     assert made.line(1.0, WIDE) == "loading the model"
-    made.hear(event("working", 0.0, Working("reading", 5, 10)))
+    made.process(event("working", 0.0, Working("reading", 5, 10)))
     assert made.line(1.0, WIDE) == "reading the prompt (10 tokens, 50 %)"
-    made.hear(event("working", 0.0, Working("reading", 10, 10)))
+    made.process(event("working", 0.0, Working("reading", 10, 10)))
     assert made.line(1.0, WIDE) == ""
 
 
 def test_a_replayed_request_is_none() -> None:
-    """What stands in the journal is not asked again."""
+    """A request replayed from the journal is not shown."""
     old = event("request", 0.0, Asked(1, "local", "small", {}, 1, (), replayed=True))
     assert status(old).state(1.0) == "thinking"
 
 
 def test_the_summary_has_seconds_tokens_and_speed() -> None:
-    """Of this turn alone; the session has all."""
+    """The summary covers one turn; the session covers all."""
     used = Usage(input_tokens=812, output_tokens=120, cached_input_tokens=600)
     prices = {"small": Price(1.0, 2.0)}
     made = status(prices=prices)
     for turn in (0.0, 100.0):
         made.begin(turn)
-        made.hear(asked(turn))
-        made.hear(event("working", turn + 0.5, Working("reading", 0, 812, 1)))
-        made.hear(event("first_chunk", turn + 1.5, 1))
-        made.hear(event("charged", turn + 7.0, {"small": used}))
-        made.hear(replied(turn + 7.5, used=used))
+        made.process(asked(turn))
+        made.process(event("working", turn + 0.5, Working("reading", 0, 812, 1)))
+        made.process(event("first_chunk", turn + 1.5, 1))
+        made.process(event("charged", turn + 7.0, {"small": used}))
+        made.process(replied(turn + 7.5, used=used))
         made.end(turn + 7.2)
     assert made.summary(300.0, WIDE) == (
         "7.2 s, 812 + 120 tokens (600 cached), 20 tokens/s, cost 0.0011"
@@ -170,7 +170,7 @@ def test_the_summary_has_seconds_tokens_and_speed() -> None:
 
 
 def test_a_model_without_a_price_makes_the_cost_a_least() -> None:
-    """And no price at all makes none."""
+    """With unknown prices the cost says "at least"; without any price there is no cost."""
     used = {"small": Usage(input_tokens=10**6), "other": Usage(input_tokens=5)}
     assert "cost" not in status(event("charged", 1.0, used)).summary(2.0, WIDE)
     made = status(event("charged", 1.0, used), prices={"small": Price(1.0, 1.0)})
@@ -178,14 +178,14 @@ def test_a_model_without_a_price_makes_the_cost_a_least() -> None:
 
 
 def test_what_an_earlier_life_has_spent_is_of_the_session() -> None:
-    """And not of this turn."""
+    """Usage from before a restart counts for the session and not for the turn."""
     made = status(event("charged_again", 0.0, {"small": Usage(input_tokens=7)}))
     assert made.figures(1.0).usage.total_tokens == 0
     assert made.session(1.0).usage.total_tokens == 7
 
 
 def test_what_matters_least_is_left_out_first() -> None:
-    """The session, the cost, the tokens, the seconds; what is done is cut at last."""
+    """Session, cost, tokens and seconds are left out in this order; the activity is cut last."""
     used = {"small": Usage(input_tokens=800, output_tokens=40)}
     made = status(
         event("charged_again", 0.0, used),
@@ -204,7 +204,7 @@ def test_what_matters_least_is_left_out_first() -> None:
 
 
 def test_keys_and_control_characters_do_not_show() -> None:
-    """In names and arguments of tools, and names of agents."""
+    """Keys and control characters in names and arguments are not shown."""
     hostile = "a\x1b[2J\n\u202eb"
     call = ToolCall(
         id="1", name=hostile, arguments={hostile: hostile, "api_key": "sk-" + "a1" * 20}
@@ -256,7 +256,7 @@ ODD_DATA = st.one_of(
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(KINDS),
+            st.sampled_from(STATUS_EVENTS),
             st.floats(0, 1e9),
             ODD_DATA,
             st.integers(0, 3),
@@ -270,12 +270,12 @@ ODD_DATA = st.one_of(
 def test_whatever_happens_the_line_fits_and_cannot_steer(
     events: list[tuple[Any, float, Any, int, str | None]], width: int, now: float
 ) -> None:
-    """It never raises, is never wider than asked, and holds no control character."""
+    """The line never raises, never exceeds the width, and has no control character."""
     made = Status("ann", {"m": Price(1.0, 2.0)})
     for number, (kind, at, data, node, agent) in enumerate(events):
         if number % 5 == 1:
             made.begin(at)
-        made.hear(event(kind, at, data, node=node, agent=agent))
+        made.process(event(kind, at, data, node=node, agent=agent))
         for line in (made.line(now, width), made.summary(now, width)):
             assert cell_len(line) <= max(width, 0)
             assert not STEERING & set(line)
@@ -284,7 +284,7 @@ def test_whatever_happens_the_line_fits_and_cannot_steer(
 
 
 async def test_a_turn_of_a_real_tree_is_followed() -> None:
-    """Request, tool, second request and the sums, heard from the tree itself."""
+    """The events of a real tree give the request, the tool, the second request and the totals."""
     runs, go_on = asyncio.Event(), asyncio.Event()
 
     @tool

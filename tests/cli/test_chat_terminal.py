@@ -1,4 +1,4 @@
-"""The chat in a real terminal: its line, its keys, and what it shows of what others say."""
+"""The chat in a real terminal: input line, keys and output."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def tooled(folder: Path) -> tuple[str, ...]:
 
 
 def said(server: ScriptedServer) -> list[str]:
-    """Return what the model was told last: the contents of the last request's messages."""
+    """Return the contents of the messages in the last request."""
     return [message["content"] for message in server.requests[-1].body["messages"]]
 
 
 def slow(*pieces: str) -> tuple[Reply, list[asyncio.Event]]:
-    """Return an answer that waits before each piece for its event."""
+    """Return an answer that waits for an event before each delta."""
     events = [asyncio.Event() for _ in pieces]
     steps: list[Played] = []
     for go_on, piece in zip(events, pieces, strict=True):
@@ -68,7 +68,7 @@ def slow(*pieces: str) -> tuple[Reply, list[asyncio.Event]]:
 async def test_what_is_typed_while_a_reply_streams_never_enters_the_transcript(
     tmp_path: Path,
 ) -> None:
-    """S19: a key at each delta: the words stand unbroken, and the keys in the line alone."""
+    """S19: with a key at each delta, the text is unbroken. The keys are in the input line only."""
     pieces = [f"w{number:02} " + "\n\n" * (number % 7 == 6) for number in range(30)]
     keys = "what was typed at each delta"
     reply, events = slow(*pieces)
@@ -97,7 +97,7 @@ async def test_what_is_typed_while_a_reply_streams_never_enters_the_transcript(
 
 
 async def test_what_is_queued_runs_in_order_after_the_answer(tmp_path: Path) -> None:
-    """S21: Tab queues; Esc takes the newest back, and an empty queue gives nothing."""
+    """S21: Tab queues; Esc takes the newest message back, and does nothing for an empty queue."""
     reply, (begin, end) = slow("One", " two")
     async with open_chat(tmp_path, reply, text("Three.")) as (on, server):
         await on.say("go")
@@ -121,7 +121,7 @@ async def test_what_is_queued_runs_in_order_after_the_answer(tmp_path: Path) -> 
 
 
 async def test_steering_cancels_no_tool_and_is_heard_with_the_next_request(tmp_path: Path) -> None:
-    """S21: what is said while a tool runs is heard once that has given its result."""
+    """S21: a message during a tool call is in the next request, after the tool's result."""
     (tmp_path / "mytools.py").write_text('''
 import asyncio, pathlib
 from anabranch import tool
@@ -139,7 +139,7 @@ async def work() -> str:
         await on.say("go")
         await on.shows("[tool] work()")
         await on.say("be brief")
-        await on.shows("to be heard next: be brief")
+        await on.shows("for the next request: be brief")
         (tmp_path / "go").touch()
         await on.shows("Done.")
         await on.over()
@@ -152,14 +152,14 @@ async def work() -> str:
 
 
 async def test_what_no_request_hears_is_the_next_turn(tmp_path: Path) -> None:
-    """S21: said while the last words stream, it is a turn of its own."""
+    """S21: a message that no request contained becomes the next turn."""
     reply, (begin, end) = slow("One", " two")
     async with open_chat(tmp_path, reply, text("Three.")) as (on, server):
         await on.say("go")
         begin.set()
         await on.shows("One")
         await on.say("and more")
-        await on.shows("to be heard next: and more")
+        await on.shows("for the next request: and more")
         end.set()
         await on.shows("Three.")
         await on.over(2)
@@ -168,7 +168,7 @@ async def test_what_no_request_hears_is_the_next_turn(tmp_path: Path) -> None:
 
 
 async def test_tab_completes_a_command_and_a_file(tmp_path: Path) -> None:
-    """Where the word begins with a slash or an at sign; elsewhere it queues."""
+    """Tab completes words that begin with a slash or an at sign, and otherwise queues."""
     (tmp_path / "river.txt").write_text("the Nile")
     async with open_chat(tmp_path, text("I see.")) as (on, server):
         await on.press("/expo")
@@ -190,15 +190,15 @@ async def test_tab_completes_a_command_and_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [CTRL_C])
 async def test_an_interrupt_stops_the_answer_and_its_part_is_kept(key: str, tmp_path: Path) -> None:
-    """The next turn has it; a second Ctrl-C right after does not leave, a third does."""
+    """The next request has the partial answer. A second Ctrl-C does not exit, a third does."""
     hanging = Reply([chunk({"content": "Once upon"}), Step.HANG])
     async with open_chat(tmp_path, hanging, text("Still here.")) as (on, server):
         await on.say("go")
         await on.shows("Once upon")
         await on.press(key)
-        await on.shows("(stopped; what it said is kept)")
+        await on.shows("(stopped; the text so far is saved)")
         await on.press(key)
-        await on.shows("(Ctrl-C once more leaves)")
+        await on.shows("(press Ctrl-C again to exit)")
         await on.say("and now?")
         await on.shows("Still here.")
         assert said(server) == ["go", "Once upon", "and now?"]
@@ -208,17 +208,17 @@ async def test_an_interrupt_stops_the_answer_and_its_part_is_kept(key: str, tmp_
 
 
 async def test_a_second_interrupt_does_not_leave_the_plain_chat(tmp_path: Path) -> None:
-    """The editor of the plain prompt reads it as a key; a third one leaves."""
+    """A second Ctrl-C at the plain prompt does not exit, a third does."""
     hanging = Reply([chunk({"content": "Once upon"}), Step.HANG])
     replies = hanging, text("Still here.")
     async with open_chat(tmp_path, *replies, options=("--plain",)) as (on, server):
         await on.say("go")
         await on.shows("Once upon")
         await on.press(CTRL_C)
-        await on.shows("(stopped; what it said is kept)")
+        await on.shows("(stopped; the text so far is saved)")
         await on.writes("")
         await on.press(CTRL_C)
-        await on.shows("(Ctrl-C once more leaves)")
+        await on.shows("(press Ctrl-C again to exit)")
         await on.writes("")
         await on.say("and now?")
         await on.shows("Still here.")
@@ -230,13 +230,13 @@ async def test_a_second_interrupt_does_not_leave_the_plain_chat(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["wait", "block"])
 async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_path: Path) -> None:
-    """Also one that keeps a thread; the chat ends at once where the thread goes on."""
+    """Also a tool in a thread is stopped; the chat can exit while the thread continues."""
     replies = calls((name, "{}")), text("Still here.")
     async with open_chat(tmp_path, *replies, options=tooled(tmp_path)) as (on, server):
         await on.say("go")
         await on.shows(f"[tool] {name}()", "it has begun")
         await on.press(CTRL_C)
-        await on.shows("(stopped; what it said is kept)")
+        await on.shows("(stopped; the text so far is saved)")
         await on.say("and now?")
         await on.shows("Still here.")
         assert said(server)[-1] == "and now?"
@@ -246,7 +246,7 @@ async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_pat
 
 
 async def test_what_a_tool_prints_and_logs_stands_above_the_prompt(tmp_path: Path) -> None:
-    """Each as a line of its own, while something is being written; the line is not disturbed."""
+    """Each is a separate line, and the input line is unchanged."""
     replies = calls(("chatter", "{}")), text("Done.")
     async with open_chat(tmp_path, *replies, options=tooled(tmp_path)) as (on, _):
         await on.press("go\rdraft")
@@ -264,7 +264,7 @@ async def test_what_a_tool_prints_and_logs_stands_above_the_prompt(tmp_path: Pat
 
 
 async def test_a_message_is_written_anew_in_an_editor_of_the_persons_own(tmp_path: Path) -> None:
-    """`/edit` gives the terminal to `$EDITOR`; the answer to what was asked before is forgotten."""
+    """`/edit` opens `$EDITOR`, and the answer to the old message is removed."""
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\nprintf 'better' > \"$1\"\n")
     editor.chmod(0o755)
@@ -279,29 +279,29 @@ async def test_a_message_is_written_anew_in_an_editor_of_the_persons_own(tmp_pat
 
 
 async def test_an_editor_that_cannot_be_run_changes_nothing(tmp_path: Path) -> None:
-    """One that is not there, and one that fails, is told in a line."""
+    """A missing editor and one that fails give one line."""
     async with open_chat(tmp_path, text("one"), EDITOR="/no/such/editor") as (on, server):
         await on.say("/edit")
-        await on.shows("there is nothing to edit yet")
+        await on.shows("there is no message to edit")
         await on.say("hi")
         await on.over()
         await on.say("/edit")
-        await on.shows("/no/such/editor cannot be run: No such file or directory; set $EDITOR")
+        await on.shows("cannot run /no/such/editor: No such file or directory. Set $EDITOR")
         assert len(server.requests) == 1
         await on.leave()
 
 
 async def test_arrow_keys_bring_back_what_was_said_in_an_earlier_session(tmp_path: Path) -> None:
-    """The history is a file in the user's state folder, which only the user reads."""
+    """The history is a file in the user's state folder that only the user can read."""
     async with open_terminal(*NOBODY, folder=tmp_path) as on:
         await on.shows("/help lists")
         await on.say("/modle")
-        await on.shows("did you mean /model")
+        await on.shows("Did you mean /model")
         await on.leave()
     async with open_terminal(*NOBODY, folder=tmp_path) as on:
         await on.shows("/help lists")
         await on.press("\x1b[A\x1b[A\r")
-        await on.shows("did you mean /model")
+        await on.shows("Did you mean /model")
         await on.press(CTRL_D)
         assert await on.ended() == 0
     [history] = (tmp_path / ".kept").rglob("history")
@@ -313,7 +313,7 @@ async def test_arrow_keys_bring_back_what_was_said_in_an_earlier_session(tmp_pat
     ["Grüße aus Zürich, 東京 и Київ 🎉👩‍🚀", "x" * 20_000, "two\nlines, \tpasted\n\nand more"],
 )
 async def test_whatever_is_pasted_reaches_the_model_as_it_is(line: str, tmp_path: Path) -> None:
-    """Other scripts and emoji, a very long line, several lines at once."""
+    """Other scripts, emoji, very long lines and several lines arrive unchanged."""
     async with open_chat(tmp_path, text("I see 🎉.")) as (on, server):
         await on.press(f"\x1b[200~{line}\x1b[201~\r")
         await wait_until(lambda: server.requests)
@@ -322,7 +322,7 @@ async def test_whatever_is_pasted_reaches_the_model_as_it_is(line: str, tmp_path
 
 
 async def test_a_window_may_change_its_size(tmp_path: Path) -> None:
-    """While the person writes, to whatever size; nothing of the line is lost."""
+    """Resizing while the person types loses no text of the line."""
     async with open_chat(tmp_path, text("I see.")) as (on, server):
         await on.press("a long line " * 10)
         for columns, rows in ((20, 5), (300, 60), (2, 2), (80, 24)):
@@ -334,7 +334,7 @@ async def test_a_window_may_change_its_size(tmp_path: Path) -> None:
 
 
 async def test_keys_of_the_way_out_leave_with_status_0(tmp_path: Path) -> None:
-    """Ctrl-C and Ctrl-D where nothing stands in the line; with something there they do not."""
+    """Ctrl-C and Ctrl-D exit only if the line is empty."""
     for key in (CTRL_C, CTRL_D):
         async with open_terminal(*NOBODY, folder=tmp_path) as on:
             await on.shows("/help lists")
@@ -346,11 +346,11 @@ async def test_keys_of_the_way_out_leave_with_status_0(tmp_path: Path) -> None:
             assert await on.ended() == 0
 
 
-# --- what the terminal is told
+# --- output to the terminal
 
 
 async def test_a_terminal_is_asked_no_questions(tmp_path: Path) -> None:
-    """One that does not answer gets no warning, and nothing waits for it."""
+    """A terminal that does not answer causes no warning and no wait."""
     async with open_terminal(*NOBODY, folder=tmp_path) as on:
         await on.shows("/help lists")
         await on.leave()
@@ -360,7 +360,7 @@ async def test_a_terminal_is_asked_no_questions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 async def test_a_dumb_terminal_gets_no_control_sequences(plain: bool, tmp_path: Path) -> None:
-    """Questions, several lines and an end work without a line editor; so they do for `--plain`."""
+    """Questions, several lines and the end of input work without a line editor."""
     options, term = (("--plain",), "dumb") if plain else ((), "dumb")
     (tmp_path / "a").mkdir()
     async with open_chat(tmp_path, text("# Hello"), options=options, term=term) as (on, server):
@@ -377,21 +377,21 @@ async def test_a_dumb_terminal_gets_no_control_sequences(plain: bool, tmp_path: 
 
 
 async def test_no_colour_means_none(tmp_path: Path) -> None:
-    """With NO_COLOR, words, calls and errors have no colour; what they say is the same."""
+    """With NO_COLOR, the same text has no colours."""
     replies = calls(("calculate", '{"expression": "6*7"}')), text("**42** `x`")
     async with open_chat(tmp_path, *replies, NO_COLOR="1") as (on, _):
         await on.say("hi")
         await on.shows("->  6*7 = 42")
         await on.over()
         await on.say("/oops")
-        await on.shows("there is no command /oops")
+        await on.shows("unknown command /oops")
         await on.leave()
         colours = re.findall(r"\x1b\[(?:\d+;)*(?:[349]|10)[0-8](?:;\d+)*m.*", on.sent)
         assert colours == []
 
 
 async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    """Control characters in its words are shown as what cannot be shown."""
+    """Control characters in its text are replaced."""
     async with open_chat(tmp_path, text("red \x1b[31mor\x07 \x1b]52;c;eA==\x07\u202e")) as (on, _):
         await on.say("hi")
         await on.shows("red \N{REPLACEMENT CHARACTER}[31mor\N{REPLACEMENT CHARACTER}")
@@ -406,7 +406,7 @@ async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 async def test_a_chat_that_is_ended_from_outside_loses_nothing(number: int, tmp_path: Path) -> None:
-    """The status is that of a program which the signal has ended; `-c` has what was said."""
+    """The exit status is that of the signal, and `-c` has the conversation."""
     async with open_chat(tmp_path, text("Hello!")) as (on, server):
         await on.say("hi")
         await on.over()
@@ -422,7 +422,7 @@ async def test_a_chat_that_is_ended_from_outside_loses_nothing(number: int, tmp_
 
 
 async def test_a_chat_that_keeps_no_history_is_saved_when_it_is_ended(tmp_path: Path) -> None:
-    """What is in memory alone is written to a file, for `--load`."""
+    """A conversation that only memory holds is saved to a file for `--load`."""
     options = ("--no-history",)
     async with open_chat(tmp_path, text("Hello!"), options=options) as (on, _):
         await on.say("hi")
@@ -434,7 +434,7 @@ async def test_a_chat_that_keeps_no_history_is_saved_when_it_is_ended(tmp_path: 
 
 
 async def test_what_cannot_be_said_comes_back_into_the_line(tmp_path: Path) -> None:
-    """A message whose file cannot be attached is not lost, and can be changed."""
+    """A message whose file cannot be attached returns to the input line."""
     (tmp_path / "noise.bin").write_bytes(b"\0\1\2" * 100)
     async with open_chat(tmp_path, text("Fine.")) as (on, server):
         await on.say("what is in @noise.bin and why?")
@@ -447,7 +447,7 @@ async def test_what_cannot_be_said_comes_back_into_the_line(tmp_path: Path) -> N
 
 
 async def test_what_waits_when_the_chat_ends_is_named(tmp_path: Path) -> None:
-    """What was queued and never said stands in the scrollback."""
+    """Queued messages that were not sent are in the scrollback."""
     reply, events = slow("One", " two.")
     async with open_chat(tmp_path, reply) as (on, _):
         await on.say("go")
@@ -457,12 +457,12 @@ async def test_what_waits_when_the_chat_ends_is_named(tmp_path: Path) -> None:
         await on.shows("queued: for later")
         await on.kill(signal.SIGTERM)
         assert await on.ended() == 128 + signal.SIGTERM
-        await on.shows("One", "(not said: for later)")
-        assert "queued: for later" not in on.text  # what stood at the prompt is gone
+        await on.shows("One", "(not sent: for later)")
+        assert "queued: for later" not in on.text  # the lines at the prompt have disappeared
 
 
 async def test_the_first_screen_of_a_first_start_is_legible(tmp_path: Path) -> None:
-    """How the fetching of the small model goes is a line above the prompt, without sequences."""
+    """The progress of the download is a line above the prompt, without control sequences."""
     cache = str(tmp_path / "cache")
     async with open_terminal(
         "--model", "local", folder=tmp_path, ANABRANCH_CACHE=cache, PIP_NO_INDEX="1"
@@ -474,13 +474,13 @@ async def test_the_first_screen_of_a_first_start_is_legible(tmp_path: Path) -> N
 
 
 async def test_two_terminals_never_share_a_session(tmp_path: Path) -> None:
-    """`-c`, `--resume` and `/resume` name the process that has it open, until that ends."""
+    """`-c`, `--resume` and `/resume` name the process that uses the session, until it ends."""
     async with ScriptedServer(*(text(f"Answer {n}.") for n in range(4))) as server:
         model = ("--model", server.url, "--name", "m")
         async with open_terminal(*model, folder=tmp_path) as one:
             await one.say("first")
             await one.over()
-            busy = f"the session 'first' is open in process {await one.process()}"
+            busy = f"the session 'first' is in use by process {await one.process()}"
             for option in (["-c"], ["--resume", "first"], ["-c", "a question"]):
                 async with open_terminal(*model, *option, folder=tmp_path, columns=200) as two:
                     await two.shows(busy)
@@ -493,23 +493,23 @@ async def test_two_terminals_never_share_a_session(tmp_path: Path) -> None:
                 await two.say("further")
                 await two.over(2)
                 await one.say("/resume another")
-                await one.shows("the session 'another' is open in process")
+                await one.shows("the session 'another' is in use by process")
                 await one.say("/new")
                 await one.say("/rename mine")  # done after it
-                await one.shows("it is called mine")
+                await one.shows("renamed to mine")
                 await two.say("/resume first")
-                await two.shows("(first; /sessions lists all)")
+                await two.shows("(session: first; /sessions lists all)")
                 await two.kill(signal.SIGKILL)
                 await two.ended()
             await one.say("/resume first")
-            await one.shows("(first; /sessions lists all)")
+            await one.shows("(session: first; /sessions lists all)")
             await one.leave()
     said = [each["content"] for each in server.requests[-1].body["messages"]]
     assert said[-3:] == ["another", "Answer 1.", "further"]
 
 
 async def test_of_several_models_the_person_chooses_one(tmp_path: Path) -> None:
-    """At the start, and behind `/model`."""
+    """The choice is offered at the start and by `/model`."""
     async with ScriptedServer(text("Yes.")) as server:
         server.models = ["small", "large"]
         async with open_terminal("--model", server.url, folder=tmp_path) as on:

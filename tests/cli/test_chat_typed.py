@@ -1,4 +1,4 @@
-"""Nothing that a person types ends the chat, or loses what was said."""
+"""No typed line ends the chat or loses messages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend
-from anabranch.cli.chat import ChatOptions, _session_manager, _start, hold_chat
+from anabranch.cli.chat import ChatArguments, _session_manager, _start, run_chat
 from anabranch.cli.chat._commands import COMMANDS
-from anabranch.cli.chat._loop import Chat
-from anabranch.cli.chat._plain import PlainScreen
+from anabranch.cli.chat._loop import ChatLoop
+from anabranch.cli.chat._plain_screen import PlainScreen
 from anabranch.commander import ConfigurationError
 from anabranch.messages import Conversation, Message
 from anabranch.testing import ScriptedBackend
@@ -43,9 +43,9 @@ async def hold(
 
     Return the exit status, and what was said by then.
     """
-    left, chats = iter(lines), list[Chat]()
+    left, chats = iter(lines), list[ChatLoop]()
 
-    class Held(Chat):
+    class Held(ChatLoop):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             chats.append(self)
@@ -67,13 +67,13 @@ async def hold(
         patch.setattr(PlainScreen, "read", read)
         patch.setattr(PlainScreen, "edit", edit)
         patch.setattr(_session_manager, "connect", connect)
-        patch.setattr(_start, "Chat", Held)
+        patch.setattr(_start, "ChatLoop", Held)
         tools = [f"{__name__}:bare", f"{__name__}:odd"]
-        options = ChatOptions(
+        options = ChatArguments(
             model="scripted", system=system, tools=tools, plain=True, history=False
         )
         async with asyncio.timeout(60):
-            status = await hold_chat(options)
+            status = await run_chat(options)
     assert next(left, None) is None
     return status, chats[0].partner.messages()
 
@@ -101,7 +101,7 @@ LINES = st.one_of(
 @given(st.lists(LINES, min_size=1, max_size=8))
 @settings(max_examples=60)
 def test_no_line_ends_the_chat_or_loses_its_beginning(lines: list[str]) -> None:
-    """Commands with any argument, right or wrong: the chat goes on to its last line."""
+    """After commands with any argument, valid or not, the chat continues to its last line."""
     with TemporaryDirectory() as folder, chdir(folder):
         os.mkfifo("fifo")
         Path("folder").mkdir()
@@ -118,7 +118,7 @@ def test_no_line_ends_the_chat_or_loses_its_beginning(lines: list[str]) -> None:
 
 @pytest.mark.parametrize("line", ["/tools", "/model http://[x", "/save \x00", "/retry", "/undo"])
 async def test_a_command_that_fails_changes_nothing(line: str) -> None:
-    """Before the first turn too; the turn after it is answered."""
+    """Also before the first turn; the next turn is answered."""
     status, said = await hold([line, "hi"])
 
     assert status == 0
@@ -127,7 +127,7 @@ async def test_a_command_that_fails_changes_nothing(line: str) -> None:
 
 @pytest.fixture(params=["fifo", "device", "folder", "link"])
 def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Make one of each in a folder of the test's own: a fault would replace what it is given."""
+    """Create one of each in the test's folder, since a fault would replace it."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("fifo")
@@ -142,7 +142,7 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_conversation_takes_the_place_of_a_file_alone(no_file: Path) -> None:
-    """Not of a pipe, a device or a folder, nor of one that a link names; nothing is left behind."""
+    """Pipes, devices, folders and links to them are refused, and no other file stays."""
     before = os.stat(no_file)
     with pytest.raises(OSError, match="no file that could be replaced"):
         Conversation("x").save(no_file)
@@ -152,13 +152,13 @@ def test_a_conversation_takes_the_place_of_a_file_alone(no_file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800\x00"])
 def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
-    """By the error that all wrong settings have."""
+    """An impossible name raises `ConfigurationError`."""
     with pytest.raises(ConfigurationError, match="cannot name a file"):
         Conversation("x").save(name)
 
 
 def test_a_conversation_still_replaces_a_file_and_what_a_link_names(tmp_path: Path) -> None:
-    """The link remains one."""
+    """The link stays a link."""
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")
     Conversation("x").save(tmp_path / "link")
@@ -168,7 +168,7 @@ def test_a_conversation_still_replaces_a_file_and_what_a_link_names(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# --- what nobody has foreseen
+# --- crashes
 
 
 def saved(folder: Path) -> list[Path]:
@@ -182,7 +182,7 @@ async def test_a_chat_that_breaks_saves_what_was_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And says where, and how to go on with it."""
+    """One line has the path and how to continue."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(type(fault)):
         await hold(["hi"], fault=fault)
@@ -195,7 +195,7 @@ async def test_a_chat_that_breaks_saves_what_was_said(
 async def test_what_cannot_be_saved_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where no folder takes a file."""
+    """If no folder is writable, the messages are printed."""
 
     def save(self: Conversation, path: object) -> None:
         raise OSError(28, "No space left on device")
@@ -211,7 +211,7 @@ async def test_what_cannot_be_saved_is_shown(
 async def test_an_empty_chat_that_breaks_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to lose."""
+    """A chat without messages saves nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(RuntimeError):
         await hold([], fault=RuntimeError("a fault of ours"))

@@ -1,4 +1,4 @@
-"""`--url`: a server answers at the terminal, over connections that break, and is not trusted."""
+"""`--url`: a server answers in the chat, over connections that break, and is not trusted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from support.waiting import wait_until
 
 from anabranch import Agent, Commander, Job, NodeCancelled
 from anabranch.cli._http import BadServer, address_of
-from anabranch.cli.chat._partner import Refused, RunPartner
-from anabranch.cli.chat._rules import Rules
+from anabranch.cli.chat._approval_rules import ApprovalRules
+from anabranch.cli.chat._partner import MessageRefused, RunPartner
 from anabranch.cli.chat._server_runs import find_server
 from anabranch.commander.errors import ConfigurationError
 from anabranch.messages import Message, ToolCall, Usage
@@ -42,7 +42,7 @@ def writer(*replies: Any, **options: Any) -> Agent[Any]:
 
 @asynccontextmanager
 async def cutting(url: str, cuts: Callable[[int], int | None]) -> AsyncGenerator[str]:
-    """Stand before a server; of connection n to a run's events `cuts(n)` bytes come through."""
+    """A proxy before a server that closes connection n to a run's events after `cuts(n)` bytes."""
     port = int(url.rpartition(":")[2])
     seen = 0
 
@@ -97,7 +97,7 @@ async def cutting(url: str, cuts: Callable[[int], int | None]) -> AsyncGenerator
 
 
 class Allowing(Seen):
-    """Keeps the tool that it is asked about."""
+    """A view that records the tool it is asked about."""
 
     tool: AnyTool
 
@@ -107,7 +107,7 @@ class Allowing(Seen):
 
 
 async def test_always_holds_for_the_tool_as_the_server_defines_it(tmp_path: Path) -> None:
-    """Also when it begins again; another one of that name behind the same address asks again."""
+    """The rule applies after a restart, but not to another tool with this name."""
 
     def remove(disk: str) -> str:
         return f"removed {disk}"
@@ -124,13 +124,13 @@ async def test_always_holds_for_the_tool_as_the_server_defines_it(tmp_path: Path
             await ask(await find_server(url), "hi", view)
         view.tool.source = "the same address"
         seen.append(view.tool)
-    rules, call = Rules(tmp_path / "rules.json", tmp_path), ToolCall(id="c", name="wipe")
+    rules, call = ApprovalRules(tmp_path / "rules.json", tmp_path), ToolCall(id="c", name="wipe")
     rules.add(seen[0])
     assert [rules.allows(call, each) for each in seen] == [True, True, False, False]
 
 
 async def test_a_server_answers_with_its_tools_and_hears_what_was_said() -> None:
-    """S19: what was said before is sent with each question; tools and texts are shown."""
+    """S19: each request has the earlier messages; tool calls and texts are shown."""
     agent = writer(calling("double", number=4), "It is 8.", "And more.", tools=[double])
     async with on_uvicorn(serve(agent)) as url:
         partner, view = await find_server(f"{url}/"), Seen()
@@ -148,7 +148,7 @@ async def test_a_server_answers_with_its_tools_and_hears_what_was_said() -> None
 
 
 async def test_what_is_used_there_is_charged_here() -> None:
-    """The tokens of a run stand in the tree under the name of who answered."""
+    """The tree charges the tokens of a run under the name of its agent."""
     usage = Usage(input_tokens=3, output_tokens=4)
     agent = writer(Message(role="assistant", content="hi", usage=usage))
     async with on_uvicorn(serve(agent)) as url:
@@ -163,7 +163,7 @@ async def test_what_is_used_there_is_charged_here() -> None:
     [(True, "wiped a"), (False, "Error"), (Decision(True, {"disk": "b"}), "Error")],
 )
 async def test_the_person_says_whether_a_tool_runs_there(says: Any, told: str) -> None:
-    """S16: a yes is a yes to that very call; other arguments cannot be sent, and are a no."""
+    """S16: a yes approves exactly that call; edited arguments cannot be sent and deny it."""
     agent = writer(calling("wipe", disk="a"), "Done.", tools=[wipe])
     async with on_uvicorn(serve(agent)) as url:
         partner, view = await find_server(url), Seen(says)
@@ -173,7 +173,7 @@ async def test_the_person_says_whether_a_tool_runs_there(says: Any, told: str) -
 
 
 async def test_a_connection_may_break_at_every_byte() -> None:
-    """What was said comes once, whole and in order, wherever the connection is cut."""
+    """Wherever the connection breaks, the text arrives once, complete and in order."""
     agent = writer(calling("double", number=4), *[TEXT] * 3000, tools=[double])
     notes: list[str] = []
     async with on_uvicorn(serve(agent)) as url:
@@ -189,7 +189,7 @@ async def test_a_connection_may_break_at_every_byte() -> None:
 
 
 async def test_a_server_that_is_lost_is_given_up_and_the_part_is_kept() -> None:
-    """After so many tries the error says so, and what came by then stays."""
+    """After the last attempt an error says so, and the text so far stays."""
     notes: list[str] = []
     async with (
         on_uvicorn(serve(writer([*deltas(TEXT), asyncio.Event()]))) as url,
@@ -206,7 +206,7 @@ async def test_a_server_that_is_lost_is_given_up_and_the_part_is_kept() -> None:
 
 
 async def test_a_cancel_stops_the_run_there() -> None:
-    """Ctrl-C at any moment leaves no run behind, and keeps what was said."""
+    """Ctrl-C at any moment stops the run on the server and keeps the messages."""
     draw = random.Random(1)
     for _ in range(example_count(8, 60)):
         app = serve(writer([*deltas(TEXT), asyncio.Event()]))
@@ -233,17 +233,17 @@ class Broken(Job[str]):
 
 
 async def test_failures_and_refusals_are_told_as_the_server_tells_them() -> None:
-    """A run that failed, and a question that is refused, are one line each."""
+    """A failed run and a refused message are one line each."""
     async with on_uvicorn(serve(Broken, Report)) as url:
         with pytest.raises(BadServer, match="Broken: the run failed"):
             await ask(await find_server(url, "Broken"), "hi")
         report = await find_server(url, "Report")
-        with pytest.raises(Refused, match="'pages' is missing"):
+        with pytest.raises(MessageRefused, match="'pages' is missing"):
             await ask(report, "hi")
         assert report.messages() == ()
-        with pytest.raises(ConfigurationError, match="--name; it has: Broken, Report"):
+        with pytest.raises(ConfigurationError, match=r"--name\. It serves: Broken, Report"):
             await find_server(url)
-        with pytest.raises(ConfigurationError, match="no 'x'; it has"):
+        with pytest.raises(ConfigurationError, match=r"unknown 'x'\. It serves"):
             await find_server(url, "x")
 
         async def choose(names: Any) -> str:
@@ -255,7 +255,7 @@ async def test_failures_and_refusals_are_told_as_the_server_tells_them() -> None
 async def test_a_key_comes_from_the_environment_and_is_never_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ANABRANCH_TOKEN is sent, also with the end of a line behind it, and stands in no error."""
+    """ANABRANCH_TOKEN is sent without a line end after it, and no error contains it."""
     async with on_uvicorn(serve(writer(), auth="sesame-1")) as url:
         with pytest.raises(BadServer, match="ANABRANCH_TOKEN"):
             await find_server(url)
@@ -288,7 +288,7 @@ MODELS = {"object": "list", "data": [{"id": "m"}]}
 
 
 def events(*chunks: bytes, hang: bool = False) -> Any:
-    """Send chunks over the first connection, and nothing over those that follow."""
+    """Send chunks over the first connection, and nothing over later ones."""
     left = [*chunks]
 
     async def send(request: web.Request) -> web.StreamResponse:
@@ -309,7 +309,7 @@ def entry(number: Any, kind: str = "text", **data: Any) -> bytes:
 
 
 async def talk_to(*chunks: bytes, **answers: Any) -> tuple[RunPartner, Seen, BaseException]:
-    """Ask a server whose run sends these chunks; return what came of it."""
+    """Send a message to a server whose run sends these chunks; return the outcome."""
     app = await raw(
         {
             "GET /runs": {"runs": []},
@@ -330,34 +330,34 @@ async def talk_to(*chunks: bytes, **answers: Any) -> tuple[RunPartner, Seen, Bas
 @pytest.mark.parametrize(
     ("chunks", "why"),
     [
-        ([b"data: {\n\n"], "sends no entry"),
-        ([b"data: [1]\n\n"], "no object"),
+        ([b"data: {\n\n"], "sent an invalid entry"),
+        ([b"data: [1]\n\n"], "not a JSON object"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], "Recursion"),
         ([b"data: \xc3\n\n"], "utf-8"),
         ([entry(2)], "entry 2 comes after entry 0"),
         ([entry(1), entry(1)], "entry 1 comes after entry 1"),
-        ([entry(-1)], "no number"),
-        ([entry(True)], "no number"),
-        ([entry(1e30)], "no number"),
-        ([entry("1")], "no number"),
-        ([entry(1, text=5)], "no text"),
-        ([entry(1, "called", arguments="{}", call="x")], "no name"),
+        ([entry(-1)], "not a number"),
+        ([entry(True)], "not a number"),
+        ([entry(1e30)], "not a number"),
+        ([entry("1")], "not a number"),
+        ([entry(1, text=5)], "the field text is missing"),
+        ([entry(1, "called", arguments="{}", call="x")], "the field name is missing"),
         ([entry(1, "answered", call="1", status="odd")], "status"),
-        ([entry(1, "asked", question=[])], "no number"),
-        ([entry(1, "gone")], "no longer kept"),
+        ([entry(1, "asked", question=[])], "not a number"),
+        ([entry(1, "gone")], "discarded a part"),
         ([entry(1, "failed", message={"a": "\x1b[31m"})], "m: {'a'"),
         ([entry(1, "cancelled")], "stopped on the server"),
-        ([entry(1), b'event: text\ndata: {"number": 2'], "tried 1 times"),
-        ([b"event: text\ndata: \xe2\x82"], "tried 1 times"),
-        ([], "tried 1 times"),
-        ([b"x" * 17_000_000], "without end"),
-        ([b"data: x\n"] * 100 + [b"data: " + b"x" * 1_700_000 + b"\n"] * 10, "without end"),
+        ([entry(1), b'event: text\ndata: {"number": 2'], "failed 1 times more"),
+        ([b"event: text\ndata: \xe2\x82"], "failed 1 times more"),
+        ([], "failed 1 times more"),
+        ([b"x" * 17_000_000], "too long"),
+        ([b"data: x\n"] * 100 + [b"data: " + b"x" * 1_700_000 + b"\n"] * 10, "a line is too long"),
     ],
 )
 async def test_a_hostile_server_gives_an_error_and_the_part_is_kept(
     chunks: list[bytes], why: str
 ) -> None:
-    """Whatever it sends, the error is one line that says it, and what came before stays."""
+    """Any invalid data gives an error of one line, and the text before stays."""
     partner, view, error = await talk_to(*chunks)
     assert why in str(error)
     assert str(error).isprintable()
@@ -372,14 +372,14 @@ async def test_a_hostile_server_gives_an_error_and_the_part_is_kept(
     [
         ({"id": 5}, "has no id"),
         ({"id": ".."}, "has no id"),
-        ([], "no object"),
+        ([], "not a JSON object"),
         ({}, "'id'"),
-        (web.Response(status=500, text="<html>"), "is it a server of anabranch's"),
-        (web.Response(status=307, headers={"Location": "http://x:y@evil/?a"}), "sends on to"),
+        (web.Response(status=500, text="<html>"), "Is it an Anabranch server"),
+        (web.Response(status=307, headers={"Location": "http://x:y@evil/?a"}), "redirects to"),
     ],
 )
 async def test_a_run_that_cannot_begin(answer: Any, why: str) -> None:
-    """What is no run is an error; a redirect is not followed, for the key is not everybody's."""
+    """An invalid response is an error; a redirect is not followed, since it would get the key."""
     _, _, error = await talk_to(**{"POST /runs": answer})
     assert why in str(error)
     assert "x:y" not in str(error)
@@ -389,7 +389,7 @@ ASKED = entry(1, "asked", question=7, name="wipe", arguments='{"disk": "a"}')
 
 
 async def test_a_question_that_is_settled_elsewhere_is_asked_no_more() -> None:
-    """The page has answered, or the run is over: nobody waits at the terminal."""
+    """If the page answers or the run ends, the question disappears."""
     for rest in (
         [entry(2, "decided", question=7), entry(3, "completed", status="ok")],
         [entry(2, "completed", status="ok")],
@@ -406,10 +406,11 @@ async def test_a_question_that_is_settled_elsewhere_is_asked_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "why"), [(500, "is it a server of"), (401, "asks for a key"), (404, "is it a")]
+    ("status", "why"),
+    [(500, "Is it an Anabranch server"), (401, "requires a valid key"), (404, "Is it an")],
 )
 async def test_an_answer_that_is_not_taken_ends_the_turn(status: int, why: str) -> None:
-    """A yes that the server does not take is no yes, and is told."""
+    """An answer that the server refuses is an error."""
 
     async def hang(request: web.Request) -> web.StreamResponse:
         return await events(ASKED, hang=True)(request)
@@ -422,7 +423,7 @@ async def test_an_answer_that_is_not_taken_ends_the_turn(status: int, why: str) 
 
 
 async def test_an_answer_to_what_is_settled_already_is_told_and_harmless() -> None:
-    """Two may answer at once, and the first counts."""
+    """The first of two answers counts, and the second gets a note."""
     told = asyncio.Event()
 
     async def settled(request: web.Request) -> web.Response:
@@ -449,13 +450,13 @@ async def test_an_answer_to_what_is_settled_already_is_told_and_harmless() -> No
 
 
 async def test_an_end_without_a_stream_of_its_own_is_asked_again() -> None:
-    """A server that begins anew is waited for; one that has forgotten the run is told."""
+    """The chat waits for a server that restarts; a lost run is an error."""
     _, _, error = await talk_to(**{"GET /runs/r/1/events": web.Response(status=404)})
-    assert "does not know this run" in str(error)
+    assert "no longer has this run" in str(error)
 
 
 async def test_a_server_that_only_speaks_openais_wire_is_told_apart() -> None:
-    """It has models and no runs: --model talks to it."""
+    """An error suggests --model for a server with models and without runs."""
 
     async def nothing(request: web.Request) -> web.Response:
         return web.Response(status=404)
@@ -464,9 +465,9 @@ async def test_a_server_that_only_speaks_openais_wire_is_told_apart() -> None:
         with pytest.raises(ConfigurationError, match=f"--model {url}/v1"):
             await find_server(f"{url}/v1/")
     async with serve_app(await raw({"GET /runs": nothing, "GET /v1/models": nothing})) as url:
-        with pytest.raises(BadServer, match="is it a server of anabranch's"):
+        with pytest.raises(BadServer, match="Is it an Anabranch server"):
             await find_server(url)
-    with pytest.raises(BadServer, match="cannot be reached"):
+    with pytest.raises(BadServer, match="cannot reach"):
         await find_server(url)
 
 
@@ -474,13 +475,13 @@ async def test_a_server_that_only_speaks_openais_wire_is_told_apart() -> None:
     "url", ["", "x", "ftp://x", "http://", "http://[", "http://x:99999", "http://x:y", "https://:1"]
 )
 def test_what_is_no_address(url: str) -> None:
-    """It is said before anything is sent."""
-    with pytest.raises(ConfigurationError, match="no http address"):
+    """An invalid address is an error before any request."""
+    with pytest.raises(ConfigurationError, match="not an http address"):
         address_of(url)
 
 
 def test_a_key_in_an_address_is_not_shown() -> None:
-    """Its place is the environment."""
+    """The error says to use the environment variable."""
     with pytest.raises(ConfigurationError) as error:
         address_of("http://me:hunter2@host/")
     assert "hunter2" not in str(error.value)
@@ -501,7 +502,7 @@ agent = Agent(ScriptedBackend("one two three four" if again else first), name="w
 
 @asynccontextmanager
 async def a_process(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Serve things from a process of its own."""
+    """Serve things in a separate process."""
     command = [sys.executable, "-m", "anabranch", "serve", "things:agent", "--journal", "runs.db"]
     process = await asyncio.create_subprocess_exec(
         *command, "-p", str(port), cwd=folder, stderr=asyncio.subprocess.PIPE, env=environment()
@@ -518,7 +519,7 @@ async def a_process(folder: Path, port: int) -> AsyncGenerator[asyncio.subproces
 
 @pytest.mark.long
 async def test_a_server_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Kill -9, and the same program again: the answer comes whole, and nothing of it twice."""
+    """After kill -9 and a restart, the answer arrives complete and without repetition."""
     (tmp_path / "things.py").write_text(RESTARTED)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

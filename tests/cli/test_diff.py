@@ -1,4 +1,4 @@
-"""`anabranch diff`: what it shows, and its exit status."""
+"""`anabranch diff`: output and exit status."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def recorded(file: Path, *steps: Any) -> str:
 
 
 def ran(*arguments: str) -> tuple[int, str, str]:
-    """Run the command; return its status, what it prints, and what it complains of."""
+    """Run the command; return its status, output and errors."""
     found = CliRunner().invoke(app, ["diff", *arguments])
     return found.exit_code, found.stdout, found.stderr
 
 
 async def test_the_status_says_whether_anything_is_different(tmp_path: Path) -> None:
-    """0, 1, and 2 for what cannot be compared, as with diff(1)."""
+    """The status is 0, 1, or 2 for recordings that cannot be compared, as with diff(1)."""
     one = await recorded(tmp_path / "one", fetch, read)
     two = await recorded(tmp_path / "two", fetch)
     assert ran(one, one) == (0, "no difference\n", "")
@@ -57,7 +57,7 @@ async def test_the_status_says_whether_anything_is_different(tmp_path: Path) -> 
 
 
 async def test_for_programs_it_is_json(tmp_path: Path) -> None:
-    """All of it, and the same status."""
+    """--json has all differences and the same status."""
     one = await recorded(tmp_path / "one", fetch)
     two = await recorded(tmp_path / "two", fetch, read)
     status, said, _ = ran(one, two, "--json")
@@ -70,7 +70,7 @@ async def test_for_programs_it_is_json(tmp_path: Path) -> None:
 
 
 async def test_times_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
-    """They are no difference."""
+    """--times shows them, and they do not count as differences."""
     one = await recorded(tmp_path / "one", fetch)
     status, said, _ = ran(one, one, "--times")
     assert (status, said.splitlines()[1:]) == (
@@ -80,7 +80,7 @@ async def test_times_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 async def test_what_is_shown_steers_no_terminal_and_has_no_key(tmp_path: Path) -> None:
-    """Though a recording of somebody else's does."""
+    """Control characters and keys in a recording are not shown."""
     one = await recorded(tmp_path / "one", fetch)
     two = tmp_path / "two"
     put = {"e": "put", "t": 0, "n": 1, "p": 0, "name": "sk-0123456789abcdef\x1b[2J\nchanged x"}
@@ -96,7 +96,7 @@ async def test_what_is_shown_steers_no_terminal_and_has_no_key(tmp_path: Path) -
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 async def test_a_terminal_has_colours_and_a_pipe_has_none(tmp_path: Path) -> None:
-    """Red for what was removed."""
+    """Removed nodes are red on a terminal."""
     one = await recorded(tmp_path / "one", fetch)
     two = await recorded(tmp_path / "two")
     assert RED not in ran(one, two)[1]

@@ -1,4 +1,4 @@
-"""`anabranch knowledge`, and the chat beside an index: real processes, a real terminal."""
+"""`anabranch knowledge`, and a chat with an index, in real processes and a real terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RIVERS = "# Rivers\n\n## The Nile\n\nThe Nile is 6,650 km long.\n\n## The Rhine\
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder to work in, with documents below `docs`."""
+    """Return a working folder with documents below `docs`."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "rivers.md").write_text(RIVERS)
     (tmp_path / "docs" / "otters.txt").write_text("Otters swim in the Rhine.")
@@ -45,13 +45,13 @@ def in_terminal(folder: Path, *arguments: str) -> Any:
 
 
 async def fill(index: Path, name: str, words: str) -> None:
-    """Put one document into an index."""
+    """Add one document to an index."""
     async with Index(index) as notes:
         await notes.add(name, words)
 
 
 def test_documents_are_added_searched_listed_and_removed(folder: Path):
-    """From the first command to the last, as the help and the page say."""
+    """The commands work one after the other, as the help and the page say."""
     assert run(folder, "add", "docs") == (0, "docs: 2 added; 3 pieces\n", "")
     assert run(folder, "add", "docs") == (0, "docs: 2 unchanged\n", "")
     status, out, _ = run(folder, "search", "How long is the Nile?", "-k", "1")
@@ -61,11 +61,11 @@ def test_documents_are_added_searched_listed_and_removed(folder: Path):
     assert run(folder, "list") == (0, listed, "")
     assert run(folder, "remove", "docs/otters.txt") == (0, "removed 1 document\n", "")
     assert run(folder, "search", "otters", "--json") == (0, "[]\n", "")
-    assert run(folder, "search", "otters") == (0, "nothing was found\n", "")
+    assert run(folder, "search", "otters") == (0, "no passage matches\n", "")
 
 
 def test_a_program_reads_json(folder: Path):
-    """All that a passage and a document have, whatever stands in them, and nothing that steers."""
+    """The JSON has all fields of passages and documents, without control characters."""
     words = "red \x1b[31m \x9b2J \u202e rhine \U000e0001 [b]bold[/b]"
     asyncio.run(fill(folder / "notes.db", "o\x1b[2Jdd.md", words))
     status, out, _ = run(folder, "search", "rhine", "--json")
@@ -78,12 +78,12 @@ def test_a_program_reads_json(folder: Path):
 
 
 def steering(text: str) -> set[str]:
-    """Return what steers a terminal of a text."""
+    """Return the control characters in a text."""
     return {sign for sign in text if unicodedata.category(sign) in ("Cc", "Cf")} - {"\n"}
 
 
 def test_a_document_cannot_steer_the_terminal(folder: Path):
-    """Nor by its name, its heading, its text, or by the reason why it is not read."""
+    """Neither name, heading and text of a document nor an error about it has control characters."""
     bad, marks = "\x1b[2J\u202e\x9b", "[red]x[/red]"
     (folder / "docs" / f"a{bad}[red].md").write_text(f"# H{bad}\n\nwalrus {bad} {marks}\r\n")
     (folder / "docs" / f"b{bad}\n.txt").write_bytes(b"\x00\x01\x02" * 99)
@@ -96,7 +96,7 @@ def test_a_document_cannot_steer_the_terminal(folder: Path):
 
 @pytest.mark.parametrize("count", [1, 20, 1021])
 def test_skipped_files_are_named(count: int, folder: Path):
-    """The first twenty, and how many more there are; a name cannot steer the terminal."""
+    """The first twenty are named, the others counted; names have no control characters."""
     for number in range(count):
         (folder / "docs" / f"p{number:04}\x1b[2J.png").touch()
     status, out, err = run(folder, "add", "docs")
@@ -112,13 +112,17 @@ def test_skipped_files_are_named(count: int, folder: Path):
 
 
 WRONG = [
-    (["search", "x", "-i", "none.db"], 2, "there is no index 'none.db': anabranch knowledge add"),
+    (
+        ["search", "x", "-i", "none.db"],
+        2,
+        "there is no index 'none.db'. Create it: anabranch knowledge add",
+    ),
     (["list", "-i", "none.db"], 2, "there is no index 'none.db'"),
-    (["add", "docs", "nowhere"], 2, "there is no file or folder 'nowhere'"),
+    (["add", "docs", "nowhere"], 2, "'nowhere' does not exist"),
     (["add", "docs", "-i", "no/x.db"], 1, "there is no folder"),
     (["search", "x", "-i", "page.md"], 1, "is no SQLite file"),
     (["search", "x", "-k", "0"], 2, "Invalid value for '-k'"),
-    (["remove", "nobody", "-i", "words.db"], 2, "has no document 'nobody'"),
+    (["remove", "nobody", "-i", "words.db"], 2, "unknown document 'nobody'"),
     (["add", "docs", "--embed", "nobody:x"], 2, "unknown model 'nobody"),
     (["add", "docs", "--size", "3"], 2, "Invalid value for '--size'"),
 ]
@@ -128,7 +132,7 @@ WRONG = [
 def test_wrong_usage_is_one_line_and_a_status(
     arguments: list[str], status: int, why: str, folder: Path
 ):
-    """2 for what was asked for wrongly, 1 for what failed; nothing is made on the way."""
+    """Wrong usage ends with 2, failure with 1, and neither creates a file."""
     (folder / "page.md").write_text("This is no index, but a page of text about something else.")
     if "words.db" in arguments:
         asyncio.run(fill(folder / "words.db", "a.md", "text"))
@@ -140,7 +144,7 @@ def test_wrong_usage_is_one_line_and_a_status(
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_read(folder: Path):
-    """Of a folder and of files alike; the status says that not all is there."""
+    """Unreadable files are named, the others are added, and the status is 1."""
     (folder / "docs" / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     (folder / "binary.txt").write_bytes(b"\x00\x01" * 500)
     status, out, err = run(folder, "add", "binary.txt", "docs", "docs/rivers.md")
@@ -153,7 +157,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(folder: Path):
 
 
 async def test_vectors_of_another_model_are_refused(folder: Path):
-    """In adding and in searching; the index stays as it is."""
+    """Add and search refuse another embedding model, and the index is unchanged."""
 
     (folder / "more").mkdir()
     (folder / "more" / "eels.txt").write_text("An eel swims.")
@@ -176,7 +180,7 @@ async def test_vectors_of_another_model_are_refused(folder: Path):
 
 
 def test_a_closed_pipe_ends_it_quietly(folder: Path):
-    """As `| head -1` does."""
+    """`| head -1` ends the program without an error message."""
     asyncio.run(
         fill(folder / "notes.db", "a.md", "\n\n".join(f"# H{n}\n\notter {n}" for n in range(9)))
     )
@@ -195,7 +199,7 @@ def test_a_closed_pipe_ends_it_quietly(folder: Path):
 
 
 def test_a_bar_shows_how_far_it_has_come(folder: Path):
-    """And is gone in the end; names of files are no markup, and steer nothing."""
+    """The bar disappears at the end; file names are neither markup nor control sequences."""
     for number in range(20):
         (folder / "docs" / f"[red]\x9b2J{number}.md").write_text("words")
     child = in_terminal(folder, "add", "docs")
@@ -210,13 +214,13 @@ def test_a_bar_shows_how_far_it_has_come(folder: Path):
 
 
 def test_ctrl_c_in_a_long_add_keeps_what_was_read(folder: Path):
-    """It says so, shows the cursor again, and ends with 130; the next add goes on from there."""
+    """It says so, restores the cursor and ends with 130; the next add continues."""
     for number in range(300):
         (folder / "docs" / f"{number}.md").write_text(f"otter {number} swims. " * 1500)
     child = in_terminal(folder, "add", "docs")
     child.expect("[1-9]/302")
     child.sendintr()
-    child.expect_exact("stopped; what was read by then is in the index")
+    child.expect_exact("stopped; the files that were read are in the index")
     child.expect(pexpect.EOF)
     child.close()
     shown = child.logfile_read.getvalue()
@@ -231,7 +235,7 @@ KNOWING = ("--tools", "none", "--knowledge", "notes.db")
 
 
 async def test_a_chat_shows_what_its_answers_cite(folder: Path):
-    """Below each answer; where the model cites nothing, what was found. Nothing steers."""
+    """Citations, or else the documents found, are below each answer, without control characters."""
     await fill(folder / "notes.db", "ri\x1b[31mver.md", "# The \x9bNile\n\nThe Nile is long.")
     name = "ri\N{REPLACEMENT CHARACTER}[31mver.md:3"
     answers = (text("Long [1]."), text("I do not know."))
@@ -239,7 +243,7 @@ async def test_a_chat_shows_what_its_answers_cite(folder: Path):
         await on.say("How long is the Nile?")
         await on.shows("Long [1].", f"[1] {name} (The \N{REPLACEMENT CHARACTER}Nile)")
         await on.say("And the nile again?")
-        await on.shows("I do not know.", f"(it cites nothing; found: {name})")
+        await on.shows("I do not know.", f"(no citations; documents found: {name})")
         await on.leave()
     asked, *_, found = server.requests[0].body["messages"]
     assert (asked["role"], found["role"]) == ("user", "tool")
@@ -252,7 +256,7 @@ def take_away(folder: Path) -> None:
 
 
 async def test_a_chat_says_when_a_search_fails(folder: Path):
-    """And why; the model answers without, and the chat goes on."""
+    """The chat shows the reason, and the model answers without passages."""
     await fill(folder / "notes.db", "rivers.md", RIVERS)
     async with open_chat(folder, text("I do not know."), options=KNOWING) as (on, _):
         take_away(folder)
@@ -265,7 +269,7 @@ async def test_a_chat_says_when_a_search_fails(folder: Path):
 
 
 async def test_a_chat_needs_an_index_that_is_there(folder: Path):
-    """Another file, or none, is wrong usage, and said before the first turn."""
+    """A missing index or another file is an error before the first turn."""
     (folder / "page.md").write_text("This is no index, but a page of text about something else.")
     for name, why in (("none.db", "there is no index"), ("page.md", "is no SQLite file")):
         options = ("--model", "http://127.0.0.1:9/v1", "--name", "m", "-k", str(folder / name))
@@ -278,7 +282,7 @@ async def test_a_chat_needs_an_index_that_is_there(folder: Path):
 
 
 async def test_a_folder_counts_the_pieces_of_all_its_files(tmp_path: Path):
-    """Also where several are read at once."""
+    """The count is correct if several files are read at once."""
     for number in range(12):
         (tmp_path / f"{number}.md").write_text("# A\n\nwords\n\n# B\n\nwords\n")
     async with Index(":memory:") as notes:
@@ -288,7 +292,7 @@ async def test_a_folder_counts_the_pieces_of_all_its_files(tmp_path: Path):
 
 
 async def test_a_folder_fails_with_the_error_itself(tmp_path: Path):
-    """No group of errors, however many files were being read."""
+    """The error is not wrapped in a group, however many files are read at once."""
 
     async def embed(texts: Any) -> list[list[float]]:
         return [[] for _ in texts]
@@ -301,7 +305,7 @@ async def test_a_folder_fails_with_the_error_itself(tmp_path: Path):
 
 
 def test_an_output_that_has_few_letters(folder: Path) -> None:
-    """What it cannot write is shown otherwise, and no command fails for it."""
+    """Characters outside the encoding are replaced, and no command fails."""
     (folder / "docs" / "gr\u00fcn.md").write_text(
         "# \u65e5\u672c\n\nGreen \u2014 tea \U0001f600\n", "utf-8"
     )

@@ -1,4 +1,4 @@
-"""`anabranch runs` over a real file: what it shows and does, and one line for all that is wrong."""
+"""`anabranch runs` with a real journal: output, effects, and one line for each error."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ SHOP = ("--live", "shop=orders:shop")
 
 
 def outside(folder: Path) -> list[str]:
-    """Return what the runs have done outside."""
+    """Return the effects of the runs."""
     path = folder / "outside.log"
     return path.read_text().splitlines() if path.exists() else []
 
 
 async def resumed(folder: Path, run_id: str, *options: str) -> str:
-    """Take a run up, which completes; return what it prints."""
+    """Resume a run to its end; return its output."""
     status, out, err = await run_runs(folder, "resume", run_id, *options)
     assert status == 0, err
     return out
 
 
 def taking_up(folder: Path, run_id: str, *options: str) -> subprocess.Popen[str]:
-    """Take a run up in a process that goes on."""
+    """Resume a run in a process that continues."""
     return subprocess.Popen(
         [*RUNS, "resume", run_id, *options],
         cwd=folder,
@@ -56,7 +56,7 @@ def taking_up(folder: Path, run_id: str, *options: str) -> subprocess.Popen[str]
 
 
 async def waits(folder: Path, run_id: str) -> dict[str, Any]:
-    """Return what a run waits for, once somebody has it and it waits."""
+    """Return the waits of a run once a process executes it and it waits."""
     async with Journal(str(folder / "runs.db")) as journal:
         async with asyncio.timeout(60):
             seen = None
@@ -69,7 +69,7 @@ async def waits(folder: Path, run_id: str) -> dict[str, Any]:
 
 
 async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> None:
-    """By state, by the beginning of the name, at most so many."""
+    """Filters are the state, a prefix of the name, and a limit."""
     await begin(tmp_path, "a-1=Nap(1)", "b-1=Nap(1)", "a-2=Nap(0)")
     assert await resumed(tmp_path, "a-2") == '{\n  "slept": 0\n}\n'
 
@@ -84,13 +84,13 @@ async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> 
     _, out, _ = await run_runs(tmp_path, "list", "--limit", "1")
     assert "there are more" in out
     _, out, _ = await run_runs(tmp_path, "list", "--state", "failed")
-    assert "no run is like that" in out
+    assert "no run matches" in out
 
 
 async def test_very_many_runs_are_lines_that_say_what_a_table_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In columns of their own width, of names of any width."""
+    """Columns are aligned for names of any width."""
     async with Journal(tmp_path / "runs.db") as journal:
         for name in ("a-1", "b" * 30, "\u6587\u66f8"):
             await journal.start(Nap(1), run_id=name)
@@ -107,17 +107,17 @@ async def test_very_many_runs_are_lines_that_say_what_a_table_says(
 
 
 async def test_a_journal_without_runs_says_how_one_is_started(tmp_path: Path) -> None:
-    """As JSON it is an empty list."""
+    """The text says how to start a run; the JSON is an empty list."""
     await begin(tmp_path)
     status, out, _ = await run_runs(tmp_path, "list")
     assert status == 0
     assert "has no runs yet" in out
-    assert "run_id=" in out
+    assert "--run-id NAME" in out
     assert await runs_json(tmp_path, "list") == []
 
 
 async def test_a_run_is_shown_with_all_its_rows(tmp_path: Path) -> None:
-    """The last ones, or each; as JSON whole."""
+    """The text has the last rows, or all with --rows; the JSON has all."""
     await begin(tmp_path, "order=Order('A-17', note='two words')")
     await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
@@ -136,7 +136,7 @@ async def test_a_run_is_shown_with_all_its_rows(tmp_path: Path) -> None:
 
 
 async def test_a_long_history_is_cut_and_says_so(tmp_path: Path) -> None:
-    """`--rows` shows it whole."""
+    """`--rows` shows all."""
     await begin(tmp_path, "nap=Nap(0)")
     program = (
         "import asyncio\nfrom anabranch.store import Journal, Durable\nclass Many(Durable[int]):\n"
@@ -154,7 +154,7 @@ async def test_a_long_history_is_cut_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_what_looks_like_a_key_is_not_shown(tmp_path: Path) -> None:
-    """Neither in a table nor as JSON: keys of known makers, and what the environment has."""
+    """Neither the table nor the JSON shows keys of known formats or keys in the environment."""
     key, own = "sk-proj-abcdefgh1234567890abcdefgh", "a secret of my own"
     await begin(tmp_path, f"order=Order({key!r}, note='it is {own}')")
     for options in (["list"], ["list", "--json"], ["show", "order"], ["show", "order", "--json"]):
@@ -169,7 +169,7 @@ async def test_what_looks_like_a_key_is_not_shown(tmp_path: Path) -> None:
 
 
 async def test_a_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
-    """What was done stays done; Ctrl-C and a signal suspend it, and say so."""
+    """Effects are not repeated; Ctrl-C and a signal suspend the run with a note."""
     await begin(tmp_path, "order=Order('A-17')")
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         child = taking_up(tmp_path, "order", *SHOP)
@@ -181,7 +181,7 @@ async def test_a_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
         out, err = await asyncio.to_thread(child.communicate)
         assert (child.returncode, out) == (status, "")
         assert "order is suspended" in err
-        assert "anabranch runs resume order goes on" in err
+        assert "Continue: anabranch runs resume order" in err
         assert "Traceback" not in err
     await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
@@ -191,7 +191,7 @@ async def test_a_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
 
 
 async def test_a_run_whose_process_was_killed_is_marked_and_taken_up(tmp_path: Path) -> None:
-    """It counts as running; the list says that nobody runs it."""
+    """The list marks the run as abandoned."""
     await begin(tmp_path, "order=Order('A-17')")
     child = taking_up(tmp_path, "order", *SHOP)
     await waits(tmp_path, "order")
@@ -202,13 +202,13 @@ async def test_a_run_whose_process_was_killed_is_marked_and_taken_up(tmp_path: P
     (run,) = await runs_json(tmp_path, "list")
     assert (run["state"], run["abandoned"]) == ("running", True)
     _, out, _ = await run_runs(tmp_path, "show", "order")
-    assert "its process is gone" in out
+    assert "its process has died" in out
     await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
 
 
 async def test_of_a_failed_run_only_what_failed_runs_again(tmp_path: Path) -> None:
-    """It ends with status 1 and one line first."""
+    """The first resume ends with status 1 and one line; the second runs the failed parts only."""
     await begin(tmp_path, "order=Order('A-17')")
     (tmp_path / "closed").touch()
     status, out, err = await run_runs(tmp_path, "resume", "order", *SHOP)
@@ -237,7 +237,7 @@ async def test_of_a_failed_run_only_what_failed_runs_again(tmp_path: Path) -> No
 async def test_a_live_field_is_an_object_or_is_made(
     place: str, opened: int, tmp_path: Path
 ) -> None:
-    """A function, also an asynchronous one, a class, an object; a context is entered and left."""
+    """It can be an object, a class or a function, also async. Context managers are entered."""
     await begin(tmp_path, "order=Order('A-17')")
     await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     out = await resumed(tmp_path, "order", "--live", f"shop=orders:{place}", "--json")
@@ -251,7 +251,7 @@ async def test_a_live_field_is_an_object_or_is_made(
 
 
 async def test_a_module_can_be_imported_first(tmp_path: Path) -> None:
-    """`--app`, several times."""
+    """`--app` works several times."""
     await begin(tmp_path, "nap=Nap(0)")
     (tmp_path / "plugin.py").write_text("open('plugged', 'w').close()\n")
     await resumed(tmp_path, "nap", "--app", "json", "--app", "plugin")
@@ -262,7 +262,7 @@ async def test_a_module_can_be_imported_first(tmp_path: Path) -> None:
 
 
 async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Path) -> None:
-    """Which ends then; nothing of a cancelled run goes on."""
+    """The run in another process ends, and no part of it continues."""
     await begin(tmp_path, "order=Order('A-17')", "other=Order('A-18')")
     children = [taking_up(tmp_path, name, *SHOP) for name in ("order", "other")]
     await waits(tmp_path, "order")
@@ -278,12 +278,12 @@ async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Pa
     assert "no more pens" in run["error"]
     status, _, err = await run_runs(tmp_path, "resume", "other", *SHOP)
     assert status == 1
-    assert "stays so" in err
+    assert "since it was cancelled" in err
 
 
 @pytest.mark.parametrize(("value", "sent"), [('{"a": [1]}', {"a": [1]}), ("a b", "a b")])
 async def test_a_signal_is_json_or_text(value: str, sent: Any, tmp_path: Path) -> None:
-    """As it can be read."""
+    """The value is JSON if it is valid JSON, otherwise text."""
     await begin(tmp_path, "nap=Nap(1)")
     assert (await runs_json(tmp_path, "signal", "nap", "s", value))["value"] == sent
     found = await runs_json(tmp_path, "show", "nap")
@@ -291,7 +291,7 @@ async def test_a_signal_is_json_or_text(value: str, sent: Any, tmp_path: Path) -
 
 
 async def test_a_signal_with_a_key_is_sent_once(tmp_path: Path) -> None:
-    """A repeated key is no error, also when the run is gone; an unknown run still is one."""
+    """A repeated key is not an error, even after the run was purged; an unknown run is."""
     await begin(tmp_path, "nap=Nap(1)")
     for value in ("1", "2"):
         assert (await run_runs(tmp_path, "signal", "nap", "s", value, "--key", "k"))[0] == 0
@@ -304,7 +304,7 @@ async def test_a_signal_with_a_key_is_sent_once(tmp_path: Path) -> None:
 
 
 async def test_a_busy_run_says_which_process_has_it(tmp_path: Path) -> None:
-    """It is not taken away."""
+    """The run stays with the process that executes it."""
     await begin(tmp_path, "nap=Nap(1)")
     child = taking_up(tmp_path, "nap")
     await waits(tmp_path, "nap")
@@ -330,7 +330,7 @@ APPROVALS: list[tuple[list[str], str]] = [
 async def test_a_call_is_approved_from_another_process(
     options: list[str], gave: str, drives: bool, tmp_path: Path
 ) -> None:
-    """While the run runs there, and while nobody runs it."""
+    """Approval works while another process executes the run, and while none does."""
     await begin(tmp_path, "mail=Mail('Ann')")
     child = taking_up(tmp_path, "mail")
     number = str((await waits(tmp_path, "mail"))["number"])
@@ -356,7 +356,7 @@ async def test_a_call_is_approved_from_another_process(
     )
     status, _, err = await run_runs(tmp_path, "approve", "mail", number)
     assert status == 2
-    assert "it asks none now" in err
+    assert "It has no open questions" in err
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ async def test_a_call_is_approved_from_another_process(
 async def test_a_call_in_doubt_is_settled(
     options: list[str], gave: str, paid: int, tmp_path: Path
 ) -> None:
-    """It is done again only if a person says that it was not done."""
+    """The call runs again only if a person says that it did not happen."""
     await begin(tmp_path, "pay=Pay(5)")
     (tmp_path / "hang").touch()
     child = taking_up(tmp_path, "pay")
@@ -379,12 +379,12 @@ async def test_a_call_in_doubt_is_settled(
     assert wait["kind"] == "doubt"
     number = str(wait["number"])
     _, out, _ = await run_runs(tmp_path, "show", "pay")
-    assert "was it done?" in out
+    assert "did it happen?" in out
     assert f"anabranch runs approve pay {number} --not-done" in out
     for wrong in ([], ["--deny"], ["--done", "x", "--not-done"]):
         status, _, err = await run_runs(tmp_path, "approve", "pay", number, *wrong)
         assert status == 2
-        assert "--done VALUE" in err
+        assert "--done RESULT" in err
     status, out, _ = await run_runs(tmp_path, "approve", "pay", number, *options)
     assert status == 0
     out, _ = await asyncio.to_thread(child.communicate)
@@ -392,18 +392,18 @@ async def test_a_call_in_doubt_is_settled(
 
 
 async def test_an_answer_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    """One line each, and the question stands."""
+    """Each gives one line, and the question stays open."""
     await begin(tmp_path, "mail=Mail('Ann')")
     child = taking_up(tmp_path, "mail")
     number = str((await waits(tmp_path, "mail"))["number"])
     for options, expected in (
         ([number, "--done", "x"], "whether send may run"),
         ([number, "--not-done"], "whether send may run"),
-        ([number, "--reason", "x"], "--reason is for --deny"),
-        ([number, "--arguments", "{"], "--arguments is no JSON"),
-        ([number, "--arguments", "[]"], "is a JSON object"),
-        ([number, "--deny", "--arguments", "{}"], "takes no --arguments"),
-        (["999"], f"it asks {number} (send)"),
+        ([number, "--reason", "x"], "--reason requires --deny"),
+        ([number, "--arguments", "{"], "--arguments must be JSON"),
+        ([number, "--arguments", "[]"], "must be a JSON object"),
+        ([number, "--deny", "--arguments", "{}"], "--deny and --arguments cannot be combined"),
+        (["999"], f"Open questions: {number} (send)"),
     ):
         status, out, err = await run_runs(tmp_path, "approve", "mail", *options)
         assert (status, out) == (2, "")
@@ -418,7 +418,7 @@ async def test_an_answer_that_means_nothing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_fork_goes_on_from_a_row(tmp_path: Path) -> None:
-    """What stood before it is not done again, and what came after it is."""
+    """Effects before the row are not repeated, and later ones are."""
     await begin(tmp_path, "order=Order('A-17')")
     await run_runs(tmp_path, "signal", "order", "feedback", "fine")
     await resumed(tmp_path, "order", *SHOP)
@@ -433,7 +433,7 @@ async def test_a_fork_goes_on_from_a_row(tmp_path: Path) -> None:
 
 
 async def test_only_runs_that_are_over_are_removed(tmp_path: Path) -> None:
-    """Those before the time; nothing without a yes."""
+    """Runs that ended before the time are removed, and only after a confirmation."""
     await begin(tmp_path, "done=Nap(0)", "new=Nap(0)", "naps=Nap(1)", "gone=Nap(1)")
     await resumed(tmp_path, "done")
     await resumed(tmp_path, "new")
@@ -444,37 +444,37 @@ async def test_only_runs_that_are_over_are_removed(tmp_path: Path) -> None:
     file.close()
     status, _, err = await run_runs(tmp_path, "purge", "--before", "30d")
     assert status == 2
-    assert "2 runs would be removed: --yes" in err
+    assert "2 runs would be deleted. Confirm with --yes" in err
     assert await runs_json(tmp_path, "purge", "--before", "30d", "--state", "failed", "--yes") == {
         "removed": 0
     }
     options = ("purge", "--before", "2020-01-31", "--state", "cancelled", "--yes")
     assert await runs_json(tmp_path, *options) == {"removed": 1}
     status, out, _ = await run_runs(tmp_path, "purge", "--before", "30d", "--yes")
-    assert (status, out) == (0, "1 run removed\n")
+    assert (status, out) == (0, "1 run deleted\n")
     left = [each["run_id"] for each in await runs_json(tmp_path, "list")]
     assert left == ["naps", "new"]
 
 
-# --- what is wrong
+# --- errors
 
 ONE_RUN = "order-17=Nap(1)"
 WRONG: list[tuple[list[str], str]] = [
-    (["show", "order-71"], "did you mean 'order-17'?"),
-    (["resume", "nobody"], "has no run 'nobody': anabranch runs list shows all"),
-    (["cancel", "order-71"], "did you mean"),
-    (["signal", "order-71", "s"], "did you mean"),
-    (["fork", "order-17", "new", "--at", "99"], "the last row of the run 'order-17' is 0"),
+    (["show", "order-71"], "Did you mean 'order-17'?"),
+    (["resume", "nobody"], "has no run 'nobody'. List all: anabranch runs list"),
+    (["cancel", "order-71"], "Did you mean"),
+    (["signal", "order-71", "s"], "Did you mean"),
+    (["fork", "order-17", "new", "--at", "99"], "--at must be from 0 to 0"),
     (["fork", "order-17", "order-17", "--at", "0"], "a fork needs a name of its own"),
-    (["list", "--state", "done"], "one of pending, running"),
+    (["list", "--state", "done"], "one of: pending, running"),
     (["purge", "--before", "soon"], "not 'soon'"),
-    (["purge", "--before", "30d", "--state", "running"], "only runs that are over"),
-    (["resume", "order-17", "--live", "shop"], "name=module:attribute"),
+    (["purge", "--before", "30d", "--state", "running"], "--state must be one of"),
+    (["resume", "order-17", "--live", "shop"], "FIELD=module:name"),
     (["resume", "order-17", "--live", "shop=orders:no"], "orders has no no"),
     (["resume", "order-17", "--live", "shop=nowhere:x"], "No module named 'nowhere'"),
     (["resume", "order-17", "--app", "nowhere"], "No module named 'nowhere'"),
     (["list", "--journal", "none.db"], "there is no journal 'none.db'"),
-    (["list", "--journal", "empty.db"], "is empty, and no journal"),
+    (["list", "--journal", "empty.db"], "is empty, not a journal"),
 ]
 
 
@@ -482,7 +482,7 @@ WRONG: list[tuple[list[str], str]] = [
 async def test_wrong_usage_is_one_line_and_status_2(
     options: list[str], expected: str, tmp_path: Path
 ) -> None:
-    """It says what to do, and makes nothing."""
+    """The line says what to do, and no file is created."""
     await begin(tmp_path, ONE_RUN)
     (tmp_path / "empty.db").touch()
     before = set(os.listdir(tmp_path))
@@ -494,7 +494,7 @@ async def test_wrong_usage_is_one_line_and_status_2(
 
 
 async def test_a_run_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
-    """One line says so; to resume a completed one prints what it gave."""
+    """One line says so; resuming a completed run prints its result."""
     await begin(tmp_path, "nap=Nap(0)")
     gave = await resumed(tmp_path, "nap")
     for options in (["signal", "nap", "s"], ["cancel", "nap"]):
@@ -507,7 +507,7 @@ async def test_a_run_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_read_is_one_line_and_status_1(tmp_path: Path) -> None:
-    """A text, a file of another program, one of a later version."""
+    """A text file, a database of another program and one of a later version give one line."""
     await begin(tmp_path, ONE_RUN)
     (tmp_path / "text.db").write_text("no database, but a text that is long enough" * 99)
     with sqlite3.connect(tmp_path / "other.db") as other:
@@ -532,7 +532,7 @@ async def test_what_cannot_be_read_is_one_line_and_status_1(tmp_path: Path) -> N
 async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    """Its module is elsewhere, does not load, or has another name for it; or it is a script's."""
+    """The module is missing, fails to import or lacks the class, or the class is in a script."""
     await begin(tmp_path, ONE_RUN)
     module = tmp_path / "orders.py"
     text = module.read_text()
@@ -541,7 +541,7 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
         ("import nothing_like_it", "No module named 'nothing_like_it'"),
         ("def", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        (text.replace("class Nap", "class Rest"), "the module orders has no Nap"),
+        (text.replace("class Nap", "class Rest"), "module orders has no Nap"),
     ):
         module.unlink() if changed is None else module.write_text(changed)
         status, out, err = await run_runs(tmp_path, "resume", "order-17")
@@ -559,7 +559,7 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
     )
     status, _, err = await run_runs(tmp_path, "resume", "own")
     assert status == 2
-    assert "run that script again" in err
+    assert "Run the script again" in err
 
 
 SCRIPT = """
@@ -576,23 +576,23 @@ print(run(Opens(), journal="runs.db", run_id="r"))
 
 
 async def test_a_failed_run_of_a_script_goes_on_when_that_is_run_again(tmp_path: Path) -> None:
-    """As the command says, which cannot take it up itself: its failure is taken away by then."""
+    """The command, which cannot resume it, removes the failure, so that the script can continue."""
     (tmp_path / "opens.py").write_text(SCRIPT)
     with pytest.raises(AssertionError):
         await python(tmp_path, "opens.py")
     (tmp_path / "door").write_text("open")
     with pytest.raises(AssertionError):
-        await python(tmp_path, "opens.py")  # it stays as it has ended
+        await python(tmp_path, "opens.py")  # an ended run stays ended
     status, _, err = await run_runs(tmp_path, "resume", "r")
     assert status == 2
-    assert "run that script again" in err
+    assert "Run the script again" in err
     await python(tmp_path, "opens.py")
     (run,) = await runs_json(tmp_path, "list")
     assert run["state"] == "completed"
 
 
 async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) -> None:
-    """With the code of that version it goes on."""
+    """With the code of its version the run continues."""
     await begin(tmp_path, "nap=Nap(0)")
     module = tmp_path / "orders.py"
     text = module.read_text()
@@ -613,7 +613,7 @@ async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) 
 
 
 async def test_a_live_field_that_is_not_brought_is_one_line(tmp_path: Path) -> None:
-    """The line has the option."""
+    """The line names the option."""
     await begin(tmp_path, "order=Order('A-17')")
     status, _, err = await run_runs(tmp_path, "resume", "order")
     assert status == 1

@@ -1,4 +1,4 @@
-"""`anabranch runs` with what nobody meant to give it: a line, a status, and JSON if asked."""
+"""`anabranch runs` with unusual input: one line, a status, and JSON if requested."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ turned = Turned()
     ("options", "status", "said"),
     [
         (["show", "nobody"], 2, "ConfigurationError: the journal 'runs.db' has no run 'nobody'"),
-        (["list", "--state", "nix"], 2, "ConfigurationError: there is no state 'nix'"),
-        (["purge", "--before", "99999999999d"], 2, "--before is a time span"),
+        (["list", "--state", "nix"], 2, "ConfigurationError: unknown state 'nix'"),
+        (["purge", "--before", "99999999999d"], 2, "--before must be a time span"),
         (["fork", "nap", "a\nb", "--at", "0"], 2, "a run_id is a text of 1 to 1,000 characters"),
-        (["resume", "gone"], 1, "which was cancelled and stays so"),
+        (["resume", "gone"], 1, "since it was cancelled"),
         (["cancel", "gone"], 1, "which is over (cancelled)"),
         (["resume", "nap", "--app", "nix"], 2, "--app nix cannot be imported"),
         (["list", "--journal", "orders.py"], 1, "JournalError: the journal 'orders.py' is no SQL"),
@@ -39,7 +39,7 @@ turned = Turned()
 async def test_an_error_is_json_too(
     options: list[str], status: int, said: str, tmp_path: Path
 ) -> None:
-    """On the standard output, beside the line on the standard error."""
+    """The JSON is on standard output, in addition to the line on standard error."""
     await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
     await run_runs(tmp_path, "cancel", "gone")
     found, out, err = await run_runs(tmp_path, *options, "--json")
@@ -51,14 +51,14 @@ async def test_an_error_is_json_too(
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "Infinity", "[" * 5000], ids=lambda v: v[:9])
 async def test_what_is_no_json_is_sent_as_text(value: str, tmp_path: Path) -> None:
-    """Python would read some of it, and write what no other program reads."""
+    """Values such as NaN, which only Python reads as JSON, are sent as text."""
     await begin(tmp_path, "nap=Nap(1)")
     sent = await runs_json(tmp_path, "signal", "nap", "x", value)
     assert sent["value"] == value
 
 
 async def test_a_long_value_leaves_the_other_columns_their_place(tmp_path: Path) -> None:
-    """In a pipe, which is wide, and in a narrow terminal."""
+    """In a wide pipe and in a narrow terminal the other columns stay visible."""
     await begin(tmp_path, "mail=Mail('x' * 5000)")
     await python(
         tmp_path,
@@ -76,7 +76,7 @@ async def test_a_long_value_leaves_the_other_columns_their_place(tmp_path: Path)
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 async def test_any_encoding_of_the_output(encoding: str, tmp_path: Path) -> None:
-    """Names that it cannot write are shown otherwise; JSON is whole."""
+    """Characters outside the encoding are escaped; the JSON is complete."""
     name = "\N{GRINNING FACE} grün \u202e"
     await begin(tmp_path, f"{name}=Nap(1)")
     for options in (["list"], ["show", name], ["list", "--json"]):
@@ -86,7 +86,7 @@ async def test_any_encoding_of_the_output(encoding: str, tmp_path: Path) -> None
 
 
 async def test_a_journal_with_a_codec(tmp_path: Path) -> None:
-    """A variable names it; without it, or with what is none, that is said."""
+    """An environment variable names the codec. If it is missing or wrong, an error says so."""
     await begin(tmp_path)
     (tmp_path / "codec.py").write_text(CODEC)
     await python(
@@ -111,14 +111,14 @@ async def test_a_journal_with_a_codec(tmp_path: Path) -> None:
         ("list --json >&-", 0, ""),
         ("show nap >&-", 0, ""),
         ("show nobody 2>&-", 2, ""),
-        ("purge --before 0s <&-", 2, "--yes removes them"),
+        ("purge --before 0s <&-", 2, "Confirm with --yes"),
         ("show nap --rows >/dev/full", 1, "No space left"),
     ],
 )
 async def test_a_stream_that_is_closed_or_full(
     command: str, status: int, said: str, tmp_path: Path
 ) -> None:
-    """Changes nothing else, and no traceback is shown."""
+    """The effect of the command is the same, without a traceback."""
     await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
     await run_runs(tmp_path, "cancel", "gone")
     program = f"{sys.executable} -m anabranch runs {command}"

@@ -1,4 +1,4 @@
-"""`anabranch runs` as it looks in a terminal, narrow and wide; and its keys."""
+"""`anabranch runs` in a narrow and a wide terminal, and its keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from support.chat_command import environment
 from support.runs_command import RUNS, begin, run_runs, runs_json, screen, table
 
-from anabranch.cli._question import width as cells
+from anabranch.cli._call_layout import count_cells as cells
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = {"pending": "2", "completed": "32", "cancelled": "33", "suspended": "34"}
@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
 
 async def several(folder: Path) -> None:
-    """Begin runs that stand at several points."""
+    """Start runs that wait at different points."""
     await begin(
         folder, "done=Nap(0)", "gone=Nap(1)", "nap=Nap(30)", "mail=Mail('Ann')", f"{LONG}=Nap(2)"
     )
@@ -42,7 +42,7 @@ async def several(folder: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 async def test_the_list_fits_the_screen(width: int, tmp_path: Path) -> None:
-    """Names are whole, states have their colours, and each run says what it waits for."""
+    """Names are complete, states are coloured, and each run shows its waits."""
     await several(tmp_path)
     shown = await asyncio.to_thread(lambda: table(screen(tmp_path, "list", width=width)))
     lines = plain(shown).splitlines()
@@ -59,7 +59,7 @@ async def test_the_list_fits_the_screen(width: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 async def test_a_run_fits_the_screen(width: int, tmp_path: Path) -> None:
-    """With its question, how it is answered, and its history."""
+    """The run, its question with the commands to answer it, and its history fit the screen."""
     await several(tmp_path)
     shown = plain(
         await asyncio.to_thread(lambda: table(screen(tmp_path, "show", "mail", width=width)))
@@ -74,7 +74,7 @@ async def test_a_run_fits_the_screen(width: int, tmp_path: Path) -> None:
 
 
 async def test_a_dumb_terminal_gets_no_colours(tmp_path: Path) -> None:
-    """Nor a line that is drawn again and again."""
+    """A dumb terminal gets neither colours nor a live region."""
     await begin(tmp_path, "nap=Nap(0)", "other=Nap(1)")
     for options in (["list"], ["show", "nap"], ["resume", "nap"]):
         child = screen(tmp_path, *options, TERM="dumb")
@@ -83,8 +83,8 @@ async def test_a_dumb_terminal_gets_no_colours(tmp_path: Path) -> None:
 
 
 async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    """In names, inputs, reasons and questions."""
-    name = "x\u202ex"  # one with a control character is no name
+    """Names, inputs, reasons and questions are shown without control characters."""
+    name = "x\u202ex"  # a name must not have control characters
     await begin(tmp_path, name + "=Mail('A\x1b[31mnn\x1b[2J')")
     child = screen(tmp_path, "resume", name)
     await asyncio.to_thread(child.expect, "waits for")
@@ -101,7 +101,7 @@ async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 
 async def test_names_are_no_markup(tmp_path: Path) -> None:
-    """What looks like a style of rich is shown as it is, and breaks no command."""
+    """Text that looks like rich markup is shown unchanged, and no command fails."""
     await begin(tmp_path, "a[/b]=Nap(1)")
     status, out, err = await run_runs(tmp_path, "signal", "a[/b]", "[bold]x[/c]", "1")
     assert (status, out, err) == (0, "[bold]x[/c] is sent to a[/b]\n", "")
@@ -115,7 +115,7 @@ async def test_names_are_no_markup(tmp_path: Path) -> None:
 
 
 async def test_what_a_resumed_run_prints_is_output(tmp_path: Path) -> None:
-    """It goes where the standard output goes, though the progress is on a terminal."""
+    """The program's output goes to standard output even if the progress is on a terminal."""
     await begin(tmp_path, "loud=Loud()")
     ours, theirs = pty.openpty()
     try:
@@ -135,7 +135,7 @@ async def test_what_a_resumed_run_prints_is_output(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_is_taken_up_shows_how_far_it_is(tmp_path: Path) -> None:
-    """In one line, which is gone at the end; each wait is said once."""
+    """One line shows the progress and disappears at the end; each wait is printed once."""
     await begin(tmp_path, "mail=Mail('Ann')")
     child = screen(tmp_path, "resume", "mail")
     await asyncio.to_thread(child.expect, r"waits for approval (\d+): send")
@@ -152,13 +152,13 @@ async def test_a_run_that_is_taken_up_shows_how_far_it_is(tmp_path: Path) -> Non
     ("key", "left"), [("y", ["nap"]), ("n", ["done", "nap"]), ("", ["done", "nap"])]
 )
 async def test_a_purge_asks(key: str, left: list[str], tmp_path: Path) -> None:
-    """How many runs, and how old; nothing goes without a yes."""
+    """The question has the number and age of the runs; only a yes deletes them."""
     await begin(tmp_path, "nap=Nap(1)", "done=Nap(0)")
     await run_runs(tmp_path, "resume", "done")
     child = screen(tmp_path, "purge", "--before", "0s")
-    await asyncio.to_thread(child.expect_exact, "remove 1 run, the oldest ")
+    await asyncio.to_thread(child.expect_exact, "delete 1 run, the oldest ")
     child.sendline(key)
-    await asyncio.to_thread(child.expect, "1 run removed" if key == "y" else "nothing is removed")
+    await asyncio.to_thread(child.expect, "1 run deleted" if key == "y" else "nothing was deleted")
     await asyncio.to_thread(child.expect, pexpect.EOF)
     assert sorted(each["run_id"] for each in await runs_json(tmp_path, "list")) == left
 
@@ -167,7 +167,7 @@ async def test_a_purge_asks(key: str, left: list[str], tmp_path: Path) -> None:
 async def test_a_purge_that_is_interrupted_removes_nothing(
     key: str, status: int, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends the program at once, and Ctrl-D is a no."""
+    """Ctrl-C ends the program at once, and Ctrl-D means no."""
     await begin(tmp_path, "done=Nap(0)")
     await run_runs(tmp_path, "resume", "done")
     child = screen(tmp_path, "purge", "--before", "0s")

@@ -1,4 +1,4 @@
-"""The clients of others. `run.sh` gives them an environment; else it says that they did not run."""
+"""Tests with clients of other projects, which `run.sh` installs. Others report "not run"."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def weather(city: str) -> str:
 
 
 async def openai(url, mode):
-    """Messages and items go back as the client's own objects, and as what they dump."""
+    """Send messages and items back as the client's objects and as their dumps."""
     from openai import AsyncOpenAI
 
     stream, tools = mode.endswith("-stream"), not mode.startswith("agent-")

@@ -1,4 +1,4 @@
-"""Two turns with a tool by every client that exists, unmodified and as it is today."""
+"""Two turns with a tool by each known client, unmodified and in its current version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROUND = ["user", "assistant", "tool", "assistant"]
 
 
 def answer(request: Request) -> Message:
-    """Call the tool for the city of a question, and answer with its result."""
+    """Call the tool for the city in a question, and answer with its result."""
     *_, before, last = [Message(role="user"), *request.messages]
     if last.role == "tool":
         city = before.tool_calls[0].arguments["city"]
@@ -64,7 +64,7 @@ def weather(city: str) -> str:
 
 
 async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str]) -> None:
-    """Let a client talk to models whose tools it runs, and to agents that run their own."""
+    """Run a client against models, whose tools it runs, and agents, which run their own."""
     models = {mode: ScriptedBackend(otherwise=answer) for mode in modes}
     brains = {f"agent-{mode}": ScriptedBackend(otherwise=answer) for mode in modes}
     agents = {name: Agent(brain, name=name, tools=[weather]) for name, brain in brains.items()}
@@ -88,7 +88,7 @@ async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str])
     if process.returncode == NOT_INSTALLED:
         pytest.skip("the client could not be installed")
     assert process.returncode == 0, wrong.decode()[-5000:]
-    seen: Any = json.loads(said.splitlines()[-1])  # litellm prints texts of its own
+    seen: Any = json.loads(said.splitlines()[-1])  # litellm also prints other texts
     print(f"version {seen['version']}")
     assert seen["answers"] == dict.fromkeys([*models, *agents], ANSWERS)
     for mode, model in models.items():
@@ -108,14 +108,14 @@ async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str])
 
 @pytest.mark.parametrize("name", PYTHON)
 async def test_a_client_for_python_talks_and_runs_tools(name: str) -> None:
-    """S9: each wire it speaks, streamed and whole; what it was given goes back as it does it."""
+    """S9: each wire that it supports, streaming and not. It sends items back in its own way."""
     python, program = CLIENTS / name / "bin" / "python", HERE / "python_clients.py"
     await talk(lambda url, modes: [str(python), str(program), name, url, *modes], PYTHON[name])
 
 
 @pytest.mark.parametrize("name", NODE)
 async def test_a_client_for_node_talks_and_runs_tools(name: str) -> None:
-    """S9: OpenAI's own, and the AI SDK by its three providers."""
+    """S9: OpenAI's client, and the AI SDK with its three providers."""
     folder, program = CLIENTS / f"node-{name}", HERE / "node_clients.mjs"
     arguments = [str(program), name, str(folder)]
     await talk(lambda url, modes: ["node", *arguments, url, *modes], NODE[name])

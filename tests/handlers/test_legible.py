@@ -15,7 +15,7 @@ from support.paths import DATA
 
 from anabranch.agents import AgentMessage
 from anabranch.agents.conversation import Transcript
-from anabranch.cli._question import exact, replace_unfit
+from anabranch.cli._call_layout import escape_unclear, replace_unfit
 from anabranch.handlers import ConsoleView
 from anabranch.handlers.legible import legible
 
@@ -43,13 +43,13 @@ def read_back(shown: str) -> str:
 @given(TEXTS)
 def test_the_exact_form_tells_any_two_texts_apart(text: str) -> None:
     """It can be read back, so no two texts look the same."""
-    assert read_back(exact(text)) == text
+    assert read_back(escape_unclear(text)) == text
 
 
 @given(TEXTS)
 def test_the_exact_form_is_printable_and_of_normal_width(text: str) -> None:
     """Nothing steers, hides, reorders, floods or overflows: each character has cells of its own."""
-    shown = exact(text)
+    shown = escape_unclear(text)
     assert {unicodedata.category(each)[0] for each in shown if each != " "} <= set("LMNPS")
     assert not set(shown) & set(ODD[: ODD.index("\\")]) - {"\u0301", "\u0489", "\u20dd"}
     assert longest_run_of_marks(shown) <= 2
@@ -66,13 +66,13 @@ def longest_run_of_marks(text: str) -> int:
 )
 def test_text_that_people_write_stays_as_it_is(text: str) -> None:
     """Other scripts, marks, emoji, and backslashes that begin no escape of ours."""
-    assert exact(text) == text
+    assert escape_unclear(text) == text
 
 
 @given(TEXTS, st.sampled_from(["ascii", "latin-1", "cp1252", "utf-8"]))
 def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) -> None:
     """So that a question mark stands for itself alone."""
-    shown = exact(text, encoding)
+    shown = escape_unclear(text, encoding)
 
     assert shown.encode(encoding).decode(encoding) == shown
     assert read_back(shown) == text
@@ -81,8 +81,8 @@ def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) ->
 @pytest.mark.parametrize("text", HOSTILE)
 def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
     """Shown exactly it can be read back, shown to read it steers nothing."""
-    assert read_back(exact(text)) == text
-    for shown in exact(text), legible(text):
+    assert read_back(escape_unclear(text)) == text
+    for shown in escape_unclear(text), legible(text):
         hidden = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
         assert hidden <= set("\n\t")
 

@@ -144,13 +144,13 @@ async def test_a_killed_chat_goes_on(path: Path, name: str) -> None:
     async with open_sessions(path) as sessions, asyncio.timeout(20):
         partner = chat_partner(sessions, await sessions.newest())
         await partner.open()
-        cut = await partner.cut()
+        cut = await partner.interrupted_turn()
         assert cut is not None
         assert cut.asked.content == "And now?"
         async with Commander() as commander:
             await commander.run(partner.answer(None, View()))
         said = [f"{each.role}: {each.content}" for each in partner.messages()]
-        assert await partner.cut() is None
+        assert await partner.interrupted_turn() is None
     turn = ["user: send it", "assistant: I do it.", SENT, "assistant: After 4: that is all."]
     again = ["user: And now?", "assistant: After 6: that is all."]
     assert said == ["system: Be kind.", *turn, *again]

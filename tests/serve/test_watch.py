@@ -72,7 +72,7 @@ async def test_a_connection_that_is_lost_is_made_again(
     assert last.lives[-1].ended
     said = capsys.readouterr().err.splitlines()
     assert 1 <= len(said) <= steps
-    again = "the connection ended before the run; it is tried again for 30 seconds"
+    again = "the server closed the connection before the run ended. Reconnecting for 30 seconds"
     assert all(line.endswith(again) for line in said)
 
 
@@ -134,7 +134,9 @@ async def test_a_server_that_always_breaks_off_is_given_up(
     app = web.Application()
     app.router.add_get("/runs/a/trace", trace)
     async with web_served(app) as url:
-        with pytest.raises(BadServer, match="the connection ended before the run"):
+        with pytest.raises(
+            BadServer, match="the server closed the connection before the run ended"
+        ):
             async for _ in follow_url(f"{url}/runs/a"):
                 pass
 

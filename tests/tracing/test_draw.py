@@ -18,7 +18,7 @@ from rich.text import Text
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Limits
-from anabranch.cli._display import CLEAR_BELOW, LiveRegion, TreeDisplay, Watcher
+from anabranch.cli._display import CLEAR_BELOW, DisplayThread, LiveRegion, TreeDisplay
 from anabranch.cli._tree_model import TreeSummary
 from anabranch.cli._tree_view import draw
 from anabranch.messages import Message, Request
@@ -333,7 +333,7 @@ def test_the_last_drawing_stays_below_a_line_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though it was drawn just before."""
-    monkeypatch.setattr("anabranch.cli._display.MIN_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("anabranch.cli._display.MIN_REDRAW_SECONDS", 1e9)
     _, err = make_terminal(monkeypatch)
     with LiveRegion() as screen:
         print("no end", end="")
@@ -360,7 +360,7 @@ def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
 
 def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is drawn; what it moves the cursor with does not show in the drawing."""
-    monkeypatch.setattr("anabranch.cli._display.MIN_PAUSE_SECONDS", -1.0)
+    monkeypatch.setattr("anabranch.cli._display.MIN_REDRAW_SECONDS", -1.0)
     out, err = make_terminal(monkeypatch)
     with LiveRegion() as screen:
         for step in range(400):
@@ -377,6 +377,9 @@ def test_a_drawing_that_fails_ends_alone(capsys: pytest.CaptureFixture[str]) -> 
     def broken() -> Trace:
         raise ValueError("nothing to see")
 
-    with Watcher(TreeDisplay("run"), broken):
+    with DisplayThread(TreeDisplay("run"), broken):
         pass
-    assert capsys.readouterr().err.count("the drawing ends here: ValueError: nothing to see") == 1
+    assert (
+        capsys.readouterr().err.count("the display of the run failed: ValueError: nothing to see")
+        == 1
+    )

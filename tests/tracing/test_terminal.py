@@ -218,23 +218,23 @@ async def test_fields_are_read_by_their_types(folder: Path) -> None:
     ("options", "says"),
     [
         (["work:greet"], "missing: name; work:greet takes name: str, times: int = 1"),
-        (["work:greet", "nmae=A"], "there is no field 'nmae': did you mean name?"),
+        (["work:greet", "nmae=A"], "unknown field 'nmae': did you mean name?"),
         (["work:greet", "name"], "'name' is not FIELD=VALUE"),
         (["work:greet", "name=A", "name=B"], "the field name is given twice"),
-        (["work:greet", "name=A", "times=x"], "times='x' is no int"),
+        (["work:greet", "name=A", "times=x"], "times='x' is not a valid int"),
         (["work:Fields", "text=x", "backend=x"], "backend is a "),
-        (["work:Fields", "text=x", "size=x"], "is no "),
-        (["work:ready", "number=1"], "is a job that is already made"),
+        (["work:Fields", "text=x", "size=x"], "is not a valid "),
+        (["work:ready", "number=1"], "is a job object, not a class"),
         (["work:number"], "work:number is a int"),
-        (["work:nothing"], "work:nothing gives a NoneType, no job or handler"),
-        (["work:none"], "the module work has no none"),
+        (["work:nothing"], "work:nothing returns a NoneType"),
+        (["work:none"], "module work has no none"),
         (["none:none"], "No module named 'none'"),
-        (["work"], "work is not module:attribute"),
-        (["work:ready", "--journal", "j.db"], "--journal needs --run-id"),
-        (["work:ready", "--run-id", "a"], "--run-id needs --journal"),
-        (["work:ready", "--journal", "j.db", "--run-id", "a"], "--journal is for Durable jobs"),
-        (["work:ready", "--content"], "--content needs --record or --watch"),
-        (["work:ready", "--append"], "--append needs --record"),
+        (["work"], "work must have the form module:name"),
+        (["work:ready", "--journal", "j.db"], "--journal requires --run-id"),
+        (["work:ready", "--run-id", "a"], "--run-id requires --journal"),
+        (["work:ready", "--journal", "j.db", "--run-id", "a"], "--journal needs a durable job"),
+        (["work:ready", "--content"], "--content requires --record or --watch"),
+        (["work:ready", "--append"], "--append requires --record"),
         (["work:ready", "--record", "none/r.jsonl"], "cannot record to 'none/r.jsonl'"),
         (["work:ready", "--timeout", "-1"], "--timeout"),
     ],
@@ -333,12 +333,12 @@ async def test_a_recording_goes_on_in_a_further_life(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["watch", "ftp://127.0.0.1:9"], "is no http address"),
+        (["watch", "ftp://127.0.0.1:9"], "is not an http address"),
         (["watch", "none/r.jsonl"], "there is no folder 'none'"),
         (["watch", "work.py"], "work.py' is no recording"),
         (["view", "none.jsonl"], "cannot read the recording 'none.jsonl'"),
         (["view", "work.py", "--no-open"], "is no recording"),
-        (["view", "r.jsonl", "--text", "--out", "x"], "--text writes no page"),
+        (["view", "r.jsonl", "--text", "--out", "x"], "--text and --out cannot be combined"),
     ],
 )
 async def test_what_cannot_be_watched_is_refused(
@@ -374,7 +374,7 @@ async def test_a_recording_that_is_not_there_yet_is_waited_for(folder: Path) -> 
     """With a hint; then it is followed to its end."""
     async with started(folder, "watch", "r.jsonl") as watching:
         assert watching.stderr is not None
-        assert b"waits for r.jsonl" in await watching.stderr.readline()
+        assert b"waiting for r.jsonl" in await watching.stderr.readline()
         await call(folder, "run", "work:Forest", "--record", "r.jsonl")
         _, err = await watching.communicate()
     assert watching.returncode == 0
@@ -426,7 +426,7 @@ async def test_the_end_of_a_killed_process_is_told(tmux: Tmux, folder: Path) -> 
         await wait_until(lambda: "status 1" in tmux.seen())
     seen = tmux.seen()
     assert "? Forest#1" in seen
-    assert re.search(rf"the process {run.pid} on \S+ ended before the run: 1 node was open", seen)
+    assert re.search(rf"process {run.pid} on \S+ died before the run ended: 1 node was open", seen)
 
 
 @pytest.mark.parametrize("setting", ["NO_COLOR=1", "TERM=dumb"])

@@ -1,4 +1,4 @@
-"""What type checkers must accept, and the types that they must see."""
+"""Code that type checkers must accept, and the types that they must infer."""
 
 # pyright: strict
 
@@ -52,7 +52,7 @@ class Louder(Shout):
 
 
 class Own(Job[int]):
-    """Has a constructor of its own."""
+    """A job with its own constructor."""
 
     def __init__(self, first: int, *, second: int = 0) -> None:
         self.total = first + second
@@ -69,7 +69,7 @@ class Echo(Job[V], Generic[V]):
 
 
 class Returns(Job[str]):
-    """A body may return a node."""
+    """A job whose body returns a node."""
 
     async def task(self) -> Any:
         return Shout("later")

@@ -1,4 +1,4 @@
-"""What type checkers must report: each line with the mark, and no other."""
+"""Code that type checkers must report: each marked line, and no other."""
 
 # pyright: strict
 

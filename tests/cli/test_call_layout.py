@@ -1,4 +1,4 @@
-"""What a person reads of a call before it runs is that call, whatever is in it."""
+"""The layout of a call for its approval shows exactly that call, whatever it contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.cli._question import Question, draft, width
+from anabranch.cli._call_layout import CallLayout, count_cells, write_draft
 from anabranch.tools import tool
 from tests.handlers.test_legible import HOSTILE, TEXTS, read_back
 
@@ -32,16 +32,16 @@ ARGUMENTS = st.dictionaries(
 FEW = settings(max_examples=40)
 
 
-def question(arguments: dict[str, Any], description: str = "Send something.") -> Question:
+def question(arguments: dict[str, Any], description: str = "Send something.") -> CallLayout:
     @tool(name="send", description=description, approve=True)
     def made(**arguments: Any) -> None: ...
 
     made.source = "<McpServer post>"
-    return Question(made, arguments)
+    return CallLayout(made, arguments)
 
 
 def fields(rows: list[str], indent: str) -> list[tuple[str, list[str] | str]]:
-    """Read fields of this indent back: a name with its value, or with the lines of its block."""
+    """Parse fields with this indent: a name with its value, or with the lines of its block."""
     found: list[tuple[str, list[str] | str]] = []
     for row in rows:
         assert row.startswith(indent)
@@ -63,7 +63,7 @@ def fields(rows: list[str], indent: str) -> list[tuple[str, list[str] | str]]:
 
 
 def arguments_of(rows: list[str]) -> dict[str, Any]:
-    """Read back what the question says that the tool gets."""
+    """Parse the arguments from the rows of a layout."""
     read: dict[str, Any] = {}
     for name, shown in fields(rows, "    "):
         name = name if isinstance(shown, str) else name.removesuffix(":")
@@ -85,12 +85,12 @@ def arguments_of(rows: list[str]) -> dict[str, Any]:
 @FEW
 @given(ARGUMENTS, st.integers(30, 200))
 def test_the_question_says_exactly_what_will_run(arguments: dict[str, Any], columns: int) -> None:
-    """Arguments can be read back from the rows: no two calls have the same, nothing is forged."""
+    """The arguments can be parsed from the rows. So no two calls look the same."""
     rows = question(arguments).rows(columns)
     start = rows.index("  with:") if arguments else len(rows) - 1
 
     assert rows[:2] == ["  tool: send", "  from: <McpServer post>"]
-    assert draft(arguments_of(rows[start + 1 :])) == draft(arguments)
+    assert write_draft(arguments_of(rows[start + 1 :])) == write_draft(arguments)
 
 
 @FEW
@@ -98,14 +98,14 @@ def test_the_question_says_exactly_what_will_run(arguments: dict[str, Any], colu
 def test_every_row_begins_with_the_programs_indent_and_fits(
     arguments: dict[str, Any], description: str, columns: int, lines: int
 ) -> None:
-    """Whole or capped, on any screen; capped, it leaves the place that the prompt needs."""
+    """Rows fit any screen, shortened or not; shortened, they leave room for the prompt."""
     for rows in (
         question(arguments, description).rows(columns),
         capped := question(arguments, description).rows(columns, lines),
     ):
         for row in rows:
             assert row.startswith("  ")
-            assert width(row) <= max(columns, 24)
+            assert count_cells(row) <= max(columns, 24)
             assert "\n" not in row
     assert len(capped) <= max(lines, 16) - 4
 
@@ -115,7 +115,7 @@ def test_every_row_begins_with_the_programs_indent_and_fits(
 def test_nothing_is_left_out_in_silence(
     arguments: dict[str, Any], description: str, columns: int, lines: int
 ) -> None:
-    """Rows that are not shown are counted where they would stand."""
+    """Hidden rows are counted at their place."""
     asked = question(arguments, description)
     whole, capped = asked.rows(columns), asked.rows(columns, lines)
     notes = [re.fullmatch(r"  \.\.\. ([\d,]+) lines, .* s shows all \.\.\.", row) for row in capped]
@@ -126,7 +126,7 @@ def test_nothing_is_left_out_in_silence(
 
 @pytest.mark.parametrize("flood", ["\n" * 30, "\n" * 3000, "\t" * 300, " " * 5000, "\u3164" * 900])
 def test_a_flood_does_not_push_the_command_off_the_screen(flood: str) -> None:
-    """Its end is shown, and so is every other argument."""
+    """The end of a long command and all other arguments stay visible."""
     rows = question({"to": "Ann", "body": f"hello{flood}rm -rf /", "cc": "Bob"}).rows(80, 24)
 
     assert len(rows) <= 20
@@ -137,8 +137,8 @@ def test_a_flood_does_not_push_the_command_off_the_screen(flood: str) -> None:
 @FEW
 @given(ARGUMENTS)
 def test_arguments_to_be_edited_can_be_shown_and_mean_the_same(arguments: dict[str, Any]) -> None:
-    """The draft is JSON in one line of printable characters."""
-    text = draft(arguments)
+    """The draft is one line of JSON with printable characters."""
+    text = write_draft(arguments)
 
     assert json.loads(text) == arguments
     assert read_back(text.replace("\\u{", "\\ u{")).isprintable()

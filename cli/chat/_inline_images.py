@@ -1,8 +1,8 @@
-"""Figures of tools: inline if the terminal supports that, and their paths otherwise.
+"""Show the figures of tools: inline if the terminal supports images, otherwise by their paths.
 
-Supported are kitty's graphics protocol and iTerm2's inline images, with PNG files that the terminal
-decodes itself. Sixel is not: it needs decoded pixels, and no library for them is both typed and
-free of queries to the terminal, whose replies would be taken for keys.
+Supports kitty's graphics protocol and iTerm2's inline images, with PNG files that the terminal
+decodes. Sixel is not supported, since the libraries that decode pixels for it are untyped or query
+the terminal, and the replies would be read as keys.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Literal
 from ...handlers.legible import legible
 from ...tools import ToolResult
 
-__all__ = ["VARIABLE", "Protocol", "figures", "inline", "protocol"]
+__all__ = ["PROTOCOL_VARIABLE", "Protocol", "encode_image", "figure_lines", "find_protocol"]
 
 Protocol = Literal["kitty", "iterm2"]
 
-VARIABLE = "ANABRANCH_IMAGES"
+PROTOCOL_VARIABLE = "ANABRANCH_IMAGES"
 """This environment variable overrides the detection: "kitty", "iterm2" or "none"."""
 
 MAX_FIGURE_BYTES = 4_000_000
 MAX_FIGURE_PIXELS = 50_000_000
-_PIXELS_OF_COLUMN = 8  # at least, in any terminal; so figures are not enlarged
-_CHUNK = 4096  # characters, kitty's limit
+_PIXELS_OF_COLUMN = 8  # the smallest in any terminal, so that figures are not enlarged
+_KITTY_CHUNK_CHARS = 4096  # kitty's limit
 
 _PROGRAMS: Mapping[str, Protocol] = {
     "kitty": "kitty",
@@ -36,12 +36,12 @@ _PROGRAMS: Mapping[str, Protocol] = {
 }
 
 
-def protocol(environ: Mapping[str, str]) -> Protocol | None:
-    """Return the image protocol of the terminal, None if none is certain.
+def find_protocol(environ: Mapping[str, str]) -> Protocol | None:
+    """Return the image protocol of the terminal, None if it is unknown.
 
-    It is None inside of tmux and screen, which pass images on only sometimes, and draw over them.
+    Inside tmux and screen it is None, since these do not always forward images and draw over them.
     """
-    match environ.get(VARIABLE):
+    match environ.get(PROTOCOL_VARIABLE):
         case "kitty" | "iterm2" as chosen:
             return chosen
         case "none":
@@ -58,11 +58,11 @@ def protocol(environ: Mapping[str, str]) -> Protocol | None:
     return "kitty" if kitty else None
 
 
-def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
-    """Return the sequence that shows a PNG at the cursor, in its size or smaller.
+def encode_image(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
+    """Return the sequence that shows a PNG at the cursor, in its own size or smaller.
 
-    The image takes at most so many columns, and lines if a character is twice as high as wide.
-    Returns None for a file that is too large or not a PNG. The terminal does not reply.
+    The image fits the columns and lines, if a character is twice as high as wide. The sequence
+    tells the terminal not to reply. Returns None for a file that is too large or not a PNG.
     """
     size = _size(png)
     if size is None or columns < 1 or lines < 1:
@@ -73,7 +73,7 @@ def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
     if way == "iterm2":
         head = f"inline=1;size={len(png)};width={fits};preserveAspectRatio=1"
         return f"\x1b]1337;File={head}:{data}\x07"
-    chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
+    chunks = [data[at : at + _KITTY_CHUNK_CHARS] for at in range(0, len(data), _KITTY_CHUNK_CHARS)]
     heads = [f"a=T,f=100,q=2,c={fits},", *[""] * (len(chunks) - 1)]
     more = [1] * (len(chunks) - 1) + [0]
     return "".join(
@@ -82,24 +82,24 @@ def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
     )
 
 
-def figures(
+def figure_lines(
     result: ToolResult, way: Protocol | None, columns: int = 80, lines: int = 20
 ) -> Iterator[str]:
-    """Yield the lines and the images that show the figures of a call, without line ends.
+    """Yield the lines and images for the figures of a call, without line ends.
 
-    The path of a file is shown even if the file cannot be read. Images that were not saved are
-    shown by the protocol `way`, or counted.
+    The path of a file is shown even if the file cannot be read. Images without a file are shown
+    through the protocol `way`; those that cannot be shown are counted.
     """
     for path in result.files:
         png = _read(path) if way else None
-        if way and png and (image := inline(png, way, columns, lines)):
+        if way and png and (image := encode_image(png, way, columns, lines)):
             yield image
         yield f"saved: {legible(path).replace(chr(10), chr(0xFFFD))}"
     unseen = 0
     for part in () if result.files else result.parts:
         small = part.media_type == "image/png" and (part.size or 0) <= MAX_FIGURE_BYTES
         png = part.data if way and small else None
-        image = inline(png, way, columns, lines) if way and png else None
+        image = encode_image(png, way, columns, lines) if way and png else None
         if image:
             yield image
         unseen += image is None and part.kind == "image"
@@ -108,7 +108,7 @@ def figures(
 
 
 def _size(png: bytes) -> tuple[int, int] | None:
-    """Return the size of a PNG in pixels, None for another file and for a too large image."""
+    """Return the size of a PNG in pixels, None if it is too large or not a PNG."""
     if len(png) > MAX_FIGURE_BYTES or png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR":
         return None
     width, height = int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
@@ -118,7 +118,9 @@ def _size(png: bytes) -> tuple[int, int] | None:
 def _read(path: str) -> bytes | None:
     """Return the content of a file, None if it is too large or cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would block
+        descriptor = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+        )  # without O_NONBLOCK a named pipe would block
         with os.fdopen(descriptor, "rb") as file:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             found = file.read(MAX_FIGURE_BYTES + 1) if regular else b""

@@ -1,4 +1,4 @@
-"""Modules and objects that a user names on the command line or in the environment."""
+"""Import modules and objects that the user names on the command line or in the environment."""
 
 from __future__ import annotations
 
@@ -12,51 +12,54 @@ from typing import Any, cast
 
 from ..commander import ConfigurationError
 
-__all__ = ["import_named", "import_users_module", "open_live", "users_codec"]
+__all__ = ["import_module_named", "import_named", "load_codec", "open_live"]
 
-CODEC = "ANABRANCH_CODEC"
+CODEC_VARIABLE = "ANABRANCH_CODEC"
 
 
-def import_users_module(module: str, what: str) -> Any:
-    """Import a module, also from the current folder; an error calls it `what`."""
+def import_module_named(module: str, label: str) -> Any:
+    """Import a module, also from the current folder; errors call it `label`."""
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:  # the module is a user's code
         raise ConfigurationError(
-            f"{what} cannot be imported: {type(error).__name__}: {error}; start this in the folder"
-            f" of {module.partition('.')[0]}, or name it in PYTHONPATH"
+            f"{label} cannot be imported: {type(error).__name__}: {error}. Run the command in the"
+            f" folder that contains {module.partition('.')[0]}, or add that folder to PYTHONPATH"
         ) from error
 
 
-def import_named(place: str, what: str) -> Any:
-    """Return the object that is named as `module:attribute`."""
+def import_named(place: str, label: str) -> Any:
+    """Return the object that `place` names as `module:name`; errors call it `label`."""
     module, _, attribute = place.partition(":")
     if not (module and attribute):
-        raise ConfigurationError(f"{what} is not module:attribute")
-    found = import_users_module(module, what)
+        raise ConfigurationError(f"{label} must have the form module:name")
+    found = import_module_named(module, label)
     try:
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError:
-        raise ConfigurationError(f"{what}: the module {module} has no {attribute}") from None
+        raise ConfigurationError(f"{label}: module {module} has no {attribute}") from None
     return found
 
 
-def users_codec() -> Any:
-    """Return the codec of a journal's values that the environment names, if any."""
-    name = os.environ.get(CODEC)
-    return import_named(name, f"{CODEC}={name}") if name else None
+def load_codec() -> Any:
+    """Return the codec for journals that the environment names, None if it names none."""
+    name = os.environ.get(CODEC_VARIABLE)
+    return import_named(name, f"{CODEC_VARIABLE}={name}") if name else None
 
 
 async def open_live(specs: Sequence[str], stack: AsyncExitStack) -> dict[str, Any]:
-    """Return the objects that `--live` options name; they are closed with the stack."""
+    """Return the objects that `--live` options name, by field.
+
+    Functions are called, awaitables awaited, and context managers entered on `stack`.
+    """
     opened = dict[str, Any]()
     for spec in specs:
         name, equals, place = spec.partition("=")
         if not (equals and name and ":" in place):
-            raise ConfigurationError(f"--live is name=module:attribute, not {spec!r}")
+            raise ConfigurationError(f"--live must have the form FIELD=module:name, not {spec!r}")
         found = import_named(place, f"--live {spec}")
         if callable(found) and (isinstance(found, type) or not hasattr(found, "__aenter__")):
             found = cast("Any", found)()

@@ -1,4 +1,4 @@
-"""Figures of tools: inline where the terminal can, else by their paths."""
+"""Figures of tools appear inline if the terminal supports images, otherwise as paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.cli.chat._figures import MAX_FIGURE_BYTES, Protocol, figures, inline, protocol
+from anabranch.cli.chat._inline_images import (
+    MAX_FIGURE_BYTES,
+    Protocol,
+    encode_image,
+    figure_lines,
+    find_protocol,
+)
 from anabranch.messages import Part
 from anabranch.tools import ToolResult
 
@@ -33,7 +39,7 @@ def png(width: int = 80, height: int = 40, noise: int = 0) -> bytes:
 
 
 def read_kitty(text: str) -> tuple[dict[str, str], bytes]:
-    """Read kitty's commands as its documentation says; return the first's keys and the data."""
+    """Parse kitty's commands as documented; return the first one's keys and the data."""
     found = KITTY.findall(text)
     assert "".join(f"\x1b_G{keys};{data}\x1b\\" for keys, data in found) == text
     read = [dict(pair.split("=") for pair in keys.split(",")) for keys, _ in found]
@@ -72,24 +78,24 @@ def read_iterm(text: str) -> tuple[dict[str, str], bytes]:
     ],
 )
 def test_the_way_is_told_by_the_environment(environ: dict[str, str], way: Protocol | None) -> None:
-    """Only a terminal that surely shows images gets one, unless the person says otherwise."""
-    assert protocol(environ) == way
+    """Only a terminal with certain support gets images, unless the person overrides it."""
+    assert find_protocol(environ) == way
 
 
 @pytest.mark.parametrize("noise", [0, 3000, 3072, 100_000])
 def test_what_kitty_reads_is_the_image(noise: int) -> None:
-    """The image is whole, in pieces that kitty takes, and nothing is answered to it."""
+    """The image is complete, in chunks of kitty's size, and kitty is asked not to reply."""
     image = png(noise=noise)
-    keys, data = read_kitty(inline(image, "kitty", 80, 20) or "")
+    keys, data = read_kitty(encode_image(image, "kitty", 80, 20) or "")
 
     assert data == image
     assert (keys["a"], keys["f"], keys["q"], keys["c"]) == ("T", "100", "2", "10")
 
 
 def test_what_iterm2_reads_is_the_image() -> None:
-    """The image is whole and named by its size."""
+    """The image is complete, and its size is correct."""
     image = png(noise=5000)
-    keys, data = read_iterm(inline(image, "iterm2", 80, 20) or "")
+    keys, data = read_iterm(encode_image(image, "iterm2", 80, 20) or "")
 
     assert data == image
     assert keys == {
@@ -105,28 +111,28 @@ def test_what_iterm2_reads_is_the_image() -> None:
     [((8, 8), 1), ((1, 1), 1), ((4000, 100), 80), ((800, 800), 40), ((100, 4000), 1)],
 )
 def test_a_figure_stays_within_its_bounds(size: tuple[int, int], columns: int) -> None:
-    """No figure is wider or higher than it may be, nor larger than it is."""
-    keys, _ = read_kitty(inline(png(*size), "kitty", 80, 20) or "")
+    """No figure exceeds its bounds or is enlarged."""
+    keys, _ = read_kitty(encode_image(png(*size), "kitty", 80, 20) or "")
     assert int(keys["c"]) == columns
 
 
 @given(st.binary(max_size=64), st.booleans())
 def test_what_is_no_png_is_not_sent(data: bytes, signed: bool) -> None:
-    """Whatever bytes come, the terminal reads an image or gets nothing."""
+    """Any bytes give either a valid image or nothing."""
     data = b"\x89PNG\r\n\x1a\n" + data if signed else data
-    shown = inline(data, "kitty", 80, 20)
+    shown = encode_image(data, "kitty", 80, 20)
     assert shown is None or read_kitty(shown)[1] == data
 
 
 def test_what_is_too_large_is_not_sent() -> None:
-    """An image of very many bytes or pixels is left to its path."""
-    assert inline(png(noise=MAX_FIGURE_BYTES), "kitty", 80, 20) is None
-    assert inline(png(100_000, 100_000), "iterm2", 80, 20) is None
-    assert inline(png(0, 5), "kitty", 80, 20) is None
+    """An image with too many bytes or pixels is shown only as a path."""
+    assert encode_image(png(noise=MAX_FIGURE_BYTES), "kitty", 80, 20) is None
+    assert encode_image(png(100_000, 100_000), "iterm2", 80, 20) is None
+    assert encode_image(png(0, 5), "kitty", 80, 20) is None
 
 
 def test_files_are_shown_and_named(tmp_path: Path) -> None:
-    """Each figure that was saved is shown where it can be, and its path stands below it."""
+    """Each saved figure is shown if possible, with its path below."""
     good, gone, other = tmp_path / "a.png", tmp_path / "gone.png", tmp_path / "b.svg"
     good.write_bytes(png())
     other.write_text("<svg/>")
@@ -134,30 +140,30 @@ def test_files_are_shown_and_named(tmp_path: Path) -> None:
         content="", files=[str(good), str(gone), str(other)], parts=[Part.from_bytes(png())]
     )
 
-    image, *paths = figures(result, "kitty")
+    image, *paths = figure_lines(result, "kitty")
     assert read_kitty(image)[1] == good.read_bytes()
     assert paths == [f"saved: {path}" for path in (good, gone, other)]
-    assert list(figures(result, None)) == paths
+    assert list(figure_lines(result, None)) == paths
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 def test_a_pipe_or_a_folder_is_no_figure(tmp_path: Path) -> None:
-    """What never ends, or is no file, is not read: its path alone is shown."""
+    """A pipe or a folder is not read; only its path is shown."""
     os.mkfifo(tmp_path / "pipe")
     names = [str(tmp_path / "pipe"), str(tmp_path), "/dev/zero", "a\0b", "\x1b]0;x\x07\n"]
 
-    shown = list(figures(ToolResult(content="", files=names), "iterm2"))
+    shown = list(figure_lines(ToolResult(content="", files=names), "iterm2"))
     assert len(shown) == 5
     assert all(line.isprintable() for line in shown)
 
 
 def test_images_that_were_not_saved() -> None:
-    """They are shown where that can be, and counted otherwise."""
+    """Unsaved images are shown if possible, otherwise counted."""
     gif = Part.from_bytes(b"GIF89a" + bytes(20))
     parts = [Part.from_bytes(png()), gif, Part.from_url("https://a.example/x.png")]
     result = ToolResult(content="", parts=[*parts, Part.from_bytes(b"text")])
 
-    image, rest = figures(result, "kitty")
+    image, rest = figure_lines(result, "kitty")
     assert read_kitty(image)[1] == png()
     assert rest == "(2 images, not saved)"
-    assert list(figures(result, None)) == ["(3 images, not saved)"]
+    assert list(figure_lines(result, None)) == ["(3 images, not saved)"]

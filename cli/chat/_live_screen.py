@@ -1,4 +1,4 @@
-"""The live screen: finished blocks of Markdown above, growing text at the prompt."""
+"""The live screen: finished blocks of Markdown in the scrollback, growing text above the prompt."""
 
 from __future__ import annotations
 
@@ -20,77 +20,79 @@ from ...commander import ConfigurationError
 from ...commander.process import end_process, start_process
 from ...handlers.legible import legible
 from ...tools import ToolResult
-from .._terminal import in_line
-from ._approval import Rows
-from ._figures import Protocol as ImageProtocol
-from ._figures import figures, protocol
-from ._prompt import Listener, LivePrompt
-from ._rules import Rules
+from .._output import one_line
+from ._approval import QuestionRows
+from ._approval_rules import ApprovalRules
+from ._inline_images import Protocol as ImageProtocol
+from ._inline_images import figure_lines, find_protocol
+from ._prompt import LivePrompt, PromptListener
 from ._screen import Screen
 
-if TYPE_CHECKING:  # imported with the first answer, so that the prompt appears sooner
+if TYPE_CHECKING:  # imported at the first answer, so that the prompt appears sooner
     from ._markdown import Block, MarkdownStream
-    from ._markdown_view import Look
+    from ._markdown_view import MarkdownStyle
 
-__all__ = ["THEMES", "LiveScreen", "Stage"]
+__all__ = ["THEMES", "ChatController", "LiveScreen"]
 
 THEMES = ("dark", "light", "none")
 MAX_WAITING_LINES = 3
-# For an editor to restore the terminal when the chat is cancelled.
+# In which an editor can restore the terminal when the chat is cancelled.
 EDITOR_GRACE_SECONDS = 2.0
 
 
-class Stage(Listener, Protocol):
-    """Receives the person's actions, and returns what is shown at the prompt."""
+class ChatController(PromptListener, Protocol):
+    """The chat behind the screen: receives the person's actions, and supplies the lines to show."""
 
     def status_line(self, columns: int) -> str:
-        """Return what the chat is doing."""
+        """Return the status line, for example what the model is doing."""
         ...
 
     def tree_lines(self, columns: int, rows: int) -> list[str]:
         """Return the tree of running nodes."""
         ...
 
-    def waits(self) -> list[str]:
-        """Return the messages that wait."""
+    def waiting_lines(self) -> list[str]:
+        """Return a line for each waiting message."""
         ...
 
-    def heard(self) -> None:
-        """A reply begins: its request contains the steering messages."""
+    def show_steering(self) -> None:
+        """Show the steering messages, since a reply to a request with them begins."""
 
 
 class LiveScreen(Screen):
-    """Prints blocks of Markdown above the prompt, and shows the open block at the prompt.
+    """Prints finished blocks of Markdown above the prompt, and redraws the block that still grows.
 
-    `standing` shows the prompt for a `Stage`.
+    `show_prompt` shows the prompt for a `ChatController`.
     """
 
     shows_tree = False
 
     def __init__(
-        self, rules: Rules | None = None, *, theme: str = "dark", debug: bool = False
+        self, rules: ApprovalRules | None = None, *, theme: str = "dark", debug: bool = False
     ) -> None:
         super().__init__(rules, debug=debug)
         self.prompt: LivePrompt | None = None
         self.theme = theme
-        self._stage: Stage | None = None
+        self._stage: ChatController | None = None
         self._markdown: MarkdownStream | None = None
-        # The open block as it was drawn last: the columns and rows, and its lines.
+        # The last drawing of the growing block: its columns and rows, and its lines.
         self._drawn: tuple[int, int, list[str]] = (0, 0, [])
-        self._is_below_block = False  # an empty line separates two blocks
-        self._images: ImageProtocol | None = protocol(os.environ)
-        # The console of Linux and older terminals would show the address of a link as text.
+        self._is_below_block = False  # then the next block needs an empty line before it
+        self._images: ImageProtocol | None = find_protocol(os.environ)
+        # The Linux console and older terminals would show the address of a link as text.
         self._links = not os.environ.get("TERM", "").startswith(("linux", "vt"))
 
     @asynccontextmanager
-    async def standing(
-        self, stage: Stage, completer: Completer, history: History
+    async def show_prompt(
+        self, stage: ChatController, completer: Completer, history: History
     ) -> AsyncGenerator[None]:
         """Show the prompt during this block."""
         self._stage = stage
         self.prompt = prompt = LivePrompt(stage, completer, history)
         running = asyncio.ensure_future(prompt.run())
-        running.add_done_callback(lambda _: stage.leave())  # the terminal may disappear
+        running.add_done_callback(
+            lambda _: stage.leave()
+        )  # if the terminal disappears, the chat ends
         try:
             yield
         finally:
@@ -119,11 +121,11 @@ class LiveScreen(Screen):
         self._print(file.getvalue())
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Show a line of the program's own."""
+        """Show a line from the program itself."""
         self._print_text(text, style)
 
     def show_said(self, text: str, *, again: bool = False) -> None:
-        """Show a message of the person, which has left the line."""
+        """Show a message of the person, which has left the input line."""
         first, *rest = text.split("\n")
         self._print_text("\n".join([f"> {first}", *(f"  {line}" for line in rest)]), "bold")
 
@@ -134,7 +136,7 @@ class LiveScreen(Screen):
 
             self._markdown = MarkdownStream()
             if self._stage is not None:
-                self._stage.heard()
+                self._stage.show_steering()
         self._print_blocks(self._markdown.feed(text))
         if self.prompt is not None:
             self.prompt.touch()
@@ -158,15 +160,15 @@ class LiveScreen(Screen):
             self._is_below_block = True
             self._print(text)
 
-    def _look(self, columns: int) -> Look:
-        from ._markdown_view import Look
+    def _look(self, columns: int) -> MarkdownStyle:
+        from ._markdown_view import MarkdownStyle
 
         colors = not os.environ.get("NO_COLOR")
-        return Look(columns, cast("Any", self.theme), self._links, colors)
+        return MarkdownStyle(columns, cast("Any", self.theme), self._links, colors)
 
     def show_files(self, result: ToolResult) -> None:
-        """Show figures inline if the terminal can, and their paths."""
-        for line in figures(result, self._images, self.columns - 4):
+        """Show figures, inline if the terminal supports images, and their paths."""
+        for line in figure_lines(result, self._images, self.columns - 4):
             self._print(f"   {line}\n")
 
     # --- the terminal
@@ -179,31 +181,31 @@ class LiveScreen(Screen):
     @property
     def is_asking(self) -> bool:
         """Whether a question is shown."""
-        return self.prompt is not None and self.prompt.asking.standing is not None
+        return self.prompt is not None and self.prompt.asking.visible is not None
 
     @property
-    def is_holding_back(self) -> bool:
+    def is_waiting_for_pause(self) -> bool:
         """Whether a question waits until the person stops typing."""
-        return self.prompt is not None and self.prompt.asking.is_holding_back
+        return self.prompt is not None and self.prompt.asking.is_waiting_for_pause
 
     def bring_back(self, text: str) -> None:
-        """Put a text into the line again, before the text that is there."""
+        """Put a text back into the input line, before its present text."""
         if self.prompt is not None:
             self.prompt.bring_back(text)
 
     def touch(self, *, now: bool = False) -> None:
-        """Redraw the lines above the prompt, soon or at once."""
+        """Redraw the lines above the prompt: soon, or `now`."""
         if self.prompt is not None:
             self.prompt.touch(now=now)
 
     def choose_theme(self, name: str) -> None:
-        """Use another theme from now on; raise `ConfigurationError` for an unknown one."""
+        """Use another theme; raise `ConfigurationError` for an unknown one."""
         if name not in THEMES:
-            raise ConfigurationError(f"there is no theme {name!r}; there are: {', '.join(THEMES)}")
+            raise ConfigurationError(f"unknown theme {name!r}. Use one of: {', '.join(THEMES)}")
         self.theme, self._drawn = name, (0, 0, [])
 
     def copy(self, text: str) -> None:
-        """Copy text to the clipboard of the terminal (OSC 52), also over ssh; some refuse it."""
+        """Copy text to the terminal's clipboard (OSC 52), also over ssh. Some terminals refuse."""
         if self.prompt is not None:
             data = base64.b64encode(text.encode("utf-8", "replace")).decode()
             self.prompt.send(f"\x1b]52;c;{data}\x07")
@@ -214,7 +216,7 @@ class LiveScreen(Screen):
             try:
                 process = await start_process(*command)
             except OSError as error:
-                what = f"{command[0]} cannot be run: {error.strerror or error}; set $EDITOR"
+                what = f"cannot run {command[0]}: {error.strerror or error}. Set $EDITOR"
                 raise ConfigurationError(what) from None
             try:
                 return await process.wait()
@@ -223,12 +225,12 @@ class LiveScreen(Screen):
 
     # --- at the prompt
 
-    def above(self, columns: int, rows: int) -> list[str]:
+    def lines_above(self, columns: int, rows: int) -> list[str]:
         """Return the lines between the scrollback and the prompt."""
         stage = self._stage
         if stage is None:
             return []
-        waiting = [in_line(text, 400) for text in stage.waits()]
+        waiting = [one_line(text, 400) for text in stage.waiting_lines()]
         if (more := len(waiting) - MAX_WAITING_LINES) > 0:
             waiting = [f"({more} more)", *waiting[more:]]
         below = [_shortened(line, columns) for line in waiting]
@@ -249,19 +251,19 @@ class LiveScreen(Screen):
 
             try:
                 text = tail(self._markdown.block, self._look(columns), rows)
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:  # noqa: BLE001 - show the text without its style
                 text = self._markdown.open[-columns:]
             self._drawn = columns, rows, text.split("\n")
         return self._drawn[2]
 
     # --- questions
 
-    async def choose(self, label: str, rows: Rows) -> str | None:
-        """Ask in the line; the draft in it comes back afterwards."""
+    async def choose(self, label: str, rows: QuestionRows) -> str | None:
+        """Ask in the input line; the person's draft is restored afterwards."""
         return None if self.prompt is None else await self.prompt.asking.ask(label, rows)
 
     async def edit(self, label: str, text: str) -> str | None:
-        """Let the person edit a text in the line."""
+        """Let the person edit a text in the input line."""
         if self.prompt is None:
             return None
         return await self.prompt.asking.ask(label, draft=text, guarded=False)

@@ -1,4 +1,4 @@
-"""Rules by which calls need no yes."""
+"""Rules that allow calls without a question."""
 
 import json
 import stat
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch import tool
-from anabranch.cli.chat._rules import Rules
+from anabranch.cli.chat._approval_rules import ApprovalRules
 from anabranch.commander.errors import ConfigurationError
 from anabranch.messages import ToolCall
 
@@ -29,16 +29,16 @@ def call(**arguments: Any) -> ToolCall:
 
 
 def test_a_rule_holds_for_its_tool_in_its_folder(tmp_path: Path) -> None:
-    """Always for this tool, here: not elsewhere, and in the next program too."""
+    """ "Always for this tool, here" applies in this folder only, and also in the next program."""
     file, here = tmp_path / "config" / "rules.json", tmp_path / "here"
-    rules = Rules(file, here)
+    rules = ApprovalRules(file, here)
     assert not rules.allows(call(path="a"), made())
     rule = rules.add(made())
     assert rules.add(made()) == rule
     assert rules.allows(call(path="a"), made())
-    assert Rules(file, here / ".." / "here").allows(call(path="b"), made())
-    assert not Rules(file, tmp_path).allows(call(path="a"), made())
-    assert Rules(file, tmp_path).list() == [rule]
+    assert ApprovalRules(file, here / ".." / "here").allows(call(path="b"), made())
+    assert not ApprovalRules(file, tmp_path).allows(call(path="a"), made())
+    assert ApprovalRules(file, tmp_path).list() == [rule]
     assert str(rule) == f"write, in {here.resolve()}"
 
     assert rules.revoke(rule)
@@ -47,8 +47,8 @@ def test_a_rule_holds_for_its_tool_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_rule_may_hold_for_the_same_arguments_only(tmp_path: Path) -> None:
-    """In whatever order they are written."""
-    rules = Rules(tmp_path / "rules.json", tmp_path)
+    """The order of the arguments does not matter."""
+    rules = ApprovalRules(tmp_path / "rules.json", tmp_path)
     rules.add(made(), {"path": "a", "text": "\ud800"})
     assert rules.allows(call(text="\ud800", path="a"), made())
     assert not rules.allows(call(path="a"), made())
@@ -56,8 +56,8 @@ def test_a_rule_may_hold_for_the_same_arguments_only(tmp_path: Path) -> None:
 
 
 def test_another_tool_of_the_same_name_has_no_rule(tmp_path: Path) -> None:
-    """Neither one with another schema, nor one from elsewhere."""
-    rules = Rules(tmp_path / "rules.json", tmp_path)
+    """Neither a tool with another schema nor one from another module is allowed."""
+    rules = ApprovalRules(tmp_path / "rules.json", tmp_path)
     rules.add(made())
 
     def other(path: str, text: str = "") -> str:
@@ -77,9 +77,9 @@ def test_another_tool_of_the_same_name_has_no_rule(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are of another kind there")
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """It is replaced whole, and nothing else is left beside it."""
+    """The file is replaced atomically, and no other file stays in the folder."""
     file = tmp_path / "anabranch" / "rules.json"
-    rules = Rules(file, tmp_path)
+    rules = ApprovalRules(file, tmp_path)
     rules.add(made())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -100,29 +100,29 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_none_lets_nothing_run(tmp_path: Path, text: str) -> None:
-    """It is told, and is not written over."""
+    """The error is reported, and the file is not overwritten."""
     file = tmp_path / "rules.json"
     file.write_text(text)
-    rules = Rules(file, tmp_path)
+    rules = ApprovalRules(file, tmp_path)
     for act in (rules.list, lambda: rules.allows(call(), made()), lambda: rules.add(made())):
-        with pytest.raises(ConfigurationError, match="cannot be read as rules"):
+        with pytest.raises(ConfigurationError, match="is not a rules file"):
             act()
     assert file.read_text() == text
 
 
 def test_fields_of_other_types_are_no_rules(tmp_path: Path) -> None:
-    """Nothing that is no text is compared."""
+    """A rule with a field that is not text makes the file invalid."""
     file = tmp_path / "rules.json"
     rule = {"tool": "write", "definition": 3, "folder": "/", "arguments": None}
     file.write_text(json.dumps({"rules": [rule]}))
     with pytest.raises(ConfigurationError):
-        Rules(file, tmp_path).list()
+        ApprovalRules(file, tmp_path).list()
 
 
 def test_rules_of_an_earlier_version_do_not_hold(tmp_path: Path) -> None:
-    """Their digests cover too little; they are removed once."""
+    """Rules with digests of an earlier version are removed."""
     file = tmp_path / "rules.json"
-    rules = Rules(file, tmp_path)
+    rules = ApprovalRules(file, tmp_path)
     rules.add(made())
     old = [
         {name: value for name, value in rule.items() if name != "source"}

@@ -1,4 +1,4 @@
-"""The plain screen: line by line, in a pipe, on a terminal without keys, and with `--plain`."""
+"""The plain screen: line by line, for pipes, simple terminals and `--plain`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ...jobs import read_line
 from ...messages import Message
 from .._editor import LineEditor, screen
 from .._keyboard import discard_typeahead
-from ._approval import Rows, screen_size
-from ._rules import Rules
+from ._approval import QuestionRows, screen_size
+from ._approval_rules import ApprovalRules
 from ._screen import Screen
 
 __all__ = ["PlainScreen"]
 
 
 class PlainScreen(Screen):
-    """Writes the model's text to the standard output as it comes, and notes next to it.
+    """Writes the model's text to standard output as it arrives.
 
-    On a terminal, notes and calls of tools appear in a dim colour. In a pipe they go to the
-    standard error, so that the output contains only answers. `silent` leaves out the answers.
+    On a terminal, notes and tool calls appear between the text in a dim colour. In a pipe they go
+    to standard error, so that standard output contains only answers. `silent` omits the answers.
     """
 
     def __init__(
         self,
         commands: list[str],
-        rules: Rules | None = None,
+        rules: ApprovalRules | None = None,
         *,
         silent: bool = False,
         debug: bool = False,
@@ -48,7 +48,7 @@ class PlainScreen(Screen):
         self.encoding = stream.encoding
         self._notes = Console(file=stream, soft_wrap=True, highlight=False, markup=False)
         self._editor = LineEditor(commands)
-        self._delayed: list[Callable[[], None]] | None = None  # output that waits for an answer
+        self._delayed: list[Callable[[], None]] | None = None  # output that a question delays
         self._at_line_start = True
 
     async def read(self) -> str | None:
@@ -59,7 +59,7 @@ class PlainScreen(Screen):
                 return await self._editor.read("> ")
             except KeyboardInterrupt:
                 self.on_interrupt()
-                await asyncio.sleep(0)  # it may have cancelled this task
+                await asyncio.sleep(0)  # `on_interrupt` may have cancelled this task
         return await read_line()
 
     def write(self, text: str) -> None:
@@ -72,30 +72,30 @@ class PlainScreen(Screen):
             self._at_line_start = text.endswith("\n")
 
     def show_said(self, text: str, *, again: bool = False) -> None:
-        """Show a message from an earlier time; a new one is on the screen already."""
+        """Show a message of an earlier session. A new one is visible where it was typed."""
         if again and self.interactive:
             self.note(f"> {text}")
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
-        """Show it to a person; the output of a pipe contains only new answers."""
+        """Show an earlier conversation to a person. A pipe gets only new answers."""
         if self.interactive:
             super().show_conversation(messages)
 
     def ended(self) -> None:
-        """Begin a new line, unless the cursor is at the start of one."""
+        """Start a new line, unless the cursor is at the start of one."""
         if not self._at_line_start:
-            with suppress(BrokenPipeError):  # the write of the text has raised it already
+            with suppress(BrokenPipeError):  # writing the text has raised it before
                 self.write("\n")
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Show a line of the program's own."""
+        """Show a line from the program itself."""
         if self._delayed is not None:
             self._delayed.append(partial(self.note, text, style))
         else:
-            self.tell(text, style)
+            self.note_now(text, style)
 
-    def tell(self, text: str, style: str = "dim") -> None:
-        """Show a line at once, also while a question delays other output."""
+    def note_now(self, text: str, style: str = "dim") -> None:
+        """Show a line at once, even while a question delays other output."""
         if not self._at_line_start:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -103,8 +103,8 @@ class PlainScreen(Screen):
         self._notes.print(Text(legible(text), style=style))
 
     @contextmanager
-    def holds_output(self) -> Generator[None]:
-        """Delay all output but that of the question."""
+    def delay_output(self) -> Generator[None]:
+        """Delay all output except that of the question."""
         self._delayed = []
         try:
             yield
@@ -113,20 +113,20 @@ class PlainScreen(Screen):
             for show in delayed:
                 show()
 
-    async def choose(self, label: str, rows: Rows) -> str | None:
-        """Ask below the rows; drop text that was typed before or together with more."""
+    async def choose(self, label: str, rows: QuestionRows) -> str | None:
+        """Ask below the rows. Drop type-ahead, and refuse an answer in a burst of keys."""
         while True:
             shown = await asyncio.to_thread(rows, *screen_size())
-            self.tell("\n".join(shown), "cyan")
+            self.note_now("\n".join(shown), "cyan")
             if await discard_typeahead():
-                self.tell("(what was typed before this question is dropped)")
+                self.note_now("(text typed before this question was dropped)")
             answer, alone = await self._editor.choose(label)
             if answer is None or alone:
                 return answer
-            self.tell("(that came together with more; an answer is typed by itself)")
+            self.note_now("(not accepted: type the answer alone, do not paste it)")
 
     async def edit(self, label: str, text: str) -> str | None:
-        """Let the person edit a text, or write it again where there is no line editor."""
+        """Let the person edit a text, or write it again if there is no line editor."""
         if not self._editor.edits:
-            self.tell(text)
+            self.note_now(text)
         return await self._editor.answer(label, text)

@@ -1,4 +1,4 @@
-"""A tool call as a person reads it before it runs, so that nothing in it deceives."""
+"""Lay out a tool call for the person who must approve it, so that no value can deceive them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ from typing import Any
 
 from ..tools import AnyTool
 
-__all__ = ["Question", "draft", "exact", "lay_out", "replace_unfit", "width"]
+__all__ = [
+    "CallLayout",
+    "count_cells",
+    "escape_unclear",
+    "lay_out_arguments",
+    "replace_unfit",
+    "write_draft",
+]
 
 INDENT = "  "
 # Before each line of a text of several lines, and before the rest of a wrapped line.
 LINE_MARK, REST_MARK = "| ", ": "
-# Rows of the screen that a shortened question leaves free; rows and columns that it always takes.
+# Rows of the screen that a shortened layout leaves free, and the smallest size that it assumes.
 FREE_ROWS, MIN_ROWS, MIN_COLUMNS = 4, 12, 24
-# Rows that long fields of the tool get even if the arguments are long; rows that each argument
-# gets, or else all together.
+# Rows that a long field of the tool gets even if the arguments are long, and rows that each
+# argument gets. Too many arguments share the rows that remain.
 TOOL_ROWS, ARGUMENT_ROWS = 4, 3
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A call as a person reads it before it runs: the tool, its origin, its arguments.
+class CallLayout:
+    """The layout of a tool call for its approval: the tool, its origin and its arguments.
 
-    Different calls have different rows. Each row starts with the program's indent, has printable
-    characters only, and is never wider than the screen. No value can look like another field, the
-    question or the program's own text: a text of several lines is below its name, each after `| `.
+    Calls that differ have different rows. Each row starts with an indent, contains printable
+    characters only, and fits the width of the screen. A text of several lines appears below its
+    name with `| ` before each line, so no value can imitate another field, the question or the
+    program's own text.
     """
 
     tool: AnyTool
@@ -41,7 +49,8 @@ class Question:
     def rows(self, columns: int, lines: int | None = None) -> list[str]:
         """Return the rows for a screen of this size.
 
-        Only with `lines` are rows left out: the middle of the longest fields, which a row reports.
+        Without `lines`, all rows are returned. With `lines`, the longest fields lose their middle,
+        and one row reports how much is hidden.
         """
         columns = max(columns, MIN_COLUMNS)
         says = self.tool.description
@@ -52,7 +61,7 @@ class Question:
             if text
         ]
         tool.append([f"{INDENT}with:" if self.arguments else f"{INDENT}with no arguments"])
-        arguments = lay_out(self.arguments, columns, self.encoding)
+        arguments = lay_out_arguments(self.arguments, columns, self.encoding)
         if lines is None:
             return _join(tool + arguments)
         room = max(lines - FREE_ROWS, MIN_ROWS)
@@ -64,16 +73,16 @@ class Question:
         return _join(said + given)
 
 
-def lay_out(arguments: Mapping[str, Any], columns: int, encoding: str) -> list[list[str]]:
-    """Return the rows of each argument: different values have different rows."""
+def lay_out_arguments(arguments: Mapping[str, Any], columns: int, encoding: str) -> list[list[str]]:
+    """Return the rows of each argument. Values that differ have different rows."""
     return [
         _lay_out(*_argument(name, value, columns, encoding), INDENT * 2, columns)
         for name, value in arguments.items()
     ]
 
 
-def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
-    """Return arguments as JSON to edit; characters that a terminal would not show are escaped."""
+def write_draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
+    """Return arguments as JSON for an editor, with escapes for characters that may be invisible."""
 
     def spell(character: str) -> str:
         return character if character == "\\" else json.dumps(character)[1:-1]
@@ -85,7 +94,7 @@ def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
 
 def _lay_out(name: str, lines: list[str], indent: str, columns: int) -> list[str]:
     """Return a field as one row if it fits, else as rows below its name."""
-    if len(lines) == 1 and width(row := f"{indent}{name}: {lines[0]}") < columns:
+    if len(lines) == 1 and count_cells(row := f"{indent}{name}: {lines[0]}") < columns:
         return [row]
     below = indent + INDENT
     head = _wrap(f"{name}:", indent, below + REST_MARK, columns)
@@ -95,25 +104,28 @@ def _lay_out(name: str, lines: list[str], indent: str, columns: int) -> list[str
 
 
 def _exact_lines(text: str, encoding: str) -> list[str]:
-    """Return the lines of a text, each shown exactly."""
-    return [exact(line, encoding) for line in text.split("\n")]
+    """Return the lines of a text, each as `escape_unclear` shows it."""
+    return [escape_unclear(line, encoding) for line in text.split("\n")]
 
 
 def _argument(name: str, value: Any, columns: int, encoding: str) -> tuple[str, list[str]]:
-    """Return the name and the lines of an argument; different values have different lines.
+    """Return the name and the lines of an argument. Values that differ have different lines.
 
-    A string is shown as it is, or quoted if it could be mistaken for another value.
+    A string is quoted only if it could be mistaken for another value, such as `"true"` or `" a"`.
     """
     name = (
         name
         if PLAIN_NAME.fullmatch(name)
-        else exact(json.dumps(name, ensure_ascii=False), encoding)
+        else escape_unclear(json.dumps(name, ensure_ascii=False), encoding)
     )
     if isinstance(value, str):
         bare = "\n" in value or (value.strip() == value != "" and not _is_json(value))
         return name, _exact_lines(value if bare else _json(value), encoding)
-    line = exact(_json(value), encoding)
-    if not isinstance(value, (dict, list)) or len(name) + width(line) < columns - len(INDENT) * 3:
+    line = escape_unclear(_json(value), encoding)
+    if (
+        not isinstance(value, (dict, list))
+        or len(name) + count_cells(line) < columns - len(INDENT) * 3
+    ):
         return name, [line]
     return f"{name} (JSON)", _exact_lines(_json(value, indent=2), encoding)
 
@@ -133,12 +145,12 @@ def _is_json(text: str) -> bool:
 
 
 def _wrap(line: str, first: str, rest: str, columns: int) -> list[str]:
-    """Wrap a line; combining marks, which take no cell, stay with their letters."""
+    """Wrap a line. Combining marks take no cell, so they stay with their letters."""
     rows, prefix = list[str](), first
     start, used = 0, 0
     room = columns - 1 - len(prefix)
     for place, character in enumerate(line):
-        cells = width(character)
+        cells = count_cells(character)
         if used + cells > room:
             rows.append(prefix + line[start:place])
             start, used, prefix = place, 0, rest
@@ -152,9 +164,9 @@ def _join(fields: list[list[str]]) -> list[str]:
 
 
 def _cap(fields: list[list[str]], room: int, columns: int) -> list[list[str]]:
-    """Divide `room` rows among fields; short fields leave the rest of their shares to others.
+    """Divide `room` rows among fields. Short fields leave the rest of their share to longer ones.
 
-    A field with more rows loses its middle, and reports how much that is.
+    A field with too many rows loses its middle, and one row reports how much.
     """
     capped = list(fields)
     for done, place in enumerate(sorted(range(len(fields)), key=lambda n: len(fields[n]))):
@@ -170,34 +182,34 @@ def _cap(fields: list[list[str]], room: int, columns: int) -> list[list[str]]:
     return capped
 
 
-# --- text shown exactly
+# --- exact text
 
-# Letters, marks and symbols that are invisible (Default_Ignorable_Code_Point and a few blanks), or
-# much wider than their cells: long dashes, phrases in one character, some of the cuneiform.
+# Letters, marks and symbols that are invisible (Default_Ignorable_Code_Point and some blanks) or
+# much wider than their cells: long dashes, phrases in one character, some cuneiform signs.
 _UNFIT = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc"
     "\U0001d159\U000e0000-\U000e0fff"
     "\u2e3a\u2e3b\ufdfa-\ufdfd\U00012000-\U0001254f]"
 )
-# On one letter: Vietnamese and the scripts of India need two.
+# On one letter. Vietnamese and Indic scripts need two; more could cover the neighbouring rows.
 _MAX_MARKS = 2
 
 
-def exact(text: str, encoding: str = "utf-8") -> str:
-    r"""Return a text in one line of printable characters; different texts look different.
+def escape_unclear(text: str, encoding: str = "utf-8") -> str:
+    r"""Return a text in printable characters, so that texts that differ look different.
 
-    Each character that does not fill one or two cells of its own is written as `\u{1b}`. So are
-    characters that `encoding` lacks, a space at the end, and the backslash of such an escape.
+    A character that does not fill one or two cells is written as an escape such as `\u{1b}`. So are
+    characters that `encoding` lacks, a space at the end, and the backslash of a literal `\u{`.
     """
     return replace_unfit(text, lambda character: f"\\u{{{ord(character):x}}}", encoding)
 
 
 def replace_unfit(text: str, spell: Callable[[str], str], encoding: str = "utf-8") -> str:
-    """Replace each character that `exact` would not show as it is with `spell` of it."""
+    """Replace each character that `escape_unclear` would escape with `spell(character)`."""
     if text.isascii() and text.isprintable() and "\\u{" not in text and not text.endswith(" "):
         return text
     shown: list[str] = []
-    marks = _MAX_MARKS  # on the character before; no more fit on a character that is no letter
+    marks = _MAX_MARKS  # on the previous character; only letters may carry marks
     for place, character in enumerate(text):
         category = unicodedata.category(character)
         if category[0] == "M":
@@ -215,8 +227,8 @@ def replace_unfit(text: str, spell: Callable[[str], str], encoding: str = "utf-8
     return "".join(shown)
 
 
-def width(text: str) -> int:
-    """Return how many cells a line of `exact` takes at most on any terminal."""
+def count_cells(text: str) -> int:
+    """Return the most cells that a line of `escape_unclear` takes on any terminal."""
     if text.isascii():
         return len(text)
     return sum(map(_cells, text))

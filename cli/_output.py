@@ -1,4 +1,7 @@
-"""Output of all commands: results, errors and logs, none of which can steer a terminal."""
+"""Print results, errors and logs without control characters and secrets.
+
+All commands print through this module, so no model, tool or server can steer the terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +20,40 @@ from ..handlers.legible import legible
 from ..messages.mask import mask
 
 __all__ = [
-    "LONGEST",
+    "MAX_SHOWN_CHARS",
     "LegibleLog",
     "allow_unencodable",
-    "complain",
-    "count",
     "error_text",
+    "format_count",
     "has_unicode",
-    "in_line",
+    "one_line",
+    "print_error",
     "print_json",
     "print_result",
     "show_traceback",
 ]
 
-# The most characters that are shown of a call or a result, and of an error.
-LONGEST, MAX_ERROR_CHARS = 400, 2000
+# Of a call or a result in one line, and of an error.
+MAX_SHOWN_CHARS, MAX_ERROR_CHARS = 400, 2000
 
 
-def complain(error: BaseException | str) -> None:
-    """Print an error in one line to standard error, without secrets."""
-    text = in_line(mask(str(error)), MAX_ERROR_CHARS) or type(error).__name__
+def print_error(error: BaseException | str) -> None:
+    """Print an error as one line to standard error, without secrets."""
+    text = one_line(mask(str(error)), MAX_ERROR_CHARS) or type(error).__name__
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text.assemble(("anabranch: ", "red"), text)
     )
 
 
 def error_text(error: BaseException, plain: tuple[type[BaseException], ...] = ()) -> str:
-    """Return the message of an error, after its type unless it is Anabranch's own or `plain`."""
+    """Return the message of an error, after its type unless it is Anabranch's own or in `plain`."""
     if isinstance(error, (AnabranchError, *plain)):
         return str(error)
     return f"{type(error).__name__}: {error}"
 
 
 def print_result(result: object) -> None:
-    """Print a result: a text as it is, anything else as JSON."""
+    """Print a result: a string as text, anything else as JSON."""
     if isinstance(result, str):
         print(legible(result))
     else:
@@ -58,24 +61,27 @@ def print_result(result: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value for programs, with secrets masked.
+    """Print a value as JSON for programs, with secrets masked.
 
-    Control characters and halves of surrogate pairs are escaped as in JSON.
+    Control characters and lone surrogates are escaped.
     """
-    encoding = getattr(sys.stdout, "encoding", "")  # it has none once it is closed
+    encoding = getattr(sys.stdout, "encoding", "")  # a closed stream has none
     text = json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2)
     if text != legible(text):
         text = "".join(each if each == legible(each) else json.dumps(each)[1:-1] for each in text)
     print(text)
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
+def format_count(number: int, noun: str) -> str:
+    """Return a number and a noun, such as "1 run" or "2 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def allow_unencodable(stream: Any = None, errors: str = "backslashreplace") -> None:
-    """Let a stream, or else standard output, escape or replace what its encoding lacks."""
+    """Let a stream escape or replace characters that its encoding lacks.
+
+    The default is standard output.
+    """
     stream = sys.stdout if stream is None else stream
     if isinstance(stream, TextIOWrapper):
         cast("Any", stream).reconfigure(errors=errors)
@@ -92,9 +98,9 @@ def show_traceback(error: BaseException) -> None:
 
 
 class LegibleLog(logging.StreamHandler[Any]):
-    """Writes log records to the current standard error, without control characters and secrets.
+    """A log handler that writes to standard error, without control characters and secrets.
 
-    The stream changes, because a prompt or a live region replaces it for a time.
+    It looks the stream up for each record, because a prompt or a live region replaces it.
     """
 
     def __init__(self) -> None:
@@ -110,7 +116,7 @@ class LegibleLog(logging.StreamHandler[Any]):
         return legible(mask(super().format(record)))
 
 
-def in_line(text: str, limit: int) -> str:
-    """Return a text as a part of one line; a text that is cut says how long it was."""
+def one_line(text: str, limit: int) -> str:
+    """Return a text without line ends and control characters; a cut text ends with its length."""
     text = " ".join(legible(text).split())
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text)} characters)"

@@ -1,10 +1,10 @@
-"""Questions in the line of the live prompt, one after the other.
+"""Questions in the input line of the live prompt, such as the approval of a tool call.
 
-This is where type-ahead and pastes are kept from answering a question:
+This module keeps type-ahead and pastes from answering a question:
 
-- A question appears only after a time without keys, and the person's draft is put away first.
+- A question appears only after the person has stopped typing. Their draft is restored afterwards.
 - A guarded question accepts a line only if no further key follows for a short time. A line that
-  came in a burst with more keys is refused, and the rest of the burst is dropped.
+  arrives in a burst with more keys is refused, and the rest of the burst is dropped.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["PromptQuestion", "PromptQuestions"]
 
 @dataclass
 class PromptQuestion:
-    """A question in the line; `rows` returns the lines above it for a size."""
+    """A question in the input line. `rows(columns, rows)` returns the lines above it."""
 
     label: str
     rows: Callable[[int, int], list[str]]
     future: asyncio.Future[str | None]
     guarded: bool
-    draft: Document | None = None  # the text that the question replaced; None: not shown yet
-    accepting: asyncio.TimerHandle | None = None  # accepts the answer unless a key comes first
-    in_burst = False  # a refused answer came with more keys, and no pause has followed
+    draft: Document | None = None  # the text that the question replaced; None until it is shown
+    accepting: asyncio.TimerHandle | None = None  # accepts the answer unless a key comes before
+    in_burst = False  # an answer was refused, and the burst of keys may continue
 
 
 class PromptQuestions:
-    """Asks in the line `buffer`; `draw` redraws it and `note` prints a line above it."""
+    """Asks in the input line `buffer`. `draw` redraws it, and `note` prints a line above it."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class PromptQuestions:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a question is shown or waits until the person stops typing."""
+        """Whether a question is visible, or waits until the person stops typing."""
         return self._question is not None
 
     @property
-    def is_holding_back(self) -> bool:
+    def is_waiting_for_pause(self) -> bool:
         """Whether a question waits until the person stops typing."""
         return self._question is not None and self._question.draft is None
 
     @property
-    def standing(self) -> PromptQuestion | None:
-        """The question that is shown in the line."""
-        return None if self.is_holding_back else self._question
+    def visible(self) -> PromptQuestion | None:
+        """The question in the input line, None if there is none."""
+        return None if self.is_waiting_for_pause else self._question
 
     async def ask(
         self,
@@ -73,16 +73,16 @@ class PromptQuestions:
         *,
         guarded: bool = True,
     ) -> str | None:
-        """Ask in the line, below `rows(columns, rows)`; return None for no answer.
+        """Ask in the input line, below `rows(columns, rows)`; return None for no answer.
 
-        The question waits until the person stops typing; their draft is restored afterwards. The
-        answer to a guarded question must be typed by itself.
+        The question appears once the person stops typing. Their draft is restored afterwards. The
+        answer to a guarded question must be typed alone, not pasted or in a burst of keys.
         """
         async with self._one_question:
             future = asyncio.get_running_loop().create_future()
             self._question = question = PromptQuestion(label, rows, future, guarded)
             try:
-                await self._until_quiet()
+                await self._wait_until_quiet()
                 question.draft = self._buffer().document
                 self._buffer().reset(Document(draft))
                 self._draw()
@@ -95,7 +95,7 @@ class PromptQuestions:
                     self._buffer().reset(question.draft)
                 self._draw()
 
-    async def _until_quiet(self) -> None:
+    async def _wait_until_quiet(self) -> None:
         checked = asyncio.get_running_loop().time()
         is_typing = checked - self._last_key < _keyboard.STOPPED_SECONDS
 
@@ -104,10 +104,10 @@ class PromptQuestions:
             before, checked = checked, asyncio.get_running_loop().time()
             return self._last_key >= before
 
-        await _keyboard.until_quiet(has_typed, is_typing=is_typing)
+        await _keyboard.wait_until_quiet(has_typed, is_typing=is_typing)
 
     def answer(self, question: PromptQuestion, text: str) -> None:
-        """Accept a line; for a guarded question, only once no further key has come."""
+        """Accept a line, for a guarded question only if no further key follows."""
         if not question.guarded:
             self._settle(question, text)
         elif question.in_burst:
@@ -118,8 +118,8 @@ class PromptQuestions:
             question.accepting = loop.call_later(seconds, self._settle, question, text)
 
     def dismiss(self) -> bool:
-        """End the question that is shown without an answer; False if there is none."""
-        if (question := self.standing) is None:
+        """End the visible question without an answer; return False if there is none."""
+        if (question := self.visible) is None:
             return False
         self._settle(question, None)
         return True
@@ -130,7 +130,7 @@ class PromptQuestions:
             self._settle(self._question, None)
 
     def _settle(self, question: PromptQuestion, text: str | None) -> None:
-        self._last_key = 0.0  # the keys of this answer do not delay the next question
+        self._last_key = 0.0  # so the keys of this answer do not delay the next question
         if not question.future.done():
             question.future.set_result(text)
 
@@ -152,4 +152,4 @@ class PromptQuestions:
     def _refuse_burst(self, question: PromptQuestion) -> None:
         question.in_burst = True
         self._buffer().reset()
-        self._note("(that came together with more; an answer is typed by itself)")
+        self._note("(not accepted: type the answer alone, do not paste it)")
