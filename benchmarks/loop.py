@@ -4,9 +4,9 @@
 
 A conversation is a user's message, a tool call, its result and a 200-token answer. A scripted
 server in another process streams it, one event for each token, at full speed or with `--pause`
-seconds between them. Each contender runs in a separate process, after two conversations as warm-up. The
-figure is the CPU time of that process in the best round. Rounds run for five seconds, at least two.
-The others are
+seconds between them. Each contender runs in a separate process, after two conversations as warm-up.
+The figure is the CPU time of that process in the best round. Rounds run for five seconds, at least
+two. The others are
 
     pip install "anabranch[openai,http]" openai-agents "pydantic-ai-slim[openai]" \\
         langgraph langchain-openai agere

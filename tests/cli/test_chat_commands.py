@@ -46,7 +46,9 @@ async def test_nothing_fails_where_nothing_was_said(place: ChatFolder) -> None:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (0,)
 
 
-async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(place: ChatFolder) -> None:
+async def test_what_a_command_does_not_take_is_refused_and_nothing_is_done(
+    place: ChatFolder,
+) -> None:
     """`/undo 5` and `/exit now` do nothing but print an error."""
     wrong = ["/undo 5", "/retry x", "/new y", "/edit z", "/exit now", "/approve all", "/tools x"]
     more = ["/fork -1", "/fork x", "/fork 1.5", "/approve forget", "/approve forget 0", "/foo"]

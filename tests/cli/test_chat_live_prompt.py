@@ -178,7 +178,9 @@ async def test_it_is_told_that_a_question_waits_for_the_line() -> None:
         await wait_until(lambda: on.prompt.asking.is_waiting_for_pause)
         await on.type(" a message", "half a message")
         assert on.prompt.asking.is_waiting_for_pause
-        await wait_until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_waiting_for_pause)
+        await wait_until(
+            lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_waiting_for_pause
+        )
         on.keys.send_text("y\r")
         assert await asked == "y"
         assert on.line == "half a message"

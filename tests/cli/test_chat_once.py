@@ -130,7 +130,9 @@ async def test_json_of_what_is_served_has_the_reasoning(place: ChatFolder, answe
         (["-r", "nothing", "x"], "unknown session 'nothing'"),
     ],
 )
-async def test_wrong_usage_says_what_is_wrong(place: ChatFolder, options: list[str], word: str) -> None:
+async def test_wrong_usage_says_what_is_wrong(
+    place: ChatFolder, options: list[str], word: str
+) -> None:
     """The status is 2, standard error has one line, and no request was sent."""
     status, out, err = await place.ask(*options)
     assert (status, out, err.count("\n")) == (2, "", 1)
