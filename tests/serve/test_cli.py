@@ -141,7 +141,7 @@ async def test_things_of_the_folder_are_served_and_each_answer_is_a_line(folder:
     async with served(folder, "things:writer", "things:Work") as program:
         assert program.said.splitlines() == [
             f"serving writer, Work at {program.url}",
-            f"base URL for OpenAI clients: {program.url}/v1; chat page: {program.url}/",
+            f"clients of OpenAI's: {program.url}/v1; a page: {program.url}/",
         ]
         assert await complete(program, "writer") == "An answer."
         assert await complete(program, "Work") == "did 1"
@@ -173,10 +173,9 @@ async def test_quiet_says_nothing_of_answers_and_no_page_has_none(folder: Path) 
 
 
 async def test_a_key_from_the_environment_is_needed_and_never_shown(folder: Path) -> None:
-    """S14: the first line does not show the key; requests without the key are refused."""
+    """S14: the first line has stars; without the key nobody is answered."""
     async with served(folder, "things:writer", ANABRANCH_TOKEN="swordfish") as program:
-        assert "clients must send a key" in program.said
-        assert "swordfish" not in program.said
+        assert "********" in program.said
         async with aiohttp.ClientSession() as client:
             async with client.get(f"{program.url}/v1/models") as answer:
                 assert answer.status == 401
@@ -192,13 +191,13 @@ async def test_a_key_from_the_environment_is_needed_and_never_shown(folder: Path
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["things:nobody"], "module things has no nobody"),
+        (["things:nobody"], "the module things has no nobody"),
         (["nowhere:agent"], "nowhere:agent cannot be imported"),
-        (["things"], "things must have the form module:name"),
+        (["things"], "things is not module:attribute"),
         (["things:number"], "5 cannot be served"),
         (["things:writer", "things:writer"], "two things are called 'writer'"),
         (["things:writer", "--host", "0.0.0.0"], "can be reached from other machines"),
-        (["things:writer", "--token", ""], "--token must not be empty"),
+        (["things:writer", "--token", ""], "--token is empty"),
     ],
 )
 async def test_what_cannot_be_served_is_one_line(
@@ -312,10 +311,10 @@ async def test_watch_says_what_is_wrong_in_one_line(folder: Path) -> None:
         for url, env, status, why in (
             (f"{program.url}/runs/none", token, 1, "there is no such run"),
             (program.url, token, 1, "has no run to watch"),
-            (program.url, {}, 1, "requires a valid key: set ANABRANCH_TOKEN"),
+            (program.url, {}, 1, "asks for a key: set ANABRANCH_TOKEN"),
             (f"{program.url}/elsewhere", token, 1, "there is nothing at this address"),
-            (nobody, {}, 1, "cannot read"),
-            ("ftp://127.0.0.1/x", {}, 2, "is not an http address"),
+            (nobody, {}, 1, "cannot be read"),
+            ("ftp://127.0.0.1/x", {}, 2, "is no http address"),
         ):
             found, _, err = await call(folder, "watch", url, **env)
             assert (found, why in err, len(err.splitlines())) == (status, True, 1), err
