@@ -1,4 +1,4 @@
-"""Named Ray actors as other processes see them: how one is made, found, called and closed."""
+"""Named Ray actors as other processes see them: create, find, call and close them."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from ._cluster import Cluster, Monitor, join
 from ._payload import Result
 from ._placement import Ray
 from ._ray import ActorNotFound, call_in_thread, import_ray, this_host
-from ._stream import CLOSE_TIMEOUT, ServiceActor
+from ._stream import CLOSE_SECONDS, ServiceActor
 
-__all__ = ["ANYWHERE", "LEASE", "ActorHandle", "PendingActor"]
+__all__ = ["ANY_MACHINE", "LEASE_SECONDS", "ActorHandle", "PendingActor"]
 
 logger = logging.getLogger("anabranch.cluster")
 
 T = TypeVar("T")
 H = TypeVar("H", bound="ActorHandle")
 
-# An actor takes little of a machine by itself; what its agent or model needs is to be said.
-ANYWHERE = Ray(num_cpus=0)
+# Actors need few CPUs themselves; callers state the needs of their agent or model.
+ANY_MACHINE = Ray(num_cpus=0)
 
-NAMESPACE = "anabranch"
+ACTOR_NAMESPACE = "anabranch"
 
-LEASE = 30.0
-"""Seconds without a heartbeat of its reader's process after which a stream is cancelled."""
+LEASE_SECONDS = 30.0
+"""Seconds without a heartbeat of the reader's process after which a stream is cancelled."""
 
-# Each stream that waits is a call that its actor has under way; Ray starts no thread for it.
-MAX_CALLS = 100_000
+# Each waiting stream is a running call of its actor; Ray starts no thread for it.
+MAX_ACTOR_CALLS = 100_000
 
-# The cluster's own machine must answer what it knows by heart within so many seconds.
-ANSWER_TIMEOUT = 10.0
+# Limit for questions that the cluster answers without starting anything.
+ANSWER_SECONDS = 10.0
 
-# Ray ends an actor that nobody holds; these are held until they are closed, or their driver ends.
-_held: dict[str, Any] = {}
+# Ray ends an actor without references, so these are kept until `close` or the end of the program.
+_actors_in_use: dict[str, Any] = {}
 
 
 class ActorHandle:
-    """An agent or a backend in an actor, by its name; it can be sent anywhere.
+    """A handle of an agent or backend in an actor, by name; it can be sent to other processes.
 
-    Nothing is asked of the cluster before it is needed. `lease`, in seconds: what this process
-    has begun there is cancelled when it gave no sign of life for so long.
+    Contacts the cluster at the first use. `lease`, in seconds: the actor cancels this process's
+    calls after that time without a heartbeat.
     """
 
     kind: ClassVar[str]
-    puts_jobs: ClassVar[bool] = False  # so that who waits for it should lend it CPUs
+    may_put_jobs: ClassVar[bool] = False  # whether callers should lend it their CPUs
 
-    def __init__(self, name: str, *, lease: float = LEASE) -> None:
+    def __init__(self, name: str, *, lease: float = LEASE_SECONDS) -> None:
         self.name = name
         self.lease = lease
-        self.host = ""  # the machine on which it lives, once that is known
+        self.host = ""  # its machine, once located
         self._location: tuple[Cluster, Any] | None = None
-        self.lost = False  # whether its actor was; it is looked for anew
+        self.is_lost = False  # its actor was lost: look it up again
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name,)
@@ -71,44 +71,44 @@ class ActorHandle:
 
     @property
     def path(self) -> str:
-        """Who is lost if its actor is: the current node, outside any tree itself."""
+        """The node that a loss is reported for, or the handle outside of a tree."""
         try:
             return current_node().path
         except LookupError:
             return repr(self)
 
     async def locate(self) -> tuple[Cluster, Any]:
-        """Return the cluster and the actor, which is looked for at first.
+        """Return the cluster and the actor, and look it up at the first use.
 
-        Raises `ActorNotFound` if there is none, `ConfigurationError` if there is no cluster, and
-        `WorkerLost` if it has been found in a cluster that lost its head.
+        Raises `ActorNotFound` if there is none, `ConfigurationError` without a cluster, and
+        `WorkerLost` if the cluster of an earlier use has lost its head.
         """
-        if self._location is not None and (why := self._location[0].head.lost) is not None:
-            raise WorkerLost(self.path, why)  # Ray itself might join another cluster now
-        if self._location is None or self.lost:
+        if self._location is not None and (why := self._location[0].head.loss_reason) is not None:
+            raise WorkerLost(self.path, why)  # Ray might join another cluster if it were called now
+        if self._location is None or self.is_lost:
             cluster, actor = await self._find()
             async with Monitor(cluster, self.path) as monitor:
-                # It answers once it has a machine.
+                # The actor answers once it has a machine.
                 self.host = await monitor.call(actor.host, lending=True)
-            self._location, self.lost = (cluster, actor), False
+            self._location, self.is_lost = (cluster, actor), False
         return self._location
 
     async def _find(self) -> tuple[Cluster, Any]:
-        # The cluster of this process, or one that it finds; it never starts one.
+        # The cluster of this process, or a running one; this never starts a cluster.
         joined = import_ray().is_initialized()
         cluster = await join(None if joined else os.environ.get("RAY_ADDRESS") or "auto")
         return cluster, await _ask_cluster(_get_actor, cluster, self.kind, self.name)
 
     def forget(self) -> None:
-        """Look for the actor anew when it is needed next: another may have taken the name."""
-        self.lost = True
+        """Look up the actor again at the next use: another may have the name by then."""
+        self.is_lost = True
 
     async def start(self, make: bytes, on: Ray, *, detached: bool) -> None:
-        """Make an actor of this name and let it make its service; cancelled, it leaves nothing.
+        """Create an actor with this name and its service; a cancel leaves nothing behind.
 
-        Waits for what a machine has but others use. Raises `ConfigurationError` for a name that is
-        taken, resources that no machine has, what cannot be imported there; and what making it
-        raises there.
+        Waits while other programs use the resources. Raises `ConfigurationError` for a name in use,
+        for resources that no machine has and for imports that fail there, and the errors of
+        creating the service.
         """
         cluster = await join(on.address)
         await _ask_cluster(cluster.machines.check, on)
@@ -124,7 +124,7 @@ class ActorHandle:
             async with Monitor(cluster, self.path) as monitor:
                 placed = asyncio.ensure_future(monitor.call(actor.host, lending=True))
                 try:
-                    if not (await asyncio.wait((placed,), timeout=ANSWER_TIMEOUT))[0]:
+                    if not (await asyncio.wait((placed,), timeout=ANSWER_SECONDS))[0]:
                         logger.warning("%r waits for a Ray worker (%s)", self, on.describe())
                     self.host = await placed
                 finally:
@@ -134,34 +134,34 @@ class ActorHandle:
             _kill(cluster, actor)
             raise
         self._location = cluster, actor
-        _held[f"{self.kind}:{self.name}"] = actor
+        _actors_in_use[f"{self.kind}:{self.name}"] = actor
 
     def start_beside(self, cluster: Cluster, kind: type[ServiceActor]) -> None:
-        """Make an actor of this name and kind on this machine; it blocks.
+        """Create an actor of this name and class on this machine. Blocks.
 
         It ends with this process.
         """
-        actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=kind)
+        actor = _create(cluster, self.kind, self.name, ANY_MACHINE, beside=kind)
         cluster.ray.get(actor.host.remote())
         self.host = this_host()
         self._location = cluster, actor
 
     async def close(self) -> None:
-        """End what it is doing, let it free what it holds, and end its actor. Twice is harmless.
+        """End the actor's calls, close its service and end it. Twice is harmless.
 
-        For those who wait for it, it is lost.
+        Callers that still wait get `WorkerLost`.
         """
-        _held.pop(f"{self.kind}:{self.name}", None)
+        _actors_in_use.pop(f"{self.kind}:{self.name}", None)
         with suppress(ActorNotFound):
             cluster, actor = self._location or await self._find()
             self._location = None
-            if not cluster.usable:
-                return  # it has ended with its cluster
+            if not cluster.is_usable:
+                return  # it ended with its cluster
 
             async def end() -> None:
                 try:
                     with suppress(TimeoutError, cluster.ray.exceptions.RayError):
-                        async with asyncio.timeout(CLOSE_TIMEOUT):
+                        async with asyncio.timeout(CLOSE_SECONDS):
                             await actor.stop.remote()
                 finally:
                     _kill(cluster, actor)
@@ -173,12 +173,15 @@ class ActorHandle:
 
 
 class PendingActor(Generic[H]):
-    """What `remote` and `serve` return: awaited it is the handle, as a block it is closed too."""
+    """The return value of `remote` and `serve`: await it for the handle, or enter it as a block.
+
+    The end of the block closes the actor.
+    """
 
     def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
-        on.options()  # what it refuses is refused now
+        on.options()  # raise for invalid options now, not when awaited
         if not (handle.name and handle.name.isprintable()):
-            raise ConfigurationError(f"{handle.name!r} is no name for an {handle.kind}")
+            raise ConfigurationError(f"{handle.name!r} is not a valid name for an {handle.kind}")
         self._handle = handle
         self._start = partial(handle.start, make, on, detached=detached)
 
@@ -194,25 +197,27 @@ class PendingActor(Generic[H]):
 
 
 async def _ask_cluster(function: Callable[..., T], *args: Any) -> T:
-    """Call what asks the cluster something, in a thread; give up after `ANSWER_TIMEOUT` seconds."""
+    """Call a blocking function of the cluster in a thread; give up after `ANSWER_SECONDS`."""
     try:
-        async with asyncio.timeout(ANSWER_TIMEOUT):  # wait_for of Python 3.11 may lose a cancel
+        async with asyncio.timeout(ANSWER_SECONDS):  # Python 3.11's `wait_for` may lose a cancel
             return await asyncio.wrap_future(call_in_thread(function, *args))
     except TimeoutError:
         raise ConfigurationError(
-            f"the Ray cluster does not answer within {ANSWER_TIMEOUT:g} s: is it up ('ray status')?"
+            f"the Ray cluster did not answer within {ANSWER_SECONDS:g} s; check 'ray status'"
         ) from None
 
 
-# --- what blocks, in a thread
+# --- blocking functions
 
 
 def _get_actor(cluster: Cluster, kind: str, name: str) -> Any:
     try:
-        return cluster.ray.get_actor(f"{kind}:{name}", namespace=NAMESPACE)
+        return cluster.ray.get_actor(f"{kind}:{name}", namespace=ACTOR_NAMESPACE)
     except ValueError:
         listed = cluster.ray.util.list_named_actors(all_namespaces=True)
-        there = (each["name"].partition(":") for each in listed if each["namespace"] == NAMESPACE)
+        there = (
+            each["name"].partition(":") for each in listed if each["namespace"] == ACTOR_NAMESPACE
+        )
         known = sorted(other for of, _, other in there if of == kind)
         raise ActorNotFound(kind, name, known, cluster.address) from None
 
@@ -233,9 +238,9 @@ def _create(
         strategy = strategies.NodeAffinitySchedulingStrategy(here, soft=False)
     options = {
         "name": f"{kind}:{name}",
-        "namespace": NAMESPACE,
+        "namespace": ACTOR_NAMESPACE,
         "lifetime": "detached" if detached else None,
-        "max_concurrency": MAX_CALLS,
+        "max_concurrency": MAX_ACTOR_CALLS,
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": strategy,
@@ -244,7 +249,7 @@ def _create(
     taken = cluster.ray.exceptions.ActorAlreadyExistsError
     with suppress(taken):
         return make()
-    # Ray keeps the name of an actor that has died as long as somebody holds the actor: free it.
+    # Ray keeps the name of a dead actor while a reference to it exists; killing it frees the name.
     with suppress(ActorNotFound):
         actor = _get_actor(cluster, kind, name)
         if _has_died(cluster, actor):
@@ -253,20 +258,20 @@ def _create(
         return make()
     except taken:
         raise ConfigurationError(
-            f"the Ray cluster at {cluster.address} has {kind} {name!r} already: close that one, or "
-            "take another name"
+            f"the Ray cluster at {cluster.address} has {kind} {name!r} already; close it or "
+            "use another name"
         ) from None
 
 
 def _has_died(cluster: Cluster, actor: Any) -> bool:
     exceptions = cluster.ray.exceptions
-    until = time.monotonic() + ANSWER_TIMEOUT / 2
+    until = time.monotonic() + ANSWER_SECONDS / 2
     while (rest := until - time.monotonic()) > 0:
         try:
             cluster.ray.get(actor.host.remote(), timeout=rest)
         except exceptions.ActorDiedError:
             return True
-        except exceptions.ActorUnavailableError:  # Ray does not know yet
+        except exceptions.ActorUnavailableError:  # Ray does not know yet whether it has died
             time.sleep(0.1)
         except exceptions.GetTimeoutError:
             return False
@@ -276,5 +281,5 @@ def _has_died(cluster: Cluster, actor: Any) -> bool:
 
 
 def _kill(cluster: Cluster, actor: Any) -> None:
-    if cluster.usable:  # or Ray would start a new one here
+    if cluster.is_usable:  # otherwise Ray would start a cluster here
         cluster.ray.kill(actor)

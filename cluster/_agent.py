@@ -1,7 +1,7 @@
-"""Agents in actors, seen from home: made there, reached by name, heard here while they speak.
+"""Agents in actors, as their callers see them: create, find and call them.
 
-An agent is a named Ray actor with `max_restarts=0`: its memory would not come back with it. Ray
-Serve's replicas have no state of one conversation, and their streams cannot ask their caller.
+The actor has `max_restarts=0`, because a restart would lose the agent's memory. Replicas of Ray
+Serve do not fit: they keep no state of a conversation, and their streams cannot ask their caller.
 """
 
 from __future__ import annotations
@@ -18,72 +18,75 @@ from ..commander import Node, WorkerLost, act_as
 from ..commander.remote import run_remotely
 from ..handlers import handler
 from ..messages import Usage
-from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
-from ._agent_service import AgentFactory, ClusterDirectory, TextCache
+from ._actor import ANY_MACHINE, LEASE_SECONDS, ActorHandle, PendingActor
+from ._agent_actor import AgentFactory, ClusterDirectory, TextCache
 from ._mailbox import RemoteCall, inbox_of
 from ._payload import Result, load_lenient, pack
 from ._placement import Ray
-from ._protocol import AgentCall, Ask, CallerRequest, CancelAsk, MessagePart, Outcome, Report
+from ._protocol import AgentRequest, Ask, CallerRequest, CancelAsk, Outcome, Report, SentMessage
 from ._ray import import_ray
-from ._remote import RemoteNode
 from ._stream import StreamReader
+from ._subtree import RemoteNode
 
 __all__ = ["RemoteAgent", "find", "remote"]
 
 
 class RemoteAgent(ActorHandle):
-    """A handle of an agent in an actor; it is a `Participant`, and can be sent anywhere.
+    """A handle of an agent in an actor. It is a `Participant`, and can be sent to other processes.
 
-    Conversations with the agent are as with one that is here: it streams its answers, ends by its
-    own rules, and its messages count. What it asks of others by name is answered by those whom
-    `directory` finds here, if no other has the name there. Cancelling what is asked of it here
-    cancels it there, down to its model. `WorkerLost` if its actor or machine is gone.
+        bob = await find("bob")
+        answer = await bob.receive(AgentMessage("hello", sender="user"))
+
+    A conversation works as with a local agent: the agent streams its answers, ends by its own
+    rules, and its messages count. It can call the participants that `directory` finds in this
+    process, unless the cluster has one with the same name. A cancel here cancels the call there,
+    including its model request. Raises `WorkerLost` if the actor or its machine is lost.
     """
 
     kind: ClassVar[str] = "agent"
-    puts_jobs: ClassVar[bool] = True
+    may_put_jobs: ClassVar[bool] = True
 
     def __init__(
-        self, name: str, *, directory: Directory | None = None, lease: float = LEASE
+        self, name: str, *, directory: Directory | None = None, lease: float = LEASE_SECONDS
     ) -> None:
         super().__init__(name, lease=lease)
         self.directory = directory
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
-        """Let the agent take a message and, if asked to, answer it; see `Participant`."""
+        """Give the agent a message, and return its answer if requested; see `Participant`."""
         return await self.invoke("receive", message, request_reply=request_reply)
 
     async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
-        """Let the agent answer a message that it may have heard already; see `Participant`."""
+        """Let the agent answer a message that it may already have received; see `Participant`."""
         return await self.invoke("receive_again", message, request_reply=request_reply)
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
-        """Tell the agent that a conversation begins; see `Participant`."""
+        """Tell the agent that a conversation starts; see `Participant`."""
         await self.invoke("begin_chat", partner, clear_history=clear_history)
 
     async def invoke(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the agent there, or get what it has under this name.
+        """Call a method of the agent there, or read its attribute with this name.
 
             await bob.invoke("last_message", "user")
             await bob.invoke("state_dict", session_id="user")
 
-        What is returned is a copy. Raises what the method raises.
+        Returns a copy. Raises what the method raises.
         """
         return await run_in_tree(AgentCallNode(self, name, args, kwargs))
 
     async def usage(self, session_id: int | str | None = None) -> dict[str, Usage]:
-        """Return what all its calls have taken, whoever asked it, or those of one session."""
+        """Return the usage of all calls of the agent by any caller, or of one session."""
         return await self.invoke("usage", session_id)
 
     async def answer_request(self, request: CallerRequest) -> Any:
-        """Answer what the agent asks of this process."""
+        """Answer a request of the agent to this process."""
         participant = await (self.directory or ClusterDirectory()).find(request.name)
         if request.method == "find":
             return participant if isinstance(participant, RemoteAgent) else None
         return await getattr(participant, request.method)(*request.args, **request.kwargs)
 
     async def start(self, make: bytes, on: Ray, *, detached: bool) -> None:
-        """Make the agent in an actor, and enter the handle in the directory."""
+        """Create the agent in an actor, and add the handle to the directory."""
         if self.directory is not None:
             self.directory.add(self)
         try:
@@ -94,14 +97,14 @@ class RemoteAgent(ActorHandle):
             raise
 
     async def close(self) -> None:
-        """End the agent and its actor; its name is free again. Twice is harmless."""
+        """End the agent and its actor, and free the name. Twice is harmless."""
         if self.directory is not None:
             self.directory.remove(self.name)
         await super().close()
 
 
 class AgentCallNode(Node[Any], internal=True):
-    """One call of a remote agent as a node of the tree here."""
+    """One call of a remote agent, as a node of the local tree."""
 
     def __init__(
         self, agent: RemoteAgent, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -109,14 +112,14 @@ class AgentCallNode(Node[Any], internal=True):
         name = f"{agent.name}.{method}"
         super().__init__(name)
         act_as(self, agent.name)
-        arguments = pack((args, kwargs), f"what {name} is given")
+        arguments = pack((args, kwargs), f"the arguments of {name}")
         run_remotely(self, RemoteAgentCall(agent, method, arguments))
 
 
 class RemoteAgentCall(RemoteNode):
-    """The body of that node: it runs in the agent's actor."""
+    """The body of an `AgentCallNode`, which runs in the agent's actor."""
 
-    place = None  # an agent stays where it is
+    place = None  # an agent does not move
 
     def __init__(self, agent: RemoteAgent, method: str, arguments: bytes) -> None:
         super().__init__()
@@ -127,22 +130,22 @@ class RemoteAgentCall(RemoteNode):
         self._asks: dict[int, Node[Any]] = {}
 
     def explain(self) -> str:
-        """Say where the agent lives."""
+        """Describe where the agent runs."""
         return f"in the actor of {self._agent!r}"
 
     async def run(self, node: Node[Any]) -> Any:
-        """Read what comes until the agent is done; cancelled, wait until it is over there."""
+        """Read the stream until the call is over. A cancel waits until it is over in the actor."""
         cluster, _ = await self._agent.locate()
         self.begin(node)
         try:
             if limits_of(node):
                 inbox = await inbox_of(node.commander, cluster)
-                async with RemoteCall(node, inbox) as call:  # its reports come by the stream
+                async with RemoteCall(node, inbox) as call:  # for turns only, not for reports
                     outcome = await self._read(node, call)
             else:
                 outcome = await self._read(node, None)
         except BaseException:
-            for part in self._texts.break_off():
+            for part in self._texts.interrupt_all():
                 _tell_listeners(part)
             raise
         finally:
@@ -150,37 +153,37 @@ class RemoteAgentCall(RemoteNode):
         return self.end(node, outcome)
 
     async def _read(self, node: Node[Any], call: RemoteCall | None) -> Outcome:
-        context, listened = self.context(node, call), audible_scope() is not None
-        request = AgentCall(self._method, self._arguments, context, listened)
+        context, has_listener = self.context(node, call), audible_scope() is not None
+        request = AgentRequest(self._method, self._arguments, context, has_listener)
         async with StreamReader(self._agent, pack(request, "the call")) as reader:
             while (items := await reader.take()) is not None:
                 for item in items:
-                    if isinstance(item, MessagePart):
+                    if isinstance(item, SentMessage):
                         _tell_listeners(self._texts.expand(item.part))
                     elif isinstance(item, Ask):
                         asking = node.call_handler(self.answer(reader, item))
                         self._asks[item.number] = asking
                     elif isinstance(item, CancelAsk):
-                        if (asked := self._asks.get(item.number)) is not None:
-                            asked.cancel("it is not waited for any more")
+                        if (pending := self._asks.get(item.number)) is not None:
+                            pending.cancel("the agent cancelled its request")
                     else:
                         report: Report = load_lenient(item)
                         self.take(node, report)
                         if report.outcome is not None:
                             return report.outcome
-        raise WorkerLost(node.path, "its agent has left off")
+        raise WorkerLost(node.path, "its stream ended without a result")
 
     @handler
     async def answer(self, node: Node[Any], reader: StreamReader, ask: Ask) -> None:
-        """Answer what the agent asks; its failure is the agent's to take."""
+        """Answer a request of the agent; a failure is raised in the agent."""
         scope, failure, value = current_scope(), None, None
         if scope is not None:
             scope.left -= ask.question.messages
         try:
             value = await self._agent.answer_request(ask.question)
-        except Exception as error:  # noqa: BLE001 - it is raised where it was asked
+        except Exception as error:  # noqa: BLE001 - raised in the agent
             failure = error
-        with suppress(WorkerLost):  # who reads the stream learns that too
+        with suppress(WorkerLost):  # the reader of the stream gets the same error
             left = None if scope is None else scope.left
             await reader.answer(ask.number, Result((value, left), failure))
         self._asks.pop(ask.number, None)
@@ -191,50 +194,50 @@ def _tell_listeners(part: AgentMessage) -> None:
         scope.publish(part)
 
 
-# --- making and finding
+# --- create and find
 
 
 def remote(
     agent: Callable[..., Any],
     name: str,
     *args: Any,
-    on: Ray = ANYWHERE,
+    on: Ray = ANY_MACHINE,
     directory: Directory | None = None,
     detached: bool = False,
-    lease: float = LEASE,
+    lease: float = LEASE_SECONDS,
     **kwargs: Any,
 ) -> PendingActor[RemoteAgent]:
-    """Make `agent(name, *args, **kwargs)` in an actor: awaited, or as a block, it is a handle.
+    """Create `agent(name, *args, **kwargs)` in an actor; await the result, or enter it as a block.
 
         bob = await remote(Bob, "bob", backend)
         async with remote(Bob, "bob", backend, directory=directory) as bob: ...
 
-    It keeps its state there, and is reached under its name from everywhere in the cluster. The
-    handle is entered in `directory`, and the agent finds by name whom that finds. At the end of
-    the block, or by `close`, the agent ends; also with this program, unless `detached`.
+    The agent keeps its state in the actor, and all processes of the cluster can reach it by its
+    name. The handle is added to `directory`, whose participants the agent can call by name. The
+    agent ends with the block, by `close`, and with this program unless `detached`.
 
-    Each argument travels: a backend by what `connect` was given, without its key, which is found
-    there in the environment. Raises `TypeError`, before anything starts, for one that cannot, which
-    it names; and what `ActorHandle.start` and making the agent raise.
+    Each argument is sent. A backend is sent as the arguments of `connect` without the key, which is
+    read from the environment there. Raises `TypeError` for an argument that cannot be sent, before
+    anything starts, and the errors of `ActorHandle.start` and of creating the agent.
     """
     import_ray()
     args = (name, *args)
-    signature(agent).bind(*args, **kwargs)  # or it is a TypeError, here and now
+    signature(agent).bind(*args, **kwargs)  # raise `TypeError` for wrong arguments here
     parameters = signature(agent).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     positions = [names[n] if n < len(names) else n + 1 for n in range(len(args))]
 
     def pack_argument(value: Any, position: str | int) -> bytes:
-        what = f"argument {position!r} of {getattr(agent, '__name__', repr(agent))}"
+        description = f"argument {position!r} of {getattr(agent, '__name__', repr(agent))}"
         several = issubclass(type(value), (list, tuple))
         parts: list[Any] = [*value] if several else [value]
         for part in parts:
             if isinstance(part, Participant) and not isinstance(part, ActorHandle):
                 raise TypeError(
-                    f"{what}: the agent {part.name!r} lives in this process, and there would be a "
-                    "copy of it: give its name, or make it by cluster.remote too"
+                    f"{description}: the agent {part.name!r} lives in this process, and would be "
+                    "copied; pass its name, or create it with cluster.remote"
                 )
-        return pack(value, what)
+        return pack(value, description)
 
     factory = AgentFactory(
         agent,
@@ -246,9 +249,9 @@ def remote(
 
 
 async def find(name: str, *, directory: Directory | None = None) -> RemoteAgent:
-    """Return a handle of the agent that lives in the cluster under `name`.
+    """Return a handle of the agent that runs in the cluster under `name`.
 
-    Raises `ActorNotFound` if there is none, `ConfigurationError` if there is no cluster.
+    Raises `ActorNotFound` if there is none, `ConfigurationError` without a cluster.
     """
     handle = RemoteAgent(name, directory=directory)
     await handle.locate()

@@ -1,7 +1,7 @@
-"""Engines: a backend in an actor, and the backend by which every tree in the cluster reaches it.
+"""Engines: a backend in an actor, and the backend with which all trees of the cluster reach it.
 
-Not a deployment of Ray Serve: its replicas would not share limits, and a model's own engine batches
-already. One actor is enough, and by its streams a slow reader holds the model back.
+Not a deployment of Ray Serve: its replicas would not share limits, and the engine of a model
+batches requests already. With streams out of one actor, a slow reader slows down the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..backends import Backend, ModelBackend, Retries, Timeouts, connect
 from ..commander import Commander
 from ..commander.errors import ConfigurationError
 from ..messages import Delta, Request, Usage
-from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
+from ._actor import ANY_MACHINE, LEASE_SECONDS, ActorHandle, PendingActor
 from ._payload import pack
 from ._placement import Ray
 from ._ray import import_ray
@@ -28,7 +28,7 @@ __all__ = ["Engine", "RayBackend", "serve"]
 
 
 class Engine(ActorHandle):
-    """A handle of a backend in an actor: `connect("ray:NAME")` is a backend that reaches it."""
+    """A handle of a backend in an actor; `connect("ray:NAME")` makes the backend that uses it."""
 
     kind: ClassVar[str] = "engine"
 
@@ -37,47 +37,48 @@ def serve(
     name: str,
     backend: str | Backend | Callable[[], Backend],
     *,
-    on: Ray = ANYWHERE,
+    on: Ray = ANY_MACHINE,
     detached: bool = False,
     api_key: str | SecretStr | None = None,
     **settings: Any,
 ) -> PendingActor[Engine]:
-    """Put a backend into an actor under `name`: awaited, or as a block, its model is loaded there.
+    """Put a backend into an actor under `name`; await the result, or enter it as a block.
 
         async with serve("llm", "vllm:Qwen/Qwen3-8B", on=Ray(num_gpus=1)):
             backend = connect("ray:llm")
 
-    `backend` is what `connect` takes, with its `settings`, or what `connect` makes, or a function,
-    plain or async, that makes one there. Its limits are those of all who use it. At the end of the
-    block, or by `close`, it ends; also with this program, unless `detached`.
+    `backend` is an address for `connect`, with its `settings`, or a backend that `connect` made, or
+    a function, plain or async, that makes one there. All users share its limits. It ends with the
+    block, by `close`, and with this program unless `detached`.
 
-    Raises what loading raises, and what `ActorHandle.start` does; `TypeError` for settings that
-    nothing would use. A key is found there in the
-    environment: `api_key=` is refused.
+    Raises the errors of loading and of `ActorHandle.start`, and `TypeError` for unused settings.
+    The key is read from the environment there, so `api_key=` is refused.
     """
     import_ray()
     if api_key is not None:
         raise ConfigurationError(
-            "a key is not sent to another machine: set the environment variable of its name there"
-            " (OPENAI_API_KEY), and leave out api_key"
+            "a key is not sent to another machine; set its environment variable there"
+            " (such as OPENAI_API_KEY), and omit api_key"
         )
     if isinstance(backend, str):
         backend = connect(backend, **settings)
     elif settings:
-        raise TypeError(f"{', '.join(settings)}: settings are for connect, and {backend!r} is made")
+        raise TypeError(
+            f"{', '.join(settings)}: settings need an address for connect, not {backend!r}"
+        )
     factory = pack(_EngineFactory(backend), f"the backend of {name!r}")
     return PendingActor(Engine(name), factory, on, detached=detached)
 
 
 @dataclass(frozen=True, slots=True)
 class _EngineFactory:
-    """Makes the service, in the actor."""
+    """Creates the service in the actor."""
 
     source: Backend | Callable[[], Backend]
 
     async def __call__(self) -> _EngineService:
-        made = self.source if isinstance(self.source, Backend) else self.source()
-        backend = await made if isawaitable(made) else made
+        source = self.source if isinstance(self.source, Backend) else self.source()
+        backend = await source if isawaitable(source) else source
         return _EngineService(await backend.__aenter__())
 
 
@@ -94,7 +95,7 @@ class _EngineService:
                 await writer.send(delta)
 
     async def _embed(self, texts: list[str]) -> tuple[list[list[float]], Usage]:
-        """Return the vectors, and what a tree of their own was charged for them."""
+        """Return the vectors, and the usage that a separate tree was charged for them."""
         async with Commander() as commander:
             vectors = await self._backend.embed(texts)
             return vectors, sum(commander.usage().values(), Usage())
@@ -104,15 +105,15 @@ class _EngineService:
 
 
 class RayBackend(ModelBackend):
-    """A backend that lives in an actor of the cluster, under the name given to `serve`.
+    """A backend that uses the backend in an actor of the cluster, by the name given to `serve`.
 
-    What its settings are there (timeouts, retries, limits, options) holds for all who use it; those
-    given here are this tree's, and come on top: by default it waits and tries no further than the
-    engine does. Usage is charged to the engine's name. `lease`, in seconds: if this process
-    dies, its replies are cancelled there after that time.
+    The settings of the served backend (timeouts, retries, limits, options) apply to all its users.
+    The settings here apply to this tree in addition; by default it neither times out nor retries.
+    Usage is charged to the engine's name. `lease`, in seconds: if this process dies, its replies
+    are cancelled after that time.
 
-    Raises what the backend there raises, `WorkerLost` if its actor or machine is gone, and at first
-    use `ActorNotFound` or `ConfigurationError` if there is none.
+    Raises the errors of the served backend, `WorkerLost` if its actor or machine is lost, and at
+    the first use `ActorNotFound` or `ConfigurationError` if there is none.
     """
 
     provider = "ray"
@@ -123,16 +124,14 @@ class RayBackend(ModelBackend):
         *,
         timeouts: Timeouts | None = None,
         retries: Retries | None = None,
-        lease: float = LEASE,
+        lease: float = LEASE_SECONDS,
         **settings: Any,
     ) -> None:
         import_ray()
         if not name:
-            raise ConfigurationError("which engine? 'ray:NAME', as it was given to cluster.serve")
+            raise ConfigurationError("'ray:' must have the name of an engine: 'ray:NAME'")
         if settings.keys() & {"base_url", "api_key"}:
-            raise ConfigurationError(
-                "an engine on Ray is reached by its name: no base_url, no api_key"
-            )
+            raise ConfigurationError("an engine on Ray must not have base_url or api_key")
         timeouts = timeouts or Timeouts(None, None, None, None)
         super().__init__(name, timeouts=timeouts, retries=retries or Retries(1), **settings)
         self._engine = Engine(name, lease=lease)
@@ -143,8 +142,10 @@ class RayBackend(ModelBackend):
         return self
 
     async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
-        # With this backend's options, and of the tools only what models see.
-        tools = [_Schema(tool.name, tool.description, tool.parameters) for tool in request.tools]
+        # With the options of this backend, and only the schemas of the tools.
+        tools = [
+            _ToolSchema(tool.name, tool.description, tool.parameters) for tool in request.tools
+        ]
         options = {**self.default_options, **request.options}
         packed = pack(Request(request.messages, tools, options), "the request")
         async with StreamReader(self._engine, packed) as reader:
@@ -163,7 +164,7 @@ class RayBackend(ModelBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class _Schema:
+class _ToolSchema:
     name: str
     description: str
     parameters: Mapping[str, Any]

@@ -1,11 +1,11 @@
-"""A job on Ray: the body of its node at home is a Ray task, which drives the job elsewhere.
+"""A job on Ray: the body of its node at home, and the Ray task that runs it.
 
-It is a plain task with `max_retries=0`: whether a job may run twice is for its own `retry` to say.
-No placement group holds its machines: what a job puts on is placed when it is put.
+The Ray task has `max_retries=0`: only the job's own `retry` repeats it. Jobs that it puts are
+placed when they are put, so there is no placement group.
 
-The task's function only waits, in the worker's main thread. The tree lives on an event loop in a
-thread of its own, kept from task to task, and reports home by the mailbox. The task ends after the
-tree, so home knows when it is over.
+The function of the task waits in the worker's main thread. The tree runs on an event loop in a
+second thread, which all tasks of the worker use, and reports home by the mailbox. The task ends
+after the tree, so home knows when it is over.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..commander.waiting import wait_shielded
 from ._cluster import Cluster, Monitor, join
 from ._mailbox import RemoteCall, inbox_of
 from ._payload import load, load_lenient, pack_job, unpack_job
-from ._placement import CHECK_AFTER
-from ._protocol import Delivery, Outcome, Report, TaskResult, TaskSpec
+from ._placement import CHECK_SECONDS
+from ._protocol import Outcome, Report, ReportDelivery, TaskResult, TaskSpec
 from ._ray import MainThread, call_in_thread, import_ray, lend_while_waiting, translate_error
-from ._remote import REPORT_DELAY, RemoteCommander, RemoteNode, Reporter, failure_outcome
+from ._subtree import REPORT_DELAY_SECONDS, RemoteCommander, RemoteNode, Reporter, failure_outcome
 
 if TYPE_CHECKING:
     from ._placement import Ray
@@ -42,8 +42,8 @@ __all__ = ["RemoteJob", "run_task"]
 
 logger = logging.getLogger("anabranch.cluster")
 
-# How long Ray has to end a worker by force, in seconds; then it is given up.
-FORCE_TIMEOUT = 5.0
+# Seconds for Ray to kill a worker; after that home stops waiting for it.
+FORCE_SECONDS = 5.0
 
 
 class RemoteJob(RemoteNode):
@@ -51,19 +51,19 @@ class RemoteJob(RemoteNode):
 
     def __init__(self, place: Ray, job: Node[Any]) -> None:
         import_ray()
-        place.options()  # what it refuses is refused now
+        place.options()  # raise for invalid options when the job is put
         super().__init__()
         self.place = place
         self.payload, self.large, self.references = pack_job(job)
 
     def explain(self) -> str:
-        """Say where the body is, or what it waits for."""
+        """Describe where the body runs, or what it waits for."""
         if self.host is None:
             return f"waits for a Ray worker ({self.place.describe()})"
         return f"in the Ray worker {self.pid} on {self.host}"
 
     async def run(self, node: Node[Any]) -> Any:
-        """Run the job once on the cluster; cancelled, wait until it is over there."""
+        """Run the job once on the cluster. A cancel waits until it is over there."""
         self.begin(node)
         cluster = await join(self.place.address)
         inbox = await inbox_of(node.commander, cluster)
@@ -74,14 +74,14 @@ class RemoteJob(RemoteNode):
             self.clear()
 
     def load(self, node: Node[Any], packed: bytes) -> Outcome | None:
-        """Take a report in; return how the job has ended, if it says that."""
+        """Take a report; return the job's outcome if the report has it."""
         report: Report = load_lenient(packed)
         self.take(node, report)
         return report.outcome
 
 
 class _Attempt:
-    """One run of a job: a Ray task, whose value is what it has not reported before it ended."""
+    """One run of a job: a Ray task, which returns the reports that did not arrive earlier."""
 
     def __init__(self, job: RemoteJob, node: Node[Any], cluster: Cluster, call: RemoteCall) -> None:
         self._job = job
@@ -89,22 +89,22 @@ class _Attempt:
         self._cluster = cluster
         self._call = call
         self._spec = pickle.dumps(TaskSpec(job.payload, job.context(node, call)))
-        # A look at the machines that is under way.
+        # The running check of the machines.
         self._check: asyncio.Future[None] | None = None
 
     async def run(self) -> Any:
-        """Run the task; give its result or raise its failure, once it is over."""
+        """Run the task; return its result or raise its failure once it is over."""
         cluster, place, large = self._cluster, self._job.place, self._job.large
         interrupted: asyncio.CancelledError | None = None
-        if cluster.ready and place.runtime_env is None and not large:
+        if cluster.has_submitted and place.runtime_env is None and not large:
             task = self._submit()
-        else:  # here Ray holds its caller up
+        else:  # in a thread: Ray blocks its caller in these cases
             submitting = asyncio.wrap_future(call_in_thread(self._submit))
             interrupted = await wait_shielded(submitting)
             task = submitting.result()
-            cluster.ready = True
+            cluster.has_submitted = True
 
-        def kill() -> None:  # without a head, Ray may not be able to, or hang
+        def kill() -> None:  # in a thread: without a head it may hang
             call_in_thread(partial(cluster.ray.cancel, task, force=True, recursive=False))
 
         async with Monitor(cluster, self._node.path, kill) as monitor:
@@ -114,11 +114,11 @@ class _Attempt:
                 if interrupted is not None:
                     raise interrupted
                 with lend_while_waiting(task):
-                    await self._wait(over, monitor.lost)
+                    await self._wait(over, monitor.loss)
             except BaseException:
-                if cluster.usable:
+                if cluster.is_usable:
                     cluster.ray.cancel(task, recursive=False)
-                    ending = self._end(over, monitor.lost, kill)
+                    ending = self._end(over, monitor.loss, kill)
                     await wait_shielded(asyncio.ensure_future(ending))
                 raise
             finally:
@@ -126,7 +126,7 @@ class _Attempt:
                 if self._check is not None:
                     self._check.cancel()
             if over.cancelled():
-                raise WorkerLost(self._node.path, monitor.lost.result())
+                raise WorkerLost(self._node.path, monitor.loss.result())
         if (error := over.exception()) is not None:
             raise translate_error(error, self._node.path)
         outcome = await self._take(over.result())
@@ -142,27 +142,27 @@ class _Attempt:
     def _submit(self) -> Any:
         """Start the Ray task, and return its reference."""
         job, node, cluster = self._job, self._node, self._cluster
-        known, name = _tasks.setdefault(job.place, {}), type(node).__name__
+        submitters, name = _tasks.setdefault(job.place, {}), type(node).__name__
         try:
-            if name not in known:
+            if name not in submitters:
                 options = {"name": f"anabranch:{name}", **job.place.options()}
-                known[name] = _task().options(**options).remote
+                submitters[name] = _task().options(**options).remote
             large = [each.send(cluster, cluster.ray.put) for each in job.large]
-            return known[name](self._spec, job.references, *large)
+            return submitters[name](self._spec, job.references, *large)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             what = "" if job.place.runtime_env is None else " with its runtime_env"
             raise ConfigurationError(
-                f"{node.path}: Ray does not take {job.place}{what}: {error}"
+                f"{node.path}: Ray refuses {job.place}{what}: {error}"
             ) from error
 
     async def _wait(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
-        """Wait for the end; as long as the task has not begun, see whether it ever can."""
+        """Wait for the end. While the task has not started, check whether a machine can take it."""
         if not self._cluster.machines.is_known(self._job.place):
             self._check_machines()
         ends: set[asyncio.Future[Any]] = {over, lost}
         while True:
             waits = ends if self._check is None else {*ends, self._check}
-            timeout = CHECK_AFTER if self._job.host is None else None
+            timeout = CHECK_SECONDS if self._job.host is None else None
             await asyncio.wait(waits, timeout=timeout, return_when="FIRST_COMPLETED")
             if over.done() or lost.done():
                 return
@@ -179,30 +179,30 @@ class _Attempt:
     async def _end(
         self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str], kill: Callable[[], None]
     ) -> None:
-        """Wait for the end of what was cancelled, and take what it still had to report."""
+        """Wait for the end of a cancelled task, and take its last reports."""
         ends: set[asyncio.Future[Any]] = {over, lost}
         grace = self._job.place.grace
         done, _ = await asyncio.wait(ends, timeout=grace, return_when="FIRST_COMPLETED")
         if not done:
             logger.warning(
-                "%s has not ended %g s after it was cancelled, so its Ray worker is ended by force;"
-                " if it needs longer, say Ray(grace=...)",
+                "%s has not ended %g s after its cancel, so its Ray worker is killed;"
+                " to wait longer, use Ray(grace=...)",
                 self._node.path,
                 grace,
             )
             kill()
-            done, _ = await asyncio.wait(ends, timeout=FORCE_TIMEOUT, return_when="FIRST_COMPLETED")
-            if not done:  # its body keeps Python's own lock, or the system has stopped it
+            done, _ = await asyncio.wait(ends, timeout=FORCE_SECONDS, return_when="FIRST_COMPLETED")
+            if not done:  # it holds Python's global lock, or the system has stopped it
                 logger.error(
-                    "%s: Ray cannot end its worker, which goes on and keeps what it holds;"
-                    " it is not waited for any more",
+                    "%s: Ray cannot kill its worker, which keeps its resources;"
+                    " the job ends without it",
                     self._node.path,
                 )
         if over.done() and over.exception() is None:
             await self._take(over.result())
 
     async def _take(self, result: TaskResult) -> Outcome:
-        """Take what was reported before, then what is left; return how the job has ended."""
+        """Wait for the earlier reports, take the last ones, and return the outcome."""
         received, pending, last = result
         await self._call.wait_for_reports(received)
         if pending is not None:
@@ -223,31 +223,31 @@ def _task() -> Any:
 
 # --- in the worker
 
-# Seconds after which home learns that the job has begun, if there is nothing else to report.
-BEGIN_REPORT = 0.02
+# Seconds after which home learns that the job has started, if there is no other report.
+FIRST_REPORT_SECONDS = 0.02
 
 
 def run_task(packed: bytes, references: list[Any], *large: Any) -> TaskResult:
-    """Drive the job of a `TaskSpec` to its end; return what home does not know by then.
+    """Run the job of a `TaskSpec` to its end; return the reports that have not arrived at home.
 
-    `references` and `large` are what Ray itself has sent of its fields.
+    Ray itself sends `references` and `large`, which are parts of the job's fields.
     """
     loop, main = _worker_loop(), MainThread()
     spec: TaskSpec = load(packed)
     tree = TaskTree(spec, main, partial(unpack_job, spec.job, large, references))
-    # Ray cancels a task by an interrupt. It raises nothing here: Python writes to a pipe when a
-    # signal comes, whatever the main thread does, and the tree reads that.
+    # Ray cancels a task with an interrupt. The handler here raises nothing: on a signal Python
+    # writes to a pipe whatever the main thread does, and the tree reads the pipe.
     pipe = os.pipe()
     os.set_blocking(pipe[1], False)
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    woken = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
+    old_handler = signal.signal(signal.SIGINT, lambda number, frame: None)
+    old_wakeup_fd = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
     MainThread.current = main
     try:
         loop.call_soon_threadsafe(tree.start, pipe[0], context=Context())
-        # A task that ended before its tree would leave that to the next one, so it never does,
-        # whatever happens: test_ray_model.py found it.
+        # If the task ended before its tree, the tree would run into the next task. So the task
+        # waits, whatever happens; a model-based test found this case.
         try:
-            # A cancelled task may wait for no other.
+            # Ray does not let a cancelled task wait for other tasks.
             with suppress(KeyboardInterrupt, import_ray().exceptions.TaskCancelledError):
                 main.wait(lending=True)
         finally:
@@ -256,8 +256,8 @@ def run_task(packed: bytes, references: list[Any], *large: Any) -> TaskResult:
                 main.wait(lending=False)
     finally:
         MainThread.current = None
-        signal.set_wakeup_fd(woken)
-        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(old_wakeup_fd)
+        signal.signal(signal.SIGINT, old_handler)
         for end in pipe:
             os.close(end)
     assert main.result is not None
@@ -266,7 +266,7 @@ def run_task(packed: bytes, references: list[Any], *large: Any) -> TaskResult:
 
 @cache
 def _worker_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop on which this worker's trees live, one after the other."""
+    """Return the event loop of this worker's trees, which run one after the other."""
     loop = asyncio.new_event_loop()
 
     def run() -> None:
@@ -274,7 +274,7 @@ def _worker_loop() -> asyncio.AbstractEventLoop:
             try:
                 loop.run_forever()
             except (KeyboardInterrupt, SystemExit):
-                continue  # a body raised it; it goes home as the failure that it is
+                continue  # raised by a body, whose failure is reported
 
     threading.Thread(target=run, name="anabranch", daemon=True).start()
     return loop
@@ -284,7 +284,7 @@ def _worker_loop() -> asyncio.AbstractEventLoop:
 
 
 class TaskTree:
-    """The tree below one job; all but `__init__` runs on the worker's loop."""
+    """The tree of one job; everything except `__init__` runs on the worker's loop."""
 
     def __init__(self, spec: TaskSpec, main: MainThread, unpack: Callable[[], Node[Any]]) -> None:
         self._unpack = unpack
@@ -298,9 +298,9 @@ class TaskTree:
         self._reporter = Reporter(self._commander)
         self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
-        # When home learns that the job has begun; None once it has learnt anything.
+        # When to report the start of the job; None after the first report.
         self._begin_report: float | None = None
-        # How many reports have arrived at home, and the one that is under way.
+        # The number of reports that arrived at home, and the one that is being sent.
         self._received = 0
         self._pending: bytes | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -309,7 +309,7 @@ class TaskTree:
         self._left = 0 if spec.context.messages is None else spec.context.messages[1]
 
     def start(self, signals: int) -> None:
-        """Begin, in a task of its own; an interrupt that is read from `signals` cancels it."""
+        """Start the tree in its own task; an interrupt that is read from `signals` cancels it."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
@@ -321,7 +321,7 @@ class TaskTree:
         self._task: asyncio.Task[None] | None = loop.create_task(self._run())
 
     def cancel(self) -> None:
-        """Cancel everything: home says so."""
+        """Cancel the tree, because home cancelled the job."""
         if not self._cancelled:
             self._cancelled = True
             self._commander.cancel_all("cancelled from home")
@@ -330,30 +330,31 @@ class TaskTree:
         try:
             if self._spec.context.messages is None:
                 outcome = await self._drive()
-            else:  # it goes on with the conversation in which it was put
+            else:  # continue the conversation of the job's node
                 with continue_scope(*self._spec.context.messages, None) as self._scope:
                     outcome = await self._drive()
-        except BaseException as error:  # noqa: BLE001 - nobody else is there to report it
+        except BaseException as error:  # noqa: BLE001 - reported as the outcome
             outcome = failure_outcome(error)
         if self._timer is not None:
             self._timer.cancel()
         asyncio.get_running_loop().remove_reader(self._signals)
         try:
             last = self._report(outcome)
-        except BaseException as error:  # noqa: BLE001 - home waits for the end, whatever it says
+        except BaseException as error:  # noqa: BLE001 - home waits for any outcome
             last = self._report(failure_outcome(error))
         self._main.end((self._received, self._pending, last))
         for task in asyncio.all_tasks() - {self._task}:
-            task.cancel()  # what bodies have left behind, as the end of a program would
-        self._task = None  # with it the task goes at once, and needs no garbage collector
+            task.cancel()  # left behind by bodies; ended as at the end of a program
+        # Break the cycle, so that the task is freed without the garbage collector.
+        self._task = None
 
     async def _drive(self) -> Outcome:
         async with self._commander as commander:
-            self._begin_report = asyncio.get_running_loop().time() + BEGIN_REPORT
+            self._begin_report = asyncio.get_running_loop().time() + FIRST_REPORT_SECONDS
             self._reporter.listen(self._report_soon)
             try:
                 job = self._unpack()
-            except Exception as error:  # noqa: BLE001 - whatever importing a module raises
+            except Exception as error:  # noqa: BLE001 - importing may raise anything
                 return ("refused", f"{type(error).__name__}: {error}")
             commander.put_root(job)
             if self._cancelled:
@@ -363,14 +364,14 @@ class TaskTree:
     # --- reports
 
     def _report_soon(self) -> None:
-        """See to it that what has happened is reported soon."""
+        """Schedule a report of the events so far."""
         if self._pending is not None:
             return
         loop = asyncio.get_running_loop()
-        if self._timer is None or self._timer.when() > loop.time() + REPORT_DELAY:
+        if self._timer is None or self._timer.when() > loop.time() + REPORT_DELAY_SECONDS:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_later(REPORT_DELAY, self._flush)
+            self._timer = loop.call_later(REPORT_DELAY_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
@@ -386,13 +387,13 @@ class TaskTree:
     async def _send(self, report: bytes) -> None:
         mailbox, inbox, call = self._address
         try:
-            await mailbox.deliver(Delivery(inbox, call, self._received + 1, report))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
-            logger.warning("no more reports to home before the end of this job: %r", error)
+            await mailbox.deliver(ReportDelivery(inbox, call, self._received + 1, report))
+        except Exception as error:  # noqa: BLE001 - the job continues
+            logger.warning("this job will report only at its end: %r", error)
         else:
             self._received, self._pending = self._received + 1, None
             loop = asyncio.get_running_loop()
-            due = max(loop.time(), self._sent_at + REPORT_DELAY)
+            due = max(loop.time(), self._sent_at + REPORT_DELAY_SECONDS)
             self._timer = loop.call_at(due, self._flush)
 
     def _report(self, outcome: Outcome | None) -> bytes:

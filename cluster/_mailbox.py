@@ -1,9 +1,9 @@
-"""The mailbox: an actor beside a program, by which what runs elsewhere reaches it.
+"""The mailbox of a program: an actor with which remote tasks reach it.
 
-Nobody can call a program, so it reads its mailbox, in which each commander that has sent something
-has an inbox. To the inbox come reports of what happens elsewhere, and requests for turns in the
-tree's limits. Ray's streaming generators took twice a driver's time for each job, and a cancel cut
-them off before the last word; Ray's `Queue` answers nobody, and a report waits for home to take it.
+Ray has no calls to a program, so the program reads its mailbox. Each commander with remote nodes
+has an inbox there, for reports, and for requests for turns under the tree's limits. Ray's streaming
+generators needed twice the driver time for each job, and lost the last report after a cancel. Ray's
+`Queue` cannot answer, and does not tell when home has taken a report.
 """
 
 from __future__ import annotations
@@ -29,13 +29,21 @@ from ..messages import Usage
 from ._actor import ActorHandle
 from ._cluster import Cluster, Monitor
 from ._payload import Result, pack
-from ._protocol import Ask, CancelAsk, Delivery, ReplyAddress, Subscribe, TurnRequest, TurnReturned
+from ._protocol import (
+    Ask,
+    CancelAsk,
+    ReplyAddress,
+    ReportDelivery,
+    Subscribe,
+    TurnRequest,
+    TurnReturned,
+)
 from ._ray import call_in_thread, translate_error
-from ._remote import RemoteCommander
 from ._stream import ServiceActor, StreamReader, StreamWriter
+from ._subtree import RemoteCommander
 
 __all__ = [
-    "Inbox",
+    "CommanderInbox",
     "Mailbox",
     "MailboxActor",
     "RemoteCall",
@@ -55,9 +63,9 @@ class Mailbox(ActorHandle):
     _locating: Future[Any] | None = None
 
     def locate_in_thread(self) -> None:
-        """Begin to look for the actor, if nobody has yet: the first report need not wait then.
+        """Start to locate the actor in a thread, so that the first report need not wait.
 
-        It goes on in a thread, whatever becomes of what runs here.
+        The thread continues if this task ends.
         """
         if self._location is None and self._locating is None:
             self._locating = call_in_thread(asyncio.run, super().locate())
@@ -65,13 +73,13 @@ class Mailbox(ActorHandle):
     async def locate(self) -> tuple[Cluster, Any]:
         """See `ActorHandle.locate`."""
         if self._location is None and self._locating is not None:
-            with suppress(Exception):  # it is looked for once more, and that raised
+            with suppress(Exception):  # located again below, which raises the error
                 await asyncio.wrap_future(self._locating)
         return await super().locate()
 
-    async def deliver(self, delivery: Delivery) -> None:
-        """Pass a report on to home; return when home has taken it. Raises `WorkerLost`."""
-        # The head is not watched meanwhile: without it Ray ends this worker anyway.
+    async def deliver(self, delivery: ReportDelivery) -> None:
+        """Send a report home; return when home has taken it. Raises `WorkerLost`."""
+        # No watch of the head: without it Ray ends this worker anyway.
         cluster, actor = await self.locate()
         try:
             await actor.deliver.remote(
@@ -86,7 +94,7 @@ class Mailbox(ActorHandle):
 
 @lru_cache(16)
 def _get_mailbox(name: str) -> Mailbox:
-    """Return the handle: one for all that comes to a process from there, located once."""
+    """Return the handle, shared by all calls from one program, so that it is located once."""
     return Mailbox(name)
 
 
@@ -94,14 +102,14 @@ def _get_mailbox(name: str) -> Mailbox:
 
 
 class MailboxService:
-    """Passes on to home what comes for it; home is waited for."""
+    """Forwards messages to home, and waits until home takes them."""
 
     def __init__(self) -> None:
         self._inboxes: dict[str, StreamWriter] = {}
         self._subscribed = asyncio.Event()
 
     async def serve(self, writer: StreamWriter, request: Subscribe | TurnRequest) -> None:
-        """Let home read an inbox, or ask home for a turn and hold it until it is returned."""
+        """Stream an inbox to home, or get a turn from home and hold it until it is returned."""
         if isinstance(request, Subscribe):
             self._inboxes[request.inbox] = writer
             self._subscribed.set()
@@ -118,14 +126,14 @@ class MailboxService:
                 home.send_nowait(TurnReturned(request.call, request.number, usage))
 
     async def inbox(self, name: str) -> StreamWriter:
-        """Return the stream by which home reads an inbox, once it does."""
+        """Return the stream of an inbox, once home reads it."""
         while (home := self._inboxes.get(name)) is None:
             self._subscribed.clear()
             await self._subscribed.wait()
         return home
 
     async def aclose(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it has no resources."""
 
 
 class MailboxActor(ServiceActor):
@@ -136,23 +144,25 @@ class MailboxActor(ServiceActor):
         super().__init__(self._mailbox)
 
     async def deliver(self, inbox: str, call: str, number: int, report: bytes) -> None:
-        """Pass on a report; return when home has taken it.
+        """Forward a report; return when home has taken it.
 
         A stream for each report would take twice as long.
         """
-        await (await self._mailbox.inbox(inbox)).deliver(Delivery(inbox, call, number, report))
+        await (await self._mailbox.inbox(inbox)).deliver(
+            ReportDelivery(inbox, call, number, report)
+        )
 
 
-# --- this program's own
+# --- the mailbox of this program
 
 _lock = Lock()
 _mailboxes: WeakKeyDictionary[Cluster, Future[Mailbox]] = WeakKeyDictionary()
 
 
 async def mailbox_of(cluster: Cluster) -> Mailbox:
-    """Return this program's mailbox, which is made at first, and anew after its loss.
+    """Return this program's mailbox; create it at the first use and after a loss.
 
-    Raises `WorkerLost` if the cluster's head is lost meanwhile, or Ray cannot keep the mailbox.
+    Raises `WorkerLost` if the cluster loses its head or Ray cannot keep the mailbox.
     """
 
     def make() -> Mailbox:
@@ -166,7 +176,7 @@ async def mailbox_of(cluster: Cluster) -> Mailbox:
     with _lock:
         making = _mailboxes.get(cluster)
         if making is None or (
-            making.done() and (making.exception() is not None or making.result().lost)
+            making.done() and (making.exception() is not None or making.result().is_lost)
         ):
             making = _mailboxes[cluster] = call_in_thread(make)
     async with Monitor(cluster, current_node().path) as monitor:
@@ -175,34 +185,34 @@ async def mailbox_of(cluster: Cluster) -> Mailbox:
 
 # --- the inbox of a commander
 
-_inboxes: WeakKeyDictionary[Commander, Inbox] = WeakKeyDictionary()
+_inboxes: WeakKeyDictionary[Commander, CommanderInbox] = WeakKeyDictionary()
 
 
-async def inbox_of(commander: Commander, cluster: Cluster) -> Inbox:
-    """Return the commander's inbox, which it keeps until it closes."""
+async def inbox_of(commander: Commander, cluster: Cluster) -> CommanderInbox:
+    """Return the commander's inbox, which closes with the commander."""
     inbox = _inboxes.get(commander)
-    if inbox is None or inbox.closed:
+    if inbox is None or inbox.is_closed:
         address = commander.context.reply_to if isinstance(commander, RemoteCommander) else None
         mailbox = await mailbox_of(cluster) if address is None else address.mailbox
-        if (inbox := _inboxes.get(commander)) is None or inbox.closed:
-            inbox = _inboxes[commander] = Inbox(mailbox)
+        if (inbox := _inboxes.get(commander)) is None or inbox.is_closed:
+            inbox = _inboxes[commander] = CommanderInbox(mailbox)
             commander.at_commander_end(lambda _: inbox.close())
     return inbox
 
 
-class Inbox:
-    """Reads what comes for the calls of one commander."""
+class CommanderInbox:
+    """Reads the messages for the calls of one commander."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
         self.name = uuid4().hex
         self.calls: dict[str, RemoteCall] = {}
-        # Whether nothing is read any more: the commander has closed, or the mailbox was lost.
-        self.closed = False
+        # Whether it has stopped reading: the commander has closed, or the mailbox was lost.
+        self.is_closed = False
         self._reading = asyncio.get_running_loop().create_task(self._read(), context=Context())
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._reading.cancel()
         await asyncio.wait((self._reading,))
 
@@ -212,39 +222,41 @@ class Inbox:
                 while (items := await reader.take()) is not None:
                     for item in items:
                         if isinstance(item, CancelAsk):
-                            continue  # of such a turn a `TurnReturned` comes too
+                            continue  # a `TurnReturned` follows for such a turn
                         message = item.question if isinstance(item, Ask) else item
                         if (call := self.calls.get(message.call)) is None:
-                            continue  # it has ended; who asks learns that when its stream ends
-                        if isinstance(item, Delivery):
+                            continue  # the end of its stream tells the other side
+                        if isinstance(item, ReportDelivery):
                             call.take(item.number, item.report)
                         elif isinstance(item, Ask):
                             call.grant_turn(reader, item)
                         else:
                             call.end_turn(item)
-        except Exception as error:  # noqa: BLE001 - jobs go on, and report at their end
-            logger.warning("no more reports from jobs elsewhere before their end: %r", error)
+        except Exception as error:  # noqa: BLE001 - jobs continue, and report at their end
+            logger.warning("remote jobs will report only at their end: %r", error)
         finally:
-            self.closed = True
+            self.is_closed = True
             for call in self.calls.values():
                 call.progress.set()
 
 
 class RemoteCall:
-    """A call of something elsewhere, as home sees it: its reports in order, and its turns.
+    """A remote call, as home sees it: its reports in order, and its turns.
 
         async with RemoteCall(node, inbox, on_report) as call: ...
 
-    `on_report` is called with each report, in the context in which the call was made. At the end
-    of the block the turns that it had are given back: after a failure at once, else when it says
-    so.
+    `on_report` is called with each report, in the context of the call. The end of the block waits
+    for the return of its turns; after a failure it cancels them.
     """
 
     def __init__(
-        self, node: Node[Any], inbox: Inbox, on_report: Callable[[bytes], object] | None = None
+        self,
+        node: Node[Any],
+        inbox: CommanderInbox,
+        on_report: Callable[[bytes], object] | None = None,
     ) -> None:
         self.address = ReplyAddress(inbox.mailbox, inbox.name, uuid4().hex)
-        # Set whenever a report was taken, a turn is over, or the inbox has closed.
+        # Set when a report was taken, a turn is over, or the inbox has closed.
         self.progress = asyncio.Event()
         self._limits: list[TurnLimits] = limits_of(node)
         self._inbox = inbox
@@ -253,19 +265,19 @@ class RemoteCall:
         self._received = 0
         self._fault: Exception | None = None
         self._turns: dict[str, asyncio.Task[None]] = {}
-        # Those that have begun, until they are returned.
+        # Granted turns, until they are returned.
         self._granted: dict[str, asyncio.Future[Usage | None]] = {}
 
     @property
     def limits(self) -> RemoteLimits | None:
-        """The limits of the tree, to be sent with it."""
+        """The limits of the tree, in the form in which they are sent."""
         match self._limits:
             case []:
                 return None
-            case [RemoteLimits() as elsewhere]:
-                return elsewhere
-            case several:
-                return RemoteLimits(self.address, any(each.counts_tokens for each in several))
+            case [RemoteLimits() as remote_limits]:
+                return remote_limits
+            case limits:
+                return RemoteLimits(self.address, any(each.counts_tokens for each in limits))
 
     async def __aenter__(self) -> Self:
         self._inbox.calls[self.address.call] = self
@@ -281,37 +293,37 @@ class RemoteCall:
                 turn.cancel()
 
     async def wait_for_reports(self, count: int) -> None:
-        """Wait until so many reports were taken, or no more can be."""
+        """Wait until `count` reports were taken, or the inbox has closed."""
         await self._until(lambda: self._received >= count)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
-        while not (reached() or self._inbox.closed):
+        while not (reached() or self._inbox.is_closed):
             self.progress.clear()
             await self.progress.wait()
 
     def check(self) -> None:
-        """Raise what taking a report has raised."""
+        """Raise the error of taking a report."""
         if self._fault is not None:
             raise self._fault
 
     def take(self, number: int, report: bytes) -> None:
-        """Take a report, unless it was taken before."""
+        """Take a report, unless it was already taken."""
         if number > self._received:
             self._received = number
             assert self._on_report is not None
             try:
                 self._context.run(self._on_report, report)
-            except Exception as error:  # noqa: BLE001 - it is the call's own, and raised there
+            except Exception as error:  # noqa: BLE001 - raised in the call, by `check`
                 self._fault = error
             self.progress.set()
 
     def grant_turn(self, reader: StreamReader, ask: Ask) -> None:
-        """Give a turn of the limits, when there is one."""
+        """Grant a turn under the limits when one is free."""
         request: TurnRequest = ask.question
         number = request.number
 
         async def hold() -> None:
-            with suppress(WorkerLost):  # who wanted it learns that too
+            with suppress(WorkerLost):  # the other side gets the same error
                 try:
                     async with turn_in(
                         self._limits, request.model, request.tokens, request.most
@@ -327,16 +339,16 @@ class RemoteCall:
                 except BudgetExceeded as error:
                     await reader.answer(ask.number, Result(failure=error))
 
-        def over(_: object) -> None:
+        def remove_turn(_: object) -> None:
             del self._turns[number]
             self._granted.pop(number, None)
             self.progress.set()
 
         self._turns[number] = asyncio.ensure_future(hold())
-        self._turns[number].add_done_callback(over)
+        self._turns[number].add_done_callback(remove_turn)
 
     def end_turn(self, returned: TurnReturned) -> None:
-        """End a turn, or the wait for it."""
+        """End a granted turn, or the wait for it."""
         granted = self._granted.get(returned.number)
         if granted is not None and not granted.done():
             granted.set_result(returned.usage)
@@ -346,21 +358,21 @@ class RemoteCall:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLimits(TurnLimits):
-    """The limits of a tree as its parts elsewhere have them: home gives the turns."""
+    """The limits of a tree in another process: home grants the turns."""
 
     home: ReplyAddress
     estimates: bool
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether an estimate of a request's tokens is of any use at home."""
+        """Whether home uses an estimate of a request's tokens."""
         return self.estimates
 
     @asynccontextmanager
     async def request(
         self, model: str, tokens: int = 0, most: Usage | None = None
     ) -> AsyncGenerator[Turn, None]:
-        """Wait for a turn, as `Limits.request` does. Raises `WorkerLost` too."""
+        """Wait for a turn, as `Limits.request` does. Also raises `WorkerLost`."""
         mailbox, inbox, call = self.home
         turn = Turn(model, tokens, most=most)
         request = TurnRequest(inbox, call, uuid4().hex, model, tokens, most)
@@ -369,10 +381,10 @@ class RemoteLimits(TurnLimits):
             try:
                 yield turn
             finally:
-                for ask in granted:  # it is returned also where this is cancelled
+                for ask in granted:  # return it even if this is cancelled
                     returning = asyncio.ensure_future(reader.answer(ask.number, Result(turn.usage)))
                     interrupted = await wait_shielded(returning)
-                    with suppress(WorkerLost):  # whom it was for may have gone
+                    with suppress(WorkerLost):  # the mailbox may be lost
                         returning.result()
                     if interrupted is not None:
                         raise interrupted

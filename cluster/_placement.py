@@ -1,4 +1,4 @@
-"""Where a thing may run: what one machine must have free, and whether any machine has it at all."""
+"""Placement: the resources that a job or actor needs, and the machines that have them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from ..commander.errors import ConfigurationError
 from ._payload import check_runtime_env
 from ._ray import call_in_thread
 
-__all__ = ["CHECK_AFTER", "Machines", "Ray"]
+__all__ = ["CHECK_SECONDS", "Machines", "Ray"]
 
-# What has not begun after so many seconds: is there still a machine that could take it?
-CHECK_AFTER = 5.0
+# After so many seconds without a start, check again whether a machine can take the task.
+CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Ray:
-    """Where on a Ray cluster something runs, in Ray's own terms.
+    """The place on a Ray cluster where something runs, in Ray's terms.
 
-    `num_cpus`, `num_gpus`, `memory` (bytes) and `resources` are what one machine must have free;
-    Ray waits until one has. `address` is the cluster's, `HOST:PORT`; without one it is the cluster
-    that this process has joined, else the one that `RAY_ADDRESS` or Ray itself finds, else a new
-    one on this machine. `runtime_env` is handed to Ray as it is. With `autoscaled` what no machine
-    has now is waited for, since an autoscaler may bring it; otherwise it is refused. A job that was
-    cancelled has `grace` seconds to end; then Ray ends its worker by force.
+        job = commander.put_job(Train("a.csv"), on=Ray(num_gpus=1))
+
+    `num_cpus`, `num_gpus`, `memory` (bytes) and `resources` are the free resources that one machine
+    must have; Ray waits for such a machine. `address` is the cluster's `HOST:PORT`. Without it,
+    this is the cluster that the process has joined, else the one of `RAY_ADDRESS` or found by Ray,
+    else a new one on this machine. `runtime_env` is passed to Ray. With `autoscaled`, resources
+    that no machine has are waited for; otherwise they are refused. A cancelled job has `grace`
+    seconds to end; then Ray kills its worker.
     """
 
     num_cpus: float = 1
@@ -42,14 +44,16 @@ class Ray:
     grace: float = 5.0
 
     def options(self) -> dict[str, Any]:
-        """Return what `.options()` of Ray's takes.
+        """Return the arguments of Ray's `.options()`.
 
-        `ConfigurationError` if it would tell a key, or an amount is no number of 0 or more.
+        Raises `ConfigurationError` for a secret in them, and for an amount below 0.
         """
         amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
         for name, amount in {**amounts, "grace": self.grace, **self.resources}.items():
             if not (isinstance(amount, Real) and amount >= 0):
-                raise ConfigurationError(f"Ray({name}={amount!r}): it must be a number, 0 or more")
+                raise ConfigurationError(
+                    f"Ray({name}={amount!r}): it must be a number of at least 0"
+                )
         options: dict[str, Any] = {"num_cpus": self.num_cpus}
         if self.num_gpus:
             options["num_gpus"] = self.num_gpus
@@ -62,53 +66,53 @@ class Ray:
         return options
 
     def prepare(self, node: Node[Any]) -> RemoteBody:
-        """Make a job ready to be sent; raise `TypeError` or `ConfigurationError` if it cannot be.
+        """Make a job ready to be sent; the engine calls it when the job is put.
 
-        The engine calls it when the job is put.
+        Raises `TypeError` or `ConfigurationError` if the job cannot be sent.
         """
         from ._job import RemoteJob
 
         return RemoteJob(self, node)
 
     def needs(self) -> dict[str, float]:
-        """Return what one machine must have, by Ray's names of resources."""
+        """Return the resources that one machine must have, by Ray's names."""
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}
         return {name: amount for name, amount in (needs | dict(self.resources)).items() if amount}
 
     def describe(self) -> str:
-        """Return the needs in words."""
-        return _in_words(self.needs()) or "that needs nothing"
+        """Return the resources as text."""
+        return _in_words(self.needs()) or "no resources"
 
 
 Needs: TypeAlias = "frozenset[tuple[str, float]]"
 
 
 class Machines:
-    """The machines of a cluster: does any of them have what is asked for?"""
+    """The machines of a cluster, and whether one of them has certain resources."""
 
     def __init__(self, ray: Any, address: str) -> None:
         self._ray = ray
         self._address = address
-        # What some machine has been seen to have.
+        # Resources that some machine had.
         self._known: set[Needs] = set()
-        # The last check of each, and when it began: however many wait, one looks.
+        # The time and result of the last check for each: many waiting jobs share one check.
         self._checks: dict[Needs, tuple[float, Future[None]]] = {}
 
     def is_known(self, place: Ray) -> bool:
-        """Whether a check has ever found a machine for `place`."""
+        """Return whether a check has found a machine for `place`."""
         return frozenset(place.needs().items()) in self._known
 
     def check_in_thread(self, place: Ray) -> Future[None]:
-        """Call `check` in a thread, unless somebody has lately."""
+        """Run `check` in a thread, unless a recent one can be used."""
         needs, now = frozenset(place.needs().items()), time.monotonic()
-        began, check = self._checks.get(needs, (float("-inf"), None))
-        if check is None or now - began > CHECK_AFTER / 2:
+        started, check = self._checks.get(needs, (float("-inf"), None))
+        if check is None or now - started > CHECK_SECONDS / 2:
             check = call_in_thread(self.check, place)
             self._checks[needs] = now, check
         return check
 
     def check(self, place: Ray) -> None:
-        """Raise `ConfigurationError` if no machine has what `place` asks for; it may block."""
+        """Raise `ConfigurationError` if no machine has the resources of `place`. May block."""
         needs = place.needs()
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if place.autoscaled or any(
@@ -117,11 +121,11 @@ class Machines:
         ):
             self._known.add(frozenset(needs.items()))
             return
-        most = {name: max((each.get(name, 0) for each in machines), default=0) for name in needs}
+        largest = {name: max((each.get(name, 0) for each in machines), default=0) for name in needs}
         raise ConfigurationError(
             f"no machine of the Ray cluster at {self._address} has {_in_words(needs)}: "
-            f"{len(machines)} machines, which have at most {_in_words(most)}; ask for less, add a "
-            "machine, or say Ray(autoscaled=True) if one will come by itself"
+            f"{len(machines)} machines, with at most {_in_words(largest)}. Request less, add a "
+            "machine, or use Ray(autoscaled=True)"
         )
 
 

@@ -1,24 +1,22 @@
-"""What the processes say to each other; home is where a job is put or an agent is asked.
+"""The messages between the processes. "Home" puts a job or calls an agent.
 
-| message | from, to | when | what follows |
-|---|---|---|---|
-| `TaskSpec` | home, task | a job starts | a Ray task drives the job |
-| Ray's cancel | home, task | its node is cancelled | the tree in the task is; later, by force |
-| `TaskResult` | task, home | its tree has ended | home takes the last report |
-| `Subscribe` | home, mailbox | a commander sends its first job | a stream of the next three |
-| `Delivery` | task, mailbox, home | something has happened | home shows and charges it |
-| `TurnRequest` | task, mailbox, home | a model is asked under limits | home answers by a turn |
-| `TurnReturned` | mailbox, home | a turn is over, or its holder gone | the turn is free |
-| `AgentCall` | home, agent | an agent is asked | a stream of the next three |
-| `Report` | agent, home | something has happened | as above; the last has the outcome |
-| `MessagePart` | agent, home | the agent says something | those who listen hear it |
-| `CallerRequest` | agent, home | it wants somebody who is at home | home answers |
-| a `Request` | home, engine | a model is asked | a stream of `Delta`s |
+| message | from, to | when | effect | |---|---|---|---| | `TaskSpec` | home, task | a job starts |
+a Ray task runs the job | | Ray's cancel | home, task | its node is cancelled | cancels the tree in
+the task; later kills it | | `TaskResult` | task, home | its tree has ended | home takes the last
+report | | `Subscribe` | home, mailbox | a commander sends its first job | a stream of the next
+three | | `ReportDelivery` | task, mailbox, home | something happened | home publishes and charges
+it | | `TurnRequest` | task, mailbox, home | a model request under limits | home grants a turn | |
+`TurnReturned` | mailbox, home | a turn is over, or its holder lost | the turn is free | |
+`AgentRequest` | home, agent | an agent is called | a stream of the next three | | `Report` | agent,
+home | something happened | as above; the last has the outcome | | `SentMessage` | agent, home | the
+agent sends a message | home's listeners receive it | | `CallerRequest` | agent, home | it calls a
+participant at home | home answers | | a `Request` | home, engine | a model request | a stream of
+`Delta`s |
 
-What an actor gives is a stream: its reader calls `open`, `next` and `close` for `Batch`es, renews
-its lease by `keep`, and gives an `answer` to an `Ask`, which `CancelAsk` takes back. Without a word
-of its reader for the time of the lease the stream is cancelled. Reports arrive once and in order;
-if the mailbox is lost, `TaskResult` still has the last one.
+Actors return streams: the reader calls `open`, `next` and `close` for `Batch`es, renews its lease
+with `keep`, and sends an `answer` to an `Ask`, unless `CancelAsk` withdraws it. A stream is
+cancelled if its reader does not call for the time of the lease. Reports arrive once and in order.
+If the mailbox is lost, `TaskResult` still has the last one.
 """
 
 from __future__ import annotations
@@ -36,18 +34,18 @@ if TYPE_CHECKING:
     from ._mailbox import Mailbox, RemoteLimits
 
 __all__ = [
-    "AgentCall",
+    "AgentRequest",
     "Ask",
     "Batch",
     "CallerRequest",
     "CancelAsk",
-    "Delivery",
     "EventRecord",
-    "MessagePart",
     "NodeRecord",
     "Outcome",
     "ReplyAddress",
     "Report",
+    "ReportDelivery",
+    "SentMessage",
     "Subscribe",
     "TaskResult",
     "TaskSpec",
@@ -60,7 +58,7 @@ __all__ = [
 
 
 class ReplyAddress(NamedTuple):
-    """Where something that runs elsewhere reaches home: a mailbox, an inbox there, a call."""
+    """The address of a remote call's home: a mailbox, an inbox in it, and the call."""
 
     mailbox: Mailbox
     inbox: str
@@ -68,47 +66,46 @@ class ReplyAddress(NamedTuple):
 
 
 class TreeContext(NamedTuple):
-    """Where at home a node stands whose body runs elsewhere, and what holds for it."""
+    """The context of a node whose body runs in another process."""
 
     node_id: int
-    parent: str  # its path
+    parent: str  # the parent's path
     policy: Policy
     slow_after: float | None
-    reply_to: ReplyAddress | None  # None where a stream of its own leads home
+    reply_to: ReplyAddress | None  # None if the call's own stream has the reports
     limits: RemoteLimits | None
-    # The limit of messages of the conversation that it belongs to, and how many are left; None
-    # outside any.
+    # The conversation's limit of messages, the number left, and its session; None outside of one.
     messages: tuple[int, int, str | None] | None
 
 
 class TaskSpec(NamedTuple):
-    """What a Ray task is to do."""
+    """The input of a Ray task."""
 
     job: JobPayload
     context: TreeContext
 
 
 EventRecord: TypeAlias = "tuple[EventKind, int, int | None, str, Actor | None, float, Any]"
-"""An event: its kind, the node's id, its parent's, its name, who acts there, when, and its data."""
+"""An event: kind, node id, parent id, name, actor, time and data."""
 
 NodeRecord: TypeAlias = "tuple[int, int | None, str, NodeState]"
-"""An unfinished node: its id, its parent's, its name and state."""
+"""An unfinished node: id, parent id, name and state."""
 
 Outcome: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 'refused'], Any]"
-"""How a node ended: with its pickled result or failure, the reason, or why it never began."""
+"""The end of a node: its pickled result or failure, or the reason of a cancel or refusal."""
 
 TaskResult: TypeAlias = "tuple[int, bytes | None, bytes]"
-"""The value of a Ray task: how many reports have arrived at home, the next if it was under way, and
-the last one, with the outcome."""
+"""The value of a Ray task: the number of reports that arrived at home, the report that was being
+sent, if any, and the last report, with the outcome."""
 
 
 class Report(NamedTuple):
-    """What has happened in a worker since the last report, in order.
+    """The events of a worker since the last report, in order.
 
-    `charges` and `messages` (how many of agents) are what came since the last report. `nodes` are
-    all that are unfinished, where events were lost before the first of these. Times are of the
-    worker's monotonic clock, whose zero was at `epoch` by its time of day; `began` and `sent` place
-    them between the start at home and the report's arrival.
+    `charges` and `messages` (a count of agents' messages) are those since the last report. If
+    events were lost before these, `nodes` are all unfinished nodes. Times are of the worker's
+    monotonic clock, whose zero was at `epoch` of its wall clock; `began` and `sent` place them
+    between the start and the arrival at home.
     """
 
     host: str
@@ -134,8 +131,8 @@ class Subscribe:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """A report, the call's `number`th from 1."""
+class ReportDelivery:
+    """The report of a call with this `number`, from 1."""
 
     inbox: str
     call: str
@@ -145,7 +142,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A turn in the tree's limits is wanted, as long as this stream lasts."""
+    """A request for a turn under the tree's limits, for the length of this stream."""
 
     inbox: str
     call: str
@@ -157,7 +154,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnReturned:
-    """A turn is over: what was used, None if nothing was sent."""
+    """A turn is over: its usage, None if nothing was sent."""
 
     call: str
     number: str
@@ -167,12 +164,12 @@ class TurnReturned:
 # --- streams
 
 Batch: TypeAlias = tuple[bytes, bool]
-"""What came of a part of a stream, packed: its items and a failure; and whether it is the last."""
+"""Part of a stream: its packed items and failure, and whether it is the last part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An item by which a producer asks its reader something; the reader answers by the number."""
+    """An item with which a producer asks its reader; the reader answers with the number."""
 
     number: int
     question: Any
@@ -180,7 +177,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsk:
-    """An item that takes an `Ask` back."""
+    """An item that withdraws an `Ask`."""
 
     number: int
 
@@ -189,23 +186,23 @@ class CancelAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentCall:
-    """What is asked of an agent: one of its methods, or what it has under that name.
+class AgentRequest:
+    """A call of an agent's method, or a request for its attribute.
 
-    `arguments` are packed; `listened` says whether somebody hears what the agent says.
+    `arguments` are packed. `has_listener` says whether a listener receives the agent's messages.
     """
 
     method: str
     arguments: bytes
     context: TreeContext
-    listened: bool
+    has_listener: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CallerRequest:
-    """What an agent asks of its caller: "find", or a method of the participant `name` there.
+    """A request of an agent to its caller: "find", or a method of the participant `name`.
 
-    `messages` is how many were said since the caller last heard of it.
+    `messages` is the number of messages since the caller was last told.
     """
 
     name: str
@@ -216,7 +213,7 @@ class CallerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MessagePart:
-    """Something that was said, its text left out if the other end has it."""
+class SentMessage:
+    """A message, without its text if the other end has it."""
 
     part: AgentMessage

@@ -1,4 +1,4 @@
-"""Ray itself: loading it, calling it where it may hang, waiting in a task, what its errors mean."""
+"""Ray: import it, call it in threads, wait in a Ray task, and translate its errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class ActorNotFound(AnabranchError, LookupError):
-    """No actor of this name is in the cluster. Attributes: `name`, and `known`, the names there."""
+    """The cluster has no such actor. Attributes: `name`, and `known`, the existing names."""
 
     def __init__(self, kind: str, name: str, known: list[str], address: str) -> None:
         there = ", ".join(known) or "none"
@@ -43,12 +43,16 @@ class ActorNotFound(AnabranchError, LookupError):
 
 
 def import_ray() -> Any:
-    """Return the module `ray`; raise `MissingExtra`, or `ConfigurationError` for another's."""
+    """Return the module `ray`; raise `MissingExtra` if it is not installed.
+
+    Raises `ConfigurationError` if another package has its name.
+    """
     with suppress(ImportError):
         ray = import_module("ray")
         if hasattr(ray, "init"):
             return ray
-        if getattr(ray, "__file__", None) is not None:  # or it is a mere folder, and Ray is nowhere
+        # A plain folder has no file: Ray is not installed.
+        if getattr(ray, "__file__", None) is not None:
             raise ConfigurationError(
                 f"{ray.__file__} takes the name of Ray's own package: rename it, or start the "
                 "program where it is not found first"
@@ -58,15 +62,15 @@ def import_ray() -> Any:
 
 @cache
 def this_host() -> str:
-    """Return the name of this machine, as it is shown for what runs on it."""
+    """Return the name of this machine, as shown for the nodes that run on it."""
     return socket.gethostname()
 
 
 def call_in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
-    """Call a function of Ray's in a thread of its own: without a head it may hang.
+    """Call a function of Ray in a new thread: without a head it may hang.
 
-    Nothing can end the thread, so it is a daemon: the end of the program does not wait for it. Who
-    waits for the future may be cancelled; the future itself cannot be, so that many may share it.
+    Nothing can end the thread, so it is a daemon, and the end of the program does not wait for it.
+    The future cannot be cancelled, so several callers may share it; each may cancel its own wait.
     """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
@@ -74,7 +78,7 @@ def call_in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
     def run() -> None:
         try:
             value = function(*args)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             future.set_exception(error)
         else:
             future.set_result(value)
@@ -84,22 +88,22 @@ def call_in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
 
 
 def translate_error(error: BaseException, subject: str) -> BaseException:
-    """Return what an error of Ray's means for `subject`, a node's path or what is to be started.
+    """Return the error of Anabranch for an error of Ray.
 
-    `WorkerLost` if what ran it went away, `ConfigurationError` if it cannot be started at all, and
-    the error itself if it says something else.
+    `subject` is a node's path, or the thing that should start. Returns `WorkerLost` if the worker
+    was lost, `ConfigurationError` if it cannot start at all, else the error itself.
     """
     ray = import_ray().exceptions
     lines = str(error).strip().splitlines() or [type(error).__name__]
     for kinds, loss in (
-        (ray.OutOfMemoryError, "Ray ended its worker, as the machine was out of memory"),
+        (ray.OutOfMemoryError, "Ray ended its worker, because the machine was out of memory"),
         (ray.NodeDiedError, "the machine that ran it went away"),
         (ray.LocalRayletDiedError, "Ray on this machine went away"),
-        (ray.WorkerCrashedError, WORKER_GONE),
-        (ray.RayActorError, WORKER_GONE),
-        (ray.ObjectLostError, WORKER_GONE),
-        (ray.RaySystemError, WORKER_GONE),
-        (ray.RpcError, WORKER_GONE),
+        (ray.WorkerCrashedError, WORKER_LOST),
+        (ray.RayActorError, WORKER_LOST),
+        (ray.ObjectLostError, WORKER_LOST),
+        (ray.RaySystemError, WORKER_LOST),
+        (ray.RpcError, WORKER_LOST),
     ):
         if isinstance(error, kinds):
             return WorkerLost(subject, f"{loss} ({lines[0]})")
@@ -109,71 +113,73 @@ def translate_error(error: BaseException, subject: str) -> BaseException:
         return ConfigurationError(f"{subject}: no machine can take it: {error}")
     if isinstance(error, ray.RayTaskError):
         return ConfigurationError(
-            f"{subject}: its Ray worker could not begin: {lines[-1].strip()}. A worker needs this "
+            f"{subject}: its Ray worker could not start: {lines[-1].strip()}. A worker needs this "
             "version of anabranch and what the class imports: install them on all machines, or "
             "send them with Ray(runtime_env={'pip': [...], 'working_dir': ...})"
         )
     return error
 
 
-WORKER_GONE = "the Ray worker that ran it went away"
+WORKER_LOST = "the Ray worker that ran it went away"
 
 
-# --- the main thread of a Ray task, which waits for the tree that the task drives
+# --- the main thread of a Ray task, which waits for the tree of the task
 #
-# Ray lends out the CPUs of a task that waits in its main thread by a call of Ray's. So while the
-# tree waits for something that may need CPUs itself, the main thread waits in that call.
+# Ray lends the CPUs of a task to others while its main thread waits in a call of Ray. So while the
+# tree waits for something that may need CPUs itself, the main thread waits in such a call.
 
-# Ray ends a wait when one of the tasks has ended. What is not waited for any more has been
-# cancelled and ends soon; if it does not, the main thread looks after so many seconds.
-LOOK = 1.0
+# Ray ends a wait when one of the tasks has ended. A task that the tree no longer waits for was
+# cancelled and ends soon; if it does not, the main thread notices after this time.
+WAIT_POLL_SECONDS = 1.0
 
 
 class MainThread:
-    """What the main thread waits for: the end of the tree."""
+    """The wait of the main thread for the end of the tree."""
 
     current: MainThread | None = None
-    """That of the task which this process runs; None elsewhere."""
+    """The one of the task that runs in this process; None outside of tasks."""
 
     def __init__(self) -> None:
-        # What is left to be reported, once the tree is over.
+        # The rest of the reports, set when the tree is over.
         self.result: TaskResult | None = None
-        # Set when `result` is, or there is more to wait for.
-        self._news = threading.Event()
-        # The Ray tasks that the tree itself waits for; each thread may change it.
+        # Set when `result` is set, or there is another task to wait for.
+        self._changed = threading.Event()
+        # The Ray tasks that the tree waits for; any thread may change it.
         self._awaited: set[Any] = set()
 
     def end(self, result: TaskResult) -> None:
-        """Say that the tree is over."""
+        """Report that the tree is over."""
         self.result = result
-        self._news.set()
+        self._changed.set()
 
     @contextmanager
     def lend(self, task: Any) -> Generator[None, None, None]:
         """See `lend_while_waiting`."""
         self._awaited.add(task)
-        self._news.set()
+        self._changed.set()
         try:
             yield
         finally:
             self._awaited.discard(task)
 
     def wait(self, *, lending: bool) -> None:
-        """Wait until the tree is over. Raises what Ray raises where the task was cancelled."""
+        """Wait until the tree is over. Raises Ray's error if the task was cancelled."""
         while self.result is None:
             if not (lending and self._awaited):
-                self._news.wait()
-                self._news.clear()
+                self._changed.wait()
+                self._changed.clear()
                 continue
-            ended, _ = import_ray().wait([*self._awaited], timeout=LOOK, fetch_local=False)
+            ended, _ = import_ray().wait(
+                [*self._awaited], timeout=WAIT_POLL_SECONDS, fetch_local=False
+            )
             self._awaited.difference_update(ended)
 
 
 @contextmanager
 def lend_while_waiting(task: Any) -> Generator[None, None, None]:
-    """Lend out, inside a Ray task, its CPUs while its tree waits for `task`, a call of Ray's.
+    """In a Ray task, lend its CPUs to others while its tree waits for `task`, a call of Ray.
 
-    So those who wait for others that need CPUs never take up all there are.
+    Otherwise tasks that wait for other tasks could occupy all CPUs.
     """
     if (main := MainThread.current) is None:
         yield

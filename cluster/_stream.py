@@ -1,9 +1,9 @@
-"""Streams out of an actor: its writer and the actor itself there, its reader here.
+"""Streams from an actor: the writer and the actor there, the reader here.
 
-A stream is pulled: its reader asks for the next batch and gets all there is, at once or as soon as
-there is something. So a slow reader holds the producer back, and one who leaves, or whose process
-is gone, ends it. An item of Ray's own streaming generators takes forty times as long as one here in
-a batch, and one that is dropped goes on.
+The reader pulls: it requests the next batch and gets all items so far, or waits for the first. So a
+slow reader slows down the producer, and a reader that leaves or dies ends the stream. In Ray's own
+streaming generators an item takes forty times as long as in a batch here, and an abandoned one
+continues.
 """
 
 from __future__ import annotations
@@ -27,65 +27,72 @@ from ._ray import this_host
 if TYPE_CHECKING:
     from ._actor import ActorHandle
 
-__all__ = ["CAPACITY", "CLOSE_TIMEOUT", "Service", "ServiceActor", "StreamReader", "StreamWriter"]
+__all__ = [
+    "CLOSE_SECONDS",
+    "STREAM_CAPACITY",
+    "Service",
+    "ServiceActor",
+    "StreamReader",
+    "StreamWriter",
+]
 
 logger = logging.getLogger("anabranch.cluster")
 
-# How long what is cancelled in an actor, or closed, has to end, in seconds.
-CLOSE_TIMEOUT = 20.0
+# Seconds in which a cancelled call or a closed service in an actor must end.
+CLOSE_SECONDS = 20.0
 
-CAPACITY = 256
-"""How many items a stream holds before its producer waits."""
+STREAM_CAPACITY = 256
+"""Unread items of a stream at which its producer waits."""
 
 
 class Service(Protocol):
-    """What lives in an actor: an agent, a backend, a mailbox."""
+    """The object in an actor: an agent, a backend or a mailbox."""
 
     async def serve(self, writer: StreamWriter, request: Any) -> None:
-        """Answer `request` by items to `writer`; cancelled when nobody reads them any more."""
+        """Answer `request` with items to `writer`; cancelled when the reader leaves."""
         ...
 
     async def aclose(self) -> None:
-        """Free what it holds."""
+        """Release its resources."""
         ...
 
 
 class StreamWriter:
-    """One stream, as its producer sees it. It belongs to the loop in which it is made."""
+    """One stream, as its producer sees it. It belongs to the event loop that created it."""
 
     def __init__(self, produce: Callable[[StreamWriter], Awaitable[None]]) -> None:
         self._items: deque[Any] = deque()
         self._news = asyncio.Event()
         self._space = asyncio.Event()
-        self._numbers = count(1)
+        self._ip_addresses = count(1)
         self._asks: dict[int, asyncio.Future[Any]] = {}
-        # The failure that a reader gets which reads on after a cancel.
+        # The failure for a reader that continues after a cancel.
         self._cancel_error: Exception = RuntimeError("the stream was cancelled in its actor")
         self._task = asyncio.ensure_future(produce(self))
         self._task.add_done_callback(lambda _: self._news.set())
 
     @property
     def last(self) -> Any:
-        """The item that was sent last and not read yet, None if there is none."""
+        """The last item if it is unread, else None."""
         return self._items[-1] if self._items else None
 
     def send_nowait(self, item: Any) -> None:
-        """Add an item, however many there are."""
+        """Add an item, without a limit."""
         self._items.append(item)
         self._news.set()
 
     def replace_last(self, item: Any) -> None:
-        """Put an item in the place of `last`."""
+        """Replace `last`."""
         self._items[-1] = item
 
     async def send(self, item: Any) -> None:
-        """Wait until there is room, then add an item."""
+        """Wait for room, then add an item."""
         await self.wait_for_room()
         self.send_nowait(item)
 
     async def wait_for_room(self) -> None:
         """Wait until there is room for an item."""
-        while len(self._items) >= CAPACITY:
+        while len(self._items) >= STREAM_CAPACITY:
             self._space.clear()
             await self._space.wait()
 
@@ -96,15 +103,13 @@ class StreamWriter:
         await self._space.wait()
 
     async def ask(self, question: Any) -> Any:
-        """Ask the reader; return the answer, or raise its failure. Cancelling it tells the reader.
+        """Ask the reader; return the answer or raise its failure. A cancel withdraws the question.
 
         Raises `RuntimeError` if the stream is over.
         """
         if self._task.done():
-            raise RuntimeError(
-                "who could answer has gone: the call in which this was asked is over"
-            )
-        number = next(self._numbers)
+            raise RuntimeError("cannot ask the caller, because its call is over")
+        number = next(self._ip_addresses)
         answer = self._asks[number] = asyncio.get_running_loop().create_future()
         self.send_nowait(Ask(number, question))
         try:
@@ -116,13 +121,13 @@ class StreamWriter:
             del self._asks[number]
 
     def resolve(self, number: int, result: Result) -> None:
-        """Give an `ask` the reader's answer; one that nobody waits for any more is dropped."""
+        """Set the reader's answer to an `ask`; ignore it if the question was withdrawn."""
         answer = self._asks.get(number)
         if answer is not None and not answer.done():
             result.settle(answer)
 
     async def take(self) -> Batch:
-        """Wait until there is something, or the end; return all there is."""
+        """Wait for an item or the end, and return all items."""
         await self._news.wait()
         items, last = [*self._items], self._task.done()
         self._items.clear()
@@ -137,28 +142,29 @@ class StreamWriter:
         return Result(items, failure).dump(), last
 
     async def cancel(self, error: Exception) -> None:
-        """Cancel the producer and wait for its end; who still reads gets `error`."""
+        """Cancel the producer and wait for its end; a reader that continues gets `error`."""
         self._cancel_error = error
         self._task.cancel()
         await asyncio.wait((self._task,))
         if not self._task.cancelled():
-            self._task.exception()  # nobody reads it
+            self._task.exception()  # mark as retrieved
 
 
 class ServiceActor:
-    """The Ray actor around a service. Its methods are called by `_actor` and `StreamReader`."""
+    """The Ray actor of a service. `_actor` and `StreamReader` call its methods."""
 
     def __init__(self, service: Service | None = None) -> None:
         self._service = service
         self._writers: dict[str, StreamWriter] = {}
-        # When the lease of each stream's reader ends.
+        # The timers that end streams whose readers do not renew their leases.
         self._leases: dict[str, asyncio.TimerHandle] = {}
-        # Calls may overtake each other: streams that were closed before they were opened.
+        # Streams that were closed. Calls may overtake each other, so `close` may arrive before
+        # `open`.
         self._closed: deque[str] = deque(maxlen=10_000)
-        self._expiring: set[asyncio.Task[None]] = set()
-        # The failure that a reader gets which reads on where a stream was ended.
+        self._closing_expired: set[asyncio.Task[None]] = set()
+        # The failure for a reader that continues after the end of its stream.
         self._end_error: Exception = TimeoutError(
-            "the stream was ended: its reader gave no sign of life for the time of its lease"
+            "the stream was ended, because its reader did not renew its lease"
         )
 
     async def host(self) -> str:
@@ -166,22 +172,22 @@ class ServiceActor:
         return this_host()
 
     async def start(self, packed: bytes) -> bytes:
-        """Make the service with an async function; return the outcome, packed."""
+        """Create the service with an async function; return the packed outcome."""
         try:
             self._service = await unpack(packed)()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised at home
+        except BaseException as error:  # noqa: BLE001 - raised at home
             return Result(failure=error).dump()
         return Result().dump()
 
     async def stop(self) -> None:
-        """End all streams, then let the service free what it holds."""
-        self._end_error = WorkerLost("a stream from another process", "what gave it was closed")
+        """End all streams, then close the service."""
+        self._end_error = WorkerLost("a stream from another process", "its actor was closed")
         await asyncio.gather(*(self.close(key) for key in [*self._writers]))
         if self._service is not None:
             await self._service.aclose()
 
     async def open(self, key: str, packed: bytes, lease: float) -> Batch:
-        """Begin a stream and return its first batch; `lease` is that of its reader, in seconds."""
+        """Start a stream and return its first batch; `lease` is the reader's, in seconds."""
         if key in self._closed:
             return Result([]).dump(), True
 
@@ -189,7 +195,10 @@ class ServiceActor:
             assert self._service is not None
             try:
                 await self._service.serve(writer, unpack(packed))
-            except (SystemExit, KeyboardInterrupt) as error:  # it would stop the loop for all
+            except (
+                SystemExit,
+                KeyboardInterrupt,
+            ) as error:  # would stop the loop for all
                 raise RuntimeError(describe_error(error)) from error
 
         self._writers[key] = StreamWriter(produce)
@@ -207,19 +216,19 @@ class ServiceActor:
         return batch, last
 
     async def keep(self, key: str, lease: float) -> None:
-        """Renew the lease of a stream: its reader is still there."""
+        """Renew the lease of a stream's reader."""
 
         def expire() -> None:
             closing = asyncio.ensure_future(self.close(key))
-            self._expiring.add(closing)
-            closing.add_done_callback(self._expiring.discard)
+            self._closing_expired.add(closing)
+            closing.add_done_callback(self._closing_expired.discard)
 
         if key in self._writers:
             self._end_lease(key)
             self._leases[key] = asyncio.get_running_loop().call_later(lease, expire)
 
     async def answer(self, key: str, number: int, packed: bytes) -> None:
-        """Pass on the answer of a stream's reader to an `Ask`."""
+        """Forward the reader's answer to an `Ask`."""
         if (writer := self._writers.get(key)) is not None:
             writer.resolve(number, Result.load(packed))
 
@@ -239,13 +248,13 @@ class ServiceActor:
 
 
 class StreamReader:
-    """A stream out of an actor; leaving the block ends it there, and waits for that.
+    """A stream from an actor; the end of the block ends it there, and waits for that.
 
         async with StreamReader(handle, request) as reader:
             while (items := await reader.take()) is not None:
                 ...
 
-    `request` is packed. Each `take` is one call to the actor; nothing is fetched before.
+    `request` is packed. Each `take` is one call of the actor; nothing is fetched in advance.
     """
 
     def __init__(self, handle: ActorHandle, request: bytes) -> None:
@@ -265,10 +274,9 @@ class StreamReader:
         return self
 
     async def take(self) -> list[Any] | None:
-        """Wait until there is something, and return all there is; None at the end.
+        """Wait for items, and return all that have arrived; None at the end.
 
-        Raises what the stream failed with, after what came before it, and `WorkerLost` if the actor
-        is gone.
+        Raises the stream's failure after its items, and `WorkerLost` if the actor is lost.
         """
         if not self._ended:
             method, request = self._actor.next, ()
@@ -282,7 +290,7 @@ class StreamReader:
                     self._key,
                     *request,
                     self._handle.lease,
-                    lending=self._handle.puts_jobs,
+                    lending=self._handle.may_put_jobs,
                 )
             except WorkerLost:
                 self._ended = True
@@ -297,10 +305,10 @@ class StreamReader:
         return None
 
     def _beat_later(self) -> None:
-        """Renew the lease from time to time: this process is alive, however slow its reader."""
+        """Renew the lease regularly: this process is alive, however slow the reader is."""
 
         def beat() -> None:
-            if self._cluster.usable:
+            if self._cluster.is_usable:
                 self._actor.keep.remote(self._key, self._handle.lease)
                 self._beat_later()
 
@@ -308,7 +316,7 @@ class StreamReader:
         self._heartbeat = loop.call_later(self._handle.lease / 3, beat)
 
     async def answer(self, number: int, result: Result) -> None:
-        """Answer an `Ask` that was among the items."""
+        """Answer an `Ask` from the items."""
         await self._monitor.call(self._actor.answer, self._key, number, result.dump())
 
     async def __aexit__(self, *_: object) -> None:
@@ -320,16 +328,16 @@ class StreamReader:
 
             async def close() -> None:
                 with suppress(WorkerLost):
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                    async with asyncio.timeout(CLOSE_SECONDS):
                         await self._monitor.call(self._actor.close, self._key)
 
             closing = asyncio.ensure_future(close())
             interrupted = await wait_shielded(closing)
             try:
                 closing.result()
-            except TimeoutError:  # something blocks its process; its lease ends it later
+            except TimeoutError:  # its process is blocked; the lease ends the stream later
                 logger.warning(
-                    "%r did not end within %g s what was cancelled", self._handle, CLOSE_TIMEOUT
+                    "%r did not end a cancelled call within %g s", self._handle, CLOSE_SECONDS
                 )
             if interrupted is not None:
                 raise interrupted

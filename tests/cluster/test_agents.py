@@ -234,7 +234,7 @@ async def test_an_agent_that_blocks_its_process_keeps_nobody(
         with pytest.raises(asyncio.CancelledError):
             await asked
     assert "'blocked' on" in caplog.text
-    assert "did not end within 0.5 s what was cancelled" in caplog.text
+    assert "did not end a cancelled call within 0.5 s" in caplog.text
 
 
 async def test_who_is_not_asked_any_more_is_cancelled_here(tmp_path: Path) -> None:

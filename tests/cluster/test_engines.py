@@ -34,14 +34,14 @@ from anabranch.testing import ScriptedBackend
 pytestmark = pytest.mark.usefixtures("nodes")
 
 HELLO = Request([Message(role="user", content="Say hello.")])
-NUMBERS = count()
+ENGINE_NUMBERS = count()
 
 
 class RaySubject(HttpSubject):
     """The http backend in an actor, against the scripted server here."""
 
     async def backend(self, case: str, **settings: Any) -> Backend:
-        self.name = f"subject-{next(NUMBERS)}"
+        self.name = f"subject-{next(ENGINE_NUMBERS)}"
         self.wanted = {"timeouts": settings["timeouts"]} if case == "whole timeout" else {}
         await super().backend(case, **settings)
         await self.stack.enter_async_context(serve(self.name, self.served))

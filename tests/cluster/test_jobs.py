@@ -135,7 +135,7 @@ async def test_what_is_not_known_at_home_is_told() -> None:
         events = commander.events(("text",))
         with pytest.raises(RuntimeError, match="Odd: raised"):
             await commander.run(Strange(), on=LEFT)
-        assert "only_there.Odd, which is not known here" in repr((await anext(events)).data)
+        assert "only_there.Odd, an unknown class" in repr((await anext(events)).data)
 
 
 async def test_a_failure_follows_the_policy_at_home(file: str, noted: Any) -> None:

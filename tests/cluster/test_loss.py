@@ -226,9 +226,9 @@ async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> No
 
     from anabranch.cluster._cluster import Cluster, join
 
-    assert (await join()).usable
+    assert (await join()).is_usable
     assert (await join()).address == nodes.address
-    assert not Cluster(ray, "127.0.0.1:1", joined_here=False).usable
+    assert not Cluster(ray, "127.0.0.1:1", is_joined_here=False).is_usable
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:

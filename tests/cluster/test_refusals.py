@@ -56,7 +56,7 @@ async def test_what_cannot_be_sent_is_named() -> None:
     error = await refused(Take(1, other=threading.Lock()))
     assert isinstance(error, TypeError)
     assert "Take.other cannot be sent to another machine" in str(error)
-    assert "Hidden.lock is no declared field" in str(await refused(Hidden()))
+    assert "Hidden.lock is not a declared field" in str(await refused(Hidden()))
 
 
 async def test_a_secret_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ async def test_a_secret_is_not_sent_in_a_class(monkeypatch: pytest.MonkeyPatch) 
     script: dict[str, Any] = {"Job": Job, "KEY": KEY, "__name__": "__main__"}
     exec("class Study(Job[str]):\n    async def task(self):\n        return KEY\n", script)
     error = await refused(script["Study"]())
-    assert "the class Study cannot be sent: it holds the value of MY_API_KEY" in str(error)
+    assert "the class Study cannot be sent: it contains the value of MY_API_KEY" in str(error)
 
 
 @pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "memory", "grace", "resources"])
@@ -129,14 +129,14 @@ async def test_a_secret_is_not_sent_in_a_class(monkeypatch: pytest.MonkeyPatch) 
 async def test_an_amount_is_a_number(name: str, amount: Any) -> None:
     """Of machines, and of grace: the cancel that needs it would be too late to say so."""
     place: Any = {name: {"left": amount} if name == "resources" else amount}
-    assert "must be a number, 0 or more" in str(await refused(Double(1), Ray(**place)))
+    assert "must be a number of at least 0" in str(await refused(Double(1), Ray(**place)))
 
 
 @pytest.mark.parametrize("name", ["", "\ud800", "two\nlines"])
 async def test_a_name_is_one_that_can_be_written(name: str) -> None:
     """Before anything starts."""
     for use in (partial(remote, Bob, name), partial(serve, name, "local")):
-        with pytest.raises(ConfigurationError, match="is no name for an"):
+        with pytest.raises(ConfigurationError, match="is not a valid name for an"):
             use()
 
 
@@ -228,7 +228,7 @@ async def test_where_there_is_no_cluster_is_told() -> None:
     nobody, client, strange, silent = said.splitlines()
     assert "there is no Ray cluster at 127.0.0.1:1: start one" in nobody
     assert "a Ray client cannot stream" in client
-    assert "is HOST:PORT, not 'here'" in strange
+    assert "must be HOST:PORT, not 'here'" in strange
     assert f"there is no Ray cluster at {address}" in silent
 
 
@@ -243,7 +243,7 @@ async def test_another_version_is_told(nodes: Any) -> None:
 async def test_another_cluster_is_refused(nodes: Any) -> None:
     """A process is in one at a time."""
     async with Commander() as commander:
-        with pytest.raises(ConfigurationError, match="one cluster at a time"):
+        with pytest.raises(ConfigurationError, match="cannot join the one at"):
             await commander.run(Double(1), on=Ray(address="127.0.0.1:1"))
         assert await commander.run(Double(1), on=Ray(address=nodes.address)) == 2
 

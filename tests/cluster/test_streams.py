@@ -10,18 +10,18 @@ import pytest
 from support.clock import sleep_virtual
 
 from anabranch import AgentMessage
-from anabranch.cluster._agent_service import MessageSender, TextCache
+from anabranch.cluster._agent_actor import MessageSender, TextCache
 from anabranch.cluster._mailbox import MailboxActor
 from anabranch.cluster._payload import Result, pack
 from anabranch.cluster._protocol import (
     Ask,
     CancelAsk,
-    Delivery,
+    ReportDelivery,
     Subscribe,
     TurnRequest,
     TurnReturned,
 )
-from anabranch.cluster._stream import CAPACITY, ServiceActor, StreamWriter
+from anabranch.cluster._stream import STREAM_CAPACITY, ServiceActor, StreamWriter
 from anabranch.commander import WorkerLost
 from anabranch.messages import Usage
 from anabranch.testing import run_seeded
@@ -70,7 +70,7 @@ def test_a_producer_waits_for_its_reader() -> None:
 
     async def play(writer: StreamWriter) -> None:
         nonlocal made
-        for made in range(3 * CAPACITY):
+        for made in range(3 * STREAM_CAPACITY):
             await writer.send(made)
 
     async def main() -> None:
@@ -81,8 +81,8 @@ def test_a_producer_waits_for_its_reader() -> None:
             outcome, last = await call(actor)
             read += outcome.get()
             await sleep_virtual(1)  # whatever can happen does
-            assert made <= len(read) + CAPACITY
-        assert read == list(range(3 * CAPACITY))
+            assert made <= len(read) + STREAM_CAPACITY
+        assert read == list(range(3 * STREAM_CAPACITY))
 
     run_seeded(main, seed=0)
 
@@ -191,7 +191,7 @@ def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
         telling = asyncio.ensure_future(actor.deliver("inbox", "call", 1, b"report"))
         await sleep_virtual(1)
         packed, last = await actor.open("home", pack(Subscribe("inbox"), "an inbox"), 30)
-        assert Result.load(packed).get() == [Delivery("inbox", "call", 1, b"report")]
+        assert Result.load(packed).get() == [ReportDelivery("inbox", "call", 1, b"report")]
         assert not last
         await telling
         telling = asyncio.ensure_future(actor.deliver("inbox", "call", 2, b"more"))
@@ -275,6 +275,6 @@ def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
             assert each.content == told[each.sender] + each.extra.get("delta", "")
             told[each.sender] = "" if each.stream_state == "end" else each.content
         assert told == {"alice": said["alice"], "bob": "again"}
-        assert [each.content for each in texts.break_off()] == [said["alice"], "again"]
+        assert [each.content for each in texts.interrupt_all()] == [said["alice"], "again"]
 
     run_seeded(main, seed=0)

@@ -1,8 +1,8 @@
-"""Both ends of a subtree that runs elsewhere: what home knows of it, and the commander there.
+"""Both ends of a subtree that runs in another process.
 
-`RemoteNode` is the body of a node at home; what its far end reports becomes events, charges and
-snapshots of the tree here. `RemoteCommander` drives the node's body there, and a `Reporter` gathers
-what home should know.
+`RemoteNode` is the body of a node at home: it turns reports into events, charges and snapshots of
+the local tree. `RemoteCommander` runs the node's body in the other process, and a `Reporter`
+collects the reports.
 """
 
 from __future__ import annotations
@@ -38,44 +38,48 @@ from ._ray import this_host
 if TYPE_CHECKING:
     from ._mailbox import RemoteCall
 
-__all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
+__all__ = ["REPORT_DELAY_SECONDS", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
 
-# Seconds after which what happens is reported at the latest, unless home is slow to take reports.
-REPORT_DELAY = 0.005
-# As many events are kept for a report that has to wait; then the oldest are dropped and counted.
+# Seconds after which an event is reported at the latest, unless home is slow to take reports.
+REPORT_DELAY_SECONDS = 0.005
+# Events that are kept while home does not take reports; then the oldest are dropped and counted.
 MAX_EVENTS = 10_000
-# Below a node with the number 7 those elsewhere are 7000001, 7000002 and so on: the same numbers
-# there, in its logs and errors, as at home.
-NUMBERS = 1_000_000
+# Below node 7 the remote nodes are 7000001, 7000002 and so on: they have the same numbers in the
+# logs and errors of both processes.
+NUMBERS_PER_NODE = 1_000_000
 
-LIFECYCLE = frozenset(("put", "started", "joining", "retried", "placed", *DONE))
-STATES: dict[str, NodeState] = {"started": "running", "joining": "joining", "retried": "pending"}
+LIFECYCLE_EVENTS = frozenset(("put", "started", "joining", "retried", "placed", *DONE))
+STATE_AFTER_EVENT: dict[str, NodeState] = {
+    "started": "running",
+    "joining": "joining",
+    "retried": "pending",
+}
 
 
-# --- home
+# --- at home
 
 
 class RemoteNode:
-    """The body of a node that runs elsewhere, and the nodes below it, as last reported."""
+    """The body of a remote node, and the nodes below it, as last reported."""
 
     def __init__(self) -> None:
-        self.host: str | None = None  # the machine, once it has begun there
+        self.host: str | None = None  # its machine, once it has started there
         self.pid: int | None = None
-        self._below: dict[int, _Entry] = {}
+        self._below: dict[int, _RemoteEntry] = {}
         self._clock = _ClockOffset(0)
 
     def begin(self, node: Node[Any]) -> None:
-        """Forget all: the body of `node` is started now."""
+        """Reset the state, since the body of `node` starts now."""
         self.host = None
         self._clock = _ClockOffset(event_time(node))
         self.clear()
 
     def clear(self) -> None:
-        """Forget the nodes."""
+        """Forget the nodes below."""
         self._below.clear()
 
     def context(self, node: Node[Any], call: RemoteCall | None) -> TreeContext:
-        """Return what the far end has to know of `node`; `call` is where it reaches home."""
+        """Return the context of `node` for the other process; `call` has the address of home."""
         assert node.parent is not None
         scope = current_scope()
         return TreeContext(
@@ -90,16 +94,16 @@ class RemoteNode:
 
     def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
         """Return the unfinished nodes, each before its children; the uppermost at `depth`."""
-        children: dict[int | None, list[_Entry]] = {}
+        children: dict[int | None, list[_RemoteEntry]] = {}
         for entry in self._below.values():
             parent = entry.parent if entry.parent in self._below else None
             children.setdefault(parent, []).append(entry)
-        found: list[NodeSnapshot] = []
+        snapshots: list[NodeSnapshot] = []
         stack = [(entry, depth) for entry in reversed(children.get(None, []))]
         while stack:
             entry, at = stack.pop()
             inner = children.get(entry.number, [])
-            found.append(
+            snapshots.append(
                 NodeSnapshot(
                     entry.number,
                     entry.parent,
@@ -112,10 +116,10 @@ class RemoteNode:
                 )
             )
             stack.extend((child, at + 1) for child in reversed(inner))
-        return found
+        return snapshots
 
     def take(self, node: Node[Any], report: Report) -> None:
-        """Take a report in: publish its events here, and charge `node` with what was spent."""
+        """Take a report: publish its events here, and charge its usage to `node`."""
         if self.host is None:
             self.host, self.pid = report.host, report.pid
             publish(node, "placed", report.host)
@@ -124,37 +128,37 @@ class RemoteNode:
         )
         origin = Origin(self._clock.at_home(report.epoch), report.host)
         if report.nodes is not None:
-            self._below = {record[0]: _Entry(*record) for record in report.nodes}
+            self._below = {record[0]: _RemoteEntry(*record) for record in report.nodes}
         for event in report.events:
             kind, number, parent, name, actor, clock, data = event
             if report.nodes is None:
                 if kind in DONE:
                     self._below.pop(number, None)
                 elif kind == "put":
-                    self._below[number] = _Entry(number, parent, name, "pending")
-                elif kind in STATES and number in self._below:
-                    self._below[number].state = STATES[kind]
+                    self._below[number] = _RemoteEntry(number, parent, name, "pending")
+                elif kind in STATE_AFTER_EVENT and number in self._below:
+                    self._below[number].state = STATE_AFTER_EVENT[kind]
             if number == node.node_id:
                 parent = None if node.parent is None else node.parent.node_id
-            elif not parent:  # it was put beside the root, under the far end's own commander
+            elif not parent:  # put beside the root there
                 parent = node.node_id
             if has_listeners(node):
-                # Below `node`, and of the agent whose work it does there or, if none is, here.
+                # Below `node`, and of the agent that acts there or else here.
                 segments = [] if number == node.node_id else [f"{name}#{number}"]
-                above = parent
-                while above is not None and (entry := self._below.get(above)) is not None:
+                ancestor = parent
+                while ancestor is not None and (entry := self._below.get(ancestor)) is not None:
                     segments.append(f"{entry.name}#{entry.number}")
-                    above = entry.parent
+                    ancestor = entry.parent
                 path = "/".join((node.path, *reversed(segments)))
                 source = EventSource(number, parent, name, origin, path, actor or actor_of(node))
                 relay(node, Event(kind, source, clock, data))
         for account, amount in report.charges.items():
-            charge(account, amount, event=False)  # there is one from there
+            charge(account, amount, event=False)  # the remote tree has published one
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
-        """Let the body of `node` end as its far end has: return its result, or raise."""
+        """End the body of `node` as the remote body ended: return its result, or raise."""
         kind, value = outcome
         if kind == "completed":
             return load(value)
@@ -168,8 +172,8 @@ class RemoteNode:
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A node elsewhere."""
+class _RemoteEntry:
+    """A remote node."""
 
     number: int
     parent: int | None
@@ -178,30 +182,30 @@ class _Entry:
 
 
 class _ClockOffset:
-    """Brings the times of another machine in line with home's.
+    """Converts times of another machine to the clock at home.
 
-    A report cannot have been sent after it came, nor a body begun before it was started: within
-    these bounds the two clocks are taken to agree.
+    A report is not sent after its arrival, and a body does not start before home starts it: the
+    offset is the smallest one within these bounds.
     """
 
     def __init__(self, started: float) -> None:
         self._started = started
-        self._least = float("-inf")
-        self._most = float("inf")
+        self._lower_bound = float("-inf")
+        self._upper_bound = float("inf")
         self._offset = 0.0
 
     def adjust(self, began: float, sent: float, received: float) -> None:
-        """Take the bounds that a report sets."""
-        self._least = max(self._least, self._started - began)
-        self._most = min(self._most, received - sent)
-        self._offset = min(max(0.0, self._least), self._most)
+        """Narrow the bounds by a report."""
+        self._lower_bound = max(self._lower_bound, self._started - began)
+        self._upper_bound = min(self._upper_bound, received - sent)
+        self._offset = min(max(0.0, self._lower_bound), self._upper_bound)
 
     def at_home(self, time: float) -> float:
-        """Return what the clock at home showed."""
+        """Return the time on the clock at home."""
         return time + self._offset
 
 
-# --- the far end
+# --- in the other process
 
 
 class RemoteCommander(SubtreeCommander, internal=True):
@@ -214,14 +218,14 @@ class RemoteCommander(SubtreeCommander, internal=True):
         self._root: Node[Any] | None = None
 
     def put_root(self, node: Node[Any]) -> None:
-        """Put what runs here for home, under the number that it has there."""
+        """Put the node that runs for home, with its number there."""
         self._root = node
         number = self.context.node_id
-        below = number * NUMBERS
+        below = number * NUMBERS_PER_NODE
         self.put_numbered(node, number=number, below=below, policy=self.context.policy)
 
     def outcome(self) -> Outcome:
-        """Return how the root has ended; call it when the block has."""
+        """Return the end of the root; call it after the block."""
         root = self._root
         assert root is not None
         try:
@@ -229,11 +233,11 @@ class RemoteCommander(SubtreeCommander, internal=True):
                 return ("exit", dump(self.exit_value[0]))
             if root.state == "completed":
                 return ("completed", dump(root.result))
-        except BaseException as error:  # noqa: BLE001 - whatever pickling raises
-            left = self.exit_value
+        except BaseException as error:  # noqa: BLE001 - pickling may raise anything
+            exit_value = self.exit_value
             what = f"returned a {type_name(root.result)}"
-            if left is not None:
-                what = f"left the commander with a {type_name(left[0])}"
+            if exit_value is not None:
+                what = f"left the commander with a {type_name(exit_value[0])}"
             why = f"that cannot be sent home: {describe_error(error)}"
             return failure_outcome(TypeError(f"{root.path} {what} {why}"))
         if root.state == "cancelled":
@@ -242,40 +246,43 @@ class RemoteCommander(SubtreeCommander, internal=True):
         return failure_outcome(root.error)
 
     def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
-        """Return what `node`, or the root, and all below it have spent so far."""
+        """Return the usage of `node`, or of the root, with all nodes below."""
         return super().usage(node or self._root)
 
 
 def failure_outcome(error: BaseException) -> Outcome:
-    """Return the outcome of what has failed, with the traceback from here."""
+    """Return the outcome of a failure, with its traceback from here."""
     where = f"anabranch: in the Ray worker {os.getpid()} on {this_host()}"
     return ("failed", dump_error(error, where))
 
 
 class Reporter:
-    """Gathers what home should know of what a commander here drives for it."""
+    """Collects the reports of a commander for home."""
 
     def __init__(self, commander: RemoteCommander) -> None:
         self._commander = commander
-        # Of the lives of these two home knows by itself.
+        # Home itself publishes the lifecycle of these two nodes.
         self._at_home = (0, commander.context.node_id)
         self._tap: Tap | None = None
         self._events: list[EventRecord] = []
-        # Whether events were lost, so that home needs to know again what there is.
-        self._gap = False
+        # Whether events were lost: the next report then lists all unfinished nodes.
+        self._has_lost_events = False
         self._began = 0.0
 
     def listen(self, on_news: Callable[[], None]) -> None:
-        """Begin, once the commander has; `on_news` is called with the first event of a report."""
+        """Start to listen, once the commander has started.
+
+        `on_news` is called with the first event of each report.
+        """
         self._began = self._commander.clock()
         self._tap = Tap(self._commander, MAX_EVENTS, on_news)
 
     def gather(self) -> bool:
-        """Take what has happened; say whether there is anything to report."""
+        """Collect the events so far; return whether there are any."""
         for event in () if self._tap is None else self._tap.take():
             if event.kind == "missed":
-                self._gap = True
-            if event.node_id in self._at_home and event.kind in LIFECYCLE:
+                self._has_lost_events = True
+            if event.node_id in self._at_home and event.kind in LIFECYCLE_EVENTS:
                 continue
             at = event.source
             about = (event.kind, at.id, at.parent_id, at.name, at.actor)
@@ -283,16 +290,16 @@ class Reporter:
         return bool(self._events)
 
     def report(self, messages: int, outcome: Outcome | None = None) -> bytes:
-        """Return all that came since the last report, pickled; `messages` counts agents' ones.
+        """Return everything since the last report, pickled; `messages` counts messages of agents.
 
-        Raises what pickling a charge raises; that is then charged to nobody.
+        Raises the error of pickling a charge, which is then lost.
         """
         self.gather()
         commander = self._commander
         events, self._events = self._events, []
         nodes: list[NodeRecord] | None = None
-        if self._gap:
-            self._gap = False
+        if self._has_lost_events:
+            self._has_lost_events = False
             nodes = [
                 (node.node_id, node.parent_id, node.name, node.state)
                 for node in commander.tree()
@@ -314,17 +321,17 @@ class Reporter:
             return pickle.dumps(report)
         try:
             return dump(report)
-        except BaseException:  # noqa: BLE001 - whatever pickling the data of an event raises
+        except BaseException:  # noqa: BLE001 - pickling may raise anything
             for number, event in enumerate(events):
                 try:
                     dump(event[-1])
                 except BaseException:  # noqa: BLE001 - as above
-                    events[number] = (*event[:-1], _shown(event[-1]))
+                    events[number] = (*event[:-1], _describe_value(event[-1]))
             return dump(report)
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     try:
         return repr(value)
-    except BaseException:  # noqa: BLE001 - it is a user's code
-        return f"a {type_name(value)}, which cannot be shown"
+    except BaseException:  # noqa: BLE001 - the user's code may raise anything
+        return f"a {type_name(value)}, without a repr"

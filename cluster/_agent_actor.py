@@ -1,7 +1,7 @@
-"""An agent in its actor: how it is made there, how a call of it runs, and whom it finds by name.
+"""An agent in its actor: its creation, its calls, and the participants that it finds by name.
 
-While a call lasts the agent may ask for those who live where it was called from: its caller looks
-for them, and passes on what is said to them.
+During a call the agent can also call participants of the process that called it: the caller finds
+them and forwards the messages.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ..agents.errors import UnknownAgent
 from ..agents.integration import ConversationScope, continue_scope
 from ..commander import Node
 from ._payload import unpack
-from ._protocol import AgentCall, CallerRequest, MessagePart
+from ._protocol import AgentRequest, CallerRequest, SentMessage
 from ._ray import ActorNotFound
-from ._remote import REPORT_DELAY, RemoteCommander, Reporter
 from ._stream import StreamWriter
+from ._subtree import REPORT_DELAY_SECONDS, RemoteCommander, Reporter
 
 __all__ = ["AgentFactory", "ClusterDirectory", "MessageSender", "TextCache"]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFactory:
-    """Makes the agent and its service, in the actor. The arguments are packed one by one."""
+    """Creates the agent and its service in the actor. Each argument is pickled separately."""
 
     agent: Callable[..., Any]
     args: Sequence[bytes]
     kwargs: Mapping[str, bytes]
 
     async def __call__(self) -> AgentService:
-        """Make them."""
+        """Create them."""
         args = [unpack(value) for value in self.args]
         kwargs = {name: unpack(value) for name, value in self.kwargs.items()}
         directory, kind = ClusterDirectory(), self.agent
@@ -53,25 +53,25 @@ class AgentFactory:
         if isinstance(agent, ConversableAgent) and agent.directory is None:
             agent.directory = directory
         if agent.name not in directory:
-            directory.add(agent)  # to itself it is no agent elsewhere
+            directory.add(agent)  # so that it finds itself locally
         return AgentService(agent)
 
 
 class AgentService:
-    """Lets others call the agent; each call runs under a commander of its own."""
+    """Runs calls of the agent, each under its own commander."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
 
-    async def serve(self, writer: StreamWriter, call: AgentCall) -> None:
-        """Call what is asked for; send what is said, what happens, and how it has ended."""
+    async def serve(self, writer: StreamWriter, call: AgentRequest) -> None:
+        """Run a call; send its messages, its reports and its outcome."""
         conversation: AbstractContextManager[ConversationScope | None] = nullcontext()
         if call.context.messages is not None:
-            listener = MessageSender(writer) if call.listened else None
+            listener = MessageSender(writer) if call.has_listener else None
             conversation = continue_scope(*call.context.messages, listener)
         with conversation as scope:
             quota = MessageQuota(scope)
-            CALLER.set(Caller(writer, quota))  # in this stream's own task
+            CURRENT_CALLER.set(Caller(writer, quota))  # in the context of this stream's task
             async with RemoteCommander(call.context) as commander:
                 reporter, news = Reporter(commander), asyncio.Event()
                 reporter.listen(news.set)
@@ -80,8 +80,9 @@ class AgentService:
                     while True:
                         await news.wait()
                         news.clear()
-                        await asyncio.sleep(REPORT_DELAY)
-                        # A report that is made is sent: a cancel finds none in between.
+                        await asyncio.sleep(REPORT_DELAY_SECONDS)
+                        # No `await` between making and sending a report: a cancel there would lose
+                        # it.
                         await writer.wait_for_room()
                         writer.send_nowait(reporter.report(quota.take_spent()))
 
@@ -91,19 +92,19 @@ class AgentService:
             writer.send_nowait(reporter.report(quota.take_spent(), commander.outcome()))
 
     async def aclose(self) -> None:
-        """An agent holds nothing."""
+        """Do nothing: an agent has nothing to close."""
 
 
 class ServedCallNode(Node[Any], internal=True):
     """A call as a node of the tree in the actor."""
 
-    def __init__(self, agent: Any, call: AgentCall) -> None:
+    def __init__(self, agent: Any, call: AgentRequest) -> None:
         super().__init__(f"{agent.name}.{call.method}")
         self._agent = agent
         self._call = call
 
     async def task(self) -> Any:
-        """Call the method, or get what has its name."""
+        """Call the method, or return the attribute."""
         value = getattr(self._agent, self._call.method)
         if callable(value):
             args, kwargs = unpack(self._call.arguments)
@@ -111,51 +112,51 @@ class ServedCallNode(Node[Any], internal=True):
         return await value if isawaitable(value) else value
 
 
-# --- the caller, and whom it knows
+# --- the caller and its participants
 
 
 class MessageQuota:
-    """What a call has taken of its conversation's messages, and its caller does not know yet."""
+    """Messages of the conversation that a call has sent and its caller has not yet counted."""
 
     def __init__(self, scope: ConversationScope | None) -> None:
         self._scope = scope
         self._left = 0 if scope is None else scope.left
 
     def take_spent(self) -> int:
-        """Return how many messages were said since this was last called."""
+        """Return the number of messages since the last use of this method."""
         if self._scope is None:
             return 0
         before, self._left = self._left, self._scope.left
         return before - self._left
 
     def update(self, left: int | None) -> None:
-        """Take over what the caller says is left."""
+        """Set the number of messages that the caller still allows."""
         if self._scope is not None and left is not None:
             self._scope.left += left - self._left
             self._left = left
 
 
 class Caller:
-    """Who called the agent that runs here, as the agent sees it."""
+    """The caller of the agent, as the agent sees it."""
 
     def __init__(self, writer: StreamWriter, quota: MessageQuota) -> None:
         self._writer = writer
         self._quota = quota
 
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Let the caller call a method of one who is there; "find" gives a handle, or None."""
+        """Let the caller call a method of its participant; "find" returns a handle or None."""
         request = CallerRequest(name, method, args, kwargs, self._quota.take_spent())
         answer, left = await self._writer.ask(request)
         self._quota.update(left)
         return answer
 
 
-CALLER: ContextVar[Caller | None] = ContextVar("anabranch.cluster.caller", default=None)
-"""Who called the agent in whose answer this runs; None where no agent of this process is called."""
+CURRENT_CALLER: ContextVar[Caller | None] = ContextVar("anabranch.cluster.caller", default=None)
+"""The caller of the agent whose call runs here; None outside of a call."""
 
 
 class CallerProxy:
-    """A participant who lives where the agent was called from, as long as that call lasts."""
+    """A participant in the caller's process, for the length of the call."""
 
     def __init__(self, name: str, caller: Caller) -> None:
         self.name = name
@@ -176,19 +177,19 @@ class CallerProxy:
 
 
 class ClusterDirectory(Directory):
-    """Participants by name, wherever they live.
+    """Finds participants by name in all processes of the cluster.
 
-    First those that were added; then, for an agent that is called from elsewhere, those whom its
-    caller finds; then the agents that live in the cluster under this name.
+    It searches the added participants first, then those of the caller of the current call, then the
+    agents in the cluster.
     """
 
     async def find(self, name: str) -> Participant:
-        """Return the participant of this name; raise `UnknownAgent` if there is none."""
-        from ._agent import find  # which knows this directory
+        """Return the participant with this name; raise `UnknownAgent` if there is none."""
+        from ._agent import find  # circular: `_agent` uses this directory
 
         if name in self:
             return await super().find(name)
-        if (caller := CALLER.get()) is not None:
+        if (caller := CURRENT_CALLER.get()) is not None:
             with suppress(UnknownAgent):
                 handle = await caller.ask(name, "find")
                 if handle is None:
@@ -201,43 +202,43 @@ class ClusterDirectory(Directory):
             raise UnknownAgent(name, sorted({*self, *error.known}), "the cluster") from None
 
 
-# --- what agents say while they say it
+# --- streamed messages
 
-# Each part of a message has all the text so far. Sent so, a reply of n parts would cost n squared:
-# so both ends keep the text that grows, by the names of who says it to whom.
+# Each part of a streamed message has all text so far, so n parts would cost n squared. Both ends
+# therefore keep the text, by sender and receiver, and only new text is sent.
 
-GROWING = ("begin", "streaming")
+STREAMING_STATES = ("begin", "streaming")
 
 
 class TextCache:
-    """The texts that grow, at one end."""
+    """The texts of unfinished messages, at one end."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, str | None], str] = {}
 
     def shorten(self, part: AgentMessage) -> AgentMessage:
-        """Leave out a text that `expand` can make."""
-        known = part.content == self._grown(part)
+        """Omit a text that `expand` can restore."""
+        known = part.content == self._streamed_text(part)
         self._keep(part)
         return part.model_copy(update={"content": None}) if known else part
 
     def expand(self, part: AgentMessage) -> AgentMessage:
         """Undo `shorten`, in the same order."""
-        if part.content is None and (grown := self._grown(part)) is not None:
+        if part.content is None and (grown := self._streamed_text(part)) is not None:
             part = part.model_copy(update={"content": grown})
         self._keep(part)
         return part
 
-    def break_off(self) -> list[AgentMessage]:
-        """Return the end of each text that will not grow any more."""
+    def interrupt_all(self) -> list[AgentMessage]:
+        """Return the end of each unfinished message, in the state "failed"."""
         return [
             AgentMessage(content=text, sender=sender, receiver=receiver, stream_state="failed")
             for (sender, receiver), text in self._texts.items()
         ]
 
-    def _grown(self, part: AgentMessage) -> str | None:
+    def _streamed_text(self, part: AgentMessage) -> str | None:
         delta = part.extra.get("delta")
-        if part.stream_state not in GROWING or not isinstance(delta, str):
+        if part.stream_state not in STREAMING_STATES or not isinstance(delta, str):
             return None
         key = part.sender, part.receiver
         before = "" if part.stream_state == "begin" else self._texts.get(key, "")
@@ -245,32 +246,32 @@ class TextCache:
 
     def _keep(self, part: AgentMessage) -> None:
         key = part.sender, part.receiver
-        if part.stream_state in GROWING and isinstance(part.content, str):
+        if part.stream_state in STREAMING_STATES and isinstance(part.content, str):
             self._texts[key] = part.content
         else:
             self._texts.pop(key, None)
 
 
 class MessageSender:
-    """A listener that sends what is said; a slow reader gets more new text at once."""
+    """A listener that sends messages; a slow reader gets larger parts."""
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._texts = TextCache()
 
     def __call__(self, part: AgentMessage) -> None:
-        """Send a part, joined to the one before it if that has not been read and it goes on."""
+        """Send a part, joined to the last one if that is unread and has the same message."""
         part = self._texts.shorten(part)
         last = self._writer.last
-        goes_on = (
-            isinstance(last, MessagePart)
-            and last.part.stream_state in GROWING
+        continues_last = (
+            isinstance(last, SentMessage)
+            and last.part.stream_state in STREAMING_STATES
             and part.stream_state == "streaming"
             and part.content is None
             and (last.part.sender, last.part.receiver) == (part.sender, part.receiver)
         )
-        if not goes_on:
-            self._writer.send_nowait(MessagePart(part))
+        if not continues_last:
+            self._writer.send_nowait(SentMessage(part))
             return
         delta: str = part.extra["delta"]
         changed: dict[str, Any] = {
@@ -278,4 +279,4 @@ class MessageSender:
         }
         if last.part.content is not None:
             changed["content"] = last.part.content + delta
-        self._writer.replace_last(MessagePart(last.part.model_copy(update=changed)))
+        self._writer.replace_last(SentMessage(last.part.model_copy(update=changed)))
