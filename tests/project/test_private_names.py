@@ -237,7 +237,7 @@ def joined_ray(patch: pytest.MonkeyPatch, last: str | None) -> str | None:
     patch.setitem(sys.modules, "ray._private.utils", private)
     patch.delenv("RAY_ADDRESS", raising=False)
     patch.setattr(_cluster, "import_ray", lambda: ray)
-    patch.setattr(_cluster, "_answers", lambda *_, **__: False)
+    patch.setattr(_cluster, "_is_answering", lambda *_, **__: False)
     patch.setattr(_cluster, "Cluster", lambda *_, **__: None)
     _cluster._connect(None)
     return joined[0]
