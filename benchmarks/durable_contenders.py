@@ -13,7 +13,7 @@ from anabranch import Job, run
 from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, Live, live
-from anabranch.store import _writer as writer
+from anabranch.store import _file_thread as writer
 
 GAVE = "x" * 40  # the result of an effect
 TEXT = 1_000  # characters of a message

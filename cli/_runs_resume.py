@@ -16,7 +16,7 @@ from rich.text import Text
 from ..commander import ConfigurationError
 from ..commander.stored_names import place_of
 from ..handlers.legible import legible
-from ..store import Journal, JournalError, RunView, Wait
+from ..store import Journal, JournalError, RunView, RunWait
 from ._display import LiveRegion, can_draw
 from ._exit import FAILED, KilledBySignal, run_until_signal
 from ._output import (
@@ -114,7 +114,7 @@ async def _resume(journal: Journal, run_id: str, live: dict[str, Any], notes: Co
 async def _report(journal: Journal, run_id: str, notes: Console, region: LiveRegion | None) -> None:
     """Draw the number of journal entries; print each wait of the run once."""
     rows, printed = -1, set[int]()
-    waits: list[Wait] = []
+    waits: list[RunWait] = []
     while True:
         (run,) = [each for each in await journal.runs(prefix=run_id) if each.run_id == run_id]
         here = run.owner.endswith(f":{os.getpid()}")  # otherwise another process executes it
@@ -134,7 +134,7 @@ async def _report(journal: Journal, run_id: str, notes: Console, region: LiveReg
         await asyncio.sleep(REPORT_POLL_SECONDS)
 
 
-def _hint(run_id: str, wait: Wait) -> str:
+def _hint(run_id: str, wait: RunWait) -> str:
     """Return the command that ends a wait."""
     commands = {
         "approval": f"approve {run_id} {wait.number}",

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..handlers.legible import legible
 from ..messages.mask import mask
-from ..store import PendingApproval, PendingDoubt, RunRow, RunView, Wait
+from ..store import PendingApproval, PendingDoubt, RunRow, RunView, RunWait
 from ._call_layout import lay_out_arguments
 from ._output import one_line
 
@@ -87,7 +87,7 @@ def format_age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def describe_wait(wait: Wait) -> str:
+def describe_wait(wait: RunWait) -> str:
     """Return what a run waits for, in a few words."""
     until = "" if wait.until is None else f" until {_moment(wait.until)}"
     match wait.kind:
@@ -237,7 +237,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
         "inputs": read_json(view.run.inputs),
         "result": None if view.result is None else read_json(view.result),
         "usage": view.usage,
-        "gone": view.gone,
+        "gone": view.unreplayed,
         "letters": letters,
         "history": history,
     }
@@ -281,10 +281,10 @@ def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
     if view.usage:
         each = [f"{legible(model)}: {_usage(taken)}" for model, taken in view.usage.items()]
         yield "usage", Text("\n".join(each))
-    if view.gone:
+    if view.unreplayed:
         yield (
             "not replayed",
-            Text("\n".join(format_value(each, 2000) for each in view.gone), "yellow"),
+            Text("\n".join(format_value(each, 2000) for each in view.unreplayed), "yellow"),
         )
     if view.waits:
         yield "waits for", Text("\n".join(map(describe_wait, view.waits)), ROW_STYLES["waits"])
@@ -396,7 +396,7 @@ ROW_TEXTS: dict[str, Callable[[Any], Any]] = {
         else f"did it happen? {format_value(value['arguments'])}"
     ),
     "waits": lambda value: describe_wait(
-        Wait(value["kind"], value.get("name", ""), 0, value.get("until"))
+        RunWait(value["kind"], value.get("name", ""), 0, value.get("until"))
     ),
     "cancelled": lambda value: value["reason"],
 }

@@ -1,36 +1,47 @@
-"""Durable runs: the journal records what a run has done, so that a restart does not repeat it.
+"""Durable runs: a journal records what a run has done, so that a restart does not repeat it.
 
-A *run* has *executions*, one for each time that a process acquires it. An execution finds the
-*rows* of earlier ones in the journal (they are *recorded*) and appends its own. A *root* is the job
-that the run began with, or a later *round*, which is put outside the tree of its putter. An
-*effect* is something done outside of the run. A *letter* is sent to a run: a signal, an answer, a
-cancel.
+A *run* has *executions*: one for each time that a process acquires it. An execution appends *rows*
+to the journal and finds those of earlier executions there (these are *recorded*). A *root* is the
+job with which the run began, or a later *round*: a job that is put outside the tree of its putter.
+An *effect* is something that a run does outside the process. A *letter* is sent to a run: a signal,
+an answer, a cancel.
 
-From a user's job to the disk:
+For users:
 
-- `_durable`: `Durable`, a job whose result is recorded, and `DurableCalls`, as `self.durable`
+- `_durable`: `Durable`, a job whose result is recorded, and its calls, `self.durable`
 - `_journal`: `Journal`, all runs of one file; `_view`: a run as others see it, and its questions
-- `_run`: an execution begins, drives the run to its end and releases it; `_session`: a run that
-  stays open and is called again and again
-- `_scope`: the rows of a node; `_identity`: which node of earlier executions it is; `_endings`: the
-  order in which nodes end, the same in each execution
-- `_effect`: calls outside of the run; `_call`: a tool that the run's own code calls
-- `_reply`: replies of models; `_conversation`: conversations whose messages are rows
-- `_transaction`: SQL statements in the journal's own database; `_usage`: the usage of nodes
-- `_state`: the journal state of one execution: its rows in memory, and what it appends
-- `_roots`: the roots that an execution puts; `_inbox`: letters
-- `_unreplayed`: recorded entries that are not replayed yet; `_match`: new effects and cancels are
-  matched with these
-- `_keys`: keys of backends are removed from all that is written
-- `_codec`: values by their annotation; `_json`: values as JSON, and digests; `_failure`: exceptions
-- `_file`: the journal's file in SQL; `_purge`: runs are removed in small transactions
-- `_writer`: the thread that reads and writes the file; `_seal`: values with checksums
-- `_schema`: tables, and where a file may be; `_lock`: the lease of a run; `_mark`: a lost WAL is
-  noticed
+- `_session`: a run that stays open and is called repeatedly, such as an agent's session
 - `errors`: the exceptions
 
-The engine calls a node's scope (`commander/durable.py`) when the node is put, tried again and
-closed. Tools ask it for effects, backends for replies. No lower package imports this one.
+An execution:
+
+- `_run`: acquires a run, drives it to its end and releases it
+- `_execution`: its state: the rows in memory, the appended rows, and the error that stopped it
+- `_roots`: the roots that it puts; `_inbox`: letters
+- `_unreplayed`: recorded entries that it has not replayed yet; `_match`: matches its new effects
+  and cancels with these
+
+A node of an execution:
+
+- `_scope`: implements `commander/durable.py`, which the engine calls for each node
+- `_identity`: finds the node of earlier executions; `_completion_order`: ends nodes in the same
+  order in each execution
+- `_effect`: calls outside the process; `_call`: a tool that the run's own code calls
+- `_reply`: replies of models and their usage; `_conversation`: durable conversations
+- `_transaction`: SQL statements in the journal's own database
+
+Values:
+
+- `_codec`: values by their annotation; `_json`: values as JSON, and digests; `_failure`: exceptions
+- `_keys`: removes the keys of backends from all that is written
+
+The file:
+
+- `_journal_file`: runs, rows and letters in SQL; `_purge`: removes runs in small transactions
+- `_file_thread`: the thread that executes the SQL, and its commits
+- `_open_file`: opens the file, or says why it cannot; has the tables
+- `_checksums`: stored values with checksums; `_last_commit`: detects lost commits
+- `_lock`: the lease of a run
 """
 
 from ..tools import Done as Done
@@ -41,17 +52,17 @@ from ._codec import Live as Live
 from ._codec import live as live
 from ._durable import Durable as Durable
 from ._durable import DurableCalls as DurableCalls
-from ._file import Letter as Letter
-from ._file import Row as Row
-from ._file import RunRow as RunRow
 from ._journal import Journal as Journal
+from ._journal_file import Letter as Letter
+from ._journal_file import Row as Row
+from ._journal_file import RunRow as RunRow
 from ._session import Session as Session
 from ._session import SessionCall as SessionCall
 from ._view import Partial as Partial
 from ._view import PendingApproval as PendingApproval
 from ._view import PendingDoubt as PendingDoubt
 from ._view import RunView as RunView
-from ._view import Wait as Wait
+from ._view import RunWait as RunWait
 from .errors import JournalError as JournalError
 from .errors import JournalMismatch as JournalMismatch
 from .errors import LeaseLost as LeaseLost

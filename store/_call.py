@@ -1,4 +1,4 @@
-"""A call of a tool by the code of a run: an effect with a typed result."""
+"""`self.durable.call`: a call of a tool by the code of a run, as an effect with a typed result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._json import canonical_inputs
 from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:
-    from ._state import JournalState
+    from ._execution import Execution
 
 __all__ = ["call_tool"]
 
@@ -28,26 +28,26 @@ __all__ = ["call_tool"]
 def call_tool(
     caller: Node[Any], tool: AnyTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Node[Any]:
-    """Put a call of `tool` below `caller`, as an effect of the caller; it fails as the tool does.
+    """Put a call of `tool` below `caller`, as an effect of the caller.
 
-    The keyword `key` names the effect, unless the tool has a parameter of that name. Raises
-    `InvalidArguments` for arguments that the tool does not accept, `NotStorable` for arguments or a
-    type of result that cannot be stored.
+    The node returns the tool's result or raises its exception. The keyword `key` names the effect,
+    unless the tool has a parameter of that name. Raises `InvalidArguments` for arguments that the
+    tool does not accept, `NotStorable` for arguments or a type of result that cannot be stored.
     """
     signature, kwargs = inspect.signature(tool.function), dict(kwargs)
-    own = {*signature.parameters, *tool.parameters.get("properties", {})}
-    key = None if "key" in own else kwargs.pop("key", None)
+    parameters = {*signature.parameters, *tool.parameters.get("properties", {})}
+    key = None if "key" in parameters else kwargs.pop("key", None)
     if key is not None and (type(key) is not str or not key):
-        raise TypeError(f"key= of a call is a name in the run, not {key!r}")
-    given = {**signature.bind_partial(*args).arguments, **kwargs}
+        raise TypeError(f"key= of a call must be a text that is not empty, not {key!r}")
+    by_name = {**signature.bind_partial(*args).arguments, **kwargs}
     try:
-        arguments = to_jsonable_python(given)
+        arguments = to_jsonable_python(by_name)
     except PydanticSerializationError as error:
-        raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
+        raise NotStorable(f"the arguments of {tool.name} cannot be stored: {error}") from error
     tool.check(arguments)
     effect = cast("DurableEffect", effect_of(caller, tool, arguments, key))
-    call = _Call(tool, effect, _codec(tool))
-    return caller.call_handler(_Called(arguments, call))
+    call = _ToolCall(tool, effect, _codec(tool))
+    return caller.call_handler(_CallNode(arguments, call))
 
 
 def _codec(tool: AnyTool) -> Codec | None:
@@ -55,11 +55,11 @@ def _codec(tool: AnyTool) -> Codec | None:
         hint = get_type_hints(tool.function).get("return", Any)
     except (NameError, TypeError):
         hint = Any
-    return None if hint is Illustrated else Codec(hint, f"what the tool {tool.name} returns")
+    return None if hint is Illustrated else Codec(hint, f"the result of the tool {tool.name}")
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ToolCall:
     """The tool that is called, and how its result is stored."""
 
     tool: AnyTool
@@ -67,15 +67,15 @@ class _Call:
     codec: Codec | None  # None if it returns texts with images
 
     def encode(self, value: object) -> bytes:
-        """Return the identity of the effect, whose row has the value."""
+        """Return the identity of the effect: its row has the value, so it is not stored twice."""
         return json.dumps(self.effect.ident.hex()).encode()
 
     def decode(self, data: bytes) -> Any:
         """Return the result of that effect."""
-        return self.read(self.effect.given(bytes.fromhex(json.loads(data))))
+        return self.read(self.effect.result_of(bytes.fromhex(json.loads(data))))
 
     async def give(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; a result that cannot be stored is not a failure to be retried."""
+        """Call the tool; return the error if the result cannot be stored, as no retry helps."""
         value = await self.tool.run_raw(arguments)
         try:
             self.write(value)
@@ -97,20 +97,20 @@ class _Call:
             return answer["done"]
         if codec.annotation in (None, type(None)):
             return {"value": None}
-        said = [json.dumps(value)] + ([value] if isinstance(value, str) else [])
-        for data in said:
+        texts = [json.dumps(value)] + ([value] if isinstance(value, str) else [])
+        for text in texts:
             try:
-                return self.write(codec.decode(data.encode(), foreign=True))
+                return self.write(codec.decode(text.encode(), foreign=True))
             except (JournalMismatch, NotStorable):
                 continue
-        raise ValueError(f"{self.tool.name} does not return {value!r:.200}")
+        raise ValueError(f"{value!r:.200} is not a result of {self.tool.name}")
 
-    def read(self, kept: Any) -> Any:
+    def read(self, recorded: Any) -> Any:
         if self.codec is None:
-            return read_text(kept)
-        # A text is the result of such a call by a model, in an earlier attempt.
-        said = {"done": kept, "value": kept}
-        found: dict[str, Any] = self.check(said) if isinstance(kept, str) else kept
+            return read_text(recorded)
+        # A text was recorded for the same call by a model, in an earlier attempt.
+        answer = {"done": recorded, "value": recorded}
+        found: dict[str, Any] = self.check(answer) if isinstance(recorded, str) else recorded
         if "refused" in found:
             raise NotStorable(found["refused"])
         if "text" in found:
@@ -118,16 +118,16 @@ class _Call:
         return self.codec.decode(json.dumps(found["value"]).encode())
 
 
-class _Called(Node[Any], internal=True):
-    """A call, after an approval if the tool wants one; it ends the same in each execution."""
+class _CallNode(Node[Any], internal=True, name="_Called"):
+    """A call of a tool, after an approval if the tool requires one."""
 
     _node_is_durable = True
     _node_is_work = True
 
-    def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
+    def __init__(self, arguments: Mapping[str, Any], call: _ToolCall) -> None:
         super().__init__(f"call:{call.tool.name}")
         self._arguments = arguments
-        self._node_call = call  # not an input: the name of the node has the tool
+        self._node_call = call  # not an input (`_node_`): the name identifies the tool
 
     async def task(self) -> Any:
         async def nobody(_: object) -> None:
@@ -139,41 +139,43 @@ class _Called(Node[Any], internal=True):
             arguments, answer = await effect.ask(arguments, nobody, tool.check)
             if not answer["approved"]:
                 why = f": {answer['reason']}" if answer["reason"] else ""
-                raise ToolError(f"the call of {tool.name} was not allowed{why}")
+                raise ToolError(f"the call of {tool.name} was denied{why}")
             if answer["arguments"] is not None:
                 arguments = answer["arguments"]
             call = self._node_call = replace(call, effect=effect.with_inputs(arguments))
         try:
-            once = _Once(arguments, call)
+            once = _CallAttempt(arguments, call)
             return await self.call_handler(once, retry=tool.retry, claim=True)
         except Exception as error:
-            if (told := storable(error)) is error:
+            if (replacement := storable(error)) is error:
                 raise
-            raise told from error
+            raise replacement from error
 
-    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
+    def _node_prepare(self, execution: Execution) -> tuple[str, bool]:
         return canonical_inputs(self)
 
-    def _node_codec(self) -> _Call:
+    def _node_codec(self) -> _ToolCall:
         return self._node_call
 
 
-class _Once(Node[Any], internal=True):
-    """An attempt; a later execution returns the recorded result."""
+class _CallAttempt(Node[Any], internal=True, name="_Once"):
+    """An attempt of the call; a later execution returns the recorded result."""
 
     _node_is_work = True
 
-    def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
+    def __init__(self, arguments: Mapping[str, Any], call: _ToolCall) -> None:
         super().__init__(call.tool.name)
         self._arguments = arguments
         self._node_call = call
 
     async def task(self) -> Any:
         call, tool = self._node_call, self._node_call.tool
-        kept = await do_once(call.effect, tool, call.give, self._arguments, call.write, call.check)
+        recorded = await do_once(
+            call.effect, tool, call.give, self._arguments, call.write, call.check
+        )
         try:
-            return call.read(kept)
-        except JournalMismatch as mismatch:  # it stops the run, and is not a failure of the call
+            return call.read(recorded)
+        except JournalMismatch as mismatch:  # it parks the run, and must not be retried
             scope: Any = scope_of(self)
-            scope.ledger.fail(mismatch)
+            scope.execution.fail(mismatch)
             raise

@@ -1,7 +1,7 @@
-"""Write and read values by the annotation of their field, parameter or result.
+"""Encode and decode values by the annotation of their field, parameter or result.
 
-`Codec` handles one annotation: pydantic reads and writes the values of the type, and `_json` writes
-what JSON does not have. `Shape` has the codecs of a durable class.
+`Codec` handles one annotation: pydantic converts the values of the type to plain data, and `_json`
+adds tags for types that JSON does not have. `Shape` has the codecs of a durable class.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
-from ._json import EXACT, SCALARS, WRITERS, Exact, canonical, dump, pack, unpack
-from ._seal import check_size
+from ._checksums import check_size
+from ._json import (
+    EXACT_TAG,
+    JSON_WRITERS,
+    SCALAR_TEXTS,
+    ExactIntegers,
+    canonical,
+    dump,
+    pack,
+    unpack,
+)
 from .errors import JournalMismatch, NotStorable
 
 __all__ = ["MISSING", "Codec", "Live", "Shape", "live", "shape_of"]
@@ -39,27 +48,27 @@ __all__ = ["MISSING", "Codec", "Live", "Shape", "live", "shape_of"]
 T = TypeVar("T")
 
 MAX_REASON_CHARS = 300
-_WARNING = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
+_WARNING_PREFIX = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
 # Kinds of pydantic's errors whose messages may contain a part of the value.
-_REVEALING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
+_REVEALING_ERRORS = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
 _scan: Callable[[str, int], tuple[Any, int]] = cast("Any", json.JSONDecoder()).scan_once
 
 
 class Codec:
-    """Writes and reads the values of one annotation; `where` names its place in error messages.
+    """Encodes and decodes the values of one annotation; `where` names its place in errors.
 
-    Raises `NotStorable` if no value of that type can be stored: callables, open files, locks,
-    secrets and what pydantic does not know. A name that cannot be resolved yet is looked up again
-    for the first value; `owner` is the class or function whose module has the name.
+    Raises `NotStorable` for a type whose values cannot be stored: callables, open files, locks,
+    secrets, and types that pydantic does not support. A name that cannot be resolved yet is looked
+    up again for the first value, in the module of `owner`, a class or function.
 
-    A value that is decoded has the same types at every level and all its fields, or `encode`
-    refuses it. So a subclass is refused where a model is annotated, and `"3"` and `True` where an
-    `int` is. Without an annotation, or under `Any`, only what JSON has is accepted: a tuple, a set,
-    a date or a model would come back as something else.
+    A decoded value has the same types at every level and all its fields; `encode` refuses values
+    for which this fails. So a subclass of an annotated model is refused, and `"3"` or `True` for an
+    `int`. Without an annotation, or with `Any`, only JSON types are accepted: a tuple, a set, a
+    date or a model would be decoded as another type.
 
-    pydantic reads an integer as a float where a `float` is annotated. A value with such integers is
-    written as `{"$exact": ...}`, and its integers are restored when it is read. Earlier versions
-    wrote it without that tag, and read floats.
+    pydantic reads an integer as a float if `float` is annotated. A value with such integers is
+    written as `{"$exact": ...}`, and decoding restores them. Earlier versions wrote no tag, and
+    read floats.
     """
 
     def __init__(
@@ -68,15 +77,15 @@ class Codec:
         self.annotation = annotation
         self.where = where
         self._owner = owner
-        self._exact = True  # False where nothing is annotated
-        # The types that JSON has, if the annotation allows only these: to ask pydantic takes a
-        # hundred times as long.
+        self._exact = True  # False without an annotation
+        # The JSON types of the annotation, if it allows only these: pydantic would take a hundred
+        # times as long.
         self._plain: frozenset[type] = frozenset()
-        # How `canonical` writes these.
+        # By these types: the function that `canonical` uses.
         self.scalars: dict[type, Callable[[Any], str]] = {}
         self._adapter: TypeAdapter[Any] | None = None
-        # Whether the type has classes whose fields may be lost, and its classes that may read
-        # values of an earlier form.
+        # Whether the type has classes with fields, and its classes that may accept values of an
+        # earlier form (see `_lenient_classes`).
         self._has_fields = False
         self._lenient: set[type | None] = set()
         self._resolve(last=False)
@@ -87,9 +96,9 @@ class Codec:
         return _name_of(self.annotation)
 
     def encode(self, value: Any) -> bytes:
-        """Return `value` as JSON. Raises `NotStorable` if it would not come back as it is."""
+        """Return `value` as JSON. Raises `NotStorable` if decoding would not equal it."""
         if type(value) in self._plain:
-            data = WRITERS[type(value)](value)
+            data = JSON_WRITERS[type(value)](value)
             check_size(data)
             return data
         adapter = self._adapter or self._resolve(last=True)
@@ -100,29 +109,29 @@ class Codec:
             back = self._read(adapter, data)
             same = _is_same(value, back)
             if not same and _is_same(value, back, numbers=True):
-                data = dump({EXACT: packed})
+                data = dump({EXACT_TAG: packed})
                 back = self._read(adapter, data)
                 same = _is_same(value, back)
         except Exception as error:  # noqa: BLE001 - a user's serializers, validators and `__eq__`
             self._raise_not_storable(value, _reason(error), error)
         if not same:
             self._raise_not_storable(
-                value, f"it would come back as another, of the type {_name_of(type(back))}"
+                value, f"it would be read back differently, as {_name_of(type(back))}"
             )
         return data
 
     def decode(self, data: bytes, *, foreign: bool = False) -> Any:
         """Return the value; raise `JournalMismatch` if the annotation does not allow it.
 
-        A class that has lost a field is refused, as it would drop the field's value. `foreign` data
-        comes from another program, and may have more fields.
+        A class without a stored field is refused, as the field's value would be lost. `foreign`
+        data is from another program, and may have more fields.
         """
         if self._plain:
             try:
                 value, end = _scan(text := data.decode(), 0)
                 if type(value) in self._plain and end == len(text):
                     return value
-            except (ValueError, StopIteration):  # pydantic explains it below
+            except (ValueError, StopIteration):  # pydantic describes the error below
                 pass
         adapter = self._adapter or self._resolve(last=True)
         try:
@@ -132,14 +141,14 @@ class Codec:
             )
         except Exception as error:
             raise JournalMismatch(
-                f"{self.where}: what the journal has of it does not fit {_name_of(self.annotation)}"
-                f" any more: {_reason(error)}"
+                f"{self.where}: the recorded value is not a valid {_name_of(self.annotation)} any"
+                f" more: {_reason(error)}"
             ) from error
         if lost is not None:
             raise JournalMismatch(
-                f"{self.where}: the journal has a field {lost!r} of it, which"
-                f" {_name_of(self.annotation)} has no more: give the class that field again, or a"
-                " validator (mode='before') that reads the value without it"
+                f"{self.where}: {_name_of(self.annotation)} no longer has the recorded field"
+                f" {lost!r}: add the field again, or a validator (mode='before') that accepts the"
+                " earlier form"
             )
         return value
 
@@ -152,12 +161,12 @@ class Codec:
             if not isinstance(cause, ValidationError):
                 return type(cause).__name__
             kind = cause.errors(include_url=False, include_input=False)[0]["type"]
-            return kind if kind in _REVEALING else _reason(cause)
+            return kind if kind in _REVEALING_ERRORS else _reason(cause)
         return None
 
     def _read(self, adapter: TypeAdapter[Any], data: bytes) -> Any:
         plain = unpack(data)
-        if exact := plain.__class__ is Exact:
+        if exact := plain.__class__ is ExactIntegers:
             plain = plain.value
         value = adapter.validate_python(plain, by_alias=False, by_name=True)
         return _restore_integers(value, plain) if exact else value
@@ -165,8 +174,8 @@ class Codec:
     def _lost_field(self, adapter: TypeAdapter[Any], data: bytes, value: Any) -> str | None:
         """Return the name of a stored field that the class of the value no longer has."""
         stored = json.loads(data)
-        if stored.__class__ is dict and EXACT in stored:
-            stored = stored[EXACT]
+        if stored.__class__ is dict and EXACT_TAG in stored:
+            stored = stored[EXACT_TAG]
         plain = adapter.dump_python(value, by_alias=False, round_trip=True)
         return _find_lost(stored, pack(plain, exact=self._exact), value, self._lenient)
 
@@ -174,8 +183,8 @@ class Codec:
         self, value: object, why: str, error: Exception | None = None
     ) -> NoReturn:
         raise NotStorable(
-            f"{self.where}: a value of the type {_name_of(type(value))} cannot be kept where"
-            f" {_name_of(self.annotation)} is annotated: {why}"
+            f"{self.where}: a value of the type {_name_of(type(value))} cannot be stored as"
+            f" {_name_of(self.annotation)}: {why}"
         ) from error
 
     def _resolve(self, *, last: bool) -> Any:
@@ -188,44 +197,46 @@ class Codec:
         try:
             hint = get_type_hints(holder, names, include_extras=True)["value"]
             adapter = TypeAdapter[Any](hint)
-            schema = json.dumps(adapter.json_schema(schema_generator=_Schema))
+            schema = json.dumps(adapter.json_schema(schema_generator=_StorableSchema))
         except PydanticUserError as error:
             if error.code != "class-not-fully-defined" or last:
                 raise self._unsupported(_reason(error)) from error
             return None
         except NameError as error:
             if last:
-                raise self._unsupported(f"{error}, now that a value of it has come") from error
+                raise self._unsupported(f"{error}, and a value must be stored now") from error
             return None
         except Exception as error:  # code in a user's annotations
             raise self._unsupported(_reason(error)) from error
         if '"writeOnly": true' in schema:
-            raise self._unsupported("it is a secret, or holds one")
+            raise self._unsupported("it is or contains a secret")
         self._exact = hint not in (Any, object) and not isinstance(hint, TypeVar)
         self._lenient = _lenient_classes(adapter.core_schema)
         self._has_fields = '"properties"' in schema and None not in self._lenient
-        kinds = tuple(WRITERS)
+        kinds = tuple(JSON_WRITERS)
         plain: tuple[Any, ...] = kinds if hint in (Any, object) else (hint,)
         if get_origin(hint) in (Union, UnionType):
             plain = get_args(hint)
         self._plain = frozenset(plain if all(each in kinds for each in plain) else ())
-        self.scalars = {kind: SCALARS[kind] for kind in self._plain}
+        self.scalars = {kind: SCALAR_TEXTS[kind] for kind in self._plain}
         self._adapter = adapter
-        self._owner = None  # a weak key of this codec (`_durable`), which must not hold it
+        self._owner = None  # or the codec would keep alive its weak key in `_durable`
         return adapter
 
     def _unsupported(self, why: str) -> NotStorable:
         return NotStorable(
-            f"{self.where}: {_name_of(self.annotation)} cannot be kept in a journal: {why}."
-            " What cannot be written is annotated Live[...] and given when the run is taken up"
+            f"{self.where}: {_name_of(self.annotation)} cannot be stored in a journal: {why}."
+            " Annotate such a field Live[...], and pass its value in live= to resume the run"
         )
 
 
-class _Schema(GenerateJsonSchema):
-    """Refuses types that pydantic can read but not write as they were."""
+class _StorableSchema(GenerateJsonSchema):
+    """Refuses types that pydantic validates but cannot serialize without loss."""
 
     def generator_schema(self, schema: Any) -> Any:
-        return self.handle_invalid_for_json_schema(schema, "an iterator, which can be read once")
+        return self.handle_invalid_for_json_schema(
+            schema, "an iterator, which can be read only once"
+        )
 
     def is_subclass_schema(self, schema: Any) -> Any:
         return self.handle_invalid_for_json_schema(schema, "a class")
@@ -234,7 +245,7 @@ class _Schema(GenerateJsonSchema):
         return self.handle_invalid_for_json_schema(schema, "a callable")
 
     def enum_schema(self, schema: Any) -> Any:
-        return {}  # the values, as those of a literal and a default, may be other than JSON
+        return {}  # values, as of a literal or a default, need not be JSON
 
     def literal_schema(self, schema: Any) -> Any:
         return {}
@@ -243,7 +254,7 @@ class _Schema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        if kind == "skipped-choice":  # all members of a union have to be supported
+        if kind == "skipped-choice":  # a member of a union is not supported
             raise PydanticUserError(detail, code=None)
 
 
@@ -259,7 +270,7 @@ def _is_same(value: Any, back: Any, *, numbers: bool = False) -> bool:
 
 
 def _restore_integers(value: Any, plain: Any) -> Any:
-    """Return `value`, which was read from `plain`, with the integers that `plain` has."""
+    """Return `value`, which pydantic made of `plain`, with the integers of `plain`."""
     kind: Any = type(cast("object", value))
     again: Any = _restore_integers
     if kind is float:
@@ -301,8 +312,8 @@ def _reason(error: BaseException) -> str:
         return error.message.partition(". ")[0]
     if isinstance(error, RecursionError):
         return "it is nested too deeply, or contains itself"
-    # pydantic's warning ends with the value.
-    text = f"{error}".removeprefix(_WARNING).partition(" [input_value=")[0]
+    # pydantic's warning ends with the value, which may be secret.
+    text = f"{error}".removeprefix(_WARNING_PREFIX).partition(" [input_value=")[0]
     return " ".join(text.split())[:MAX_REASON_CHARS] or type(error).__name__
 
 
@@ -310,15 +321,15 @@ def _reason(error: BaseException) -> str:
 
 
 # The types of pydantic's schemas that have fields, or may refer to one that has.
-_FIELDS = (
+_FIELD_SCHEMAS = (
     "model", "model-fields", "dataclass", "dataclass-args", "typed-dict", "definition-ref",
 )  # fmt: skip
 
 
 def _find_lost(stored: Any, now: Any, value: Any, lenient: Set[type | None]) -> str | None:
-    """Return a key that an object has in `stored` and no longer has in `now`.
+    """Return a key of an object in `stored` that it does not have in `now`, or None.
 
-    `now` is the JSON of `value`. Objects of the `lenient` classes may have read other keys.
+    `now` is the JSON of `value`. Objects of the `lenient` classes may have accepted other keys.
     """
     if stored == now or type(value) in lenient:
         return None
@@ -342,10 +353,10 @@ def _inside(value: Any, name: str) -> Any:
 
 
 def _lenient_classes(schema: Any, around: type | None = None) -> set[type | None]:
-    """Return the classes of a pydantic schema that may read values of an earlier form.
+    """Return the classes of a pydantic schema that may accept values of an earlier form.
 
-    They have a validator that runs before their fields are read. None stands for a type that has
-    no class at runtime, such as a `TypedDict`.
+    They have a validator that runs before their fields are validated. None stands for a type
+    without a class at runtime, such as a `TypedDict`.
     """
     found: set[type | None] = set()
     if schema.__class__ is dict:
@@ -353,7 +364,7 @@ def _lenient_classes(schema: Any, around: type | None = None) -> set[type | None
         around = schema["cls"] if kind in ("model", "dataclass") else around
         if kind in ("function-before", "function-wrap"):
             inner = schema.get("schema")  # a serializer may have none
-            if inner.__class__ is dict and (inner_kind := inner.get("type")) in _FIELDS:
+            if inner.__class__ is dict and (inner_kind := inner.get("type")) in _FIELD_SCHEMAS:
                 inside = inner_kind in ("model-fields", "dataclass-args")
                 found.add(around if inside else inner.get("cls"))
         schema = schema.values()
@@ -365,11 +376,11 @@ def _lenient_classes(schema: Any, around: type | None = None) -> set[type | None
 # --- durable classes
 
 
-class _NotWritten:
-    """Marks a field that is never stored, and passed in for each execution."""
+class _LiveMarker:
+    """Marks a field that is never stored and must be passed to each execution."""
 
 
-Live = Annotated[T, _NotWritten]
+Live = Annotated[T, _LiveMarker]
 """A field that is never stored, such as a backend: `backend: Live[Backend] = live()`."""
 
 
@@ -382,7 +393,7 @@ MISSING = _Missing()
 
 
 def live() -> Any:
-    """Omit a `Live` field where the job is created: the run fills it in by its name."""
+    """Return the default of a `Live` field: the run fills the field in from `live=`."""
     return MISSING
 
 
@@ -416,15 +427,15 @@ def shape_of(cls: type[Any], base: type[Any]) -> Shape:
     for name, field in declared.items():
         hint, where = hints[name], f"the field {cls.__name__}.{name}"
         if name == "durable":
-            raise NotStorable(f"{where} would hide self.durable: give it another name")
+            raise NotStorable(f"{where} would hide self.durable: rename it")
         if get_origin(hint) is ClassVar or hint is ClassVar:
             continue
         if not field.init or isinstance(hint, dataclasses.InitVar) or hint is dataclasses.InitVar:
             raise NotStorable(
-                f"{where} is no plain field (init=False, or InitVar), and the job could not be made"
-                " again of its inputs: make it one, or an attribute that __post_init__ sets"
+                f"{where} has init=False or InitVar, so the job cannot be created again from its"
+                " inputs: make it a plain field, or an attribute that __post_init__ sets"
             )
-        if get_origin(hint) is Annotated and _NotWritten in get_args(hint):
+        if get_origin(hint) is Annotated and _LiveMarker in get_args(hint):
             alive.append(name)
         elif _holds_live(hint):
             raise NotStorable(f"{where} is only partly Live: write Live[...] around the whole type")
@@ -439,7 +450,7 @@ def shape_of(cls: type[Any], base: type[Any]) -> Shape:
 
 
 def _holds_live(hint: Any) -> bool:
-    return any(each is _NotWritten or _holds_live(each) for each in get_args(hint))
+    return any(each is _LiveMarker or _holds_live(each) for each in get_args(hint))
 
 
 def _result_of(cls: type[Any], base: type[Any]) -> tuple[Any, type[Any]]:

@@ -31,11 +31,11 @@ from ..messages import Conversation
 from ..tools import AnyTool, Tool
 from ._call import call_tool
 from ._codec import MISSING, Codec, Shape, shape_of
+from ._execution import Execution
 from ._inbox import WALL_CLOCK_POLL_SECONDS
 from ._json import canonical, canonical_inputs, digest
 from ._roots import find_named, write_put
 from ._scope import NodeScope
-from ._state import JournalState
 from ._transaction import IN_TRANSACTION, Transaction, require_no_transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
@@ -58,10 +58,10 @@ class Durable(Job[T_co], internal=True):
         run(Order("A-17"), journal="runs.db", run_id="order-A-17", live={"backend": backend})
 
     Inputs and result are stored as JSON by their types. A field whose type cannot be stored raises
-    `NotStorable` when the class is created, unless it is `Live`. Awaiting the job returns the value
-    as it was read back, also in the first execution. Raise `version` when the class has changed so
-    much that a run of an earlier version cannot continue: such a run is parked. `self.durable` has
-    the calls that `task` may make.
+    `NotStorable` when the class is created, unless it is `Live`. Awaiting the job returns the
+    decoded value, also in the first execution. Raise `version` when runs of the earlier class
+    cannot continue with the new one: they are parked. `self.durable` has the calls that `task` may
+    make.
     """
 
     _node_is_durable = True
@@ -71,9 +71,13 @@ class Durable(Job[T_co], internal=True):
     def __init_subclass__(cls, *, version: int = 1, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls._node_own_init:
-            raise TypeError(f"{cls.__name__} is durable: declare its inputs as fields, no __init__")
+            raise TypeError(
+                f"{cls.__name__} is durable: declare its inputs as fields instead of __init__"
+            )
         if type(version) is not int or not 0 <= version < 2**63:
-            raise TypeError(f"version= of {cls.__name__} is a number from 0 on, not {version!r}")
+            raise TypeError(
+                f"version= of {cls.__name__} must be an integer from 0 on, not {version!r}"
+            )
         cls._node_version = version
         cls._node_shape = None
         with suppress(NameError):  # a type that is defined later in the module
@@ -93,27 +97,26 @@ class Durable(Job[T_co], internal=True):
                 cls._node_shape = shape_of(cls, Durable)
             except NameError as error:
                 raise NotStorable(
-                    f"the fields of {cls.__name__} cannot be written: {error} where the class is"
-                    " made: define that type in its module, not in a function"
+                    f"the fields of {cls.__name__} cannot be stored: {error}. Define that type in"
+                    " the module of the class, not in a function"
                 ) from error
         return cls._node_shape
 
     def _node_codec(self) -> Codec:
         return (self._node_shape or self._node_of()).result
 
-    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
+    def _node_prepare(self, execution: Execution) -> tuple[str, bool]:
         shape = self._node_shape or self._node_of()
         for name in shape.live:
             if (value := getattr(self, name, MISSING)) is not MISSING:
-                ledger.live.setdefault(name, value)
-                ledger.keys.learn(value)
-            elif name in ledger.live:
-                setattr(self, name, ledger.live[name])
+                execution.live.setdefault(name, value)
+                execution.keys.learn(value)
+            elif name in execution.live:
+                setattr(self, name, execution.live[name])
             else:
                 raise ConfigurationError(
-                    f"{type(self).__name__}.{name} is live, so the journal does not have it: give"
-                    f" it when the run is taken up, live={{{name!r}: ...}}, or on the command line"
-                    f" --live {name}=module:attribute"
+                    f"the live field {type(self).__name__}.{name} is missing: to resume the run,"
+                    f" pass live={{{name!r}: ...}}, or --live {name}=module:attribute"
                 )
         texts: list[str] = []
         whole = not shape.live
@@ -145,7 +148,7 @@ class Durable(Job[T_co], internal=True):
     def _node_write_put(self) -> dict[str, Any]:
         return write_put(self, make_again(self._node_write(), self._node_live()))
 
-    # --- callbacks: those of a body would be lost where it is skipped
+    # --- callbacks; a body must not add any, as a replay skips it
 
     def at_end(self, callback: Callback) -> Self:
         _refuse_in_body(self)
@@ -167,9 +170,8 @@ class Durable(Job[T_co], internal=True):
 def _refuse_in_body(job: Durable[Any]) -> None:
     if job.state == "running":
         raise ConfigurationError(
-            f"{job!r} gets a final callback from its own body, which does not run again once its"
-            " result is kept, and the callback would be lost: add it in __post_init__, or where"
-            " the job is put"
+            f"the body of {job!r} adds a final callback, which a resumed run would not have: add it"
+            " in __post_init__, or where the job is put"
         )
 
 
@@ -182,15 +184,17 @@ def make_again(
     """
     found: Any = kind or find_named(written["class"])
     if not (isinstance(found, type) and issubclass(found, Durable)):
-        raise JournalMismatch(f"{written['class']} is no durable job any more")
+        raise JournalMismatch(f"{written['class']} is not a Durable job any more")
     if found._node_version != written["version"]:
         raise JournalMismatch(
-            f"{written['class']} has version {found._node_version}, and the run began with version"
+            f"{written['class']} has version {found._node_version}, but the run began with version"
             f" {written['version']}: finish it with the code of that version, or cancel it"
         )
     shape = found._node_of()
     if unknown := set(written["inputs"]) - set(shape.fields):
-        raise JournalMismatch(f"{written['class']} has no field {', '.join(sorted(unknown))} now")
+        raise JournalMismatch(
+            f"{written['class']} no longer has the field {', '.join(sorted(unknown))}"
+        )
     inputs = {
         name: shape.fields[name].decode(json.dumps(value).encode())
         for name, value in written["inputs"].items()
@@ -199,11 +203,13 @@ def make_again(
         make = cast("type[Durable[Any]]", found)
         return make(**inputs, **{name: live.get(name, MISSING) for name in shape.live})
     except TypeError as error:
-        raise JournalMismatch(f"{written['class']} cannot be made again: {error}") from error
+        raise JournalMismatch(
+            f"{written['class']} cannot be created from its stored inputs: {error}"
+        ) from error
 
 
-class _Called(Protocol[P, T_co]):
-    """A `Tool` for the overloads of `call`, which need only its parameters and result."""
+class _CallableTool(Protocol[P, T_co]):
+    """The parameters and the result of a `Tool`, for the overloads of `call`."""
 
     @property
     def read_only(self) -> bool: ...
@@ -214,6 +220,10 @@ class _Called(Protocol[P, T_co]):
 class DurableCalls:
     """The durable calls of a node: each is made once in the lifetime of the run.
 
+        paid = await self.durable.step(charge, order)
+        await self.durable.sleep(hours=1)
+        reply = await self.durable.signal("confirmed", bool)
+
     A durable job has them as `self.durable`, a plain handler below one as `DurableCalls(node)`.
     Raises `NotDurable` for a node outside a durable run.
     """
@@ -222,7 +232,7 @@ class DurableCalls:
         scope = scope_of(node)
         if not isinstance(scope, NodeScope):
             raise NotDurable(
-                f"{node!r} is in no durable run: start it by run(..., journal=..., run_id=...)"
+                f"{node!r} is not in a durable run: start it by run(..., journal=..., run_id=...)"
             )
         self._node = node
         self._scope = scope
@@ -230,7 +240,7 @@ class DurableCalls:
     @property
     def run_id(self) -> str:
         """The name of the run."""
-        return self._scope.ledger.run_id
+        return self._scope.execution.run_id
 
     @overload
     def step(
@@ -249,16 +259,23 @@ class DurableCalls:
 
     @overload
     def call(
-        self, tool: _Called[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+        self, tool: _CallableTool[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Node[T]: ...
     @overload
-    def call(self, tool: _Called[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Node[T]: ...
+    def call(self, tool: _CallableTool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Node[T]: ...
     @overload
     def call(
-        self, tool: _Called[..., Coroutine[Any, Any, T]], /, *args: Any, key: str, **kwargs: Any
+        self,
+        tool: _CallableTool[..., Coroutine[Any, Any, T]],
+        /,
+        *args: Any,
+        key: str,
+        **kwargs: Any,
     ) -> Node[T]: ...
     @overload
-    def call(self, tool: _Called[..., T], /, *args: Any, key: str, **kwargs: Any) -> Node[T]: ...
+    def call(
+        self, tool: _CallableTool[..., T], /, *args: Any, key: str, **kwargs: Any
+    ) -> Node[T]: ...
     def call(self, tool: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
         """Call a tool as a child of the job, once in the lifetime of the run; await the result.
 
@@ -273,22 +290,22 @@ class DurableCalls:
         `ConfigurationError`. A parameter `key` of the tool itself takes precedence.
         """
         if not isinstance(tool, Tool):
-            raise TypeError(f"{tool!r} is no tool: mark it with @tool, or make it a step")
+            raise TypeError(f"{tool!r} is not a tool: decorate it with @tool, or call it as a step")
         return call_tool(self._node, cast("AnyTool", tool), args, kwargs)
 
     def now(self) -> datetime:
-        """Return the time in UTC, as it was in the first execution."""
+        """Return the current time in UTC; later executions get the same time."""
         text = self._once("now", lambda: datetime.fromtimestamp(time.time(), UTC).isoformat())
         return datetime.fromisoformat(text)
 
     def random(self) -> float:
-        """Return a random number from 0 up to 1, the same in each execution."""
+        """Return a random number from 0 up to 1; later executions get the same number."""
         return self._once("random", random.random)
 
     async def sleep(
         self, seconds: float = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Wait for a time from the first call on, which passes also while no process runs."""
+        """Wait for a time that starts with the first call and also passes while no process runs."""
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         seconds = length.total_seconds()
         with self._waiting(self._ident(f"sleep {seconds}"), "sleep", "", seconds) as due:
@@ -304,26 +321,29 @@ class DurableCalls:
     ) -> Any:
         """Wait for a value that `journal.signal(run_id, name, value)` sends, and return it.
 
-        Signals are taken once each, in order, and stored until then. One that does not fit `type`
-        is refused with a row and a warning. `timeout` is in seconds from the first call on, also
-        while no process runs. Then each execution raises `TimeoutError`.
+        Each signal is received once, in order, and stored until then. A signal that is not of the
+        `type` is refused with a row and a warning. After `timeout` seconds since the first call,
+        also while no process runs, this raises `TimeoutError` in each execution.
         """
         codec = Codec(type, f"the signal {name!r}")
         ident = self._ident(f"signal {name}")
         with self._waiting(ident, "signal", name, timeout, type=codec.type_name) as due:
-            data = await self._scope.ledger.take_letter(ident, "signal", name, due, codec)
+            data = await self._scope.execution.take_letter(ident, "signal", name, due, codec)
         return codec.decode(data, foreign=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
         """Execute SQL statements in the journal's database exactly once: all of them, or none.
 
+            async with self.durable.transaction() as sql:
+                await sql.execute("insert into orders values (?)", self.order)
+
         They are committed together with the row that records them. A later execution gets the
         recorded answers and executes nothing. The block must wait only for its statements, as all
-        other commits wait for it; nodes, steps, effects, sleeps and signals are refused in it. A
-        block that is left by an exception is rolled back.
+        other commits wait for it. It refuses nodes, steps, effects, sleeps and signals. If an
+        exception leaves the block, it is rolled back.
         """
-        transaction = Transaction(self._scope.ledger, self._ident("transaction"))
+        transaction = Transaction(self._scope.execution, self._ident("transaction"))
         token = IN_TRANSACTION.set(True)
         try:
             async with transaction.done_once():
@@ -335,47 +355,47 @@ class DurableCalls:
     def _waiting(
         self, ident: bytes, kind: str, name: str, seconds: float | None, **more: str
     ) -> Generator[float | None]:
-        """Record that the run waits; yield the end of the wait, from the first execution on.
+        """Record that the run waits; yield the time at which the wait ends, the same each time.
 
         A wait that the run itself cancels is withdrawn.
         """
-        ledger = self._scope.ledger
-        row = ledger.find(ident, "waits")
+        execution = self._scope.execution
+        row = execution.find(ident, "waits")
         value: dict[str, Any] = {} if row is None else json.loads(row.value)
         if row is None or value["seconds"] != seconds:
             until = None if seconds is None else time.time() + seconds
             value = {"kind": kind, "name": name, "seconds": seconds, "until": until, **more}
-            ledger.record(ident, "waits", value)
+            execution.record(ident, "waits", value)
         try:
             yield value["until"]
         except asyncio.CancelledError:
-            if not (ledger.suspending or ledger.suspended):
+            if not (execution.suspending or execution.suspended):
                 with suppress(JournalError, LeaseLost):
-                    ledger.append(ident, "withdrawn")
+                    execution.append(ident, "withdrawn")
             raise
 
     def conversation(self, name: str, system: str | None = None) -> Conversation:
         """Return the run's conversation of this name, whose messages are recorded.
 
-        The same name gives the same object. It has the messages from before the round of this job
-        began, and `system` first if there were none. The round's own messages appear as its body
-        adds them again; adding others instead is `JournalMismatch`. Messages cannot be changed.
+        The same name returns the same object. It has the messages from before the round of this
+        job, and `system` first if there were none. After a restart the body adds its own messages
+        again; other messages instead raise `JournalMismatch`. Messages cannot be changed.
         """
         self._scope.require_own_loop(f"self.durable's conversation {name!r}")
-        return self._scope.ledger.talks.open(self._scope, name, system)
+        return self._scope.execution.conversations.open(self._scope, name, system)
 
     def _once(self, kind: str, make: Callable[[], T]) -> T:
-        ledger, ident = self._scope.ledger, self._ident(kind)
-        if (row := ledger.find(ident, "once")) is not None:
+        execution, ident = self._scope.execution, self._ident(kind)
+        if (row := execution.find(ident, "once")) is not None:
             return json.loads(row.value)
         value = make()
-        ledger.record(ident, "once", value)
+        execution.record(ident, "once", value)
         return value
 
     def _ident(self, what: str) -> bytes:
         """Return the identity of a call, by its ordinal among those of the running node."""
         scope = scope_here()
-        if not isinstance(scope, NodeScope) or scope.ledger is not self._scope.ledger:
+        if not isinstance(scope, NodeScope) or scope.execution is not self._scope.execution:
             scope = self._scope
         require_no_transaction()
         scope.require_own_loop(f"self.durable's {what}")
@@ -385,11 +405,10 @@ class DurableCalls:
             number = scope.number(f"call {what}", aside=aside)
         except ConfigurationError:
             raise ConfigurationError(
-                f"several tasks of one body call self.durable for one {what} at once, and"
-                " after a restart another of them may be first: call it in a handler or a job for"
-                " each"
+                f"several tasks of one body call self.durable for one {what} at once, and their"
+                " order may differ after a restart: give each a handler or a job of its own"
             ) from None
-        return digest(scope.now, what, number)
+        return digest(scope.attempt_ident, what, number)
 
 
 class Step(Node[T_co], internal=True):
@@ -409,7 +428,7 @@ class Step(Node[T_co], internal=True):
             return await self._function(*self._args)
         return await self.in_thread(self._function, *self._args)
 
-    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
+    def _node_prepare(self, execution: Execution) -> tuple[str, bool]:
         return canonical_inputs(self)
 
     def _node_codec(self) -> Codec:
@@ -424,10 +443,10 @@ class Step(Node[T_co], internal=True):
         except (NameError, TypeError):
             return Codec(Any, where, self._function)
         codec = Codec(hints.get("return", Any), where, self._function)
-        with suppress(TypeError):  # one that has no hash, or takes no weak reference
+        with suppress(TypeError):  # not hashable, or without weak references
             _codecs[function] = codec
         return codec
 
 
-# The codecs of functions: to build one takes a hundred times as long as to encode a result.
+# The codecs of functions: building one takes a hundred times as long as encoding a result.
 _codecs: WeakKeyDictionary[Any, Codec] = WeakKeyDictionary()

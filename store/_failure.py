@@ -1,8 +1,8 @@
-"""Exceptions as JSON, from which an equal exception of the same class is made.
+"""Encode exceptions as JSON, and decode them as equal exceptions of the same class.
 
-Stored are the name of its class, `args`, attributes, notes, the members of a group, and one line
-for each of its causes. Nothing is pickled, and no constructor of a user's class is called: the
-exception is built by the class of Python that its class derives from.
+The JSON has the name of the class, `args`, attributes, notes, the members of a group, and one line
+for each cause. Nothing is pickled, and no constructor of a user's class is called: the built-in
+base class of the exception creates it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from ._codec import Codec
 from ._json import dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure", "mark", "marks", "was_awaited"]
+__all__ = ["attach_idents", "decode_failure", "encode_failure", "failure_idents", "was_awaited"]
 
-MARK = "__anabranch_kept__"  # the attribute with the identities of the rows that have the exception
-MAX_MARKS = 100  # of one exception
-MAX_CAUSES = 10  # in notes, the nearest first
+IDENTS_ATTRIBUTE = (
+    "__anabranch_kept__"  # the attribute with the identities of the rows that have the exception
+)
+MAX_IDENTS = 100  # of one exception
+MAX_CAUSES = 10  # in the notes, the nearest first
 MAX_CAUSE_CHARS = 200
 
-# Read as Python does it: a subclass or its metaclass may override them with code of its own.
+# Python's own descriptors: a subclass or its metaclass may override these attributes with code.
 _attributes: Any = BaseException.__dict__["__dict__"].__get__
 _cause: Any = BaseException.__dict__["__cause__"].__get__
 _context: Any = BaseException.__dict__["__context__"].__get__
@@ -37,42 +39,43 @@ _qualname: Any = type.__dict__["__qualname__"].__get__
 
 
 def encode_failure(error: BaseException, *, awaited: bool = False) -> bytes:
-    """Return `error` as JSON, from which `decode_failure` makes an equal one.
+    """Return `error` as JSON, which `decode_failure` decodes as an equal exception.
 
     Equal means the same type, arguments, attributes, text and notes, also of the members of a
-    group. All of these have to be data. The traceback is not stored, and of a cause only a note.
+    group. All of these must be data. The traceback is not stored, and of a cause only a note.
     `awaited` says that another node awaited the failed one: see `was_awaited`.
 
-    Raises `NotStorable` with the reason for an error that could not be made again: its module does
-    not have its class, or it holds something that is not data. Raises nothing else.
+    Raises only `NotStorable`, with the reason: the class is not in its module, or the exception
+    contains something that is not data.
     """
     try:
         written = _write(error)
         data = dump(written)
-        if _write(_read(unpack(data, _READERS))) != written:
-            raise NotStorable("made again from its arguments and attributes it is another")
+        if _write(_read(unpack(data, _ERROR_READERS))) != written:
+            raise NotStorable("its arguments and attributes do not reproduce it")
         if awaited:
             data = dump({**written, "awaited": True})
     except Exception as fault:
-        why = fault if type(fault) is NotStorable else f"on the way, {stored_name(type(fault))}"
+        why = (
+            fault if type(fault) is NotStorable else f"reading it raised {stored_name(type(fault))}"
+        )
         raise NotStorable(
-            f"the failure {stored_name(type(error))} cannot be kept in a journal: {why}"
+            f"the failure {stored_name(type(error))} cannot be stored in a journal: {why}"
         ) from fault
     return data
 
 
 def decode_failure(data: bytes) -> BaseException:
-    """Return the stored failure; import the module of its class if it is not loaded.
+    """Return the stored failure; import the module of its class if necessary.
 
-    A failure that cannot be made again, as its class was removed or changed, is returned as a
-    `JournalMismatch` that describes it.
+    If its class was removed or changed, return a `JournalMismatch` that describes the failure.
     """
     try:
-        return _read(unpack(data, _READERS))
+        return _read(unpack(data, _ERROR_READERS))
     except (Exception, SystemExit) as fault:  # noqa: BLE001 - a module may raise anything at its import
         found = json.loads(data)
         mismatch = JournalMismatch(
-            f"the failure {':'.join(found['type'])} cannot be raised again, since the code has"
+            f"the recorded failure {':'.join(found['type'])} cannot be raised, as the code has"
             f" changed ({fault}): {found['message']}"
         )
         mismatch.__cause__ = fault
@@ -80,19 +83,19 @@ def decode_failure(data: bytes) -> BaseException:
 
 
 def was_awaited(data: bytes) -> bool:
-    """Return whether another node awaited the node when it failed; older journals do not say."""
+    """Return whether another node awaited the failed node; older journals do not record this."""
     return "awaited" in json.loads(data)
 
 
-def mark(error: BaseException, *idents: bytes) -> None:
-    """Add the identities to `error` under which it is stored."""
-    before: tuple[bytes, ...] = _attributes(error).get(MARK, ())
-    # The same object may be raised many times.
-    _attributes(error)[MARK] = tuple(dict.fromkeys((*before, *idents)))[-MAX_MARKS:]
+def attach_idents(error: BaseException, *idents: bytes) -> None:
+    """Attach the identities of the rows that record `error` to it."""
+    before: tuple[bytes, ...] = _attributes(error).get(IDENTS_ATTRIBUTE, ())
+    # Bounded, as the same object may be raised many times.
+    _attributes(error)[IDENTS_ATTRIBUTE] = tuple(dict.fromkeys((*before, *idents)))[-MAX_IDENTS:]
 
 
-def marks(*errors: BaseException) -> set[bytes]:
-    """Return the identities under which errors are stored, or else those of their sources.
+def failure_idents(*errors: BaseException) -> set[bytes]:
+    """Return the identities of the rows that record errors, or else those of their sources.
 
     The sources are the cause, the context and the members of a group.
     """
@@ -103,7 +106,7 @@ def marks(*errors: BaseException) -> set[bytes]:
         if (each := left.pop()) is None or id(each) in seen:
             continue
         seen.add(id(each))
-        if own := _attributes(each).get(MARK):
+        if own := _attributes(each).get(IDENTS_ATTRIBUTE):
             found.update(own)
             continue
         left += [_cause(each), _context(each)]
@@ -117,12 +120,12 @@ def _write(error: BaseException) -> dict[str, Any]:
     name = stored_name(kind)
     module, _, qualname = name.partition(":")
     if find_loaded(name) is not kind:
-        raise NotStorable(f"its class is not found as {qualname} in the module {module}")
+        raise NotStorable(f"its class is not {qualname} in the module {module}")
     _, args, *state = _builtin(kind).__reduce__(error)
     if issubclass(kind, BaseExceptionGroup):
         args = (args[0], list(_members(error)))
     attributes: dict[str, Any] = {**(*state, {})[0], **_slots(error), **_attributes(error)}
-    attributes.pop(MARK, None)
+    attributes.pop(IDENTS_ATTRIBUTE, None)
     noted: Any = attributes.pop("__notes__", None)
     notes = cast("list[Any]", noted) if type(noted) is list else []
     return {
@@ -152,7 +155,7 @@ def _read(found: dict[str, Any]) -> BaseException:
 
 
 def _builtin(kind: type[BaseException]) -> Any:
-    """Return the class of Python that `kind` derives from."""
+    """Return the nearest built-in base class of `kind`."""
     found: Any = kind
     while not stored_name(found).startswith("builtins:"):
         found = _base(found)
@@ -160,7 +163,7 @@ def _builtin(kind: type[BaseException]) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Return the JSON of another error, or of an object of a class, that an error holds."""
+    """Return the JSON of another error or an object that an error contains."""
     kind = type(cast("object", value))
     if issubclass(kind, BaseException):
         return {"$error": _write(value)}
@@ -169,7 +172,7 @@ def _other(value: Any) -> Any:
     if find_loaded(name) is kind:
         with suppress(NotStorable):
             return {"$of": [module, qualname, Codec(kind, "").encode(value).decode()]}
-    raise NotStorable(f"it holds a {qualname}, which is no data")
+    raise NotStorable(f"it contains a {qualname}, which is not data")
 
 
 def _read_object(parts: list[str]) -> Any:
@@ -177,7 +180,7 @@ def _read_object(parts: list[str]) -> Any:
     return Codec(find_stored(f"{module}:{qualname}"), qualname).decode(text.encode())
 
 
-_READERS: dict[str, Any] = {"$error": _read, "$of": _read_object}
+_ERROR_READERS: dict[str, Any] = {"$error": _read, "$of": _read_object}
 
 
 def _slots(error: BaseException) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def _slots(error: BaseException) -> dict[str, Any]:
     while kind is not end:
         for name, member in _own(kind).items():
             if type(member) is MemberDescriptorType:
-                with suppress(AttributeError):  # it is empty
+                with suppress(AttributeError):  # an empty slot
                     found[name] = member.__get__(error)
         kind = _base(kind)
     return found

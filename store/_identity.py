@@ -1,8 +1,8 @@
-"""The identity of a node in its run, and the rows that the journal has of it.
+"""The identity of a node in its run, by which it finds its rows of earlier executions.
 
-A node is identified by its putter, its class or function, its key or else its inputs, its ordinal
-among identical siblings, and the attempt of each node above it. So it finds its rows of an earlier
-execution whatever else ran beside it, and in whatever order.
+The identity is a digest of its putter, its class or function, its key or else its inputs, its
+ordinal among identical siblings, and the attempt of each node above it. So it does not depend on
+other nodes that run at the same time, or on their order.
 """
 
 from __future__ import annotations
@@ -16,103 +16,110 @@ from typing import TYPE_CHECKING, Any, Self
 from ..commander import ConfigurationError, NodeLimits
 from ..commander.durable import DurableAttempt, DurableScope
 from ..commander.private import running_loop
-from ._file import Row
+from ._journal_file import Row
 from ._json import digest
 from .errors import NotDurable
 
 if TYPE_CHECKING:
-    from ._state import JournalState
+    from ._execution import Execution
 
 __all__ = ["NodeIdentity"]
 
 
 class NodeIdentity(DurableScope):
-    """The identity of a node: `ident`, and with its attempt `now`."""
+    """The identity of a node: `ident`, and with its attempt `attempt_ident`."""
 
     __slots__ = (
+        "_attempt_ident",
         "_counts",
-        "_now",
         "attempt",
+        "base_ident",
         "began",
-        "durable",
-        "free",
-        "holds",
+        "execution",
+        "has_recorded_end",
         "ident",
-        "is_recorded",
-        "kept",
-        "ledger",
+        "is_durable",
         "outcome",
         "parent",
         "root",
+        "shares_effects",
     )
 
-    # Few nodes set these.
+    # Class attributes, as few nodes set them, and a run may have millions of nodes.
     # Its usage when its outcome was recorded.
-    _spent: Row | None = None
-    # Whether it, or a node above it, may be tried again.
-    retried = False
-    # `free` of earlier releases where it differs: below a durable node, and in a second attempt.
-    # Their journals name effects by it.
-    free_before: bytes | None = None
-    # A wait for it that an earlier execution gave up before it ended, and this one has not yet.
+    _recorded_usage: Row | None = None
+    # Whether it, or a node above it, has `retry=`.
+    is_retried = False
+    # `base_ident` as earlier releases computed it, where that differs: below a durable node, and in
+    # a second attempt. Their journals name effects by it.
+    old_base_ident: bytes | None = None
+    # A wait for it that timed out in an earlier execution, and has not timed out in this one.
     given_up: dict[str, Any] | None = None
-    # Whether it returns the recorded result of its effect, and so puts nothing again.
-    skips = False
-    # Whether another task than that of the putter's body has put it.
-    aside = False
-    # The attempt, as the engine knows it.
+    # Whether it returns the recorded result of its effect, and so puts no nodes again.
+    returns_recorded = False
+    # Whether a task other than the putter's body has put it.
+    is_aside = False
+    # The current attempt for the engine, made when it first asks.
     _attempt: DurableAttempt | None = None
 
     def __init__(
-        self, ledger: JournalState, ident: bytes, free: bytes, parent: Self | None, root: bytes
+        self,
+        execution: Execution,
+        ident: bytes,
+        base_ident: bytes,
+        parent: Self | None,
+        root: bytes,
     ) -> None:
-        self.ledger = ledger
+        self.execution = execution
         self.ident = ident
-        # The identity without attempts.
-        self.free = free
+        # The identity without attempts: effects of all attempts share it.
+        self.base_ident = base_ident
         self.parent = parent
-        # The root it is below, and itself if it is one.
+        # The identity of its root, which may be itself.
         self.root = root
-        # `now`; None for its final callbacks, for which it is computed when needed.
-        self._now: bytes | None = ident
-        # By kind of what it puts: the number in this attempt, and the other task that put the last.
+        # None once only final callbacks put nodes: few have any, so it is computed when needed.
+        self._attempt_ident: bytes | None = ident
+        # By description of a put or call: the count in this attempt, and the task of the
+        # last one if that is not the body.
         self._counts: (
             dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
         ) = None
-        # The number of its attempt, and the run's clock when that began.
+        # The number of its attempt, from 1, and the run's clock at the start of that.
         self.attempt = 1
         self.began = 0.0
-        # Whether effects below it that one attempt has begun are found by the next: see `holder`.
-        self.holds = parent is None
+        # Whether its next attempt finds the effects that this one began: see `effect_sharer`.
+        self.shares_effects = parent is None
         self.outcome: Row | None = None
         self.is_recorded = False
-        # Whether its own end is recorded, which that of a suspended node is not.
-        self.kept = False
-        # Whether its outcome is recorded.
-        self.durable = False
-        found = ledger.by_ident.get(ident)
-        if isinstance(found, Row) and found.kind == "result":  # the only row of most nodes
-            self.outcome, self.is_recorded, self.kept = found, True, True
+        # Whether its end is recorded; that of a suspended node is not.
+        self.has_recorded_end = False
+        # Whether its outcome is recorded when it ends.
+        self.is_durable = False
+        found = execution.rows_by_ident.get(ident)
+        if isinstance(found, Row) and found.kind == "result":  # most nodes have only this
+            self.outcome, self.is_recorded, self.has_recorded_end = found, True, True
         elif found is not None:
-            self._read(ledger.rows(ident))
-        if not self.is_recorded and ident in ledger.cancelled:
-            self.cancel_reason, self.kept = ledger.cancelled[ident].reason, True
-            self._spent = ledger.find(ident, "usage")
+            self._read(execution.rows(ident))
+        if not self.is_recorded and ident in execution.recorded_cancels:
+            self.cancel_reason, self.has_recorded_end = (
+                execution.recorded_cancels[ident].reason,
+                True,
+            )
+            self._recorded_usage = execution.find(ident, "usage")
         if root == ident:
-            self.is_root = self.durable = True
+            self.is_root = self.is_durable = True
 
     def _read(self, rows: Sequence[Row]) -> None:
-        """Read its rows."""
         usage: Row | None = None
         for row in rows:
             kind = row.kind
             if kind == "result" or kind == "failure":
                 if self.is_recorded:
-                    # A second outcome is that of its final callbacks, which are over.
+                    # Its final callbacks have changed the outcome, so they are over.
                     self.has_run_callbacks = True
-                self.outcome, self.is_recorded, self.kept = row, True, True
+                self.outcome, self.is_recorded, self.has_recorded_end = row, True, True
                 if usage is not None:
-                    self._spent = usage
+                    self._recorded_usage = usage
             elif kind == "usage":
                 usage = row
             elif kind == "over":
@@ -121,75 +128,75 @@ class NodeIdentity(DurableScope):
                 self.given_up = json.loads(row.value)
 
     @property
-    def now(self) -> bytes:
-        """The identity in this attempt. Its final callbacks have one of their own."""
-        if self._now is None:
-            self._now = digest(self.ident, "end")
-        return self._now
+    def attempt_ident(self) -> bytes:
+        """The identity in this attempt; another one while its final callbacks run."""
+        if self._attempt_ident is None:
+            self._attempt_ident = digest(self.ident, "end")
+        return self._attempt_ident
 
     @property
-    def in_attempt(self) -> bytes:
-        """The identity in its last attempt, also when that is over."""
+    def last_attempt_ident(self) -> bytes:
+        """The identity in its last attempt, also while its final callbacks run."""
         return self.ident if self.attempt == 1 else digest(self.ident, self.attempt)
 
     @property
-    def free_now(self) -> bytes:
-        """The identity `now` without attempts."""
-        closing = self.now == digest(self.ident, "end")
-        return digest(self.free, "end") if closing else self.free
+    def base_attempt_ident(self) -> bytes:
+        """`attempt_ident` without attempts: the base identity of the nodes that it puts."""
+        closing = self.attempt_ident == digest(self.ident, "end")
+        return digest(self.base_ident, "end") if closing else self.base_ident
 
     @property
     def counted_limits(self) -> list[NodeLimits]:
-        return self.ledger.counted
+        return self.execution.counted_limits
 
     @property
-    def holder(self) -> Self:
-        """The nearest durable or retried node, itself or above it: its attempts share effects."""
+    def effect_sharer(self) -> Self:
+        """The nearest node, itself or above it, whose attempts share effects."""
         scope = self
-        while not scope.holds and scope.parent is not None:
+        while not scope.shares_effects and scope.parent is not None:
             scope = scope.parent
         return scope
 
     def up(self) -> Iterator[Self]:
-        """Yield it and all nodes above it."""
+        """Yield this scope and the scopes of all nodes above it."""
         scope: Self | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def path(self) -> list[list[str]]:
-        """Return `ident` and `now` of it and of all nodes above it, up to its root."""
+        """Return `ident` and `attempt_ident` of it and of all nodes above it, up to its root."""
         above = [] if self.parent is None or self.is_root else self.parent.path()
-        return [[self.ident.hex(), self.now.hex()], *above]
+        return [[self.ident.hex(), self.attempt_ident.hex()], *above]
 
     def require_own_loop(self, what: object) -> None:
-        """Refuse calls from a thread, also on a loop of its own: rows have one order."""
-        if running_loop() is not self.ledger.loop:
+        """Raise `NotDurable` in a thread, also one with a loop: rows need a reproducible order."""
+        if running_loop() is not self.execution.loop:
             raise NotDurable(
-                f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
-                " to keep is asked for by its async code; a plain function is a step, or a tool"
+                f"{what} was called in a thread, but the order of threads cannot be replayed: call"
+                " it on the event loop of the run, from async code"
             )
 
     def number(
-        self, of: str | bytes, key: str | None = None, *, aside: bool = False, what: str = ""
+        self, of: str | bytes, key: str | None = None, *, aside: bool = False, label: str = ""
     ) -> int:
-        """Return the ordinal of a call among equal ones in this attempt, from 0, or refuse it.
+        """Return the ordinal of a call among equal calls in this attempt, from 0.
 
-        `what` describes it, where `of` does not.
+        `of` identifies equal calls, and `label` names them in errors. Raises `ConfigurationError`
+        for a second call with the same `key`, and for equal calls of several tasks, whose order may
+        differ in the next execution.
         """
-        what = what or f"{of}"
         task = asyncio.current_task() if aside else None
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
         number, before = counts.get(of, (0, None))
         if number and key is not None:
-            raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
+            raise ConfigurationError(f"two {label} have the key {key!r}: give each its own key")
         if number and (other := before and before()) is not task and aside and other is not None:
             raise ConfigurationError(
-                f"several tasks put {what.split(' ')[1]} at once, and nothing that could be written"
-                " tells one from the other: give each a key=, or put them in handlers, or a journal"
-                " could not say whose result is whose"
+                f"several tasks start {label} with equal inputs, and a resumed"
+                " run could not tell them apart: give each a key=, or put each in its own handler"
             )
         counts[of] = (number + 1, None if task is None else weakref.ref(task))
         return number
@@ -197,5 +204,5 @@ class NodeIdentity(DurableScope):
     def current_attempt(self) -> DurableAttempt:
         if self._attempt is None:
             above = None if self.parent is None or self.is_root else self.parent.current_attempt()
-            self._attempt = DurableAttempt(above, self.ledger.life)
+            self._attempt = DurableAttempt(above, self.execution.token)
         return self._attempt

@@ -1,7 +1,7 @@
 """Letters: what is sent to a run from anywhere, such as signals, answers and cancels.
 
-`Inbox` has the letters of one run. `Watch` waits until the journal's file changes, also by another
-process, with one poll for all who wait.
+`Inbox` has the letters of one run. `FileWatch` waits until the journal's file changes, also by
+another process. All callers share one poll.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ._file import Letter
-    from ._state import JournalState
+    from ._execution import Execution
+    from ._journal_file import Letter
 
-__all__ = ["NOTE", "WALL_CLOCK_POLL_SECONDS", "Inbox", "Watch"]
+__all__ = ["NOTE_KIND", "WALL_CLOCK_POLL_SECONDS", "FileWatch", "Inbox"]
 
 T = TypeVar("T")
 
 WALL_CLOCK_POLL_SECONDS = 60.0  # after which a long wait reads the wall clock again: it may be set
 FILE_POLL_SECONDS = 0.25  # between two looks whether another process has written
-NOTE = "note"
+NOTE_KIND = "note"
 """The kind of letters that are stored with a run for others: the run does not read them."""
 
 
@@ -38,14 +38,14 @@ class Inbox:
         self._came = asyncio.Event()
         self._last = 0
 
-    async def read(self, ledger: JournalState) -> list[Letter]:
+    async def read(self, execution: Execution) -> list[Letter]:
         """Return the new letters, without those that were taken already."""
-        came = await ledger.file.letters(ledger.run_id, self._last)
+        came = await execution.file.letters(execution.run_id, self._last)
         self._last = max([self._last, *(letter.id for letter in came)])
         new = [
-            letter._replace(value=ledger.keys.cut_json(letter.value))
+            letter._replace(value=execution.keys.cut_json(letter.value))
             for letter in came
-            if letter.kind != NOTE and letter.id not in ledger.taken
+            if letter.kind != NOTE_KIND and letter.id not in execution.taken_letters
         ]
         for letter in new:
             self._letters[letter.kind, letter.name].append(letter)
@@ -71,7 +71,7 @@ class Inbox:
         return letters.popleft() if due is None or letters[0].time <= due else None
 
 
-class Call(Protocol):
+class FileCall(Protocol):
     """`JournalFile.call`."""
 
     async def __call__(
@@ -79,10 +79,10 @@ class Call(Protocol):
     ) -> T: ...
 
 
-class Watch:
+class FileWatch:
     """Waits for changes of the file, on one event loop."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: FileCall) -> None:
         self._call = call
         self._posts = 0
         # Set at the next `post`, and replaced.

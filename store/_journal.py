@@ -25,11 +25,11 @@ from ..commander.waiting import wait_shielded
 from ..messages.sqlite import MEMORY
 from ._codec import Codec
 from ._durable import Durable
-from ._file import ENDED, JournalFile, check_name, last_clock
-from ._inbox import NOTE
+from ._inbox import NOTE_KIND
+from ._journal_file import ENDED_STATES, JournalFile, check_name, last_clock
 from ._lock import RunLock
-from ._run import OwnedRun, cancel_unowned, resume, start, take_up
-from ._schema import explain
+from ._open_file import explain
+from ._run import OwnedRun, acquire_or_start, cancel_unowned, resume, start
 from ._session import Session, open_session
 from ._view import PendingApproval, PendingDoubt, RunView, pending, view
 from .errors import JournalError, RunBusy
@@ -37,15 +37,15 @@ from .errors import JournalError, RunBusy
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from ._file import RunRow
-    from ._seal import BytesCodec
+    from ._checksums import BytesCodec
+    from ._journal_file import RunRow
 
 __all__ = ["Journal"]
 
 T = TypeVar("T")
 K = TypeVar("K", bound=OwnedRun)
 
-STATES = ("pending", "running", "suspended", "parked", *ENDED)
+RUN_STATES = ("pending", "running", "suspended", "parked", *ENDED_STATES)
 
 
 class Journal:
@@ -55,10 +55,10 @@ class Journal:
             answer = await journal.run(Order("A-17"), run_id="order-A-17")
 
     When a run is suspended, effects in progress get `grace` seconds to end. A run that was resumed
-    more than `max_recoveries` times without success is parked. `codec` transforms all values, such
-    as by encryption. With `partials` growing replies are written every so many seconds, for those
-    who `look` at the run; they are never replayed. A journal belongs to the event loop in which it
-    is opened, and can be opened again after it is closed.
+    more than `max_recoveries` times without progress is parked. `codec` transforms all values, such
+    as by encryption. `partials` is an interval in seconds in which growing replies are written for
+    `look`; they are never replayed. A journal belongs to the event loop that opens it, and can be
+    opened again after it is closed.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class Journal:
     ) -> None:
         name = os.fspath(name) if isinstance(name, os.PathLike) else name
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"a journal is the name of a file, or a path, and not {name!r}")
+            raise TypeError(f"the name of a journal must be a text or a path, not {name!r}")
         scheme, is_address, _ = name.partition("://")
-        if is_address:  # which may contain a password
-            raise JournalError(f"{scheme}://...", "is no file", "name a file of this machine")
+        if is_address:  # left out of the error, as it may contain a password
+            raise JournalError(f"{scheme}://...", "is not a file", "name a file of this machine")
         if not grace >= 0:
-            raise ValueError(f"grace= is a number of seconds, and not {grace!r}")
+            raise ValueError(f"grace= must be a number of seconds, not {grace!r}")
         if not max_recoveries >= 0:
-            raise ValueError(f"max_recoveries= is a number from 0 on, and not {max_recoveries!r}")
+            raise ValueError(f"max_recoveries= must be a number from 0 on, not {max_recoveries!r}")
         if partials is not None and not partials > 0:
-            raise ValueError(f"partials= is a number of seconds above 0, and not {partials!r}")
+            raise ValueError(f"partials= must be a number of seconds above 0, not {partials!r}")
         if codec is not None and not all(hasattr(codec, each) for each in ("encode", "decode")):
-            raise TypeError(f"codec= is an object with encode and decode, and not {codec!r}")
+            raise TypeError(f"codec= must have the methods encode and decode, unlike {codec!r}")
         self.name = name
         self.partials = partials
         self.grace = grace
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
-        # The runs and sessions that are owned here, each with a future that is done on release.
+        # The runs and sessions that are owned here, each with a future that is done at its release.
         self._driven: dict[OwnedRun, asyncio.Future[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -102,11 +102,11 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for kept in self._driven:
-            kept.begin_to_suspend()
-        for kept, given_back in list(self._driven.items()):
-            if not (isinstance(kept, Session) and not kept.is_calling):  # it has work to end
-                await wait_shielded(given_back)
+        for run in self._driven:
+            run.begin_to_suspend()
+        for run, released in list(self._driven.items()):
+            if not (isinstance(run, Session) and not run.is_calling):  # its work may still end
+                await wait_shielded(released)
         await self._file.close()
 
     @property
@@ -129,33 +129,31 @@ class Journal:
         The states are pending (not started yet), running, suspended, parked (needs attention),
         completed, failed and cancelled.
         """
-        if state is not None and state not in STATES:
-            raise ValueError(f"there is no state {state!r}: one of {', '.join(STATES)}")
+        if state is not None and state not in RUN_STATES:
+            raise ValueError(f"the state must be one of {', '.join(RUN_STATES)}, not {state!r}")
         if prefix:
             check_name(prefix, "prefix=")
         if limit is not None and (type(limit) is not int or limit < 0):
-            raise ValueError(f"limit= is a number from 0 on, not {limit!r}")
+            raise ValueError(f"limit= must be a number from 0 on, not {limit!r}")
         return await self._file.runs(state, prefix, limit)
 
     async def look(self, run_id: str) -> RunView:
         """Return a view of a run with its rows, whichever process owns it. Raises `RunNotFound`."""
         run, rows, letters = await self._file.look(run_id)
-        return view(run, rows, [each for each in letters if each.kind != NOTE])
+        return view(run, rows, [each for each in letters if each.kind != NOTE_KIND])
 
     async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
         """Create a pending run with the inputs of another and its rows, all or up to number `at`.
 
-        Letters are not copied. Effects of the other run after that row are executed again by the
-        new one, with keys of its own. Raises `RunNotFound`, `RunExists` if the new name is taken,
-        `ValueError` for a number after the last row.
+        Letters are not copied. The new run executes effects after that row again, with new effect
+        keys. Raises `RunNotFound`, `RunExists` if the new name exists, `ValueError` for a number
+        after the last row.
         """
         rows = await self._file.rows(run_id)
-        last = rows[-1].seq if rows else 0  # not their count: there may be numbers without a row
+        last = rows[-1].seq if rows else 0  # not their count, as some numbers have no row
         number = last if at is None else at
         if not 0 <= number <= last:
-            raise ValueError(
-                f"the last row of the run {run_id!r} is {last}: at= is from 0 to {last}"
-            )
+            raise ValueError(f"at= must be from 0 to {last}, the last row of the run {run_id!r}")
         clock = last_clock([row for row in rows if row.seq <= number])
         return await self._file.fork(run_id, number, new_run_id, clock)
 
@@ -166,15 +164,17 @@ class Journal:
 
         `state` limits it to completed, failed or cancelled runs, `prefix` to names that start with
         it. A run that is not over is never removed. Other processes can write during a long purge.
-        An interrupted purge is completed by the next one; until then its runs only use disk space.
+        The next purge completes an interrupted one; until then its runs only use disk space.
         """
         if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
-        if state is not None and state not in ENDED:
-            raise ValueError(f"only runs that are over are removed: {', '.join(ENDED)}")
+            raise TypeError(f"before= must be a time as time.time() returns it, not {before!r}")
+        if state is not None and state not in ENDED_STATES:
+            raise ValueError(
+                f"state= must be one of {', '.join(ENDED_STATES)}: only such runs can be removed"
+            )
         if prefix:
             check_name(prefix, "prefix=")
-        states = ENDED if state is None else (state,)
+        states = ENDED_STATES if state is None else (state,)
         return await self._file.purge(before, states=states, prefix=prefix)
 
     async def run(
@@ -191,10 +191,10 @@ class Journal:
         A run that has ended returns its recorded result. Inside a tree its jobs are below the
         commander of that tree. Cancelling this call suspends the run, without a recorded cancel.
 
-        `timeout` is that of the job, as in `commander.run`: after so many seconds of all executions
-        together the job fails with `TimeoutError`, which is recorded. `limits`, such as
-        `Limits(budget=...)`, hold for the run with its later rounds, and count earlier usage. The
-        journal stores neither: pass them again to resume the run.
+        `timeout` limits the seconds of the job in all executions together. After that it fails with
+        `TimeoutError`, which is recorded. `limits`, such as `Limits(budget=...)`, apply to the run
+        with its later rounds, and count earlier usage. The journal stores neither: pass them again
+        to resume the run.
         """
         return await self._drive(job, run_id, live, timeout, limits)
 
@@ -222,25 +222,25 @@ class Journal:
     ) -> Any:
         require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
         require(limits, NodeLimits | None, "limits must be an object such as Limits(budget=...)")
-        async with self.taken_up(job, run_id, live) as kept:
+        async with self._acquired(job, run_id, live) as run:
             node = parent_here()
             if node is None:
                 async with Commander() as commander:
-                    await kept.drive(commander, timeout=timeout, limits=limits)
+                    await run.drive(commander, timeout=timeout, limits=limits)
             else:
-                await kept.drive(node.commander, timeout=timeout, limits=limits)
-        return kept.outcome()
+                await run.drive(node.commander, timeout=timeout, limits=limits)
+        return run.outcome()
 
     async def signal(
         self, run_id: str, name: str, value: Any = None, *, key: str | None = None
     ) -> None:
-        """Send a value to a run, for `self.durable.signal(name, ...)`; durable when this returns.
+        """Send a value to a run, which receives it by `self.durable.signal(name, ...)`.
 
-        It is stored until the run asks for it. `key` is an idempotency key for a sender that
-        retries: of the signals of one name with the same key a run gets only the first. The others
-        return without an error, also when the run is over. The journal stores a key as long as the
-        run, and for 30 days at least. Raises `RunNotFound`, `JournalError` for a run that is over,
-        `NotStorable` for a value that cannot be stored.
+        The value is on disk when this returns, and stored until the run receives it. `key` is an
+        idempotency key for a sender that retries: of all signals with one name and key, a run gets
+        only the first. The others return without an error, also when the run is over. The journal
+        stores a key as long as the run, and for 30 days at least. Raises `RunNotFound`,
+        `JournalError` for a run that is over, `NotStorable` for a value that cannot be stored.
         """
         check_name(name, "the name of a signal")
         if key is not None:
@@ -257,19 +257,19 @@ class Journal:
         """
         check_name(name, "the name of a note")
         data = _note_codec(name).encode(value)
-        await self._file.post(run_id, NOTE, name, data, wakes=False)
+        await self._file.post(run_id, NOTE_KIND, name, data, wakes=False)
 
     async def notes(self, run_id: str, name: str) -> list[Any]:
         """Return the notes of this name, oldest first. Raises `RunNotFound`."""
-        kept = [each for each in await self._file.letters(run_id) if each.kind == NOTE]
+        notes = [each for each in await self._file.letters(run_id) if each.kind == NOTE_KIND]
         codec = _note_codec(name)
-        return [codec.decode(each.value) for each in kept if each.name == name]
+        return [codec.decode(each.value) for each in notes if each.name == name]
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
         """Cancel a run for good, whether or not a process owns it; durable when this returns.
 
-        The owner then cancels its tree. Of a run without an owner nothing runs any more, neither
-        callbacks nor clean-up. Raises `RunNotFound`, `JournalError` for a run that is over.
+        The owner then cancels its tree. A run without an owner is over at once, without callbacks
+        or clean-up. Raises `RunNotFound`, `JournalError` for a run that is over.
         """
         data = json.dumps(reason).encode()
         check = partial(self._require_unended, "cancel")
@@ -285,23 +285,26 @@ class Journal:
         """
         run = await self._file.run(run_id)
         if run.state == "completed":
-            why = f"has nothing to resume in the run {run_id!r}, which has completed"
+            why = f"cannot resume the run {run_id!r}, which has completed"
             raise JournalError(
-                self.name, why, f"anabranch runs show {quote(run_id)} shows what it gave"
+                self.name, why, f"anabranch runs show {quote(run_id)} shows its result"
             )
         await resume(self._file, run_id)
 
     def _require_unended(self, what: str, run: RunRow) -> None:
-        if run.state in ENDED:
-            why = f"takes no {what} for the run {run.run_id!r}, which is over ({run.state})"
+        if run.state in ENDED_STATES:
+            why = f"accepts no {what} for the run {run.run_id!r}, which is over ({run.state})"
             remedy = f"anabranch runs show {quote(run.run_id)} shows how it ended"
             raise JournalError(self.name, why, remedy)
 
     async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
         """Return the calls that wait for an approval, of all runs or of one, oldest first.
 
-        Also those of suspended runs. Answer each by its `approve()` or `deny()`, in any order and
-        from any process.
+        Calls of suspended runs are among them. Answer each by its `approve()` or `deny()`, in any
+        order and from any process.
+
+            for call in await journal.approvals():
+                await call.deny("not today")
         """
         return await pending(self._file, PendingApproval, run_id)
 
@@ -337,7 +340,7 @@ class Journal:
             yield
             return
         try:
-            lock = RunLock(self.name, f"\0{name}")  # not the name of any run
+            lock = RunLock(self.name, f"\0{name}")  # no name of a run begins so
         except RunBusy as busy:
             raise RunBusy(name, busy.pid, busy.since) from None
         except OSError as error:
@@ -348,13 +351,13 @@ class Journal:
             lock.release()
 
     @asynccontextmanager
-    async def taken_up(
+    async def _acquired(
         self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
     ) -> AsyncGenerator[OwnedRun]:
         """Acquire a run for the block."""
         if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
-        taking = take_up(
+            raise TypeError(f"live= must be a dict from names of fields to values, not {live!r}")
+        acquiring = acquire_or_start(
             self._file,
             job if job is None else _require_durable(job),
             run_id,
@@ -362,34 +365,34 @@ class Journal:
             grace=self.grace,
             max_recoveries=self.max_recoveries,
         )
-        async with self._registered(taking) as kept:
-            yield kept
+        async with self._registered(acquiring) as run:
+            yield run
 
     @asynccontextmanager
-    async def _registered(self, taking: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
+    async def _registered(self, acquiring: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
         """Register an acquired run, so that closing the journal suspends it and waits for it."""
-        given_back = asyncio.get_running_loop().create_future()
-        kept = None
+        released = asyncio.get_running_loop().create_future()
+        run = None
         try:
-            async with taking as kept:
-                self._driven[kept] = given_back
-                kept.write_partials(self.partials)
-                yield kept
+            async with acquiring as run:
+                self._driven[run] = released
+                run.write_partials(self.partials)
+                yield run
         finally:
-            if kept is not None:
-                del self._driven[kept]
-            given_back.set_result(None)
+            if run is not None:
+                del self._driven[run]
+            released.set_result(None)
 
 
 @lru_cache(maxsize=64)
 def _note_codec(name: str) -> Codec:
-    # Building a codec takes longer than writing a note, and a server writes many notes.
+    # Cached: building a codec takes longer than writing a note, and a server writes many notes.
     return Codec(Any, f"the note {name!r}")
 
 
 def _require_durable(job: object) -> Durable[Any]:
     if not isinstance(job, Durable):
-        raise TypeError(f"{job!r} is not durable: a run in a journal is a Durable job")
+        raise TypeError(f"{job!r} is not durable: only a Durable job can run in a journal")
     return cast("Durable[Any]", job)
 
 
@@ -403,7 +406,7 @@ async def _kept(
     """Implement `run(job, journal=...)`."""
     if run_id is None:
         raise ConfigurationError(
-            "run(..., journal=...) needs run_id=: by this name the run is taken up again"
+            "run(..., journal=...) needs run_id=, the name by which the run is resumed"
         )
     async with AsyncExitStack() as stack:
         durable_job = _require_durable(job)
@@ -411,7 +414,7 @@ async def _kept(
             journal = Journal(journal)
         if not journal.is_open:
             await stack.enter_async_context(journal)
-        yield await stack.enter_async_context(journal.taken_up(durable_job, run_id, live))
+        yield await stack.enter_async_context(journal._acquired(durable_job, run_id, live))
 
 
 durable.run_opener = _kept

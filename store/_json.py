@@ -1,11 +1,11 @@
-"""Values as JSON: a text for identities and comparisons, and JSON that is read back.
+"""Values as JSON: canonical texts for identities and comparisons, and JSON that is decoded again.
 
-Both write what JSON has as itself, and all else as an object with one key that begins with `$`, its
-tag. `KINDS` says for each type how both write it. Journals hold both forms, so neither changes.
+Both write JSON types as themselves, and other types as an object with one key that begins with `$`,
+the tag. `TYPE_FORMS` has both forms of each type. Journals store both forms, so neither may change.
 
 - `canonical` returns a text that is the same in every process and every run. It never raises.
-- `pack` and `unpack` keep a value: bytes, tuples, sets, keys that are not strings, numbers that are
-  not finite, times with their zones.
+- `pack` and `unpack` also preserve bytes, tuples, sets, keys that are not strings, numbers that are
+  not finite, and times with their zones.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from ..commander.remote import inputs_of
 from ..commander.stored_names import find_loaded, stored_name
 from ..messages import Part
 from ..messages.options import StrictSchema
-from ._seal import check_size
+from ._checksums import check_size
 
 __all__ = [
-    "EXACT",
-    "SCALARS",
-    "WRITERS",
-    "Exact",
+    "EXACT_TAG",
+    "JSON_WRITERS",
+    "SCALAR_TEXTS",
+    "ExactIntegers",
     "canonical",
     "canonical_inputs",
     "digest",
@@ -54,10 +54,10 @@ __all__ = [
     "unpack",
 ]
 
-# Containers inside each other: a fixed number, since Python's own limit depends on the caller.
-MAX_DEPTH = 100
+# Levels of containers: a fixed number, since Python's recursion limit depends on the caller.
+MAX_NESTING = 100
 MAX_INT_BITS = 10_000  # Python converts no more than some thousand digits
-EXACT = "$exact"  # the tag of a value whose integers may be where a float is annotated
+EXACT_TAG = "$exact"  # of a value with integers for which a float is annotated
 
 
 # --- the text of a value
@@ -66,24 +66,24 @@ EXACT = "$exact"  # the tag of a value whose integers may be where a float is an
 def canonical(value: object, *, numbers: bool = False) -> tuple[str, bool]:
     """Return the text of `value`, and whether it is complete.
 
-    Two values have the same text if they are built alike of equal data of the same types: `1`,
-    `True`, `1.0` and `"1"` differ, so do a list and a tuple, or one instant in two time zones. The
-    order of a dict does not count. A dataclass or pydantic model is the name of its class and all
-    its fields, also those that are not compared. A class or function is its name, if its module has
-    it under that name. Anything else is live: a backend, a node, a lock, a lambda. Of that the text
-    has only the name of the type, and is not complete. The same holds for a value that contains
-    itself or is nested deeper than 100 levels. With `numbers` an integer is written as the float
-    that equals it, if there is one.
+    Two values have the same text if they have the same structure of equal data of the same types:
+    `1`, `True`, `1.0` and `"1"` differ, and so do a list and a tuple, or one instant in two time
+    zones. The order of a dict does not count. A dataclass or pydantic model is written as the name
+    of its class and all its fields, also fields that are not compared. A class or function is
+    written as its name, if its module has it under that name. Anything else is live: a backend, a
+    node, a lock, a lambda. It is written as the name of its type, and the text is not complete. The
+    same applies to a value that contains itself or has more than 100 levels. With `numbers` an
+    integer is written as the float that equals it, if there is one.
     """
-    walk = _Walk(_NUMBERS if numbers else SCALARS)
+    walk = _Walk(_FLOAT_TEXTS if numbers else SCALAR_TEXTS)
     try:
         return _text(value, walk), walk.complete
-    except Exception:  # noqa: BLE001 - odd metaclasses; no stack left; changed in another thread
+    except Exception:  # noqa: BLE001 - a metaclass; no stack left; a change by another thread
         return '{"$live":"any"}', False
 
 
 def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
-    """Return the same of a node's inputs and of the attributes that its own code has set."""
+    """Return as `canonical` the text of a node's inputs and of attributes that its code has set."""
     given: dict[str, object] = vars(node)
     order = _order(tuple(given))
     if order is None:
@@ -91,7 +91,7 @@ def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
     texts: list[str] = []
     for name, begin in order:
         value = given[name]
-        if (scalar := SCALARS.get(type(value))) is None:
+        if (scalar := SCALAR_TEXTS.get(type(value))) is None:
             return canonical(inputs_of(node))
         texts.append(begin + scalar(value))
     return f"{{{','.join(texts)}}}", True
@@ -99,7 +99,7 @@ def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
 
 @lru_cache
 def _order(names: tuple[str, ...]) -> list[tuple[str, str]] | None:
-    """Return each attribute in order, with the text before its value; None for odd names."""
+    """Return each attribute in order, with the text before its value; None for unusual names."""
     own = sorted(name for name in names if not name.startswith("_node_"))
     if not all(name.isidentifier() and name.isascii() for name in own):
         return None
@@ -107,7 +107,7 @@ def _order(names: tuple[str, ...]) -> list[tuple[str, str]] | None:
 
 
 def digest(*parts: str | bytes | int) -> bytes:
-    """Return 16 bytes that differ for other parts, types of parts or orders of parts."""
+    """Return 16 bytes that differ if the parts, their types or their order do."""
     state = blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, str):
@@ -127,13 +127,13 @@ def digest_put(putter: bytes, what: str, number: int) -> bytes:
 
 
 class _Walk:
-    """The state while one value is written."""
+    """The state of one call of `canonical`."""
 
     __slots__ = ("complete", "inside", "scalars")
 
     def __init__(self, scalars: dict[type, Callable[[Any], str]]) -> None:
         self.scalars = scalars
-        self.inside: list[int] = []  # the ids of the containers around; none is written
+        self.inside: list[int] = []  # the ids of the containers around the current value
         self.complete = True
 
 
@@ -142,7 +142,7 @@ def _text(value: object, walk: _Walk) -> str:
     if (scalar := walk.scalars.get(kind)) is not None:
         return scalar(value)
     inside = walk.inside
-    if id(value) in inside or len(inside) >= MAX_DEPTH:
+    if id(value) in inside or len(inside) >= MAX_NESTING:
         return _live(kind, walk)
     inside.append(id(value))
     text = _TEXTS.get(kind, _object)(value, walk)
@@ -159,7 +159,7 @@ def _string(value: str) -> str:
     if not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError:  # escaped, two lone surrogates would become one character
+        except UnicodeEncodeError:  # two escaped lone surrogates would be one character
             return f'{{"$str":"{value.encode("utf-8", "surrogatepass").hex()}"}}'
     return quote(value)
 
@@ -185,7 +185,7 @@ def _dict(value: Any, walk: _Walk) -> str:
     return f"{{{text}}}"
 
 
-# The content of a subclass of these, read without its own methods.
+# By base class: how to read the content of a subclass without calling its methods.
 _CONTENT: dict[type, Callable[[Any], object]] = {
     str: str.__str__,
     int: int.__int__,
@@ -207,8 +207,8 @@ def _object(value: Any, walk: _Walk) -> str:
     try:
         own: Any = getattr(value, "__dict__", {})
         if "__qualname__" in own or issubclass(kind, (type, FunctionType, BuiltinFunctionType)):
-            # A class, a function, or a wrapper of a function, such as a tool.
-            # Pickling a handler renames its function to this (`handlers/_handler.py`).
+            # A class, a function, or a wrapper of a function, such as a tool. Pickling a handler
+            # renames its function to `_function` (`handlers/_handler.py`).
             renamed = value.__qualname__.endswith("._function")
             if not renamed and find_loaded(name := stored_name(value)) is value:
                 return f'{{"$name":{quote(name)}}}'
@@ -225,7 +225,7 @@ def _object(value: Any, walk: _Walk) -> str:
 
 
 def _state(value: Any, kind: Any, own: dict[str, Any]) -> list[object] | None:
-    """Return the contents of an object; None if they cannot be known."""
+    """Return the contents of an object; None if they are unknown."""
     if issubclass(kind, BaseModel):
         fields = {name: own[name] for name in kind.model_fields if name in own}
         return [fields, value.__pydantic_extra__, value.__pydantic_private__]
@@ -242,16 +242,16 @@ def _state(value: Any, kind: Any, own: dict[str, Any]) -> list[object] | None:
         if name != "__orig_class__" and not isinstance(getattr(kind, name, None), cached_property)
     }
     for field in dataclasses.fields(value) if declared else ():
-        if hasattr(value, field.name):  # one with a slot may be empty
+        if hasattr(value, field.name):  # a slot may be empty
             attributes[field.name] = getattr(value, field.name)
     return [attributes, *content]
 
 
-# --- JSON that is read back
+# --- JSON that is decoded again
 
 
 def pack(value: Any, other: Callable[[Any], Any] | None = None, *, exact: bool = True) -> Any:
-    """Return `value` as plain JSON data; without `exact`, only what JSON has is kept.
+    """Return `value` as plain JSON data; without `exact`, other types are not tagged.
 
     `other` packs an object of any other class.
     """
@@ -285,11 +285,11 @@ def pack(value: Any, other: Callable[[Any], Any] | None = None, *, exact: bool =
 
 
 def unpack(data: bytes, others: dict[str, Callable[[Any], Any]] | None = None) -> Any:
-    """Return the value that was packed, from its JSON text.
+    """Return the packed value from its JSON text.
 
-    `others` read what the `other` of `pack` wrote, by their tags.
+    `others` has readers by tag for objects that the `other` of `pack` has packed.
     """
-    readers = {**_READERS, **others} if others else _READERS
+    readers = {**_TAG_READERS, **others} if others else _TAG_READERS
 
     def read(pairs: list[tuple[str, Any]]) -> Any:
         if len(pairs) == 1 and (reader := readers.get(pairs[0][0])) is not None:
@@ -317,7 +317,7 @@ def _write_str(value: str) -> bytes:
         return dump(value)
 
 
-# --- how each type is written
+# --- the forms of each type
 
 
 _Text: TypeAlias = Callable[[Any, _Walk], str]
@@ -330,7 +330,7 @@ def _tagged(tag: str, write: _Text) -> _Text:
 
 
 def _of(tag: str, *parts: Callable[[Any], object]) -> _Text:
-    """Write the parts of a value, which these functions return, one after the other."""
+    """Return a function that writes a tagged list of the parts that these functions return."""
     return _tagged(tag, lambda value, walk: _list([part(value) for part in parts], walk))
 
 
@@ -358,15 +358,15 @@ def _read_clock(kind: Any) -> Callable[[Any], Any]:
 
 
 _Parts: TypeAlias = tuple[Callable[[Any], object], ...]
-# `fold` tells the two hours before winter time apart.
+# `fold` distinguishes the two hours at the end of summer time.
 _CLOCK: _Parts = (
     lambda v: v.replace(tzinfo=None).isoformat(), lambda v: v.tzinfo, lambda v: v.fold
 )  # fmt: skip
 _SPAN: _Parts = (lambda v: v.days, lambda v: v.seconds, lambda v: v.microseconds)
 _COMPLEX: _Parts = (lambda v: v.real, lambda v: v.imag)
 
-# The text of a value of exactly this type, which is always complete.
-SCALARS: dict[type, Callable[[Any], str]] = {
+# By exact type: its canonical text, which is always complete.
+SCALAR_TEXTS: dict[type, Callable[[Any], str]] = {
     str: _string,
     int: _integer,
     bool: lambda value: "true" if value else "false",
@@ -375,13 +375,13 @@ SCALARS: dict[type, Callable[[Any], str]] = {
     bytes: lambda value: f'{{"$bytes":"{value.hex()}"}}',
 }
 
-_NUMBERS: dict[type, Callable[[Any], str]] = {
-    **SCALARS,
+_FLOAT_TEXTS: dict[type, Callable[[Any], str]] = {
+    **SCALAR_TEXTS,
     int: lambda value: _integer(value) if abs(value) > 2**53 else f"{float(value)!r}",
 }
 
-# The JSON of a value of exactly this type, as `dump(pack(value))` returns it.
-WRITERS: dict[type, Callable[[Any], bytes]] = {
+# By exact type: its JSON, equal to that of `dump(pack(value))`.
+JSON_WRITERS: dict[type, Callable[[Any], bytes]] = {
     str: _write_str,
     int: lambda v: b"%d" % v if v.bit_length() < MAX_INT_BITS else dump(pack(v)),
     float: lambda v: float.__repr__(v).encode() if isfinite(v) else dump(pack(v)),
@@ -389,9 +389,13 @@ WRITERS: dict[type, Callable[[Any], bytes]] = {
     NoneType: lambda _: b"null",
 }
 
-# By type: its text, and how it is packed and unpacked if it can be.
-KINDS: dict[type, tuple[_Text, _Pack | None, _Unpack | None]] = {
-    bytes: (lambda value, _: SCALARS[bytes](value), lambda v, _: b64encode(v).decode(), b64decode),
+# By type: its canonical text, and how it is packed and unpacked, or None.
+TYPE_FORMS: dict[type, tuple[_Text, _Pack | None, _Unpack | None]] = {
+    bytes: (
+        lambda value, _: SCALAR_TEXTS[bytes](value),
+        lambda v, _: b64encode(v).decode(),
+        b64decode,
+    ),
     tuple: (_tagged("tuple", _list), lambda value, again: [again(v) for v in value], tuple),
     set: (_tagged("set", _set), _sorted, set),
     frozenset: (_tagged("frozenset", _set), _sorted, frozenset),
@@ -427,20 +431,20 @@ KINDS: dict[type, tuple[_Text, _Pack | None, _Unpack | None]] = {
         for kind in (PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
     },
 }
-_TEXTS = {kind: text for kind, (text, _, _) in KINDS.items()}
-_PACKERS = {kind: pack for kind, (_, pack, _) in KINDS.items() if pack is not None}
+_TEXTS = {kind: text for kind, (text, _, _) in TYPE_FORMS.items()}
+_PACKERS = {kind: pack for kind, (_, pack, _) in TYPE_FORMS.items() if pack is not None}
 
 
-class Exact(NamedTuple):
-    """A value whose integers stay integers, as it was packed under the tag `EXACT`."""
+class ExactIntegers(NamedTuple):
+    """A value with the tag `EXACT_TAG`: its integers stay integers."""
 
     value: Any
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **{f"${kind.__name__}": read for kind, (_, _, read) in KINDS.items() if read is not None},
+_TAG_READERS: dict[str, Callable[[Any], Any]] = {
+    **{f"${kind.__name__}": read for kind, (_, _, read) in TYPE_FORMS.items() if read is not None},
     "$int": lambda text: int(text, 16),
     "$float": float,
     "$dict": dict,
-    EXACT: Exact,
+    EXACT_TAG: ExactIntegers,
 }

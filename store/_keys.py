@@ -64,7 +64,7 @@ class Keys:
         if not self._redactors or not data:
             return data
         text = data.decode()
-        # Most rows have none. A key may contain line breaks, which JSON escapes.
+        # A fast check, as most rows have no key. A key may contain line breaks, which JSON escapes.
         flat = text.replace("\\n", " ").replace("\\r", " ").replace("\\t", " ")
         if self.cut_text(flat) == flat:
             return data
@@ -79,8 +79,8 @@ class Keys:
             try:
                 codec.decode(cut)
             except Exception as error:
-                why = "it has the key of a backend in it, and is nothing without that"
-                raise NotStorable(f"a result cannot be kept: {why}") from error
+                why = "it contains the key of a backend, and is not valid without it"
+                raise NotStorable(f"a result cannot be stored: {why}") from error
         return cut
 
     def refuse_inputs(self, written: Mapping[str, Any]) -> None:
@@ -88,13 +88,13 @@ class Keys:
         for name, value in written["inputs"].items():
             if self.cut(value) != value:
                 raise NotStorable(
-                    f"the field {written['class']}.{name} has the key of a backend in it, which no"
-                    " journal keeps: annotate it Live[...], and give it when the run is taken up"
+                    f"the field {written['class']}.{name} contains the key of a backend, which no"
+                    " journal stores: annotate it Live[...], and pass it in live= to resume the run"
                 )
 
 
 def _cuts_text(redact: Callable[[str], object]) -> bool:
-    """Return whether `redact` maps text to text; in a user's class it may do something else."""
+    """Return whether `redact` maps text to text; a user's class may use the name otherwise."""
     try:
         return redact("") == ""
     except Exception:  # noqa: BLE001 - code of a user's class

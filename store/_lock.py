@@ -1,9 +1,9 @@
-"""The lease of a run: a lock of the operating system, which ends with the process in any case.
+"""The lease of a run: a lock of the operating system, which always ends with the process.
 
-For each run with an owner there is a locked file beside the journal. The lock belongs to the open
-file and not to the process (as that of `fcntl` would). So two journals in one process exclude each
-other too, and reading the file does not release it. A fork would share the lock and could hold it
-after its parent has died, so it closes its copy at once.
+Each run with an owner has a locked file beside the journal. The lock belongs to the open file, not
+to the process as a lock of `fcntl` would. So two journals in one process exclude each other too,
+and reading the file does not release it. A fork would share the lock, also after the death of its
+parent, so it closes its copy at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ else:
 
 __all__ = ["RunLock", "lock_folder"]
 
-_BEYOND = 1 << 30  # where Windows locks a byte, as a locked byte cannot be read
+_WINDOWS_LOCK_OFFSET = 1 << 30  # beyond the content, as Windows does not read a locked byte
 
 
 class RunLock:
     """The lease of one run.
 
-    Raises `RunBusy` if it is held already, and `OSError` where no lock can be created.
+    Raises `RunBusy` if another owner has it, and `OSError` where no lock can be created.
     """
 
     def __init__(self, journal: str, run_id: str) -> None:
@@ -43,7 +43,7 @@ class RunLock:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _lock(self._file)
-                # Otherwise its last holder has removed the file, and the lock excludes no one.
+                # Otherwise the last owner has removed the file: another process can lock a new one.
                 if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                     break
             except FileNotFoundError:
@@ -58,7 +58,7 @@ class RunLock:
                 raise
             os.close(self._file)
         _held.add(self)
-        with suppress(OSError):  # a full disk: it is locked, but does not say by which process
+        with suppress(OSError):  # a full disk: `RunBusy` then does not name the process
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()} {time.time()}\n".encode())
 
@@ -67,7 +67,7 @@ class RunLock:
         if self._file < 0:
             return
         _held.discard(self)
-        with suppress(OSError):  # the folder was removed; on Windows another process reads the file
+        with suppress(OSError):  # no folder; on Windows, another reader
             self._path.unlink()
         self.forget()
 
@@ -84,7 +84,7 @@ def lock_folder(journal: str) -> str:
 
 def _lock(file: int) -> None:
     if sys.platform == "win32":
-        os.lseek(file, _BEYOND, os.SEEK_SET)
+        os.lseek(file, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
         os.lseek(file, 0, os.SEEK_SET)
     else:

@@ -1,15 +1,15 @@
 """Match the effects and cancels of this execution with the recorded ones.
 
 A new effect may be a recorded one that an edit of the code has moved to another node or renamed. So
-it is held while such a recorded effect can still be replayed. If that one cannot be replayed any
-more, the run is parked before anything is done.
+it is held while such a recorded effect can still be replayed. Once that one cannot be replayed any
+more, the run is parked before the new effect is called.
 
-Code that has not changed is never parked. All that a recorded effect waited for is recorded too, so
-its caller reaches it again without the help of any new effect. A lock is the exception: this time
-the new effect may have acquired it first. Where only locks block everything, the new effect runs.
+A run whose code has not changed is never parked. Everything that a recorded effect waited for is
+recorded too, so its caller reaches it again without any new effect. A lock is the exception: a new
+effect may have acquired it first this time. If only locks block the run, the new effect is called.
 
 A node whose cancel is recorded does nothing and ends when it is cancelled again. If it ended at
-once, a parent that waits for the first of several would take another course than before.
+once, a parent that waits for the first of several nodes would take another course than before.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ._json import digest
 from ._unreplayed import SHORT_DIGITS, Intent, caller_in
 
 if TYPE_CHECKING:
+    from ._execution import Execution
     from ._scope import NodeScope
-    from ._state import JournalState
 
 __all__ = ["EffectMatch", "end_again"]
 
-POLL_SECONDS = 0.01
-MAX_POLL_SECONDS = 0.25
-WARNING_SECONDS = 30.0  # for which an effect is held before the log says so
-LATE_FACTOR = 2.0  # times as long as before, after which a recorded cancel is not waited for
+HOLD_POLL_SECONDS = 0.01
+MAX_CANCEL_POLL_SECONDS = 0.25
+HOLD_WARNING_SECONDS = 30.0  # after which a warning names the effect that is held
+LATE_FACTOR = 2.0  # times the recorded time, after which a cancel or timeout is not expected
 
 logger = logging.getLogger("anabranch.store")
 
 Outlook: TypeAlias = Literal["past", "coming", "lost"]
-"""Its part does not run again; it is still to come; the code does not make it any more."""
+"""Of a recorded effect: its node does not run again; it may still be replayed; it cannot be."""
 
 
 # --- which effect a call is
 
 
 class EffectMatch:
-    """The effect that a call of a node is, in each attempt and each execution.
+    """Finds the effect that a call is, the same in each attempt and each execution.
 
     It is identified by its ordinal among equal calls of the node, in any attempt. If no attempt has
     made that call before, it takes over one with the same name and inputs that an earlier attempt
@@ -63,78 +63,81 @@ class EffectMatch:
     ) -> None:
         self.caller = caller
         self.stable = key
-        self._ledger = caller.ledger
+        self._execution = caller.execution
         self._name = name
         self._text = text
         self._aside = is_in_side_task()
         self._inputs = digest(text).hex()[:SHORT_DIGITS]
-        # For the next attempt: the calls that it is one of, and its attempt.
+        # Fields of its intent, for later attempts: the digest of equal calls, and its attempt.
         self.shared: dict[str, str] = {}
-        # Its identity in this attempt alone, while it may still take over another call.
+        # Its identity in this attempt only, while it may still take over another call.
         self._here: bytes | None = None
         self.ident = self._identify(harmless) if key is None or harmless else self._find(key)
-        self._ledger.claimed.add(self.ident)
+        self._execution.reached.add(self.ident)
 
     def _identify(self, harmless: bool) -> bytes:
-        caller, ledger, name, text = self.caller, self._ledger, self._name, self._text
-        number = caller.number(f"effect {name} {text}", aside=is_in_side_task())
-        here = digest(caller.now, "effect", name, text, number)
+        caller, execution, name, text = self.caller, self._execution, self._name, self._text
+        number = caller.number(f"effect {name} {text}", aside=is_in_side_task(), label=name)
+        here = digest(caller.attempt_ident, "effect", name, text, number)
         if harmless:
             return here
-        mine = digest(caller.free_now, "effect", name, text, number)
-        if caller.free_before is not None:
-            before = digest(caller.free_before, "effect", name, text, number)
-            intent = ledger.find(before, "intent")
+        mine = digest(caller.base_attempt_ident, "effect", name, text, number)
+        if caller.old_base_ident is not None:
+            before = digest(caller.old_base_ident, "effect", name, text, number)
+            intent = execution.find(before, "intent")
             if intent is not None and (
-                caller_in(json.loads(intent.value)) == caller.now.hex()
-                or ledger.find(mine, "intent") is None
+                caller_in(json.loads(intent.value)) == caller.attempt_ident.hex()
+                or execution.find(mine, "intent") is None
             ):
                 mine = before
-        if not caller.retried:
+        if not caller.is_retried:
             return mine
-        holder = caller.holder
+        holder = caller.effect_sharer
         attempt, of = (
-            each.hex()[:SHORT_DIGITS] for each in (holder.now, digest(holder.free, name, text))
+            each.hex()[:SHORT_DIGITS]
+            for each in (holder.attempt_ident, digest(holder.base_ident, name, text))
         )
         self.shared = {"of": of, "in": attempt}
-        if (row := ledger.find(here, "takes")) is not None:
+        if (row := execution.find(here, "takes")) is not None:
             return bytes.fromhex(json.loads(row.value)["effect"])
-        if ledger.intents.taken_over.get(mine) == attempt:
+        if execution.intents.takeovers.get(mine) == attempt:
             return here
-        ledger.intents.taken_over[mine] = attempt
-        if mine not in ledger.intents.begun[of] and self._left():
+        execution.intents.takeovers[mine] = attempt
+        if mine not in execution.intents.attempts_by_call[of] and self._left():
             self._here = here
         return mine
 
     def _left(self) -> list[bytes]:
         """Return the equal calls of earlier attempts that this one has not made so far."""
-        attempt, taken = self.shared["in"], self._ledger.intents.taken_over
-        begun = self._ledger.intents.begun[self.shared["of"]].items()
+        attempt, taken = self.shared["in"], self._execution.intents.takeovers
+        begun = self._execution.intents.attempts_by_call[self.shared["of"]].items()
         return [each for each, by in begun if by != attempt and taken.get(each) != attempt]
 
     def _find(self, key: str) -> bytes:
-        """Return its identity by its key; refuse a key that another call of these attempts has."""
-        caller, ledger = self.caller, self._ledger
-        caller.number(f"key {key}", key, what="calls of tools")
+        """Return its identity by its key; raise `ConfigurationError` for a second such call."""
+        caller, execution = self.caller, self._execution
+        caller.number(f"key {key}", key, label="calls of tools")
         above = [*caller.up()]
         root = next(scope for scope in above if scope.is_root or scope.parent is None)
-        ident = digest(root.free, "key", key)
-        before = ledger.keyed.get(ident)
+        ident = digest(root.base_ident, "key", key)
+        before = execution.keyed_callers.get(ident)
         if before and all(scope.attempt == attempt for scope, attempt in before):
-            raise ConfigurationError(f"the key {key!r} is given to two calls of tools in one run")
-        ledger.keyed[ident] = [(scope, scope.attempt) for scope in above]
+            raise ConfigurationError(
+                f"two calls of tools in one run have the key {key!r}: give each its own key"
+            )
+        execution.keyed_callers[ident] = [(scope, scope.attempt) for scope in above]
         what = f"effect {self._name} {self._text}"
-        if (row := ledger.find(ident, "takes")) is not None:
+        if (row := execution.find(ident, "takes")) is not None:
             found = bytes.fromhex(json.loads(row.value)["effect"])
-        elif ledger.find(ident, "intent") is not None:
+        elif execution.find(ident, "intent") is not None:
             return ident
         else:  # an earlier version of the code may have made this call without a key
             number, _ = (caller._counts or {}).get(what, (0, None))
-            found = digest(caller.free_now, "effect", self._name, self._text, number)
-            if ledger.find(found, "intent") is None:
+            found = digest(caller.base_attempt_ident, "effect", self._name, self._text, number)
+            if execution.find(found, "intent") is None:
                 return ident
-            ledger.record(ident, "takes", {"effect": found.hex(), "in": ""})
-        caller.number(what)  # it still counts among those without a key
+            execution.record(ident, "takes", {"effect": found.hex(), "in": ""})
+        caller.number(what)  # so that later calls without a key keep their ordinals
         return found
 
     async def settle(self) -> None:
@@ -142,29 +145,29 @@ class EffectMatch:
         here, self._here = self._here, None
         if here is None:
             return
-        ledger, holder = self._ledger, _caller_node(self.caller.holder)
+        execution, holder = self._execution, _caller_node(self.caller.effect_sharer)
 
         def decide() -> bool:
-            return not self._left() or holder is None or holder in _Stuck(ledger)
+            return not self._left() or holder is None or holder in _Stuck(execution)
 
-        if await _hold(ledger, decide) and (left := self._left()):
+        if await _hold(execution, decide) and (left := self._left()):
             self.ident, attempt = left[0], self.shared["in"]
-            ledger.intents.taken_over[self.ident] = attempt
-            ledger.claimed.add(self.ident)
-            ledger.record(here, "takes", {"effect": self.ident.hex(), "in": attempt})
+            execution.intents.takeovers[self.ident] = attempt
+            execution.reached.add(self.ident)
+            execution.record(here, "takes", {"effect": self.ident.hex(), "in": attempt})
 
     async def wait_for_unreplayed(self) -> None:
         """Hold a new effect while a recorded one that it may be can still be replayed.
 
         Raises `JournalMismatch` if that one cannot be replayed any more.
         """
-        ledger, by = self._ledger, self.caller.now.hex()
+        execution, by = self._execution, self.caller.attempt_ident.hex()
 
         def left() -> list[Intent]:
             return [
                 each
-                for each in ledger.intents.like(by, self._name, self._inputs)
-                if each.ident not in ledger.claimed and (self.stable is None or each.key is None)
+                for each in execution.intents.find_candidates(by, self._name, self._inputs)
+                if each.ident not in execution.reached and (self.stable is None or each.key is None)
             ]
 
         if not left():
@@ -172,30 +175,32 @@ class EffectMatch:
         here = _caller_node(self.caller)
 
         def decide() -> bool:
-            stuck = _Stuck(ledger)
-            outlooks = [(each, _outlook(ledger, each, self.caller, here, stuck)) for each in left()]
+            stuck = _Stuck(execution)
+            outlooks = [
+                (each, _outlook(execution, each, self.caller, here, stuck)) for each in left()
+            ]
             for each, outlook in outlooks:
                 if outlook == "lost":
-                    raise ledger.mismatch(self._describe(each, here))
+                    raise execution.park(self._describe(each, here))
             return all(outlook == "past" for _, outlook in outlooks)
 
         def warn() -> None:
             if waiting := left():
                 why = self._describe(waiting[0], here)
-                logger.warning("the run %r waits: %s so far", ledger.run_id, why)
+                logger.warning("the run %r waits: %s so far", execution.run_id, why)
 
-        timer = ledger.loop.call_later(WARNING_SECONDS, warn)
+        timer = execution.loop.call_later(HOLD_WARNING_SECONDS, warn)
         try:
-            await _hold(ledger, decide)
+            await _hold(execution, decide)
         finally:
             timer.cancel()
 
     def _describe(self, intent: Intent, here: Node[Any] | None) -> str:
         same = "the same inputs" if intent.inputs == self._inputs else "other inputs"
-        path, where = self._ledger.intents.path(intent.by), ""
-        if found := self._ledger.intents.put_on(path):
+        path, where = self._execution.intents.path(intent.by), ""
+        if found := self._execution.intents.find_nodes(path):
             node, now = found[0]
-            below = [each for _, each in path].index(now)  # how many nodes were below it
+            below = [each for _, each in path].index(now)  # the nodes between it and the call
             between = "/..." if below > 1 else ""
             where = f" at {node.path}{f'{between}/{intent.at}' if below else ''}"
         return (
@@ -206,7 +211,7 @@ class EffectMatch:
 
     def intent(self) -> dict[str, Any]:
         """Return the JSON of the row that is written before the effect is called."""
-        by = self._ledger.intents.name_caller(self.caller)
+        by = self._execution.intents.name_caller(self.caller)
         value: dict[str, Any] = {"by": by, "name": self._name}
         if led := self._count_led(len(by.split())):
             value["led"] = led
@@ -219,19 +224,19 @@ class EffectMatch:
         return {**value, "inputs": self._inputs, "at": at}
 
     def _count_led(self, most: int) -> int:
-        """Return how many nodes, from the caller up, led to it by their own tasks."""
+        """Return how many nodes, from the caller up, reached it in the task of their body."""
         count = 0
         for scope in () if self._aside else self.caller.up():
             count += 1
-            if scope.aside or count == most:
+            if scope.is_aside or count == most:
                 break
         return count
 
     def attempt(self) -> str:
-        """Return what tells this attempt of the caller from others."""
+        """Return a text that differs between attempts of the caller."""
         if self.stable is None:
-            return self.caller.now.hex()
-        # Wherever the call has moved: the attempts of all nodes above it that had more than one.
+            return self.caller.attempt_ident.hex()
+        # The call may have moved to another node: only the attempts above it count.
         return " ".join(str(each.attempt) for each in self.caller.up() if each.attempt > 1)
 
 
@@ -244,30 +249,30 @@ def _caller_node(caller: NodeScope) -> Node[Any] | None:
 
 
 def _outlook(
-    ledger: JournalState, intent: Intent, caller: NodeScope, here: Node[Any] | None, stuck: _Stuck
+    execution: Execution, intent: Intent, caller: NodeScope, here: Node[Any] | None, stuck: _Stuck
 ) -> Outlook:
-    if intent.ident in ledger.intents.lost:
+    if intent.ident in execution.intents.lost_effects:
         return "lost"
-    path = ledger.intents.path(intent.by)
+    path = execution.intents.path(intent.by)
     if not path:  # of an earlier release: only its own caller is known
-        if here is None or intent.by != caller.now.hex():
+        if here is None or intent.by != caller.attempt_ident.hex():
             return "past"
         return _outlook_below(here, stuck)
-    if not ledger.runs_again(path):
+    if not execution.runs_again(path):
         return "past"
-    found = ledger.intents.put_on(path)
+    found = execution.intents.find_nodes(path)
     if not found:
         return "past"
     for node, now in found:
         scope: Any = scope_of(node)
-        skipped = scope.is_recorded or scope.skips or scope.cancel_reason is not None
-        if skipped or scope.in_attempt.hex() != now:
+        skipped = scope.is_recorded or scope.returns_recorded or scope.cancel_reason is not None
+        if skipped or scope.last_attempt_ident.hex() != now:
             return "past"
     return _outlook_below(found[0][0], stuck)
 
 
 def _outlook_below(node: Node[Any], stuck: _Stuck) -> Outlook:
-    """Return whether a node still reaches what it did; it is the last that was put again."""
+    """Return whether a node may still replay its effects; the nodes below it are not put yet."""
     if node.state == "completed":
         return "lost"
     if node.state in ("failed", "cancelled") or (node.state == "joining" and node.error):
@@ -275,66 +280,72 @@ def _outlook_below(node: Node[Any], stuck: _Stuck) -> Outlook:
     return "lost" if node in stuck else "coming"
 
 
-# --- what waits for the replay
+# --- waits for the replay
 
 
 @lend_slot()
-async def _hold(ledger: JournalState, decide: Callable[[], bool]) -> bool:
-    """Wait until `decide()` is true; return False if all of the run waits for locks."""
+async def _hold(execution: Execution, decide: Callable[[], bool]) -> bool:
+    """Wait until `decide()` is true; return False if the whole run waits for locks."""
     while True:
-        # Other tasks first reach the points at which they wait.
-        future = ledger.loop.create_future()
-        timer = ledger.loop.call_later(POLL_SECONDS, future.set_result, None)
-        ledger.held.add(future)
+        # Other tasks first reach their next wait, so that `decide` sees which nodes are stuck.
+        future = execution.loop.create_future()
+        timer = execution.loop.call_later(HOLD_POLL_SECONDS, future.set_result, None)
+        execution.held_effects.add(future)
         try:
             await future
         finally:
-            ledger.held.discard(future)
+            execution.held_effects.discard(future)
             timer.cancel()
         if decide():
             return True
-        stuck = _Stuck(ledger, locks=True)
-        if all(root in stuck for root in ledger.roots.running.values()):
+        stuck = _Stuck(execution, locks=True)
+        if all(root in stuck for root in execution.roots.running.values()):
             return False
 
 
 async def end_again(scope: NodeScope, node: Node[Any]) -> None:
-    """Wait until `node` is cancelled; cancel it if nothing else lets its parent go on.
+    """Wait until `node` is cancelled; cancel it if its parent is stuck without that.
 
-    If the node that decided it runs again, wait as long as that may take, as timers cannot be
-    foreseen. The other nodes of the same decision are cancelled together with it.
+    If the node that decided the cancel runs again, first wait as long as that may take, as its
+    timers are not recorded. All nodes of one decision are cancelled together.
     """
-    ledger, pause = scope.ledger, POLL_SECONDS
-    decision = ledger.doomed[node] = ledger.cancelled[scope.ident]
-    if not scope.is_root and ledger.runs_again(decision.by):
-        await asyncio.sleep(ledger.start + LATE_FACTOR * decision.after + 1 - ledger.loop.time())
-    while not (scope.is_root or node.parent is None or node.parent in _Stuck(ledger, doomed=True)):
+    execution, pause = scope.execution, HOLD_POLL_SECONDS
+    decision = execution.pending_cancels[node] = execution.recorded_cancels[scope.ident]
+    if not scope.is_root and execution.runs_again(decision.by):
+        await asyncio.sleep(
+            execution.started_at + LATE_FACTOR * decision.after + 1 - execution.loop.time()
+        )
+    while not (
+        scope.is_root or node.parent is None or node.parent in _Stuck(execution, cancels=True)
+    ):
         await asyncio.sleep(pause)
-        pause = min(2 * pause, MAX_POLL_SECONDS)
-    for each in [each for each, why in ledger.doomed.items() if why == decision]:
+        pause = min(2 * pause, MAX_CANCEL_POLL_SECONDS)
+    for each in [each for each, why in execution.pending_cancels.items() if why == decision]:
         each.cancel(decision.reason)
     await asyncio.get_running_loop().create_future()
 
 
 def _will_give_up(node: Node[Any], waiter: Node[Any]) -> bool:
-    """Return whether the body of `waiter` still gives up its wait for `node`, as it did before."""
+    """Return whether the wait of `waiter` for `node` may still time out, as recorded."""
     scope, around = (cast("NodeScope | None", scope_of(each)) for each in (node, waiter))
     wait = None if scope is None else scope.given_up
-    if scope is None or around is None or wait is None or wait["by"] != around.now.hex():
+    if scope is None or around is None or wait is None or wait["by"] != around.attempt_ident.hex():
         return False
-    return scope.ledger.loop.time() <= scope.ledger.start + LATE_FACTOR * wait["after"] + 1
+    return (
+        scope.execution.loop.time() <= scope.execution.started_at + LATE_FACTOR * wait["after"] + 1
+    )
 
 
 class _Stuck:
-    """The nodes that cannot go on until a held effect does.
+    """The set of nodes that cannot continue until a held effect does.
 
-    With `doomed`, also nodes that wait to be cancelled again; with `locks`, those that wait for a
-    lock.
+    With `cancels` it has the nodes that wait to be cancelled again, with `locks` those that wait
+    for a lock.
     """
 
-    def __init__(self, ledger: JournalState, *, doomed: bool = False, locks: bool = False) -> None:
-        self._known = dict.fromkeys(ledger.doomed if doomed else (), True)
-        self._futures = ledger.held
+    def __init__(self, execution: Execution, *, cancels: bool = False, locks: bool = False) -> None:
+        self._known = dict.fromkeys(execution.pending_cancels if cancels else (), True)
+        self._futures = execution.held_effects
         self._locks = locks
 
     def __contains__(self, node: object) -> bool:
@@ -343,7 +354,7 @@ class _Stuck:
         return self._known[cast("Node[Any]", node)]
 
     def _find(self, node: Node[Any]) -> None:
-        """Find out about a node and all that it waits for; no recursion, as chains are long."""
+        """Decide for a node and all that it waits for; no recursion, as chains are long."""
         stack = [node]
         seen: set[Node[Any]] = set()
         moving: list[Node[Any]] = []
@@ -361,7 +372,7 @@ class _Stuck:
                 below = nodes_awaited_by(each, self._futures, locks=self._locks)
                 if below and any(_will_give_up(other, each) for other in below):
                     below = None
-            if below is None:
+            if below is None:  # it waits for something outside the tree, or does not wait
                 moving.append(each)
                 continue
             stack += below

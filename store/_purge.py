@@ -1,7 +1,7 @@
 """Remove runs in small transactions, so that other processes can write in between.
 
-The first transaction removes the run itself and notes that its rows are left, so no process sees a
-part of a run. An interrupted purge is completed by the next one.
+The first transaction removes the run itself and notes that its rows are left, so no process sees an
+incomplete run. The next purge completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Sequence
 __all__ = ["BATCH_SECONDS", "remove_some"]
 
 BATCH_SECONDS = 0.05  # after which a transaction ends
-KEY_SECONDS = 30 * 86400.0  # for which the key of a signal outlives its run
+KEY_SECONDS = 30 * 86400.0  # the key of a signal is stored so long, also without its run
 MAX_RUNS = 100  # in a transaction
-ROWS_PER_BATCH = 50  # between two looks at the clock
-LARGE_BYTES = 64 << 10  # removing such a value takes long
+ROWS_PER_BATCH = 50  # after which the time is checked
+LARGE_BYTES = 64 << 10  # a larger value is the last in its batch, as removing it is slow
 
 # By table: an expression that is true or not null for a large row.
-_PARTS = {
+_IS_LARGE_SQL = {
     "anabranch_row": "digest",
     "anabranch_mail": f"length(value) > {LARGE_BYTES}",
 }
-_BLOB = (
+_DELETE_BLOB = (
     "delete from anabranch_blob where digest = :digest"
     " and not exists (select 1 from anabranch_row where digest = :digest)"
 )
@@ -32,11 +32,11 @@ _BLOB = (
 def remove_some(
     sql: sqlite3.Connection, before: float, states: Sequence[str], prefix: str | None
 ) -> tuple[int, bool]:
-    """Remove what fits into a short transaction; return how many runs, and if more is left."""
+    """Remove runs for `BATCH_SECONDS`; return how many, and whether more is left to remove."""
     until = time.monotonic() + BATCH_SECONDS
-    marks = ", ".join("?" * len(states))
+    placeholders = ", ".join("?" * len(states))
     keys = sql.execute(
-        f"select id from anabranch_run where state in ({marks}) and updated < ?"  # noqa: S608
+        f"select id from anabranch_run where state in ({placeholders}) and updated < ?"  # noqa: S608
         " and (? is null or run_id >= ? and run_id < ? || char(0x10ffff)) limit ?",
         (*states, before, prefix, prefix, prefix, MAX_RUNS),
     ).fetchall()
@@ -49,7 +49,7 @@ def remove_some(
         run = sql.execute("select run from anabranch_purge limit 1").fetchone()
         if run is None:
             return removed, _forget_keys(sql) or len(keys) == MAX_RUNS
-        if not any(_remove_rows(sql, table, run) for table in _PARTS):
+        if not any(_remove_rows(sql, table, run) for table in _IS_LARGE_SQL):
             sql.execute("delete from anabranch_purge where run = ?", run)
     return removed, True
 
@@ -57,7 +57,7 @@ def remove_some(
 def _remove_rows(sql: sqlite3.Connection, table: str, run: tuple[int]) -> bool:
     """Remove some rows of a run, at most one large one; return whether there were any."""
     found = sql.execute(
-        f"select rowid, {_PARTS[table]} from {table} where run = ? limit {ROWS_PER_BATCH}",  # noqa: S608
+        f"select rowid, {_IS_LARGE_SQL[table]} from {table} where run = ? limit {ROWS_PER_BATCH}",  # noqa: S608
         run,
     ).fetchall()
     first_large = next((n for n, (_, large) in enumerate(found) if large), ROWS_PER_BATCH)
@@ -65,7 +65,7 @@ def _remove_rows(sql: sqlite3.Connection, table: str, run: tuple[int]) -> bool:
     delete = f"delete from {table} where rowid = ?"  # noqa: S608
     sql.executemany(delete, [(rowid,) for rowid, _ in some])
     if table == "anabranch_row" and some and some[-1][1] is not None:
-        sql.execute(_BLOB, {"digest": some[-1][1]})
+        sql.execute(_DELETE_BLOB, {"digest": some[-1][1]})
     return bool(found)
 
 

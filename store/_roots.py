@@ -1,8 +1,7 @@
-"""The roots of a run: the job it began with, and rounds, put outside the tree of their putter.
+"""The roots of a run: the job with which it began, and rounds, which are put outside the tree.
 
-Each execution puts every root that is not over: its putter does if it puts it again, else the run
-does, at the latest when nothing else is left. So the journal has the inputs, options and callbacks
-of each round as JSON.
+Each execution puts every root that is not over. The putter of a round does so if it runs again.
+Otherwise the run puts the round, from its inputs, options and callbacks, which the journal stores.
 """
 
 from __future__ import annotations
@@ -17,87 +16,93 @@ from .errors import JournalMismatch
 
 if TYPE_CHECKING:
     from ._durable import Durable
+    from ._execution import Execution
     from ._scope import NodeScope
-    from ._state import JournalState
 
-__all__ = ["PutBy", "Roots", "find_named", "put_again", "write_put"]
+__all__ = ["Roots", "RoundPutter", "find_named", "put_again", "write_put"]
 
 
-class PutBy(NamedTuple):
-    """The path of the node that puts a round, and whether its body does or a callback."""
+class RoundPutter(NamedTuple):
+    """The path of the node that puts a round; `body` is False if a callback of it does."""
 
     path: list[list[str]]
     body: bool
 
 
 class _Round(NamedTuple):
-    """A round that was put and has no row yet."""
+    """A round that is not recorded yet."""
 
     scope: NodeScope
     node: Node[Any]
     key: str | None
-    by: PutBy
+    by: RoundPutter
 
 
 class Roots:
     """The roots that one execution puts."""
 
-    def __init__(self, ledger: JournalState) -> None:
-        self._ledger = ledger
-        # Those that are not over, and all that this execution has put.
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        # By identity: the roots that are not over; and the identities of all that were put.
         self.running: dict[bytes, Node[Any]] = {}
-        self.put: set[bytes] = set()
+        self.put_idents: set[bytes] = set()
         self._new: dict[bytes, _Round] = {}
 
     def add(self, ident: bytes, node: Node[Any]) -> None:
         """Note that a root is put."""
         self.running[ident] = node
-        if ident in self._ledger.intents.nodes:
-            self._ledger.intents.put[ident] = node
-        self.put.add(ident)
+        if ident in self._execution.intents.node_idents:
+            self._execution.intents.nodes_by_ident[ident] = node
+        self.put_idents.add(ident)
 
-    def add_round(self, scope: NodeScope, node: Node[Any], key: str | None, by: PutBy) -> None:
-        """Note that a round is put; it is recorded when its putter has set its options."""
-        new = self._ledger.find(scope.ident, "root") is None
+    def add_round(
+        self, scope: NodeScope, node: Node[Any], key: str | None, by: RoundPutter
+    ) -> None:
+        """Note that a round is put. It is recorded later: its putter may still set its options."""
+        new = self._execution.find(scope.ident, "root") is None
         if new:
-            self._ledger.keys.refuse_inputs(cast("Durable[Any]", node)._node_write())
+            self._execution.keys.refuse_inputs(cast("Durable[Any]", node)._node_write())
         self.add(scope.ident, node)
         if new:
             self._new[scope.ident] = _Round(scope, node, key, by)
 
-    def keep(self, only: bytes | None = None) -> None:
-        """Record the rounds that were put, or `only` one: it begins, or its putter ends."""
+    def record_new(self, only: bytes | None = None) -> None:
+        """Record the rounds that were put, or `only` one, if it is not recorded yet."""
         if not self._new:
             return
         for ident in [only] if only in self._new else [*self._new] if only is None else []:
             new = self._new[ident]
             node = cast("Durable[Any]", new.node)
-            written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
-            written["retried"] = new.scope.retried
+            written = {**node._node_write(), "key": new.key, "free": new.scope.base_ident.hex()}
+            written["retried"] = new.scope.is_retried
             written |= {"path": new.by.path, "body": new.by.body}
             try:
                 written["put"] = node._node_write_put()
             except (ConfigurationError, JournalMismatch) as error:
-                # The round itself fails with it when it begins.
-                new.scope.refused = ConfigurationError(str(error))
+                # The putter does not fail, but the round does when it begins.
+                new.scope.refusal = ConfigurationError(str(error))
                 written["put"] = {"refused": str(error)}
-            self._ledger.record(ident, "root", written, find=True)
+            self._execution.record(ident, "root", written, find=True)
             del self._new[ident]
 
-    def puts_again(self, written: dict[str, Any]) -> bool:
+    def is_put_again(self, written: dict[str, Any]) -> bool:
         """Return whether the putter of a round puts it again in this execution.
 
         A body that has ended, was cancelled, is skipped or was in another attempt does not. A
         callback runs also where the body is skipped.
         """
-        return self._ledger.runs_again(written["path"], 0 if written["body"] else 1)
+        return self._execution.runs_again(written["path"], 0 if written["body"] else 1)
 
     def end(self, scope: NodeScope) -> None:
         """Record that a root and its final callbacks are over: no later execution puts it."""
-        ledger = self._ledger
-        if not ledger.suspended and scope.kept and not ledger.is_over(scope.ident):
-            self.keep()
-            ledger.append(scope.ident, "over", find=True)
+        execution = self._execution
+        if (
+            not execution.suspended
+            and scope.has_recorded_end
+            and not execution.is_over(scope.ident)
+        ):
+            self.record_new()
+            execution.append(scope.ident, "over", find=True)
 
     def stop(self, reason: str) -> None:
         """Cancel the roots that are running."""
@@ -115,15 +120,17 @@ def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
     scope = scope_of(job)
     own = None if scope is None else scope.limits  # of the run itself: each execution passes them
     if put.limits not in (None, own) or (put.on is not None and job.on is None):
-        raise _refused(job, "limits= and on= are not kept: set them in its class or its commander")
+        raise _refused(
+            job, "limits= and on= cannot be stored: set them in its class or its commander"
+        )
     own = [moment for moment, _ in put_options_of(again).callbacks]
     added: list[list[str]] = []
     for moment, callback in put.callbacks:
         if moment in own:
-            own.remove(moment)  # __post_init__ adds its callbacks first
+            own.remove(moment)  # __post_init__ has added these before all others
         else:
             added.append([moment, _name(job, callback)])
-    # The options of its class are not written: they may change with the class.
+    # Options of its class are not stored, so that an edit of the class applies.
     timeout = None if put.timeout == job._node_timeout else put.timeout
     options: dict[str, Any] = {"timeout": timeout, "priority": put.priority}
     options["policy"] = {"n": put.policy.n} if isinstance(put.policy, Quorum) else put.policy
@@ -156,7 +163,7 @@ def put_again(job: Node[Any], put: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(job: Durable[Any], thing: Callback | Any) -> str:
-    """Return the stored name of a function or a class, or refuse one that cannot be found by it."""
+    """Return the stored name of a function or class; refuse one that has no such name."""
     name = stored_name(thing)
     try:
         found = find_named(name)
@@ -165,8 +172,8 @@ def _name(job: Durable[Any], thing: Callback | Any) -> str:
     if found is not thing:
         raise _refused(
             job,
-            f"{thing!r} is no function or class of a module, and would be lost with the process:"
-            " add callbacks in __post_init__, or give functions of a module",
+            f"{thing!r} is not a function or class of a module, so a later process could not find"
+            " it: use one of a module, or add callbacks in __post_init__",
         )
     return name
 
@@ -176,8 +183,8 @@ def find_named(name: str) -> Any:
     try:
         return find_stored(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise JournalMismatch(f"{name} is gone: {error}") from error
+        raise JournalMismatch(f"cannot import {name}, which its runs need: {error}") from error
 
 
 def _refused(job: Durable[Any], why: str) -> ConfigurationError:
-    return ConfigurationError(f"{job!r} is a round of a durable run, and cannot be kept: {why}")
+    return ConfigurationError(f"the round {job!r} of a durable run cannot be stored: {why}")

@@ -15,13 +15,13 @@ from ..commander import ConfigurationError, Node, NodeCancelled, NodeLimits, lim
 from ..commander.durable import attach_scope, scope_of
 from ..commander.waiting import observe, wait_shielded
 from ._durable import Durable, make_again
+from ._execution import FIRST_ROOT, Execution
 from ._failure import decode_failure
-from ._file import ENDED, Row
+from ._journal_file import ENDED_STATES, Row
 from ._json import canonical, digest
 from ._keys import Keys
 from ._roots import put_again
 from ._scope import NodeScope
-from ._state import FIRST, JournalState
 from .errors import (
     JournalError,
     JournalMismatch,
@@ -34,46 +34,46 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, Letter, RunRow
+    from ._journal_file import JournalFile, Letter, RunRow
 
 __all__ = [
-    "SESSION",
+    "SESSION_CLASS",
     "OwnedRun",
+    "acquire_or_start",
     "acquired",
     "cancel_unowned",
-    "note_taken",
+    "record_taken",
     "resume",
     "start",
-    "take_up",
 ]
 
 K = TypeVar("K", bound="OwnedRun")
 
-SESSION = "anabranch.store:Session"
-"""The class of a run that stays open: only its calls resume it."""
+SESSION_CLASS = "anabranch.store:Session"
+"""The class name of a session, which only a call of its agent resumes."""
 
 
 class OwnedRun:
     """A run that this process has acquired, or one that has ended."""
 
     def __init__(
-        self, job: Durable[Any] | None, ledger: JournalState, *, ended: bool, grace: float
+        self, job: Durable[Any] | None, execution: Execution, *, ended: bool, grace: float
     ) -> None:
         self._job: Any = job
         self._timeout: float | None = None
-        self._ledger = ledger
+        self._execution = execution
         self._ended = ended
-        ledger.grace = grace
+        execution.grace_seconds = grace
         self.error: BaseException | None = None
         self._result: Any = None
         # Cancels that arrived before the roots were put; None after that.
-        self._early: list[Letter] | None = []
-        # Done when the roots may be put.
+        self._early_cancels: list[Letter] | None = []
+        # Done when the earlier letters were read, and the roots may be put.
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def write_partials(self, every: float | None) -> None:
-        """Write growing replies every so many seconds; None: never."""
-        self._ledger.partials = every
+        """Set the interval in seconds in which growing replies are written; None: never."""
+        self._execution.partial_seconds = every
 
     async def drive(
         self,
@@ -84,41 +84,41 @@ class OwnedRun:
     ) -> None:
         """Put the unfinished roots below `commander`, and wait until all of them have ended.
 
-        `timeout` is that of the first root; `limits` hold for the run as a whole.
+        `timeout` applies to the first root, `limits` to the whole run.
 
-        If this is cancelled, the run is suspended: effects in progress get `grace` seconds to end,
-        then its tree is cancelled. The next execution does the rest.
+        Cancelling this call suspends the run: effects in progress get `grace` seconds to end, then
+        its tree is cancelled. The next execution resumes it.
         """
         if self._ended:
             self._read_outcome()
             return
-        ledger = self._ledger
-        self._timeout, ledger.limits = timeout, limits
+        execution = self._execution
+        self._timeout, execution.limits = timeout, limits
         reader = asyncio.create_task(self._read_letters())
         try:
-            await self._began  # the letters that were sent before are read then
-            if ledger.suspending:
-                raise NodeCancelled(ledger.run_id, "the run is suspended")
+            await self._began  # an earlier cancel takes effect before a root begins
+            if execution.suspending:
+                raise NodeCancelled(execution.run_id, "the run is suspended")
             self._put_roots(commander)
-            early, self._early = self._early or [], None
+            early, self._early_cancels = self._early_cancels or [], None
             for letter in early:
                 self._take_cancel(letter)
-            while ledger.roots.running:
-                await observe(next(iter(ledger.roots.running.values())))
-                if not (ledger.roots.running or ledger.suspended):
-                    self._put_rounds(commander)  # whose putters did not put them again
+            while execution.roots.running:
+                await observe(next(iter(execution.roots.running.values())))
+                if not (execution.roots.running or execution.suspended):
+                    self._put_rounds(commander)  # their putters did not put them again
         except asyncio.CancelledError:
             await self._suspend()
             raise
         finally:
             reader.cancel()
-        if isinstance(ledger.trouble, JournalMismatch):
-            raise ledger.trouble
-        if ledger.trouble is not None:
-            self.error = ledger.trouble
+        if isinstance(execution.stop_error, JournalMismatch):
+            raise execution.stop_error
+        if execution.stop_error is not None:
+            self.error = execution.stop_error
             return
-        await ledger.barrier()
-        if self._job.state == "pending":  # only later rounds were left
+        await execution.barrier()
+        if self._job.state == "pending":  # only later rounds were not over
             self._read_outcome()
             return
         try:
@@ -133,40 +133,40 @@ class OwnedRun:
         return self._result
 
     def ending(self) -> tuple[str, str | None]:
-        """Return the state in which the run is released, and a note about it."""
+        """Return the state of the run at its release, and the text of its error or None."""
         if isinstance(self.error, JournalMismatch):
             return "parked", str(self.error)
-        return _state(self._ledger), None
+        return _state(self._execution), None
 
     def _put_roots(self, commander: Node[Any]) -> None:
-        ledger = self._ledger
-        own = [] if ledger.limits is None else [ledger.limits]
-        ledger.count_in([*limits_around(commander), *own])
-        if ledger.of_kind("root"):
-            ledger.gone  # noqa: B018 - it has to see the rows as they are now
-        if not ledger.is_over(FIRST):
+        execution = self._execution
+        own = [] if execution.limits is None else [execution.limits]
+        execution.charge_earlier_usage([*limits_around(commander), *own])
+        if execution.rows_of_kind("root"):
+            execution.unreplayed  # noqa: B018 - computed before the roots change the rows
+        if not execution.is_over(FIRST_ROOT):
             options = {"claim": True, "timeout": self._timeout}
-            self._put(commander, self._job, FIRST, FIRST, options)
-        self._put_rounds(commander, waited_for=ledger.roots.puts_again)
+            self._put(commander, self._job, FIRST_ROOT, FIRST_ROOT, options)
+        self._put_rounds(commander, waited_for=execution.roots.is_put_again)
 
     def _put_rounds(
         self, commander: Node[Any], waited_for: Callable[[dict[str, Any]], bool] = lambda _: False
     ) -> None:
-        """Put the rounds that are neither over nor put yet, except those that a putter will put."""
-        ledger = self._ledger
-        for row in ledger.of_kind("root"):
+        """Put the rounds that are neither over nor put, except those that a putter puts again."""
+        execution = self._execution
+        for row in execution.rows_of_kind("root"):
             written = json.loads(row.value)
-            left = not ledger.is_over(row.ident) and row.ident not in ledger.roots.put
+            left = not execution.is_over(row.ident) and row.ident not in execution.roots.put_idents
             if left and not waited_for(written):
-                job = make_again(written, ledger.live)
+                job = make_again(written, execution.live)
                 refused = written["put"].get("refused")
                 options = {} if refused else put_again(job, written["put"])
                 options["key"] = written["key"]
                 self._put(commander, job, row.ident, bytes.fromhex(written["free"]), options)
                 scope = cast("NodeScope", scope_of(job))
-                scope.retried = written["retried"]
+                scope.is_retried = written["retried"]
                 if refused:
-                    scope.refused = ConfigurationError(refused)
+                    scope.refusal = ConfigurationError(refused)
 
     def _put(
         self,
@@ -176,19 +176,19 @@ class OwnedRun:
         free: bytes,
         options: dict[str, Any],
     ) -> None:
-        job._node_prepare(self._ledger)
-        scope = NodeScope(self._ledger, ident, free, None, ident)
+        job._node_prepare(self._execution)
+        scope = NodeScope(self._execution, ident, free, None, ident)
         attach_scope(job, scope, commander)
-        self._ledger.roots.add(ident, job)
-        commander.put_job(job, limits=self._ledger.limits, **options)
+        self._execution.roots.add(ident, job)
+        commander.put_job(job, limits=self._execution.limits, **options)
 
     async def _read_letters(self) -> None:
         """Read the letters to the run while it runs here."""
-        ledger, seen = self._ledger, None
+        execution, seen = self._execution, None
         try:
             while True:
-                seen = await ledger.file.watch(seen)
-                for letter in await ledger.inbox.read(ledger):
+                seen = await execution.file.watch(seen)
+                for letter in await execution.inbox.read(execution):
                     if letter.kind == "cancel":
                         self._take_cancel(letter)
                 if not self._began.done():
@@ -196,50 +196,52 @@ class OwnedRun:
         except (JournalError, LeaseLost) as error:
             if not self._began.done():
                 self._began.set_exception(error)
-            ledger.fail(error)
+            execution.fail(error)
 
     def _take_cancel(self, letter: Letter) -> None:
-        if self._ledger.suspending:
-            return  # the next execution takes it
-        if self._early is not None:
-            self._early.append(letter)
+        if self._execution.suspending:
+            return  # the next execution handles it
+        if self._early_cancels is not None:
+            self._early_cancels.append(letter)
             return
-        self._ledger.roots.stop(json.loads(letter.value))
-        note_taken(self._ledger, letter)
+        self._execution.roots.stop(json.loads(letter.value))
+        record_taken(self._execution, letter)
 
     async def _suspend(self) -> None:
-        await wait_shielded(self._ledger.suspend())
-        for root in list(self._ledger.roots.running.values()):
+        await wait_shielded(self._execution.suspend())
+        for root in list(self._execution.roots.running.values()):
             await wait_shielded(observe(root))
 
     def begin_to_suspend(self) -> None:
         """Wait up to `grace` seconds for effects in progress, then cancel the tree."""
-        self._ledger.suspend()
+        self._execution.suspend()
 
     def _read_outcome(self) -> None:
-        if (row := self._ledger.outcome(FIRST)) is not None and row.kind == "result":
+        if (row := self._execution.find_outcome(FIRST_ROOT)) is not None and row.kind == "result":
             self._result = self._job._node_codec().decode(row.value)
         elif row is not None:
             self.error = decode_failure(row.value)
-        elif (cancel := self._ledger.cancelled.get(FIRST)) is not None:
-            self.error = NodeCancelled(self._ledger.run_id, cancel.reason)
+        elif (cancel := self._execution.recorded_cancels.get(FIRST_ROOT)) is not None:
+            self.error = NodeCancelled(self._execution.run_id, cancel.reason)
         else:
-            self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
+            self.error = RunParked(self._execution.run_id, "ended without an outcome")
 
 
-def _state(ledger: JournalState) -> str:
-    """Return the state of a run without an owner: suspended, unless all its roots are over."""
-    idents = ledger.root_idents()
-    if not all(map(ledger.is_over, idents)):
+def _state(execution: Execution) -> str:
+    """Return the state of a run that is released: suspended, unless all its roots are over."""
+    idents = execution.root_idents()
+    if not all(map(execution.is_over, idents)):
         return "suspended"
-    outcomes = [ledger.outcome(ident) for ident in idents]
+    outcomes = [execution.find_outcome(ident) for ident in idents]
     if any(row is not None and row.kind == "failure" for row in outcomes):
         return "failed"
-    return "cancelled" if any(each in ledger.cancelled for each in idents) else "completed"
+    return (
+        "cancelled" if any(each in execution.recorded_cancels for each in idents) else "completed"
+    )
 
 
 @asynccontextmanager
-async def take_up(
+async def acquire_or_start(
     file: JournalFile,
     job: Durable[Any] | None,
     run_id: str,
@@ -251,33 +253,33 @@ async def take_up(
 ) -> AsyncGenerator[OwnedRun]:
     """Acquire a run for the block, and start it if there is none of this name.
 
-    Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for a missing run
-    without a job, `RunBusy` for one that has an owner, `JournalMismatch` for one whose code was
-    removed, `RunParked` for one that was acquired too often without success.
+    Raises `RunExists` if the run has another class or other inputs, `RunNotFound` for a missing run
+    without a job, `RunBusy` if it has an owner, `JournalMismatch` if its class was removed or
+    changed, `RunParked` if it was acquired too often without progress.
     """
     try:
         run = await start(file, job, run_id, queue, live)
         if job is None:
-            if run.class_name == SESSION:
+            if run.class_name == SESSION_CLASS:
                 raise ConfigurationError(
-                    f"{run_id!r} is a session of an agent: it goes on when the agent is called in"
-                    " it (journal=, session_id=)"
+                    f"{run_id!r} is a session of an agent, which only a call of the agent resumes:"
+                    " call it with journal= and session_id="
                 )
             written = {"class": run.class_name, "version": run.version}
             job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
     except JournalMismatch as error:
-        if (await file.run(run_id)).state not in ENDED:
-            with suppress(RunBusy):  # its owner has the code
+        if (await file.run(run_id)).state not in ENDED_STATES:
+            with suppress(RunBusy):  # another process has the code and runs it
                 run, _ = await file.acquire(run_id, owner_here())
                 await file.release(run_id, run.fence, "parked", str(error).encode())
         raise
-    if run.state in ENDED:
+    if run.state in ENDED_STATES:
         rows = await file.rows(run_id)
-        yield OwnedRun(job, JournalState(file, run, rows, live), ended=True, grace=grace)
+        yield OwnedRun(job, Execution(file, run, rows, live), ended=True, grace=grace)
         return
-    made = partial(OwnedRun, job, ended=False, grace=grace)
-    async with acquired(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
-        yield kept
+    make = partial(OwnedRun, job, ended=False, grace=grace)
+    async with acquired(file, run_id, live, make, max_recoveries=max_recoveries) as owned:
+        yield owned
 
 
 @asynccontextmanager
@@ -285,37 +287,37 @@ async def acquired(
     file: JournalFile,
     run_id: str,
     live: Mapping[str, Any],
-    make: Callable[[JournalState], K],
+    make: Callable[[Execution], K],
     *,
     max_recoveries: int,
 ) -> AsyncGenerator[K]:
     """Acquire a run for the block; `make` returns the object that drives it."""
     run, rows = await file.acquire(run_id, owner_here())
-    ledger: JournalState | None = None
+    execution: Execution | None = None
     state, note = "suspended", None
     try:
-        ledger = JournalState(file, run, rows, live)
-        file.keys[run_id] = ledger.keys
+        execution = Execution(file, run, rows, live)
+        file.keys[run_id] = execution.keys
         if run.recoveries > max_recoveries:
             state = "parked"
-            note = f"was taken up {run.recoveries} times and came no further"
+            note = f"was resumed {run.recoveries} times without progress"
             raise RunParked(run_id, note)
-        kept = make(ledger)
+        owned = make(execution)
         try:
-            yield kept
+            yield owned
         finally:
-            state, note = kept.ending()
+            state, note = owned.ending()
     except JournalMismatch as error:
         state, note = "parked", str(error)
         raise
     finally:
-        if ledger is not None:
-            ledger.suspended = True
-            note = note and ledger.keys.cut_text(note)
+        if execution is not None:
+            execution.suspended = True
+            note = note and execution.keys.cut_text(note)
             del file.keys[run_id]
         with suppress(LeaseLost):
             error = None if note is None else note.encode()
-            clock = None if ledger is None else ledger.clock()
+            clock = None if execution is None else execution.clock()
             await file.release(run_id, run.fence, state, error, clock=clock)
 
 
@@ -324,30 +326,30 @@ def owner_here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def note_taken(ledger: JournalState, letter: Letter) -> None:
-    """Record that a letter was handled: a resumed run does not get it again."""
-    ledger.record(digest("letter", letter.id), "letter", {"id": letter.id, "value": None})
+def record_taken(execution: Execution, letter: Letter) -> None:
+    """Record that a letter was handled: a later execution does not get it again."""
+    execution.record(digest("letter", letter.id), "letter", {"id": letter.id, "value": None})
 
 
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
-    """Cancel a run without an owner, if a letter says so. Raises `RunBusy`."""
+    """Cancel a run without an owner, if it has a letter that cancels it. Raises `RunBusy`."""
     run, rows = await file.acquire(run_id, "cancel")
-    ledger = JournalState(file, run, rows, {})
-    left = [each for each in ledger.root_idents() if not ledger.is_over(each)]
-    whom = [each for each in left if ledger.outcome(each) is None]
+    execution = Execution(file, run, rows, {})
+    left = [each for each in execution.root_idents() if not execution.is_over(each)]
+    idents = [each for each in left if execution.find_outcome(each) is None]
     cancelled = False
     try:
         for letter in await file.letters(run_id):
-            if letter.kind != "cancel" or letter.id in ledger.taken:
+            if letter.kind != "cancel" or letter.id in execution.taken_letters:
                 continue
-            if whom and not cancelled:
-                ledger.keep_cancel(whom, json.loads(letter.value))
+            if idents and not cancelled:
+                execution.record_cancel(idents, json.loads(letter.value))
                 cancelled = True
             while left:
-                ledger.append(left.pop(0), "over", find=True)
-            note_taken(ledger, letter)
+                execution.append(left.pop(0), "over", find=True)
+            record_taken(execution, letter)
     finally:
-        await file.release(run_id, run.fence, "cancelled" if cancelled else _state(ledger))
+        await file.release(run_id, run.fence, "cancelled" if cancelled else _state(execution))
 
 
 async def resume(file: JournalFile, run_id: str) -> None:
@@ -356,12 +358,12 @@ async def resume(file: JournalFile, run_id: str) -> None:
     if before in ("pending", "cancelled"):
         return
     run, rows = await file.acquire(run_id, "resume")
-    ledger = JournalState(file, run, rows, {})
-    state = _state(ledger)  # it may have ended by now
-    if before == "parked" or ledger.failed_roots():
-        # A failed call of a session stays failed: others have followed.
-        kind = "unparked" if run.class_name == SESSION else "resumed"
-        file.append(run_id, run.fence, Row(FIRST, kind, b""))
+    execution = Execution(file, run, rows, {})
+    state = _state(execution)  # it may have ended by now
+    if before == "parked" or execution.failed_roots():
+        # A failed call of a session stays failed, as later calls have followed it.
+        kind = "unparked" if run.class_name == SESSION_CLASS else "resumed"
+        file.append(run_id, run.fence, Row(FIRST_ROOT, kind, b""))
         state = "suspended"
     await file.release(run_id, run.fence, state)
 
@@ -379,11 +381,11 @@ async def start(
     written = job._node_write()
     name, version = written["class"], written["version"]
     Keys(*job._node_live().values(), *(live or {}).values()).refuse_inputs(written)
-    given = make_again(written, job._node_live(), type(job))._node_inputs()
-    if canonical(given, numbers=True) != canonical(job._node_inputs(), numbers=True):
+    again = make_again(written, job._node_live(), type(job))._node_inputs()
+    if canonical(again, numbers=True) != canonical(job._node_inputs(), numbers=True):
         raise NotStorable(
-            f"{job!r} made again of its inputs has others: its __post_init__ must leave inputs as"
-            " they are, or change them only once"
+            f"the inputs of {job!r} change when it is created from them again: its __post_init__"
+            " must not change an input twice"
         )
     try:
         run = await file.run(run_id)
@@ -391,14 +393,14 @@ async def start(
         inputs = json.dumps(written["inputs"]).encode()
         return await file.start(run_id, name, version, inputs, queue)
     if run.class_name != name:
-        raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
+        raise RunExists(run_id, f"it is a {run.class_name}, not a {name}")
     before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
-    kept = make_again(before, job._node_live(), type(job))._node_inputs()
-    # An earlier version read an integer as a float where a float is annotated.
+    owned = make_again(before, job._node_live(), type(job))._node_inputs()
+    # As numbers: an earlier version read an integer as a float where a float is annotated.
     if other := [
         each
-        for each in given
-        if canonical(given[each], numbers=True) != canonical(kept[each], numbers=True)
+        for each in again
+        if canonical(again[each], numbers=True) != canonical(owned[each], numbers=True)
     ]:
         raise RunExists(run_id, f"it was started with other inputs ({', '.join(other)})")
     return run

@@ -1,17 +1,19 @@
-"""What becomes of a node of a run: what its journal gives it, and what is added as it goes on.
+"""The scope of a node: the rows that the journal has of it, and the rows that it appends.
 
-What holds:
+Invariants:
 
-- What is plain runs again in each life, also where it has failed: others may have seen what it did.
-  So each thing in it that may go otherwise is a row: replies, effects, steps, timeouts, cancels.
-- A durable node that has an outcome does not run again. It is not cancelled either: it had ended
-  before any cancel that comes now.
-- A node whose cancel is a row does not run again, and ends when it is cancelled again (`_match`).
-- Before a row by which a body does not run again (its end, its next attempt, a timeout, a cancel),
-  the rounds are rows that it has put, and conversations have what it added in earlier executions:
-  it may have been cut before it came to that again.
-- An error bears the identities under which it is kept, on its way up (`mark`). So a node that fails
-  knows of what, and what has been caught is in no such list: a resume leaves it.
+- A plain node runs again in each execution, also one that has failed, as other nodes may have seen
+  its results. So everything in it that may differ is recorded: replies, effects, steps, timeouts
+  and cancels.
+- A durable node with an outcome does not run again. It is not cancelled either, as it had ended
+  before any cancel of this execution.
+- A node whose cancel is recorded does not run again. It ends when it is cancelled again (`_match`).
+- Some rows say that a body does not run again: its end, its next attempt, a timeout, a cancel.
+  Before such a row, the rounds that the body has put are recorded, and its conversations get the
+  messages that it added in earlier executions. It may be cut off before it adds them again.
+- An exception carries the identities of the rows that record it (`attach_idents`). So a node that
+  fails knows which failures caused its own. A failure that code has caught is not among them, and a
+  resume leaves it recorded.
 """
 
 from __future__ import annotations
@@ -35,74 +37,73 @@ from ..commander.durable import DurableScope, is_in_side_task, put_options_of, s
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lend_slot
 from ._codec import Codec
+from ._completion_order import PAUSE_SECONDS, CompletionOrder, until_awaited
 from ._effect import DurableEffect, Limited
-from ._endings import PAUSE, Endings, until_awaited
-from ._failure import encode_failure, mark, marks, was_awaited
+from ._execution import Execution
+from ._failure import attach_idents, encode_failure, failure_idents, was_awaited
 from ._identity import NodeIdentity
 from ._json import canonical_inputs, digest, digest_put
 from ._match import end_again
-from ._reply import ReplyRow
-from ._roots import PutBy
-from ._state import JournalState
+from ._reply import ReplyRow, charge_recorded, usage_below
+from ._roots import RoundPutter
 from ._transaction import IN_TRANSACTION, require_no_transaction
 from ._unreplayed import child_ident, name_bytes
-from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 
 __all__ = ["NodeScope"]
 
-ONCE = (1, None)
-ON_COURSE_WITHIN = 30.0  # seconds in which other tasks of a body come to what the journal has
+FIRST_COUNT = (1, None)
+ON_COURSE_SECONDS = 30.0  # for other tasks of a body to reach their recorded entries
 
 
-class Kept(Protocol):
-    """A node whose outcome the journal keeps."""
+class DurableNode(Protocol):
+    """A node whose outcome is recorded."""
 
     _node_is_durable: ClassVar[bool]
 
-    def _node_prepare(self, ledger: JournalState) -> tuple[str, bool]:
-        """Take what the run brings, before the node is put; raise if something is missing.
+    def _node_prepare(self, execution: Execution) -> tuple[str, bool]:
+        """Fill in the live fields before the node is put; raise if one is missing.
 
-        Returns the text of its inputs, and whether it says everything.
+        Returns the text of its inputs, and whether that text is complete.
         """
         ...
 
     def _node_codec(self) -> Codec:
-        """Return how its result is written."""
+        """Return the codec of its result."""
         ...
 
 
 class NodeScope(NodeIdentity):
-    """A node of a run, as the engine tells what becomes of it."""
+    """The scope of one node, whose methods the engine calls as the node goes through its states."""
 
     __slots__ = ()
 
-    # Which attempt has a timeout that counts on in a later life.
-    timed: bytes | None = None
-    # Under which identities failures are kept that no code has received (`lose`).
-    lost: frozenset[bytes] = frozenset()
-    # Why it could not be put again as it was put.
-    refused: ConfigurationError | None = None
-    # The order in which those end that it has put, where others can tell one end from the next.
-    _endings: Endings | None = None
-    # Whether it may go another way now than in the journal, as a timer had another outcome.
-    strayed = False
-    # The number and the kind of the row with its outcome, if this execution has added that.
-    kept_as: tuple[int, str] | None = None
+    # The attempt whose timeout also counts the time of earlier executions.
+    timeout_ident: bytes | None = None
+    # The identities of recorded failures that no code has received (see `record_lost_failure`).
+    lost_failures: frozenset[bytes] = frozenset()
+    # The reason why its options cannot be recorded; it fails with this when it begins.
+    refusal: ConfigurationError | None = None
+    # The completion order of its children, where other code can tell one end from the next.
+    _order: CompletionOrder | None = None
+    # Whether it may take another course than the recorded one, as a timer had another outcome.
+    has_strayed = False
+    # The number and the kind of the row with its outcome, if this execution has appended it.
+    own_outcome: tuple[int, str] | None = None
 
     @property
     def identity(self) -> tuple[str, str]:
-        return self.ledger.run_id, self.ident.hex()
+        return self.execution.run_id, self.ident.hex()
 
     @property
     def limits(self) -> NodeLimits | None:
-        return self.ledger.limits
+        return self.execution.limits
 
     @property
     def is_suspended(self) -> bool:
-        return self.ledger.suspended and not self.kept
+        return self.execution.suspended and not self.has_recorded_end
 
-    # --- what it puts
+    # --- nodes that it puts
 
     def enter(
         self,
@@ -116,243 +117,256 @@ class NodeScope(NodeIdentity):
     ) -> NodeScope:
         if IN_TRANSACTION.get():
             require_no_transaction()
-        ledger = self.ledger
-        kept: Any = node if node._node_is_durable else None
-        if kept is not None:
-            inputs, whole = kept._node_prepare(ledger)
+        execution = self.execution
+        durable: Any = node if node._node_is_durable else None
+        if durable is not None:
+            inputs, is_complete = durable._node_prepare(execution)
         else:
-            inputs, whole = canonical_inputs(node)
+            inputs, is_complete = canonical_inputs(node)
         name = node._node_name
-        kind, called = _kind(type(node), name)
+        kind, name_part = _kind(type(node), name)
         if key is None:
-            what = f"{kind} {inputs}"
+            description = f"{kind} {inputs}"
         else:
-            what, called = f"{kind} [{key}]", name_bytes(f"{name}[{key}]")
-        if ledger.keys:  # in another life they may have been cut out
-            what = ledger.keys.cut_text(what)
-            called = name_bytes(ledger.keys.cut_text(name if key is None else f"{name}[{key}]"))
+            description, name_part = f"{kind} [{key}]", name_bytes(f"{name}[{key}]")
+        if execution.keys:  # a round made from its row has them removed, and must be the same node
+            cut = execution.keys.cut_text
+            description = cut(description)
+            name_part = name_bytes(cut(name if key is None else f"{name}[{key}]"))
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
-        now, free, number = self._now or self.now, self.free, 0
-        ident = digest_put(now, what, 0)
-        if ident not in counts and (whole or not in_side_task):
-            counts[ident] = ONCE
-        elif number := self.number(ident, key, aside=in_side_task and not whole, what=what):
-            ident = digest_put(now, what, number)
-        if kept is not None:
-            if loop is not ledger.loop:
+        putter, base, number = self._attempt_ident or self.attempt_ident, self.base_ident, 0
+        ident = digest_put(putter, description, 0)
+        # Nodes of other tasks with incomplete inputs look equal, so `number` may refuse them.
+        if ident not in counts and (is_complete or not in_side_task):
+            counts[ident] = FIRST_COUNT
+        elif number := self.number(ident, key, aside=in_side_task and not is_complete, label=name):
+            ident = digest_put(putter, description, number)
+        if durable is not None:
+            if loop is not execution.loop:
                 self.require_own_loop(node)
-            ident = child_ident(now, ident, called)
-            if ledger.before:
-                ledger.claimed.add(ident)
-        before = None
-        if free == now:  # there are only first attempts above
-            free = ident
+            ident = child_ident(putter, ident, name_part)
+            if execution.last_recorded:
+                execution.reached.add(ident)
+        old_base = None
+        if base == putter:  # there are only first attempts above
+            base = ident
         else:
-            before = digest_put(self.free_before or free, what, number)
-            putter = self.free_now
-            free = digest_put(putter, what, number)
-            if kept is not None:
-                free = child_ident(putter, free, called)
-            if is_root and (row := ledger.find(ident, "root")) is not None:
-                free = before = bytes.fromhex(json.loads(row.value)["free"])
-        if ident in ledger.intents.nodes:
-            ledger.intents.put[ident] = node
-        scope = NodeScope(ledger, ident, free, self, ident if is_root else self.root)
-        if before is not None and before != free:
-            scope.free_before = before
-        if may_retry or self.retried:
-            scope.retried, scope.holds = True, may_retry
-        if kept is not None:
-            scope.holds = scope.durable = True
+            old_base = digest_put(self.old_base_ident or base, description, number)
+            base_putter = self.base_attempt_ident
+            base = digest_put(base_putter, description, number)
+            if durable is not None:
+                base = child_ident(base_putter, base, name_part)
+            # The row of a round has the identity under which its effects were recorded.
+            if is_root and (row := execution.find(ident, "root")) is not None:
+                base = old_base = bytes.fromhex(json.loads(row.value)["free"])
+        if ident in execution.intents.node_idents:
+            execution.intents.nodes_by_ident[ident] = node
+        scope = NodeScope(execution, ident, base, self, ident if is_root else self.root)
+        if old_base is not None and old_base != base:
+            scope.old_base_ident = old_base
+        if may_retry or self.is_retried:
+            scope.is_retried, scope.shares_effects = True, may_retry
+        if durable is not None:
+            scope.shares_effects = scope.is_durable = True
         elif is_root:
             raise ConfigurationError(
                 f"{node!r} is put outside the tree of its run, as a next round is, and would be"
                 " lost with the process: make it a Durable job"
             )
         if is_root:
-            ledger.roots.add_round(scope, node, key, PutBy(self.path(), not in_callback))
+            execution.roots.add_round(scope, node, key, RoundPutter(self.path(), not in_callback))
         if in_side_task:
-            scope.aside = True
-        if in_side_task and kept is not None:
-            endings = self._completion_order()
+            scope.is_aside = True
+        if in_side_task and durable is not None:
+            # Other tasks may put a node late: recorded ends wait, as its end may come first.
+            order = self._completion_order()
             if scope.is_recorded:
-                endings.hold()
+                order.delay()
         return scope
 
-    # --- what becomes of it
+    # --- its states
 
     def recorded_attempts(self, node: Node[Any], now: float) -> tuple[list[float], float]:
-        if self.kept and self._spent is not None:
-            charge(json.loads(self._spent.value), node)
-        attempts = [] if self.kept else self.ledger.every(self.ident, "attempt")
+        if self.has_recorded_end and self._recorded_usage is not None:
+            charge_recorded(json.loads(self._recorded_usage.value), node)
+        attempts = [] if self.has_recorded_end else self.execution.find_all(self.ident, "attempt")
         if not attempts:
             return [], 0.0
         rows = [json.loads(row.value) for row in attempts]
-        self.attempt, self._now = self.ledger.attempt(self.ident)
-        self.ledger.talks.catch_up(self, until=attempts[-1].seq)
-        charge(rows[-1]["usage"], node)
-        clock = self.ledger.clock()
-        pause = rows[-1]["due"] - max(time.time(), attempts[-1].time)  # the wall's may be set back
+        self.attempt, self._attempt_ident = self.execution.next_attempt(self.ident)
+        self.execution.conversations.catch_up(self, until=attempts[-1].seq)
+        charge_recorded(rows[-1]["usage"], node)
+        clock = self.execution.clock()
+        # The wall clock may have been set back since the attempt was recorded.
+        pause = rows[-1]["due"] - max(time.time(), attempts[-1].time)
         return [now - max(0.0, clock - row["clock"]) for row in rows], pause
 
     def begin_attempt(self, node: Node[Any], timeout: float | None) -> float | None:
-        self.ledger.roots.keep(self.ident)
-        if self.refused is not None:
-            raise self.refused
-        self.began = self.ledger.clock()
+        self.execution.roots.record_new(self.ident)  # its row precedes the rows below it
+        if self.refusal is not None:
+            raise self.refusal
+        self.began = self.execution.clock()
         self._counts = None
-        if (row := self.ledger.find(self.now, "aborted")) is not None:
-            self.ledger.talks.catch_up(self)
-            raise self.ledger.read_failure(row.value, self.now)
-        # What an effect does is begun anew: what an earlier life has sent is gone with it.
+        # The recorded attempt was aborted: its body must not run again, and it ends the same way.
+        if (row := self.execution.find(self.attempt_ident, "aborted")) is not None:
+            self.execution.conversations.catch_up(self)
+            raise self.execution.read_failure(row.value, self.attempt_ident)
+        # The timeout of an effect starts from zero: the call of the earlier execution is dead.
         if timeout is None or isinstance(node, Limited):
             return timeout
-        if self.ledger.find(self.now, "ended") is not None:
+        # The attempt had ended in an earlier execution, so it starts with the whole timeout.
+        if self.execution.find(self.attempt_ident, "ended") is not None:
             return timeout
-        self.timed = self.now
-        if (row := self.ledger.find(self.now, "began")) is None:
-            self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
+        self.timeout_ident = self.attempt_ident
+        if (row := self.execution.find(self.attempt_ident, "began")) is None:
+            self.execution.append(
+                self.attempt_ident, "began", json.dumps({"clock": self.began}).encode()
+            )
             return timeout
-        return timeout - max(0.0, self.ledger.clock_before - json.loads(row.value)["clock"])
+        return timeout - max(0.0, self.execution.clock_at_start - json.loads(row.value)["clock"])
 
     async def wait_for_recorded_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)
 
     def schedule_replay(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> None:
-        if self._spent is not None:
-            charge(json.loads(self._spent.value), node)
+        if self._recorded_usage is not None:
+            charge_recorded(json.loads(self._recorded_usage.value), node)
         parent, outcome = self.parent, self.outcome
         if parent is None or outcome is None:
-            self.ledger.loop.call_soon(end, node)
+            self.execution.loop.call_soon(end, node)  # a root: no other end is before it
             return
-        endings = parent._completion_order()
-        endings.add(outcome.seq, node, outcome.kind == "failure", end)
+        order = parent._completion_order()
+        order.add(outcome.seq, node, outcome.kind == "failure", end)
 
     async def wait_for_turn(self, node: Node[Any]) -> None:
         parent = self.parent
-        aborted = self.ledger.find(self.now, "aborted")
+        aborted = self.execution.find(self.attempt_ident, "aborted")
+        # The recorded failure was awaited. If it came first, it would make the parent fail.
         if aborted is not None and was_awaited(aborted.value):
             await until_awaited(node)
-        if parent is not None and (self.durable or aborted is not None):
-            endings = parent._endings
-            if endings is not None and endings.replays:
-                await endings.over()
+        if parent is not None and (self.is_durable or aborted is not None):
+            order = parent._order
+            if order is not None and order.replays:
+                await order.until_replayed()
 
     def record_abandoned_wait(self, waiter: DurableScope | None) -> None:
-        ledger = self.ledger
-        if not isinstance(waiter, NodeScope) or ledger.suspending or ledger.suspended:
-            return
-        if ledger.find(self.ident, "given up") is not None:
-            self.given_up = None
-        elif ledger.before and ledger.gone.unreplayed(waiter.now):
-            waiter.strayed = True  # it may not have given up before it did that
+        execution = self.execution
+        if not isinstance(waiter, NodeScope) or execution.suspending or execution.suspended:
+            return  # a suspension gives up waits that the next execution begins again
+        if execution.find(self.ident, "given up") is not None:
+            self.given_up = None  # as recorded: its end need not wait for this any more
+        elif execution.last_recorded and execution.unreplayed.names_below(waiter.attempt_ident):
+            waiter.has_strayed = True  # it may have given up after these entries only
         else:
-            after = ledger.loop.time() - ledger.start
+            after = execution.loop.time() - execution.started_at
             with suppress(LeaseLost, JournalError):
-                value = json.dumps({"by": waiter.now.hex(), "after": after}).encode()
-                ledger.append(self.ident, "given up", value, find=True)
+                value = json.dumps({"by": waiter.attempt_ident.hex(), "after": after}).encode()
+                execution.append(self.ident, "given up", value, find=True)
 
     def stray(self) -> None:
-        """Take note if the node ends before a wait for it is given up, as it was before."""
+        """Note that the node ends although its waiter gave up earlier in an earlier execution."""
         if (wait := self.given_up) is not None and self.parent is not None:
             for scope in self.parent.up():
-                if scope.now.hex() == wait["by"]:
-                    scope.strayed = True
+                if scope.attempt_ident.hex() == wait["by"]:
+                    scope.has_strayed = True
 
     async def until_on_course(self) -> None:
-        """Wait, before a new effect, until this execution has come to what the journal has.
+        """Wait, before a new effect, until this execution has reached its recorded entries.
 
-        Asked only where it goes another way, as a timer of the program's own had another outcome.
-        Raises `JournalMismatch` if it does not come to it in time.
+        It waits only below a node that has strayed: a timer of the program had another outcome.
+        Raises `JournalMismatch` if the entries are not reached in time.
         """
-        ledger = self.ledger
+        execution = self.execution
         for scope in self.up():
-            late = ledger.loop.time() + ON_COURSE_WITHIN
-            while scope.strayed and (left := ledger.gone.unreplayed(scope.now)):
-                if ledger.loop.time() >= late:
-                    raise ledger.mismatch(
-                        "a wait that a timer of the program has ended in an earlier execution went"
-                        f" another way now, and {', '.join(left)} was not called again"
+            late = execution.loop.time() + ON_COURSE_SECONDS
+            while scope.has_strayed and (
+                left := execution.unreplayed.names_below(scope.attempt_ident)
+            ):
+                if execution.loop.time() >= late:
+                    raise execution.park(
+                        "a wait that timed out in an earlier execution did not time out now, and"
+                        f" {', '.join(left)} was not called again"
                     )
-                async with lend_slot():
-                    await asyncio.sleep(PAUSE)
+                async with lend_slot():  # which the job that is awaited may need
+                    await asyncio.sleep(PAUSE_SECONDS)
 
     def may_end(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> bool:
-        parent, kept = self.parent, self.kept_as
-        if parent is None or (kept is None and self.given_up is None):
-            return True
-        number, kind = kept or (self.ledger.last + 1, "")
+        parent, outcome = self.parent, self.own_outcome
+        if parent is None or (outcome is None and self.given_up is None):
+            return True  # no row of it fixes an order
+        number, kind = outcome or (self.execution.last_number + 1, "")
         try:
             early = self.given_up is not None or parent.leads_on(number) is not None
-            apart = parent._endings is not None or early or has_siblings(node)
-            if not apart and (is_awaited_alone(node) or not is_putter_running(node)):
+            is_ordered = parent._order is not None or early or has_siblings(node)
+            # An only child whose end one waiter sees needs no order, which costs turns of the loop.
+            if not is_ordered and (is_awaited_alone(node) or not is_putter_running(node)):
                 return True
             return parent._completion_order().may_end(number, node, kind == "failure", end)
         except Exception as error:  # noqa: BLE001 - the node would be left pending
-            self.ledger.fail(error)
+            self.execution.fail(error)
             return True
 
     def leads_on(self, number: int) -> float | None:
-        """Return how long its own task took, at most, to an effect that it comes to again.
+        """Return in how many seconds its own task reached its next recorded effect.
 
-        That is the next one, in seconds since the one before. None if it was not begun before the
-        row of this number, or if there is none.
+        The seconds since the effect before. None if there is no such effect, or if it began after
+        the row of this number.
         """
-        ledger = self.ledger
-        if not ledger.before:
+        execution = self.execution
+        if not execution.last_recorded:
             return None
-        first, took = ledger.intents.first_left(self.now, ledger.claimed)
+        first, took = execution.intents.first_unreached(self.attempt_ident, execution.reached)
         return took if first <= number else None
 
     def set_putter(self, putter: Node[Any]) -> None:
         super().set_putter(putter)
-        if self.durable and self.parent is not None:
-            self.parent._completion_order()  # those that end it cannot see, by their parent
+        if self.is_durable and self.parent is not None:
+            self.parent._completion_order()  # the parent orders ends that this node cannot see
 
     async def until_seen(self, number: int) -> None:
-        """Wait until nodes that ended before a row are seen to have ended: by this one's body.
+        """Wait until the body has seen the end of each node that ended before a row.
 
-        And by those of the plain nodes above it and the durable one. So code that polls whether a
-        node is done sees the same after it comes from the journal what the code waited for.
+        The same holds for the bodies above it, up to the nearest durable node. So code that polls
+        whether a node is done sees the same after it gets a recorded result.
         """
         for scope in self.up():
-            if scope._endings is not None:
-                await scope._endings.until_seen(number)
-            if scope.durable:
+            if scope._order is not None:
+                await scope._order.until_seen(number)
+            if scope.is_durable:
                 break
 
     def first_unseen(self) -> int:
-        """Return the number of the first row of an end that its body has not seen; 0 if none."""
-        return 0 if self._endings is None else self._endings.first_unseen()
+        """Return the number of the first outcome that its body has not seen yet; 0 if none."""
+        return 0 if self._order is None else self._order.first_unseen()
 
-    def _completion_order(self) -> Endings:
-        if self._endings is None:
-            self._endings = Endings(self)
-        return self._endings
+    def _completion_order(self) -> CompletionOrder:
+        if self._order is None:
+            self._order = CompletionOrder(self)
+        return self._order
 
     def load_outcome(self, node: Any) -> Any:
         outcome = self.outcome
         assert outcome is not None
-        self._now = self._counts = None
-        self.ledger.talks.catch_up(self)
+        self._attempt_ident = self._counts = None  # only final callbacks put nodes from now on
+        self.execution.conversations.catch_up(self)  # its body does not add them again
         if outcome.kind == "failure":
-            raise self.ledger.read_failure(outcome.value, self.ident)
+            raise self.execution.read_failure(outcome.value, self.ident)
         try:
             return node._node_codec().decode(outcome.value)
         except JournalMismatch as mismatch:
-            self.ledger.fail(mismatch)
+            self.execution.fail(mismatch)
             raise
 
     def record_retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
-        with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
-            self._leave_body()
-            self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
-        self.lost = frozenset()
+        with suppress(JournalError, LeaseLost):  # it has stopped the run, and this node with it
+            self._record_before_leaving()
+            self._append("attempt", {"clock": self.began, "due": due, "usage": usage_below(node)})
+        self.lost_failures = frozenset()
         self.attempt += 1
-        self._now = digest(self.ident, self.attempt)
+        self._attempt_ident = digest(self.ident, self.attempt)
         self._end_attempt("cut")
 
     def record_outcome(
@@ -364,101 +378,121 @@ class NodeScope(NodeIdentity):
         *,
         leaving: bool,
     ) -> Any:
-        ledger = self.ledger
+        execution = self.execution
         if self.cancel_reason is not None:
-            ledger.doomed.pop(node, None)
-            ledger.talks.catch_up(self)
-        kept = cast("Kept", node) if node._node_is_durable else None
-        if not ledger.suspended:
-            if ledger.before and ending == "completed" and not (self.is_recorded or self.skips):
-                ledger.gone.report(self.now, node.path)
-            if self.timed is not None and kept is None and not leaving:
-                # It runs again in a later life, whose timeout then is not cut short by this one.
-                ledger.append(self.timed, "ended")
-        now = self._now
+            execution.pending_cancels.pop(node, None)
+            execution.conversations.catch_up(self)  # its body did not run
+        durable = cast("DurableNode", node) if node._node_is_durable else None
+        if not execution.suspended:
+            is_new = not (self.is_recorded or self.returns_recorded)
+            if execution.last_recorded and ending == "completed" and is_new:
+                execution.unreplayed.report(self.attempt_ident, node.path)
+            if self.timeout_ident is not None and durable is None and not leaving:
+                # A later execution runs it again, with the whole timeout.
+                execution.append(self.timeout_ident, "ended")
+        attempt_ident = self._attempt_ident
         if self._attempt is not None:
-            ended = kept is not None and ending != "cancelled"
-            cut = self.ident in ledger.cancelled or ledger.find(self.now, "aborted") is not None
-            self._end_attempt("cut" if cut else "kept" if ended else "")
-        # Final callbacks run also where no attempt is made: what they put has no attempt's number.
-        self._now = self._counts = None
-        if ending == "completed" and kept is not None and not self.is_recorded:
-            return self._keep_result(node, result)
-        if self.kept or ledger.suspended:
-            return result
-        aborted = () if now is None or ledger.find(now, "aborted") is None else (now,)
+            has_outcome = durable is not None and ending != "cancelled"
+            is_cut = (
+                self.ident in execution.recorded_cancels
+                or execution.find(self.attempt_ident, "aborted") is not None
+            )
+            self._end_attempt("cut" if is_cut else "kept" if has_outcome else "")
+        # Final callbacks run also if no attempt is made, so their nodes belong to no attempt.
+        self._attempt_ident = self._counts = None
+        if ending == "completed" and durable is not None and not self.is_recorded:
+            return self._record_result(node, result)
+        if self.has_recorded_end or execution.suspended:
+            return result  # the end of a suspended node is not its end in the run
+        aborted = (
+            ()
+            if attempt_ident is None or execution.find(attempt_ident, "aborted") is None
+            else (attempt_ident,)
+        )
         if ending == "cancelled":
-            if self.lost and self.parent is not None:
-                # If that fails, both run again when it is resumed.
-                self.parent.lost |= {*self.lost, self.ident, *aborted}
-            self.kept = not leaving and kept is not None
-            if self.kept or (not leaving and self.ident in ledger.cancelled):
-                self._keep_usage(node)
+            if self.lost_failures and self.parent is not None:
+                # If the parent fails, a resume lets both run again.
+                self.parent.lost_failures |= {*self.lost_failures, self.ident, *aborted}
+            self.has_recorded_end = not leaving and durable is not None
+            if self.has_recorded_end or (not leaving and self.ident in execution.recorded_cancels):
+                self._record_usage(node)
         elif error is not None:
-            mark(error, *marks(error), *self.lost, *aborted)
-            if kept is not None or aborted:
-                ledger.keep_causes(self.ident, error)
-                with nullcontext() if kept is not None else suppress(NotStorable):
+            attach_idents(error, *failure_idents(error), *self.lost_failures, *aborted)
+            if durable is not None or aborted:
+                execution.record_causes(self.ident, error)
+                # A plain node may fail with an error that cannot be stored: it fails again.
+                with nullcontext() if durable is not None else suppress(NotStorable):
                     awaited = immediate_receiver(node) is not None
                     encode = partial(encode_failure, error, awaited=awaited)
-                    data = self._keep_end(node, "failure", encode)
-                    if ledger.keys and data != encode():
-                        again = ledger.read_failure(data, self.ident)
+                    data = self._record_end(node, "failure", encode)
+                    # The failure had a key in it: this execution gets what a later one reads.
+                    if execution.keys and data != encode():
+                        again = execution.read_failure(data, self.ident)
                         raise again.with_traceback(error.__traceback__) from None
-            mark(error, self.ident)
+            attach_idents(error, self.ident)
         return result
 
     def record_lost_failure(self, error: BaseException) -> None:
-        self.lost |= marks(error)
+        self.lost_failures |= failure_idents(error)
 
-    def _keep_result(self, node: Node[Any], result: Any) -> Any:
-        codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
-        return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
+    def _record_result(self, node: Node[Any], result: Any) -> Any:
+        # Decoded: code gets the same value as in a later execution.
+        codec, keys = cast("DurableNode", node)._node_codec(), self.execution.keys
+        return codec.decode(self._record_end(node, "result", lambda: keys.write(codec, result)))
 
     def record_abort(
         self, error: BaseException, *, timed_out: bool = False, awaited: bool = False
     ) -> None:
-        ledger = self.ledger
+        execution = self.execution
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            ledger.suspend()  # it ends the process, and says nothing of the run
+            execution.suspend()  # the process ends, but not the run
             return
-        # A plain body runs again, and so fails again by its child.
-        decided = timed_out or self.durable
-        if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
+        # A plain body runs again, and fails again because of its child.
+        decided = timed_out or self.is_durable
+        if (
+            decided
+            and not execution.suspended
+            and execution.find(self.attempt_ident, "aborted") is None
+        ):
             with suppress(NotStorable, LeaseLost, JournalError):
-                self._leave_body()
-                # Others may have failed in the same moment: a resume lets them run again as well.
-                others = [] if self._endings is None else self._endings.failures()
-                ledger.keep_causes(self.now, error, *others)
+                self._record_before_leaving()
+                # Other children may have failed in the same turn: a resume runs these again too.
+                others = [] if self._order is None else self._order.failures()
+                execution.record_causes(self.attempt_ident, error, *others)
                 data = encode_failure(error, awaited=awaited)
-                ledger.append(self.now, "aborted", data, find=True)
+                execution.append(self.attempt_ident, "aborted", data, find=True)
 
     def suspend(self) -> asyncio.Future[None] | None:
-        ledger = self.ledger
-        return ledger.suspend() if ledger.under_way and not ledger.suspended else None
+        execution = self.execution
+        return (
+            execution.suspend()
+            if execution.effects_in_progress and not execution.suspended
+            else None
+        )
 
     def record_cancel(
         self, scopes: Sequence[DurableScope], reason: str, *, failed: DurableScope | None
     ) -> None:
-        ledger = self.ledger
-        if ledger.suspending:
-            ledger.suspended = True  # somebody does not wait for the end of effects
+        execution = self.execution
+        if execution.suspending:
+            execution.suspended = True  # a second cancel: do not wait for effects in progress
+        # A node with a recorded outcome ended before this cancel, whatever it does now.
         ended = [each for each in scopes if isinstance(each, NodeScope) and not each.is_recorded]
-        if ledger.before and not ledger.suspended:
+        if execution.last_recorded and not execution.suspended:
             for scope in ended:
-                ledger.talks.catch_up(scope)
-        whom = [scope.ident for scope in ended if scope.cancel_reason is None]
-        if not whom or ledger.suspended:
+                execution.conversations.catch_up(scope)
+        idents = [scope.ident for scope in ended if scope.cancel_reason is None]
+        if not idents or execution.suspended:
             return
         by = failed or scope_here()
         path = (by if isinstance(by, NodeScope) else self).path()
-        after = ledger.loop.time() - ledger.start
+        after = execution.loop.time() - execution.started_at
         with suppress(LeaseLost, JournalError):
-            ledger.roots.keep()
-            ledger.keep_cancel(
-                whom, reason, of=self.ident, by=path, failed=bool(failed), after=after
+            execution.roots.record_new()  # before the row that ends the bodies which put them
+            execution.record_cancel(
+                idents, reason, of=self.ident, by=path, failed=bool(failed), after=after
             )
-            ledger.withdraw(set(whom))
+            execution.withdraw_questions(set(idents))
 
     def effect(
         self,
@@ -471,57 +505,57 @@ class NodeScope(NodeIdentity):
     ) -> DurableEffect:
         require_no_transaction()
         self.require_own_loop(name)
-        coming = [] if early else self.ledger.coming
-        above = list(self.up()) if coming else []  # those who may have asked for them
-        awaited = [reply for scope in above for reply in coming if reply.asker is scope]
+        growing = [] if early else self.execution.growing_replies
+        above = list(self.up()) if growing else []  # the nodes that may have requested them
+        awaited = [reply for scope in above for reply in growing if reply.requester is scope]
         return DurableEffect(self, name, inputs, harmless, awaited, key)
 
     def unique_name(self, what: str) -> str:
-        return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
+        return digest(self.execution.run_id, self.attempt_ident, what, self.number(what)).hex()
 
     def reply(self, request: str, redact: Callable[[str], str]) -> ReplyRow:
-        asked = self._asked(request, redact)
-        number = self.number(asked, aside=is_in_side_task())
-        return ReplyRow(self, digest(self.now, asked, number))
+        description = self._describe_request(request, redact)
+        number = self.number(description, aside=is_in_side_task(), label="requests to a model")
+        return ReplyRow(self, digest(self.attempt_ident, description, number))
 
     def has_reply(self, request: str, redact: Callable[[str], str]) -> bool:
-        asked = self._asked(request, redact)
-        number, _ = (self._counts or {}).get(asked, (0, None))
-        ident = digest(self.now, asked, number)
-        return any(row.kind in ("reply", "broken") for row in self.ledger.rows(ident))
+        description = self._describe_request(request, redact)
+        number, _ = (self._counts or {}).get(description, (0, None))
+        ident = digest(self.attempt_ident, description, number)
+        return any(row.kind in ("reply", "broken") for row in self.execution.rows(ident))
 
-    def _asked(self, request: str, redact: Callable[[str], str]) -> str:
-        self.ledger.keys.add(redact)
-        return f"reply {digest(self.ledger.keys.cut_text(request)).hex()}"
+    def _describe_request(self, request: str, redact: Callable[[str], str]) -> str:
+        self.execution.keys.add(redact)
+        return f"reply {digest(self.execution.keys.cut_text(request)).hex()}"
 
     def note(self, name: str, value: Any) -> None:
-        if not self.ledger.suspended:
+        if not self.execution.suspended:
             data = json.dumps(value).encode()
-            self.ledger.append(digest(self.ident, "note", name), "note", data, find=True)
+            self.execution.append(digest(self.ident, "note", name), "note", data, find=True)
 
     def notes(self, name: str) -> list[Any]:
-        rows = self.ledger.every(digest(self.ident, "note", name), "note")
+        rows = self.execution.find_all(digest(self.ident, "note", name), "note")
         return [json.loads(row.value) for row in rows]
 
-    def _leave_body(self) -> None:
-        """Keep what the body has put and added, before a row by which it does not run again."""
-        self.ledger.roots.keep()
-        if self.ledger.before:
-            self.ledger.talks.catch_up(self)
+    def _record_before_leaving(self) -> None:
+        """Record rounds and replay messages of the body, before a row that ends its attempt."""
+        self.execution.roots.record_new()
+        if self.execution.last_recorded:
+            self.execution.conversations.catch_up(self)
 
-    def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
-        """Keep how the node ends; what cannot be written is a failure, which is kept too."""
+    def _record_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
+        """Record the outcome; a result that cannot be stored makes a recorded failure."""
         refused = None
         try:
             value = encode()
         except NotStorable as error:
             kind, value, refused = "failure", encode_failure(error), error
-        self._leave_body()
-        self._keep_usage(node)
-        value = self.ledger.append(self.ident, kind, value, find=self.is_root)
-        self.kept, self.kept_as = True, (self.ledger.last, kind)
-        if refused is not None:
-            mark(refused, self.ident)
+        self._record_before_leaving()
+        self._record_usage(node)  # a replay reads the usage that precedes the outcome
+        value = self.execution.append(self.ident, kind, value, find=self.is_root)
+        self.has_recorded_end, self.own_outcome = True, (self.execution.last_number, kind)
+        if refused is not None:  # the failure is recorded, so it is raised only now
+            attach_idents(refused, self.ident)
             raise refused
         return value
 
@@ -532,26 +566,27 @@ class NodeScope(NodeIdentity):
         result: Any,
         error: BaseException | None,
     ) -> Any:
-        ledger, before = self.ledger, self.ledger.outcome(self.ident)
-        del ledger.roots.running[self.ident]
+        execution, before = self.execution, self.execution.find_outcome(self.ident)
+        del execution.roots.running[self.ident]
+        # Final callbacks can turn a failure into a result, and the other way round.
         changed = before is not None and (before.kind == "failure") != (ending == "failed")
-        # A journal that fails stops the run.
+        # An error of the journal has stopped the run already.
         with suppress(JournalError, LeaseLost):
             if (
-                ledger.before
-                and not ledger.suspended
+                execution.last_recorded
+                and not execution.suspended
                 and (ending == "completed" or self.is_recorded)
             ):
-                ledger.gone.report_rounds(self.ident, self.now, node.path)
+                execution.unreplayed.report_rounds(self.ident, self.attempt_ident, node.path)
             try:
-                if changed and node._node_is_durable and not ledger.suspended:
+                if changed and node._node_is_durable and not execution.suspended:
                     if ending == "completed":
-                        return self._keep_result(node, result)
+                        return self._record_result(node, result)
                     if isinstance(error, Exception):
-                        ledger.keep_causes(self.ident, error)
-                        self._keep_end(node, "failure", lambda: encode_failure(error))
+                        execution.record_causes(self.ident, error)
+                        self._record_end(node, "failure", lambda: encode_failure(error))
             finally:
-                ledger.roots.end(self)
+                execution.roots.end(self)
         return result
 
     def _end_attempt(self, over: Literal["", "cut", "kept"]) -> None:
@@ -559,16 +594,16 @@ class NodeScope(NodeIdentity):
             self._attempt.end, self._attempt = over, None
 
     def _append(self, kind: str, value: Any) -> None:
-        self.ledger.append(self.ident, kind, json.dumps(value).encode())
+        self.execution.append(self.ident, kind, json.dumps(value).encode())
 
-    def _keep_usage(self, node: Node[Any]) -> None:
-        if usage := usage_of(node):
+    def _record_usage(self, node: Node[Any]) -> None:
+        if usage := usage_below(node):
             self._append("usage", usage)
-            if put_options_of(node).on is not None:  # no reply in the journal says so
+            if put_options_of(node).on is not None:  # its replies are in no row here
                 self._append("spent", {"taken": [*usage.items()]})
 
 
 @lru_cache
 def _kind(cls: type[Node[Any]], name: str) -> tuple[str, bytes]:
-    """Return what tells nodes of this class and name from others, and what the name is there."""
+    """Return the text for the identity of nodes of this class and name, and the name's bytes."""
     return f"{stored_name(cls).replace(':', '.', 1)} {name}", name_bytes(name)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError
 from ..messages.sqlite import is_file_fault
-from ._file import Row
+from ._journal_file import Row
 from ._json import canonical
 
 if TYPE_CHECKING:
-    from ._state import JournalState
+    from ._execution import Execution
 
 __all__ = ["IN_TRANSACTION", "Transaction", "require_no_transaction"]
 
-LOOP_POLL_SECONDS = 0.25  # between two looks whether the loop of a block is closed
+LOOP_POLL_SECONDS = 0.25  # between two checks whether the loop of a block is closed
 
 # Whether this code is inside the block of a transaction.
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
@@ -31,8 +31,8 @@ def require_no_transaction() -> None:
     """Raise `ConfigurationError` inside a transaction."""
     if IN_TRANSACTION.get():
         raise ConfigurationError(
-            "a transaction is one commit: nodes, steps, effects, sleeps and signals stand before or"
-            " after it"
+            "a transaction is one commit, which can contain no nodes, steps, effects, sleeps or"
+            " signals: move this before or after the block"
         )
 
 
@@ -41,20 +41,20 @@ class _LeftBlock(Exception):
 
 
 class Transaction:
-    """One block. If an earlier execution has `done` it, the recorded answers are returned."""
+    """One `self.durable.transaction()`: a later execution gets the recorded answers."""
 
-    def __init__(self, ledger: JournalState, ident: bytes) -> None:
-        self._ledger = ledger
+    def __init__(self, execution: Execution, ident: bytes) -> None:
+        self._execution = execution
         self._ident = ident
         self._loop = asyncio.get_running_loop()
-        row = ledger.find(ident, "transaction")
-        self.done = row is not None
+        row = execution.find(ident, "transaction")
+        self.is_done = row is not None
         # The statements, each with its answer.
-        self._done: list[Any] = [] if row is None else json.loads(row.value)
-        self._at = 0
-        # Statements for the writer's thread; None commits, an exception rolls back.
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # The end of the transaction, also if the journal fails or the lease is lost.
+        self._answers: list[Any] = [] if row is None else json.loads(row.value)
+        self._position = 0
+        # Statements for the file's thread; None commits, an exception rolls back.
+        self._statements: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Done at the end of the transaction, also if the journal fails or the lease is lost.
         self._end: asyncio.Future[int] | None = None
 
     async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
@@ -63,67 +63,72 @@ class Transaction:
         Raises SQLite's errors, `TypeError` for rows with bytes, and `JournalMismatch` if an earlier
         execution has executed another statement here.
         """
-        said = self._ledger.keys.cut_text(canonical([sql, list(params)])[0])
-        if self.done:
-            self._at += 1
-            if len(self._done) < self._at or self._done[self._at - 1][0] != said:
-                raise self._ledger.mismatch(
-                    f"the journal has another statement in the place of {sql!r}"
+        statement = self._execution.keys.cut_text(canonical([sql, list(params)])[0])
+        if self.is_done:
+            self._position += 1
+            if (
+                len(self._answers) < self._position
+                or self._answers[self._position - 1][0] != statement
+            ):
+                raise self._execution.park(
+                    f"the recorded transaction has another statement instead of {sql!r}"
                 )
-            return self._done[self._at - 1][1]
+            return self._answers[self._position - 1][1]
         answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
-        self._asked.put((sql, params, answer))
+        self._statements.put((sql, params, answer))
         assert self._end is not None
         await asyncio.wait([answer, self._end], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             self._end.result()
-        rows = self._ledger.keys.cut(await answer)
-        self._done.append([said, json.loads(json.dumps(rows))])
+        rows = self._execution.keys.cut(await answer)
+        self._answers.append([statement, json.loads(json.dumps(rows))])
         return rows
 
     @asynccontextmanager
     async def done_once(self) -> AsyncGenerator[None]:
         """Execute the statements of the block, and commit when the block is left."""
-        if self.done:
+        if self.is_done:
             yield
             return
-        ledger = self._ledger
-        work = asyncio.ensure_future(ledger.file.transact(ledger.run_id, ledger.fence, self._work))
+        execution = self._execution
+        work = asyncio.ensure_future(
+            execution.file.transact(execution.run_id, execution.fence, self._work)
+        )
         self._end = work
         work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
         try:
             yield
         except BaseException as error:
-            self._asked.put(_LeftBlock())
+            self._statements.put(_LeftBlock())
             with suppress(_LeftBlock):
                 await asyncio.shield(work)
             raise error
-        self._asked.put(None)
+        self._statements.put(None)
         await asyncio.shield(work)
 
     def _work(self, connection: sqlite3.Connection) -> Row:
-        """Run in the writer's thread until the block is left, or its loop is closed."""
-        while (asked := self._next()) is not None:
-            if isinstance(asked, _LeftBlock):
-                raise asked
-            sql, params, answer = asked
+        """Execute the statements in the file's thread until the block or its loop ends."""
+        while (item := self._next()) is not None:
+            if isinstance(item, _LeftBlock):
+                raise item
+            sql, params, answer = item
             try:
                 rows: Any = [list(row) for row in connection.execute(sql, params)]
                 json.dumps(rows)
             except Exception as error:
                 if is_file_fault(error) or not connection.in_transaction:
-                    raise  # the file has nothing of the block, even if the user catches the error
+                    raise  # it has been rolled back, also if the user catches the error
                 self._loop.call_soon_threadsafe(_set, answer, None, error)
             else:
                 self._loop.call_soon_threadsafe(_set, answer, rows, None)
-        return Row(self._ident, "transaction", json.dumps(self._done).encode())
+        return Row(self._ident, "transaction", json.dumps(self._answers).encode())
 
     def _next(self) -> Any:
         while True:
             try:
-                return self._asked.get(timeout=LOOP_POLL_SECONDS)
+                return self._statements.get(timeout=LOOP_POLL_SECONDS)
             except queue.Empty:
-                if self._loop.is_closed():  # the block will not be left any more
+                if self._loop.is_closed():  # the block cannot end any more
                     return _LeftBlock()
 
 

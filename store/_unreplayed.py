@@ -1,7 +1,7 @@
-"""What the journal has and this execution has not replayed yet: recorded effects and nodes.
+"""Recorded effects and nodes that this execution has not replayed yet.
 
-A recorded effect is in the journal as an intent: the row that was written before it was called. The
-names of an intent are those of the nodes above the caller, each in its attempt (`now`).
+The journal has an intent for each effect: the row that was written before its call. An intent names
+the caller and the nodes above it, each in its attempt.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..commander import Node
+from ._checksums import Row
 from ._json import digest
-from ._seal import Row
 
 if TYPE_CHECKING:
+    from ._execution import Execution
     from ._scope import NodeScope
-    from ._state import JournalState
 
 __all__ = [
     "SHORT_DIGITS",
@@ -33,9 +33,9 @@ __all__ = [
     "name_bytes",
 ]
 
-SHORT_DIGITS = 16  # hexadecimal digits of a digest in an intent, of its inputs or its attempt
-# The identity of a durable node: its own digest, from this byte on the start of its putter's
-# identity, and from the next one on its name.
+SHORT_DIGITS = 16  # hexadecimal digits of the shortened digests in an intent
+# The identity of a durable node has its own digest, from `PUTTER_START` on the first bytes of its
+# putter's identity, and from `NAME_START` on its name.
 PUTTER_START, NAME_START = 11, 16
 MAX_NAME_BYTES = 80
 MAX_REPORTED_NAMES = 10
@@ -46,13 +46,13 @@ logger = logging.getLogger("anabranch.store")
 def child_ident(putter: bytes, own: bytes, name: bytes) -> bytes:
     """Return the identity of a durable node, from its own digest, its putter's and its name.
 
-    So the children of a putter can be found and named, though they have no row but their outcome.
+    So the children of a putter can be found and named, although their outcome is their only row.
     """
     return own[:PUTTER_START] + putter[: NAME_START - PUTTER_START] + name
 
 
 def name_bytes(name: str) -> bytes:
-    """Return the part of an identity that is the name."""
+    """Return a name as the last part of an identity."""
     return name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
 
 
@@ -62,12 +62,12 @@ def child_name(ident: bytes) -> str:
 
 
 class Intent(NamedTuple):
-    """A recorded effect: the call with which it was begun."""
+    """A recorded effect, as the row before its call describes it."""
 
     ident: bytes
     seq: int
     name: str
-    inputs: str  # their digest; "" in journals of earlier releases
+    inputs: str  # the digest of its inputs; "" in journals of earlier releases
     by: str  # the caller in its attempt
     at: str  # the caller's name; "" in journals of earlier releases
     key: str | None
@@ -80,24 +80,25 @@ class Intents:
         self.names: set[str] = set()
         self.by_caller: defaultdict[str, dict[bytes, Intent]] = defaultdict(dict)
         self._by_call: defaultdict[tuple[str, str], dict[bytes, Intent]] = defaultdict(dict)
-        # By a node in its attempt: the node, and the one above it in its attempt. A node above
-        # which there is no entry is a root.
+        # By attempt of a node: the node, and the attempt of the node above it. A node whose parent
+        # has no entry is a root.
         self.above: dict[str, tuple[str, str]] = {}
-        # The nodes of all these, and those that this execution has put.
-        self.nodes: set[bytes] = set()
-        self.put: dict[bytes, Node[Any]] = {}
-        # Those that a node which has completed did not make again.
-        self.lost: set[bytes] = set()
-        # By a node in its attempt: the numbers and times of the intents to which its own task led,
-        # and what this execution has reached by then: the effect, or the node below that made it.
+        # The identities of all these nodes, and by identity those that this execution has put.
+        self.node_idents: set[bytes] = set()
+        self.nodes_by_ident: dict[bytes, Node[Any]] = {}
+        # The effects that a node did not replay before it completed.
+        self.lost_effects: set[bytes] = set()
+        # By attempt of a node: the intents that the task of its body reached, in order. Each has
+        # its number, its time, the identity of the effect or of the child that called it, and
+        # whether that is a child.
         self.led_to: defaultdict[str, deque[tuple[int, float, bytes, bool]]] = defaultdict(deque)
-        # The time of the last one that this execution has reached.
+        # By attempt of a node: the time of the last of these that this execution has reached.
         self._led_last: dict[str, float] = {}
         self._began = began
-        # Below nodes that may be tried again, by call: the attempt that last began each effect.
-        self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
+        # Below retried nodes, by digest of equal calls: the attempt that last began each effect.
+        self.attempts_by_call: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
         # By effect: the attempt that last took it over from an earlier one.
-        self.taken_over: dict[bytes, str] = {}
+        self.takeovers: dict[bytes, str] = {}
 
     def add(self, row: Row) -> None:
         """Add an intent of an earlier execution."""
@@ -110,22 +111,24 @@ class Intents:
         self.by_caller[by].setdefault(call, intent)
         if inputs:
             self._by_call[name, inputs].setdefault(call, intent)
-            self.nodes.update(bytes.fromhex(ident) for ident, _ in links)
+            self.node_idents.update(bytes.fromhex(ident) for ident, _ in links)
             self._link(links)
         if "of" in value:
-            self.begun[value["of"][:SHORT_DIGITS]][row.ident] = value["in"][:SHORT_DIGITS]
+            self.attempts_by_call[value["of"][:SHORT_DIGITS]][row.ident] = value["in"][
+                :SHORT_DIGITS
+            ]
         below = call
         unseen = [*value.get("unseen", ()), *repeat(0, len(links))]
         for level, (ident, now) in enumerate(links[: value.get("led", 0)]):
-            # A node that had a row by then, and had not been seen to end, ends after it.
+            # A node whose outcome was recorded by then, but not seen, ends after this effect.
             number = min(unseen[level] or row.seq, row.seq)
             self.led_to[now].append((number, row.time, below, level > 0))
             below = bytes.fromhex(ident)
 
     def add_takeover(self, row: Row) -> None:
-        """Add a row that says which effect of an earlier attempt a call is."""
+        """Add a row that says which effect of an earlier attempt a call took over."""
         value = json.loads(row.value)
-        self.taken_over[bytes.fromhex(value["effect"])] = value["in"][:SHORT_DIGITS]
+        self.takeovers[bytes.fromhex(value["effect"])] = value["in"][:SHORT_DIGITS]
 
     def _link(self, links: list[tuple[str, str]]) -> None:
         """Note the nodes above a caller, itself first."""
@@ -141,31 +144,31 @@ class Intents:
         names: list[str] = []
         for scope in caller.up():
             names.append(_name_of(scope))
-            if scope.is_root or scope.now.hex() in self.above:
+            if scope.is_root or scope.attempt_ident.hex() in self.above:
                 break
         by = " ".join(names)
         self._link(_links(by))
         return by
 
-    def first_left(self, now: bytes, claimed: set[bytes]) -> tuple[float, float]:
-        """Return the number of the first intent that the own task of a node still has to reach.
+    def first_unreached(self, now: bytes, claimed: set[bytes]) -> tuple[float, float]:
+        """Return the number of the first intent that a node's own task still has to reach.
 
-        And the seconds between the intent before, or the beginning of the run, and that one. The
-        task reaches them one after the other, so it did not need what had not ended by then. The
-        number is infinity if there is none.
+        And the seconds since the intent before it, or since the run began. The task reaches them
+        one after the other, so it did not depend on nodes that ended later. The number is infinity
+        if there is none.
         """
         key = now.hex()
         left = self.led_to.get(key)
         while left:
             number, when, what, is_node = left[0]
-            if what not in (self.put if is_node else claimed):
+            if what not in (self.nodes_by_ident if is_node else claimed):
                 return number, when - self._led_last.get(key, self._began)
             self._led_last[key] = when
             left.popleft()
         return inf, 0.0
 
     def path(self, by: str) -> list[list[str]]:
-        """Return a caller and all nodes above it; empty if the journal does not say that."""
+        """Return the path of a caller; empty if the journal is too old to have it."""
         path: list[list[str]] = []
         while by in self.above:
             ident, above = self.above[by]
@@ -173,13 +176,13 @@ class Intents:
             by = above
         return path
 
-    def put_on(self, path: list[list[str]]) -> list[tuple[Node[Any], str]]:
-        """Return the nodes of a path that this execution has put, each with its attempt."""
-        nodes = [(self.put.get(bytes.fromhex(ident)), now) for ident, now in path]
+    def find_nodes(self, path: list[list[str]]) -> list[tuple[Node[Any], str]]:
+        """Return the nodes of a path that this execution has put, with their recorded attempts."""
+        nodes = [(self.nodes_by_ident.get(bytes.fromhex(ident)), now) for ident, now in path]
         return [(node, now) for node, now in nodes if node is not None]
 
-    def like(self, by: str, name: str, inputs: str) -> Iterator[Intent]:
-        """Yield those that a new effect may be: moved, renamed or with other inputs."""
+    def find_candidates(self, by: str, name: str, inputs: str) -> Iterator[Intent]:
+        """Yield the intents that a new effect may be: moved, renamed or with other inputs."""
         same_call = self._by_call.get((name, inputs), {})
         yield from (each for each in same_call.values() if each.by != by)
         for each in self.by_caller.get(by, {}).values():
@@ -188,15 +191,15 @@ class Intents:
 
 
 def _name_of(scope: NodeScope) -> str:
-    """Return the name of a node in its attempt: its identity, and the attempt if not the first."""
-    ident, now = scope.ident, scope.now
+    """Return the name of a node in an intent: its identity, and its attempt after the first."""
+    ident, now = scope.ident, scope.attempt_ident
     if now == ident:
         return ident.hex()
     return f"{ident.hex()}:{scope.attempt if now == digest(ident, scope.attempt) else 'end'}"
 
 
 def _links(by: str) -> list[tuple[str, str]]:
-    """Return the identity of each node that is named so, without and with its attempt."""
+    """Return for each node in the names of an intent: its identity, and that in its attempt."""
     links: list[tuple[str, str]] = []
     for each in by.split():
         ident, _, attempt = each.partition(":")
@@ -208,40 +211,40 @@ def _links(by: str) -> list[tuple[str, str]]:
 
 
 def caller_in(intent: dict[str, Any]) -> str:
-    """Return the caller of an intent, in its attempt."""
+    """Return the identity in its attempt of an intent's caller."""
     return _links(intent["by"])[0][1]
 
 
 class Unreplayed:
     """Recorded entries that this execution has not replayed yet, grouped by parent node."""
 
-    def __init__(self, ledger: JournalState) -> None:
-        self._ledger = ledger
-        # By the part of the putter's identity that theirs have: the names by identity.
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        # By the part of the putter's identity in theirs: the names of its entries by identity.
         self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-        # By root: the rounds whose putters, at or below it, put them again.
+        # By root: the rounds that nodes at or below it must put again.
         self._rounds: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
         rounds: set[bytes] = set()
-        for row in ledger.of_kind("root"):
+        for row in execution.rows_of_kind("root"):
             rounds.add(row.ident)
             written = json.loads(row.value)
-            if "path" in written and ledger.roots.puts_again(written):
+            if "path" in written and execution.roots.is_put_again(written):
                 root = bytes.fromhex(written["path"][-1][0])
                 self._rounds[root][row.ident] = child_name(row.ident)
-        for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:
-            if len(ident) > NAME_START and ident not in rounds and ledger.outcome(ident):
+        for ident in [each for each in execution.rows_by_ident if each not in execution.reached]:
+            if len(ident) > NAME_START and ident not in rounds and execution.find_outcome(ident):
                 self._recorded[ident[PUTTER_START:NAME_START]][ident] = child_name(ident)
-        for by, intents in ledger.intents.by_caller.items():
+        for by, intents in execution.intents.by_caller.items():
             names = {each.ident: each.name for each in intents.values()}
             self._recorded[_putter_part(bytes.fromhex(by))].update(names)
 
-    def unreplayed(self, putter: bytes) -> list[str]:
-        """Return the names of what a putter has put and done, and not replayed so far."""
+    def names_below(self, putter: bytes) -> list[str]:
+        """Return the names of the entries of a putter that are not replayed yet."""
         recorded = self._recorded.get(_putter_part(putter), {})
-        return [name for ident, name in recorded.items() if ident not in self._ledger.claimed]
+        return [name for ident, name in recorded.items() if ident not in self._execution.reached]
 
     def report(self, putter: bytes, path: str) -> None:
-        """Report, in the log and in a row, what a putter that has ended did not replay."""
+        """Report the entries that a putter has not replayed at its end: in the log and in a row."""
         self._report(putter, path, self._recorded.pop(_putter_part(putter), {}))
 
     def report_rounds(self, root: bytes, putter: bytes, path: str) -> None:
@@ -249,35 +252,35 @@ class Unreplayed:
         self._report(putter, path, self._rounds.pop(root, {}))
 
     def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
-        ledger = self._ledger
+        execution = self._execution
         left = [ident for ident in recorded if not self._is_replayed(ident)]
-        effects = [ident.hex() for ident in left if len(ident) == NAME_START]  # have no name there
-        gone = Counter(recorded[ident] for ident in left)
-        for name in [*gone]:
-            gone.pop(f"call:{name}", None)  # the node of `durable.call` with that effect
-        if not gone or ledger.find(putter, "gone") is not None:
+        # The identity of an effect has no name in it.
+        effects = [ident.hex() for ident in left if len(ident) == NAME_START]
+        counts = Counter(recorded[ident] for ident in left)
+        for name in [*counts]:
+            counts.pop(f"call:{name}", None)  # the node of `durable.call` with that effect
+        if not counts or execution.find(putter, "gone") is not None:
             return
-        names = [f"{name} ({n} times)" if n > 1 else name for name, n in gone.items()]
+        names = [f"{name} ({n} times)" if n > 1 else name for name, n in counts.items()]
         if len(names) > MAX_REPORTED_NAMES:
             names[MAX_REPORTED_NAMES:] = [f"{len(names) - MAX_REPORTED_NAMES} others"]
         value = {"by": path, "what": names, "effects": effects}
-        ledger.record(putter, "gone", value, find=True)
-        ledger.intents.lost.update(map(bytes.fromhex, effects))
+        execution.record(putter, "gone", value, find=True)
+        execution.intents.lost_effects.update(map(bytes.fromhex, effects))
         logger.warning(
-            "the run %r goes on without what its journal has below %s and its code does not come"
-            " to any more: %s",
-            *(ledger.run_id, path, ", ".join(names)),
+            "the run %r continues, but its code did not replay these recorded entries below %s: %s",
+            *(execution.run_id, path, ", ".join(names)),
         )
 
     def _is_replayed(self, ident: bytes) -> bool:
-        ledger = self._ledger
-        if ident in ledger.claimed:
+        execution = self._execution
+        if ident in execution.reached:
             return True
         # The result of a `durable.call` names its effect, which may have moved with its key.
         if not child_name(ident).startswith("call:"):
             return False
-        row = ledger.find(ident, "result")
-        return row is not None and bytes.fromhex(json.loads(row.value)) in ledger.claimed
+        row = execution.find(ident, "result")
+        return row is not None and bytes.fromhex(json.loads(row.value)) in execution.reached
 
 
 def _putter_part(putter: bytes) -> bytes:

@@ -1,7 +1,6 @@
-"""A run as others see it: what its rows say, what it waits for, and the questions it asks.
+"""A run as others see it: its rows, its waits, and its questions to a person.
 
-A question of a run to a person is a row. The answer is sent as a letter, and the first letter
-counts, whoever sent it.
+A question is a row. The answer is sent as a letter, and the first letter counts.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pydantic_core import to_jsonable_python
 
 from ..tools.calls import write_text
-from ._file import ENDED, Letter, Row, RunRow
-from ._state import FIRST
+from ._execution import FIRST_ROOT
+from ._journal_file import ENDED_STATES, Letter, Row, RunRow
 from ._unreplayed import child_name
 from .errors import NotPending, RunNotFound
 
 if TYPE_CHECKING:
-    from ._file import JournalFile
+    from ._journal_file import JournalFile
 
 __all__ = [
     "APPROVAL",
@@ -35,18 +34,18 @@ __all__ = [
     "PendingApproval",
     "PendingDoubt",
     "RunView",
-    "Wait",
+    "RunWait",
     "is_abandoned",
     "pending",
     "view",
 ]
 
-Q = TypeVar("Q", bound="_Question")
+Q = TypeVar("Q", bound="_PendingQuestion")
 
 APPROVAL, DOUBT = "approval", "doubt"
 
 
-class Wait(NamedTuple):
+class RunWait(NamedTuple):
     """A wait of a run."""
 
     kind: str
@@ -81,15 +80,15 @@ class RunView:
     """Whether it counts as running although the process that owned it has died."""
     rows: list[Row]
     letters: list[Letter]
-    """What was sent to it, taken or not."""
+    """The letters that were sent to it, received or not."""
     refused: dict[int, str]
     """By number of a letter that did not fit the type of the signal: the reason."""
-    waits: list[Wait]
+    waits: list[RunWait]
     """Oldest first; empty for a run that is over."""
     names: dict[bytes, str]
     """By identity: the nodes, effects and questions whose names the rows have."""
-    gone: list[str]
-    """By path of a node: what the changed code of an execution did not replay."""
+    unreplayed: list[str]
+    """Recorded entries that the changed code did not replay: "PATH OF THE NODE: NAMES"."""
     result: bytes | None
     """The result of its first root, as JSON."""
     error: str | None
@@ -101,11 +100,11 @@ class RunView:
 
 
 def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
-    """Return what the rows of a run say."""
-    names = {FIRST: run.class_name}
+    """Return the view of a run that its rows give."""
+    names = {FIRST_ROOT: run.class_name}
     ends: dict[str, Row] = {}
     refused: dict[int, str] = {}
-    gone: list[str] = []
+    unreplayed: list[str] = []
     usage: dict[str, dict[str, float]] = {}
     for row in rows:
         value: Any = json.loads(row.value) if row.value else None
@@ -114,20 +113,20 @@ def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
         elif row.kind in ("root", "intent", "question", "waits", "refused"):
             names[row.ident] = _name(value) or value["kind"]
         if row.kind == "refused":
-            refused[value["id"]] = f"{value['why']} (it is to be {value['type']})"
+            refused[value["id"]] = f"{value['why']} (expected {value['type']})"
         elif row.kind == "gone":
-            gone.append(f"{value['by']}: {', '.join(value['what'])}")
+            unreplayed.append(f"{value['by']}: {', '.join(value['what'])}")
         elif row.kind in ("reply", "broken", "spent"):
             for model, spent in (value["said"] if row.kind == "broken" else value)["taken"]:
                 total = usage.setdefault(model, {})
                 for name, count in spent.items():
                     if isinstance(count, int | float):
                         total[name] = total.get(name, 0) + count
-        elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):
+        elif row.ident == FIRST_ROOT and row.kind in ("result", "failure", "cancelled"):
             ends[row.kind] = row
     last = max(ends.values(), key=lambda row: row.seq, default=None)
     error = None if run.error is None else run.error.decode()
-    if error is None and run.state in ENDED and last is not None and last.kind != "result":
+    if error is None and run.state in ENDED_STATES and last is not None and last.kind != "result":
         error = _why(last)
     return RunView(
         run=run,
@@ -135,20 +134,20 @@ def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
         rows=rows,
         letters=letters,
         refused=refused,
-        gone=gone,
-        waits=[] if run.state in ENDED else _waits(rows, letters),
+        unreplayed=unreplayed,
+        waits=[] if run.state in ENDED_STATES else _waits(rows, letters),
         names=names,
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
         usage=usage,
-        partials=[] if run.state in ENDED else _partials(rows),
+        partials=[] if run.state in ENDED_STATES else _partials(rows),
     )
 
 
 def is_abandoned(run: RunRow) -> bool:
     """Return whether a run counts as running although its process, on this machine, has died."""
     host, _, pid = run.owner.rpartition(":")
-    # On Windows `os.kill` would end the process.
+    # `os.kill` with the signal 0 only checks, but on Windows it would end the process.
     if run.state != "running" or host != socket.gethostname() or sys.platform == "win32":
         return False
     try:
@@ -174,14 +173,14 @@ def _waiting(rows: list[Row], letters: list[Letter]) -> dict[bytes, Row]:
     return waiting
 
 
-def _waits(rows: list[Row], letters: list[Letter]) -> list[Wait]:
-    waits: list[Wait] = []
+def _waits(rows: list[Row], letters: list[Letter]) -> list[RunWait]:
+    waits: list[RunWait] = []
     for row in _waiting(rows, letters).values():
         value = json.loads(row.value)
         kind = "retry" if row.kind == "attempt" else value["kind"]
         until = value.get("until", value.get("due"))
         if until is None or until > time.time():
-            waits.append(Wait(kind, _name(value), row.seq, until, value.get("type", "")))
+            waits.append(RunWait(kind, _name(value), row.seq, until, value.get("type", "")))
     return waits
 
 
@@ -213,7 +212,7 @@ def _why(row: Row) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Question:
+class _PendingQuestion:
     """A question to a person; its run waits for the answer, or is resumed later."""
 
     run_id: str
@@ -235,22 +234,22 @@ class _Question:
         """Send the answer, which counts when this returns. Raises `NotPending` if it cannot."""
         name, value = self._ident.hex(), json.dumps(answer).encode()
         try:
-            if (run := await self._file.run(self.run_id)).state in ENDED:
+            if (run := await self._file.run(self.run_id)).state in ENDED_STATES:
                 raise NotPending(self.run_id, self.number, f"the run is over ({run.state})")
             if self._ident not in await _open(self._file, self.run_id):
-                raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
+                raise NotPending(self.run_id, self.number, "it was answered or withdrawn")
             number = await self._file.post(self.run_id, "answer", name, value)
         except RunNotFound:
-            raise NotPending(self.run_id, self.number, "the run is over and was purged") from None
-        with suppress(RunNotFound):  # the run has ended since then, and was purged
+            raise NotPending(self.run_id, self.number, "the run was purged") from None
+        with suppress(RunNotFound):  # the run was purged after the answer
             letters = await self._file.letters(self.run_id)
             first = next(each for each in letters if (each.kind, each.name) == ("answer", name))
             if first.id != number:
-                raise NotPending(self.run_id, self.number, "it was answered at the same time")
+                raise NotPending(self.run_id, self.number, "another answer came first")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingApproval(_Question):
+class PendingApproval(_PendingQuestion):
     """A call that waits for the approval of a person."""
 
     async def approve(self, arguments: Mapping[str, Any] | None = None) -> None:
@@ -268,16 +267,17 @@ class PendingApproval(_Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingDoubt(_Question):
-    """A call in doubt: whether it was done is unknown, so a person decides."""
+class PendingDoubt(_PendingQuestion):
+    """A call in doubt: its outcome is unknown, so a person decides."""
 
     note: str
-    """The reason for the question."""
+    """Why a person is asked."""
 
     async def done(self, value: object) -> None:
-        """Answer that it was done, with what the tool would have returned; durable on return.
+        """Answer that it was done, with the result that the tool would have returned.
 
-        Raises `NotPending` if it was answered, or the run is over.
+        The answer is on disk when this returns. Raises `NotPending` if it was answered, or the run
+        is over.
         """
         plain = to_jsonable_python(value, fallback=str)
         await self._answer({"done": write_text(value), "value": plain})
@@ -292,14 +292,14 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
     kind = APPROVAL if cls is PendingApproval else DOUBT
     found: list[Q] = []
     for run in await file.runs() if run_id is None else [await file.run(run_id)]:
-        if run.state in ENDED:
+        if run.state in ENDED_STATES:
             continue
         try:
             waiting = await _open(file, run.run_id)
         except RunNotFound:
             if run_id is not None:
                 raise
-            continue  # it has ended and was purged since it was listed
+            continue  # it was purged after it was listed
         for ident, row in waiting.items():
             question = json.loads(row.value)
             if question.pop("kind") == kind:
@@ -312,5 +312,5 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
 async def _open(file: JournalFile, run_id: str) -> dict[bytes, Row]:
     """Return the rows of a run's questions that wait for an answer."""
     run, rows, letters = await file.look(run_id)
-    waiting = {} if run.state in ENDED else _waiting(rows, letters)
+    waiting = {} if run.state in ENDED_STATES else _waiting(rows, letters)
     return {ident: row for ident, row in waiting.items() if row.kind == "question"}

@@ -2,14 +2,14 @@
 
 AnabranchError
 ├── JournalError        the journal cannot be opened, read or written
-├── LeaseLost           another owner has the run now: this one can write nothing more
+├── LeaseLost           another owner has the run, so this one cannot write to it any more
 ├── RunExists           the name belongs to a run of another class or with other inputs
-├── RunNotFound         the journal has no run of this name (also a LookupError)
+├── RunNotFound         a run that is not in the journal (also a LookupError)
 ├── RunBusy             another process, or another journal of this one, owns the run
 ├── NotPending          a question that was answered, or whose run is over
-├── RunParked           the run is not resumed automatically any more
+├── RunParked           a run that waits for a person before it is resumed
 ├── JournalMismatch     code or inputs have changed since the run began
-├── NotDurable          the commander's: something durable outside a durable run
+├── NotDurable          a durable call outside a durable run (from `commander.errors`)
 └── NotStorable         a value or a field that a journal cannot store (also a TypeError)
 """
 
@@ -38,8 +38,8 @@ __all__ = [
 class JournalError(AnabranchError):
     """The journal cannot be opened, read or written.
 
-    What is on disk stays there, and a journal that is opened again can resume its runs. Attributes:
-    `journal`, its name; `why`, what happened; `remedy`, what to do.
+    Rows on disk stay there, and the runs can be resumed once the journal can be opened again.
+    Attributes: `journal`, its name; `why`, what happened; `remedy`, what to do.
     """
 
     def __init__(self, journal: str, why: str, remedy: str) -> None:
@@ -54,23 +54,23 @@ class LeaseLost(AnabranchError):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"the run {run_id!r} is no longer owned here: it was given back, or another owner took "
-            "it; nothing more is written to it"
+            f"this process no longer owns the run {run_id!r}, so it cannot write to it: the run was"
+            " released, or has another owner"
         )
         self.run_id = run_id
 
 
 class RunExists(AnabranchError):
-    """The run of this name differs. Attributes: `run_id`; `why`, the difference."""
+    """The name belongs to another run. Attributes: `run_id`; `why`, the difference."""
 
     def __init__(self, run_id: str, why: str) -> None:
-        super().__init__(f"there is another run {run_id!r}: {why}; give this one another run_id")
+        super().__init__(f"the run {run_id!r} exists already, and {why}: use another run_id")
         self.run_id = run_id
         self.why = why
 
 
 class RunNotFound(AnabranchError, LookupError):
-    """The journal has no run of this name. Attributes: `run_id`, `journal`."""
+    """A run that is not in the journal. Attributes: `run_id`, `journal`."""
 
     def __init__(self, run_id: str, journal: str) -> None:
         super().__init__(f"the journal {journal!r} has no run {run_id!r}")
@@ -79,20 +79,19 @@ class RunNotFound(AnabranchError, LookupError):
 
 
 class RunBusy(AnabranchError):
-    """The run has an owner now.
+    """The run has an owner.
 
     Attributes: `run_id`; `pid`, the process that owns it, and `since`, in seconds since the epoch,
     both None if they are unknown.
     """
 
     def __init__(self, run_id: str, pid: int | None = None, since: float | None = None) -> None:
-        who = "another process" if pid is None else f"process {pid}"
+        owner = "another process" if pid is None else f"process {pid}"
         if pid == os.getpid():
-            who = f"a journal of this process ({pid})"
+            owner = f"a journal of this process ({pid})"
         when = "" if since is None else f" since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"
         super().__init__(
-            f"the run {run_id!r} has been taken by {who}{when}: it can be taken up when that one "
-            "has given it back or has ended"
+            f"the run {run_id!r} is in use by {owner}{when}: wait until it releases the run or ends"
         )
         self.run_id = run_id
         self.pid = pid
@@ -100,26 +99,26 @@ class RunBusy(AnabranchError):
 
 
 class RunParked(AnabranchError):
-    """A run that is not resumed automatically any more. Attribute: `run_id`."""
+    """A run that waits for a person before it is resumed. Attribute: `run_id`."""
 
     def __init__(self, run_id: str, why: str) -> None:
         name = quote(run_id)
         super().__init__(
-            f"the run {run_id!r} {why}: see what it does (anabranch runs show {name}), then"
-            f" resume it (anabranch runs resume {name}) or cancel it"
+            f"the run {run_id!r} {why}: look at it (anabranch runs show {name}), then resume it"
+            f" (anabranch runs resume {name}) or cancel it"
         )
         self.run_id = run_id
 
 
 class JournalMismatch(AnabranchError):
-    """Code or inputs have changed since the run began; the message says where and what to do."""
+    """Code or inputs have changed since the run began; the message says where, and what to do."""
 
 
 class NotPending(AnabranchError):
-    """A question of a run that does not wait for an answer. Attributes: `run_id`, `number`."""
+    """A question that does not wait for an answer. Attributes: `run_id`, `number`."""
 
     def __init__(self, run_id: str, number: int, why: str) -> None:
-        super().__init__(f"question {number} of the run {run_id!r} waits for no answer: {why}")
+        super().__init__(f"cannot answer question {number} of the run {run_id!r}: {why}")
         self.run_id = run_id
         self.number = number
 

@@ -96,7 +96,7 @@ class JournalSessions:
             last = _interrupted(session)
             if last is not None:
                 same = {**last.inputs, "before": None} == {**inputs, "before": None}
-                if same and not last.cancelled:
+                if same and not last.is_cancelled:
                     return await self._make(session, last, session_id, node.steering())
                 await self._finish(session, last, session_id)
             inputs["before"], current = self._changes(session_id)
@@ -140,7 +140,7 @@ class JournalSessions:
         """Return the messages of the interrupted call of a session; None if there is none."""
         async with self._opened(session_id) as session:
             last = _interrupted(session)
-            if last is None or last.cancelled:
+            if last is None or last.is_cancelled:
                 return None
             return read_records(last.inputs["messages"])
 
@@ -151,12 +151,12 @@ class JournalSessions:
             if last is None:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
-            if not last.ended:
+            if not last.has_ended:
                 interrupted = read_interrupted_call(await session.look(), agent.name)
                 messages = read_records(last.inputs["messages"])
                 agent.remember_interrupted(messages, interrupted, session_id)
                 state = agent.save_memories(session_id)
-                session.keep(
+                session.store_value(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)
                 )
             await session.end(last)
@@ -199,7 +199,7 @@ class JournalSessions:
         try:
             await self._make(session, call, session_id, steering)
         except Exception:  # the failure of an earlier call must not fail the next one
-            if not call.over:
+            if not call.is_over:
                 raise  # the journal could not store the failure
             logger.warning("The interrupted call of %s failed", session.run_id, exc_info=True)
         finally:
@@ -221,7 +221,7 @@ class JournalSessions:
         """
         agent, listener, codec = self._agent, MESSAGE_FEED.get(), _AnswerCodec(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
-        start, ended = agent.save_memories(session_id) if start is None else start, call.ended
+        start, ended = agent.save_memories(session_id) if start is None else start, call.has_ended
         for each in agent.named_agents().values():
             each.memory.settle(session_id)
 
@@ -237,19 +237,19 @@ class JournalSessions:
                 return answer
             finally:
                 changes = _differences(start, agent.save_memories(session_id))
-                session.keep(call, _refer(changes, call.inputs["messages"], record))
+                session.store_value(call, _refer(changes, call.inputs["messages"], record))
 
         self._known[session_id] = None
         try:
-            answer = await session.make(call, current_node(), work, codec)
+            answer = await session.run_call(call, current_node(), work, codec)
         finally:
-            if call.over:
+            if call.is_over:
                 state = agent.save_memories(session_id)
                 if not ended and call.result is None:
                     # Cancelled before it did anything in this execution, or after its answer.
                     changes = _refer(_differences(start, state), call.inputs["messages"], None)
-                    if changes != (call.kept or {}):
-                        session.keep(call, changes)
+                    if changes != (call.stored_value or {}):
+                        session.store_value(call, changes)
                 self._known[session_id] = _Known(session.rows, state)
         if listener is not None:
             listener.put(answer)
@@ -264,7 +264,7 @@ class JournalSessions:
         state: State = {}
         for call in session.calls:
             _apply(state, call.inputs["before"])
-            if call.ended:
+            if call.has_ended:
                 _apply(state, _refer_back(call))
         before = known.state if known is not None else {}
         added = _differences(
@@ -288,14 +288,14 @@ class JournalSessions:
         self._known[session_id] = _Known(session.rows, state)
         total = agent.usage_totals.sessions[session_id] = {}
         for call in session.calls:
-            if call.over:  # an interrupted call counts at its end
+            if call.is_over:  # an interrupted call counts at its end
                 add_usage(total, call.usage)
 
 
 def _interrupted(session: Session) -> SessionCall | None:
     """Return the last call of a session if it has not ended, else None."""
     last = session.calls[-1] if session.calls else None
-    return None if last is None or last.over else last
+    return None if last is None or last.is_over else last
 
 
 class _AnswerCodec:
@@ -406,5 +406,5 @@ def _refer_back(call: SessionCall) -> Changes:
             elif answer is not None:  # None if the call ended before its answer was stored
                 yield {name: value for name, value in answer.items() if name != "usage"}
 
-    changes: Changes = call.kept or {}
+    changes: Changes = call.stored_value or {}
     return {path: [*position, [*restored(added)]] for path, (*position, added) in changes.items()}

@@ -8,7 +8,7 @@ one key over all attempts of the jobs above them.
 Each version of the format has such a file, as SQL text, and every later version takes its runs up
 (`test_old_journals.py`). Once a version has been released its file is never made anew, and
 nothing here changes what it needs: if the format or the identities change, there has to be a
-migration (`MIGRATIONS` in `store/_schema.py`), and then a new file beside the old ones.
+migration (`MIGRATIONS` in `store/_open_file.py`), and then a new file beside the old ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anabranch.handlers import call_tools, handler, respond
 from anabranch.jobs import Job
 from anabranch.messages import Request, Usage
 from anabranch.store import Done, Durable, DurableCalls, Journal, Live, NotDone, live
-from anabranch.store._schema import MIGRATIONS
+from anabranch.store._open_file import MIGRATIONS
 from anabranch.testing import ScriptedBackend, run_seeded
 
 __all__ = ["DATA", "DID", "LIVE", "RETRIED", "RUNS", "STANDS", "main"]

@@ -28,7 +28,7 @@ import anyio._backends._asyncio  # noqa: F401 - once, and not in each life
 
 from anabranch import ToolCall, run, tool
 from anabranch.handlers import call_tools
-from anabranch.store import Done, Durable, Journal, NotDone, _writer, effect_key
+from anabranch.store import Done, Durable, Journal, NotDone, _file_thread, effect_key
 
 RUNS = ("a", "b")
 MAILS = 4
@@ -171,8 +171,8 @@ def begin(folder: Path, tool: str, act: int | None, statement: int | None, withi
     try:
         _acts[:] = [] if act is None else [act]
         if statement is not None:
-            connect = _writer.connect
-            _writer.connect = lambda name: Hand(connect(name), statement, within)  # type: ignore[assignment,return-value]
+            connect = _file_thread.connect
+            _file_thread.connect = lambda name: Hand(connect(name), statement, within)  # type: ignore[assignment,return-value]
         asyncio.run(live(folder, tool))
         os._exit(0)
     except BaseException:

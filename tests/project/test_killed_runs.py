@@ -215,7 +215,7 @@ async def test_a_users_run_whose_class_moved_is_resumed_by_its_old_name(
     """Without it the run is parked; another class does not begin it."""
     monkeypatch.delattr(_killed_runs, "Steps")
     async with Journal(path) as journal:
-        with pytest.raises(JournalMismatch, match="_killed_runs:Steps is gone"):
+        with pytest.raises(JournalMismatch, match="cannot import _killed_runs:Steps"):
             await journal.take_up(name)
         assert (await journal.look(name)).run.state == "parked"
         monkeypatch.setattr(_killed_runs, "Steps", Counts, raising=False)
@@ -248,4 +248,4 @@ async def test_what_a_user_renames_runs_again(
     async with Journal(path) as journal:
         assert await journal.take_up(name) == RESULTS["step"][0]
     assert again == DID
-    assert "goes on without what its journal has" in caplog.text
+    assert "did not replay these recorded entries" in caplog.text

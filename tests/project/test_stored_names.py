@@ -180,7 +180,7 @@ def test_a_run_is_resumed_after_classes_have_moved(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "anabranch", tmp_path / "anabranch")  # compiled modules too
     table = move_in(tmp_path / "anabranch")
     lost = resume(tmp_path)
-    assert "goes on without what its journal has below Commander/Steps#1" in lost.stderr
+    assert "did not replay these recorded entries below Commander/Steps#1" in lost.stderr
     assert "JournalMismatch: Commander/Responds#1/respond#2" in lost.stderr
     file = tmp_path / "anabranch" / "commander" / "stored_names.py"
     text = file.read_text()

@@ -1,4 +1,4 @@
-"""Agents, orchestrators, groups and chats below a durable job: durable without a change."""
+"""Agents, orchestrators, groups and chats below a durable job are durable without a change."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def double(number: int) -> int:
 
 
 class Counting:
-    """Counts what was asked; each answer says how many there were, so that none is like another."""
+    """Counts requests; each answer has the count, so that all answers differ."""
 
     def __init__(self, answer: Callable[[Request, int], Message | str]) -> None:
         self.count = 0
@@ -72,7 +72,7 @@ def calls_tools(request: Request, number: int) -> Message | str:
 
 
 class Speaks(Durable[list[str]]):
-    """Does something with a backend; what is said is the result."""
+    """Calls a backend in some way; its result is the text of the replies."""
 
     backend: Live[Backend] = later()
 
@@ -81,7 +81,7 @@ class Speaks(Durable[list[str]]):
 
 
 class AgentRemembers(Speaks):
-    """An agent with two tools, in a session, and without a name for one."""
+    """An agent with two tools, called in a named session and without one."""
 
     async def task(self) -> list[str]:
         agent = Agent(self.backend, "Compute.", tools=[add, double])
@@ -91,7 +91,7 @@ class AgentRemembers(Speaks):
 
 
 class AgentSteps(Speaks):
-    """A model that writes its calls as text."""
+    """An agent whose model writes its calls as text."""
 
     async def task(self) -> list[str]:
         agent = StepAgent(self.backend, "Solve.", plugins=[add, double], name="solver")
@@ -107,7 +107,7 @@ def writes_calls(request: Request, number: int) -> str:
 
 
 class Orchestrated(Speaks):
-    """Two agents in turn, one of which is told of its mistake."""
+    """Two agents in turn; one gets a correction."""
 
     async def task(self) -> list[str]:
         def next_agent(obs: str | None, state: State) -> str | None:
@@ -125,7 +125,7 @@ def numbers(request: Request, number: int) -> str:
 
 
 class Group(Speaks):
-    """Three who speak in turn, the last of them with a tool."""
+    """Three agents that speak in turn, the last with a tool."""
 
     async def task(self) -> list[str]:
         members = [ConversableAgent(name, self.backend, f"You are {name}.") for name in "abc"]
@@ -135,7 +135,7 @@ class Group(Speaks):
 
 
 class AtRandom(Speaks):
-    """Three, of whom chance names the next."""
+    """Three agents that speak in random order."""
 
     async def task(self) -> list[str]:
         members = [ConversableAgent(name, self.backend, f"You are {name}.") for name in "abc"]
@@ -145,7 +145,7 @@ class AtRandom(Speaks):
 
 
 class Chats(Speaks):
-    """A chat whose rounds follow each other under a commander of the job's own."""
+    """A chat with several rounds under a commander of the job."""
 
     async def task(self) -> list[str]:
         talk = self.durable.conversation("chat", "Be kind.")
@@ -177,7 +177,7 @@ CASES: list[tuple[type[Speaks], Callable[[Request, int], Message | str], int]] =
 async def test_no_reply_that_is_kept_is_asked_again_after_any_kill(
     kind: type[Speaks], answer: Callable[[Request, int], Message | str], asked: int
 ) -> None:
-    """The next life goes on with the words of the one before, and counts on from there."""
+    """After each kill the next execution replays recorded replies and requests only the rest."""
     first = await execute_in_loop(kind(ScriptedBackend(otherwise=Counting(answer))))
     assert first.count("reply") == asked
     for rows in range(len(first.rows) + 1):

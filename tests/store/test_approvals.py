@@ -1,4 +1,4 @@
-"""Questions to a person in durable runs (D12): kept, asked once, and answered from anywhere."""
+"""Questions to a person in durable runs (D12): recorded, asked once, answered by any process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Send(Durable[list[Any]]):
 
 
 class Here(View):
-    """A person in this process; `later` counts the questions."""
+    """A person at this process; `later` counts the questions."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -82,7 +82,7 @@ async def waiting(journal: Journal, count: int = 1) -> list[Any]:
 
 
 def answer_in(order: list[int], answers: list[str]) -> Callable[[Journal], Any]:
-    """Answer all that is asked from elsewhere, in this order, days later."""
+    """Answer all questions through the journal, in this order, days later."""
 
     async def beside(journal: Journal) -> None:
         while True:
@@ -112,9 +112,9 @@ ANSWERS = st.lists(st.sampled_from(["yes", "no", "other"]), min_size=4, max_size
 def test_an_answer_from_elsewhere_is_asked_for_once(
     numbers: list[int], order: list[int], again: list[int], answers: list[str], ahead: int
 ) -> None:
-    """In any order, equal calls too; a kill at any row loses no answer and does nothing twice.
+    """In any order, also for equal calls: a kill at any row loses no answer and repeats no call.
 
-    Some answers have come by then that were not taken yet.
+    Some answers arrive before the run receives them.
     """
 
     def make() -> Send:
@@ -137,7 +137,7 @@ def test_an_answer_from_elsewhere_is_asked_for_once(
 @settings(max_examples=example_count(15, 200), deadline=None)
 @given(numbers=st.lists(st.integers(0, 3), min_size=1, max_size=3), answers=ANSWERS)
 def test_an_answer_from_here_is_asked_for_once(numbers: list[int], answers: list[str]) -> None:
-    """The program's own answer is kept: in a later life nobody here is asked about that call."""
+    """The program's own answer is recorded: no later execution asks about that call here."""
 
     def answer(n: int) -> bool | Decision:
         if answers[n] == "other":
@@ -209,7 +209,7 @@ def test_a_question_says_who_asks_and_what() -> None:
 
 
 class Given(Durable[str]):
-    """Gives its question up after a day."""
+    """Withdraws its question after a day."""
 
     view: Live[View] = live()
 
@@ -226,7 +226,7 @@ def test_a_question_that_was_cancelled_is_asked_no_more() -> None:
         (approval,) = await waiting(journal)
         while await journal.approvals():  # noqa: ASYNC110
             await asyncio.sleep(1000)
-        with pytest.raises(NotPending, match="asked no more"):
+        with pytest.raises(NotPending, match="answered or withdrawn"):
             await approval.approve()
 
     execution = run_execution(lambda: Given(View()), beside=late)
@@ -275,7 +275,7 @@ async def test_a_question_of_a_run_that_is_over_takes_no_answer(tmp_path: Path) 
 async def test_a_purge_between_two_reads_hides_only_its_own_run(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was read before it, the questions of other runs are listed."""
+    """The questions of the other runs are listed, whichever read came before the purge."""
     name, reads = str(tmp_path / "runs.db"), 0
     async with Journal(name) as journal, Journal(name) as reader:
         runs = [asyncio.create_task(journal.run(Given(View()), run_id=each)) for each in "ab"]
@@ -296,7 +296,7 @@ async def test_a_purge_between_two_reads_hides_only_its_own_run(
         found = [each.run_id for each in await reader.approvals()]
         assert "b" in found
         if at < reads:
-            with pytest.raises(NotPending, match="is over and was purged"):
+            with pytest.raises(NotPending, match="the run was purged"):
                 await approval.approve()
             with pytest.raises(RunNotFound):
                 await journal.approvals("a")
@@ -345,7 +345,7 @@ asyncio.run(main())
 
 
 def test_another_process_answers(tmp_path: Path) -> None:
-    """Over a real file; the tool is a plain one, in its thread. The next life asks nobody."""
+    """With a real file and a plain tool in its thread, the next execution does not ask again."""
     name = str(tmp_path / "runs.db")
     SENT.clear()
     with subprocess.Popen([sys.executable, "-c", ANSWER, name]) as other:
@@ -358,7 +358,7 @@ def test_another_process_answers(tmp_path: Path) -> None:
 
 
 async def test_a_question_outlives_the_process_that_asked(tmp_path: Path) -> None:
-    """It is answered while nobody has the run, which then goes on by that."""
+    """It is answered while no process owns the run, which then continues with that answer."""
     name = str(tmp_path / "runs.db")
     SENT.clear()
     async with Journal(name) as journal:
@@ -378,7 +378,7 @@ async def test_a_question_outlives_the_process_that_asked(tmp_path: Path) -> Non
 
 
 async def test_of_two_answers_at_the_same_time_one_counts(tmp_path: Path) -> None:
-    """Whoever came too late is told so; the run goes on by the other's."""
+    """The sender of the second answer gets an error; the run uses the first."""
     name = str(tmp_path / "runs.db")
     SENT.clear()
     async with Journal(name) as journal, Journal(name) as other:

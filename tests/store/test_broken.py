@@ -1,4 +1,4 @@
-"""Replies that failed, broke off or were left early: a later life sees what the first one saw."""
+"""Replies that fail, break off or are closed early are the same in each execution."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def request(text: str = "Go on.") -> Request:
 
 
 class World(Backend):
-    """Never does the same twice: says another number, fails, breaks off, or is slow."""
+    """A model that never answers twice alike: other numbers, failures, broken or slow replies."""
 
     def __init__(self, seed: int) -> None:
         super().__init__("world")
@@ -63,7 +63,7 @@ class World(Backend):
 
 @handler
 async def ask(node: Node[Any], backend: Backend) -> str:
-    """Say what became of a reply, which this fails with if it did."""
+    """Return what became of a reply, or raise its error."""
     return str((await backend.complete(request())).content)
 
 
@@ -85,7 +85,7 @@ async def ask_forked(node: Node[Any], backend: Backend, leave: bool) -> str:
 
 
 class Ways(Durable[list[str]]):
-    """Asks in many ways, and does something about each answer."""
+    """Requests replies in many ways, and calls an effect for each outcome."""
 
     seed: int
     backend: Live[Backend] = later()
@@ -174,7 +174,7 @@ class Ways(Durable[list[str]]):
 
 
 def require_one_way(execution: Execution, where: str) -> None:
-    """Raise unless all that was done outside is what the last life has come by."""
+    """Require that the last execution has seen all effects, and no others."""
     assert execution.error is None, f"{where}: {execution.error!r}"
     assert execution.state == "completed", where
     done = {name for name in execution.disk.done.values() if not name.startswith("failed")}
@@ -183,7 +183,7 @@ def require_one_way(execution: Execution, where: str) -> None:
 
 @pytest.mark.parametrize("seed", seeds(example_count(30, 2000)))
 def test_each_life_goes_the_way_that_the_journal_has(seed: int) -> None:
-    """D5: whatever a model says in a later life, what was seen of it in an earlier one counts."""
+    """D5: a model may answer differently later, but recorded outcomes of replies count."""
     backend = World(seed)
     first = run_execution(lambda: Ways(seed, backend))
     require_one_way(first, "the first life")
@@ -199,7 +199,7 @@ def test_each_life_goes_the_way_that_the_journal_has(seed: int) -> None:
 
 
 class Once(Durable[list[Any]]):
-    """Asks once and says all there is to be known of what came, in a thread if told so."""
+    """Requests one reply, in a thread if asked to, and returns all that is known of it."""
 
     backend: Live[Backend] = later()
     thread: bool = False
@@ -231,8 +231,8 @@ BREAKS = {
 @pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("how", BREAKS)
 async def test_a_failed_reply_fails_alike_in_each_life(how: str, thread: bool) -> None:
-    """Its type, attributes, and what had come of it; the model is not asked again."""
-    script = ScriptedBackend(deepcopy(BREAKS[how]))  # `fork` notes on it what has come
+    """The error has the same type, attributes and partial text; nothing is requested again."""
+    script = ScriptedBackend(deepcopy(BREAKS[how]))  # `fork` adds the partial text as a note
     first = await journalled(Once(script, thread))
     again = await journalled(
         Once(ScriptedBackend(), thread), disk_after(first, first.count("broken"))
@@ -253,7 +253,7 @@ down = [BackendUnavailable("one"), BackendUnavailable("two")]
 
 
 async def test_a_new_attempt_asks_anew() -> None:
-    """D21: a recorded failure binds the attempt in which it came, also in a later life."""
+    """D21: a recorded failure belongs to its attempt, in a later execution too."""
     first = await journalled(Tries(ScriptedBackend(*down, "three")))
     assert (first.result, first.count("broken")) == ("three", 2)
     for rows in range(len(first.rows) + 1):
@@ -263,7 +263,7 @@ async def test_a_new_attempt_asks_anew() -> None:
 
 
 async def test_a_failure_that_cannot_be_made_again_is_refused() -> None:
-    """D18: in the first life already, so that no life sees another error than the first."""
+    """D18: the first execution refuses it too, so that all executions see the same error."""
 
     class Odd(Exception):
         pass
@@ -273,7 +273,7 @@ async def test_a_failure_that_cannot_be_made_again_is_refused() -> None:
 
 
 async def test_no_key_is_in_the_row_of_a_failure() -> None:
-    """Neither in what had come, over however many deltas, nor in the error or its partial."""
+    """A key is in neither the partial text, over any number of deltas, nor the error."""
 
     class Keyed(ScriptedBackend):
         def redact(self, text: str) -> str:
@@ -305,17 +305,17 @@ class Reads(Durable[str]):
 
 
 async def test_a_reply_that_was_left_is_not_read_on() -> None:
-    """What would come after that is not known: code that reads on has changed, and is stopped."""
+    """The rest of such a reply is unknown: code that reads further has changed, and is stopped."""
     first = await journalled(Reads(ScriptedBackend("a long reply"), whole=False))
     rows = first.count("broken")
     again = await journalled(Reads(ScriptedBackend(), whole=False), disk_after(first, rows))
     assert again.result == first.result == "a lo"
-    with pytest.raises(JournalMismatch, match="was left"):
+    with pytest.raises(JournalMismatch, match="was closed early"):
         await journalled(Reads(ScriptedBackend(), whole=True), disk_after(first, rows))
 
 
 async def test_a_fallback_is_one_reply() -> None:
-    """What a composite backend makes of failures inside it is kept, and not these."""
+    """The reply of a composite backend is recorded, and not the failures inside it."""
     backends = [ScriptedBackend(BackendUnavailable("x")) for _ in range(2)]
     first = await journalled(Once(Fallback(backends)))
     assert first.count("broken") == 1

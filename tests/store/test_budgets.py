@@ -1,4 +1,4 @@
-"""D4: what earlier lives have spent is counted once, all of it, and before anything is asked."""
+"""D4: the usage of earlier executions is counted once, completely, and before any request."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from anabranch.handlers import handler
 from anabranch.messages import Message, Request, Usage
 from anabranch.store import Durable, Live
 from anabranch.store import live as later
-from anabranch.store._usage import taken
+from anabranch.store._reply import usage_in_row
 from anabranch.testing import ScriptedBackend, run_seeded
 
 pytestmark = pytest.mark.contract("D4")
 
-Plan = list[Any]  # what is to be done, and with what
+Plan = list[Any]  # the plan of a node, and the backend
 
 
 def request(text: str) -> Request:
@@ -39,7 +39,7 @@ def request(text: str) -> Request:
 
 
 def say(asked: Request) -> Any:
-    """Answer so long a text as the request says, for so many tokens; or fail in the middle."""
+    """Answer with the text length and the tokens that the request names, or fail in the middle."""
     how, tokens = asked.messages[-1].content.split()
     if how == "breaks":
         return ["x" * int(tokens), BackendUnavailable("gone")]
@@ -47,7 +47,7 @@ def say(asked: Request) -> Any:
 
 
 async def spend(node: Node[Any], backend: ScriptedBackend, plan: Plan) -> None:
-    """Do what a plan says: ask, or do others and see what becomes of them."""
+    """Follow a plan: request a reply, or put other nodes and see their outcome."""
     what, number, *others = plan
     text = f"{what} {number}"
     match what:
@@ -115,7 +115,7 @@ class Kept(Durable[None]):
 
 
 class Round(Durable[None]):
-    """Does the first of its plans; the next round does the rest."""
+    """Follows its first plan; the next round follows the others."""
 
     plans: list[Plan]
     backend: Live[ScriptedBackend] = later()
@@ -134,7 +134,7 @@ def next_round(job: Node[Any]) -> None:
 
 
 def draw_plan(draw: random.Random, numbers: list[int], depth: int = 3) -> Plan:
-    """Draw a plan in which every reply costs another number of tokens."""
+    """Draw a plan whose replies cost different numbers of tokens."""
     simple = ["asks", "asks", "breaks", "leaves", "hangs", "fails"]
     nested = ["one after the other", "kept", "late", "tried", "raced", "quorum", "fail_fast"]
     what = draw.choice(simple if depth == 0 or draw.random() < 0.2 else nested)
@@ -148,17 +148,17 @@ def draw_plan(draw: random.Random, numbers: list[int], depth: int = 3) -> Plan:
 
 
 def known(execution: Execution, rows: int | None = None) -> float:
-    """Return what the journal says that all replies so far have taken."""
+    """Return the usage of all replies in these rows."""
     kept = [row for row in execution.rows[:rows] if row.kind in ("reply", "broken", "spent")]
-    return sum(usage.total_tokens for row in kept for _, usage in taken(row))
+    return sum(usage.total_tokens for row in kept for _, usage in usage_in_row(row))
 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_each_life_counts_what_all_before_it_have_spent(seed: int, own: bool) -> None:
-    """After each kill, whatever ends, fails, is cut off, raced or skipped: at the first request.
+    """After each kill, at the first request, whatever ends, fails, is cut off, raced or skipped.
 
-    The limits are those of the commander, or those of the run itself.
+    The commander has the limits, or the run itself.
     """
     draw = random.Random(seed)
     numbers: list[int] = []
@@ -190,7 +190,7 @@ def test_each_life_counts_what_all_before_it_have_spent(seed: int, own: bool) ->
 
 
 class Asks(Durable[float]):
-    """Asks, below limits of its own; gives what the whole tree has used."""
+    """Requests replies below its own limits; returns the usage of the whole tree."""
 
     backend: Live[ScriptedBackend] = later()
     limits: Live[Limits] = later()
@@ -203,7 +203,7 @@ class Asks(Durable[float]):
 
 @pytest.mark.parametrize("how", ["cancel", "exit", "error"])
 def test_a_reply_that_is_cut_when_the_run_is_suspended_is_paid_for(how: str) -> None:
-    """It is asked for again; what it had taken by then counts, in all limits and in the usage."""
+    """The reply is requested again; its usage until then counts in all limits and in the usage."""
     disk, spent = Disk(), []
 
     async def live(seconds: float) -> float | None:
@@ -238,7 +238,7 @@ def test_a_reply_that_is_cut_when_the_run_is_suspended_is_paid_for(how: str) -> 
 
 
 class Elsewhere:
-    """A place where bodies charge what they spend, as a report from another machine does."""
+    """A place where bodies charge their usage, as a report from another machine does."""
 
     host = place = None
 
@@ -264,7 +264,7 @@ class Sends(Durable[float]):
 
 
 def test_what_was_spent_at_another_place_counts_too() -> None:
-    """No reply of it is in the journal; the job that is kept says it."""
+    """Its replies are not in the journal; the row of the recorded job has the usage."""
     first = run_execution(Sends, limits=Limits)
     assert first.result == 70
     for rows in range(len(first.rows)):
@@ -272,7 +272,7 @@ def test_what_was_spent_at_another_place_counts_too() -> None:
         execution = run_execution(Sends, left, limits=Limits)
         assert execution.result == 70
         kept = any(row.kind == "spent" for row in first.rows[:rows])
-        assert execution.limits.spent == (70 if kept else 0)  # here those elsewhere count nothing
+        assert execution.limits.spent == (70 if kept else 0)  # not counted by these limits
 
 
 class Breaks(Durable[None]):
@@ -283,7 +283,7 @@ class Breaks(Durable[None]):
 
 
 def test_what_a_failed_reply_took_is_paid_for_also_when_the_run_is_resumed() -> None:
-    """Its failure is forgotten, and what it has cost is not."""
+    """A resume forgets the failure, but not its cost."""
     first = run_execution(lambda: Breaks(ScriptedBackend(otherwise=say)), limits=Limits)
     assert isinstance(first.error, BackendUnavailable)
 

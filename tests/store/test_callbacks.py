@@ -1,4 +1,4 @@
-"""D4, D18: what final callbacks make of the end of a root is its end, in each life."""
+"""D4, D18: the outcome that final callbacks give to a root is its outcome in each execution."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.contract("D4")
 
 @dataclass
 class Odd(Exception):
-    """One that holds what is no data."""
+    """An exception that contains something that is not data."""
 
     what: object
 
 
 class Ends(Durable[list[Any]]):
-    """Fails or not; what its callback makes of that is an input."""
+    """Completes or fails; an input says what its callback makes of that."""
 
     fails: bool
     made: str
@@ -76,7 +76,7 @@ MADE = {
 @pytest.mark.parametrize("waits", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize(("fails", "made"), MADE)
 def test_a_root_ends_as_its_callbacks_say_in_each_life(fails: bool, made: str, waits: bool) -> None:
-    """Also with what cannot be kept: it fails by that."""
+    """A value that cannot be stored makes the root fail."""
     state, error = MADE[fails, made]
     first = kill_everywhere(lambda: Ends(fails, made, waits), seeds=(None, 1))
     assert (first.state, type(first.error)) == (state, error or type(None))

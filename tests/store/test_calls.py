@@ -1,4 +1,4 @@
-"""`self.durable.call`: a tool that a run calls by itself is an effect, with a typed result."""
+"""`self.durable.call`: a tool that a run's own code calls is an effect with a typed result."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ pytestmark = pytest.mark.contract("D7")
 
 @dataclass
 class Receipt:
-    """What is no plain JSON."""
+    """A result that is not plain JSON."""
 
     text: str
     days: tuple[date, ...]
 
 
 def made(n: int) -> Receipt:
-    """Give what the call around this code has done."""
+    """Note that the call with this number is done."""
     return Receipt(mounted[-1].done[effect_key()], (date(2026, 1, n + 1),))
 
 
@@ -89,7 +89,7 @@ async def below(node: Node[Any], name: str, n: int, fails: int) -> Any:
 
 
 class Calls(Durable[list[Any]]):
-    """Calls by itself and by handlers beside it, all of a group at once, also equal ones."""
+    """Calls tools itself and from concurrent handlers, also with equal arguments."""
 
     groups: list[list[tuple[str, int, int]]]
 
@@ -111,7 +111,7 @@ class Calls(Durable[list[Any]]):
 def test_each_call_happens_once_whenever_the_run_is_killed(
     groups: list[list[tuple[str, int, int]]], order: int
 ) -> None:
-    """D3, D7: it gives or raises the same in each life, also several equal ones at once."""
+    """D3, D7: it returns or raises the same in each execution, also for equal concurrent calls."""
     first = run_execution(lambda: Calls(groups), seed=order)
     assert first.error is None
     for where, disk in kills(first):
@@ -133,7 +133,7 @@ def draw() -> Illustrated:
 
 
 def test_a_call_gives_what_the_tool_returns_of_its_own_type() -> None:
-    """A dataclass, a text with images, nothing: also where `reconcile` says what it gave."""
+    """A dataclass, a text with images, None: also if `reconcile` returns the result."""
     first = run_execution(Typed)
     assert first.error is None
     assert first.result[0].startswith("bought 2 2026-05-06, ")
@@ -170,12 +170,12 @@ def answers(what: str) -> Any:
     [
         ("yes", "ordered 2 None, "),
         ("other", "ordered 3 None, "),
-        ("no", "ToolError: the call of order was not allowed: too dear"),
+        ("no", "ToolError: the call of order was denied: too dear"),
         ("wrong", "InvalidArguments: "),
     ],
 )
 def test_a_person_is_asked_about_a_call(what: str, gave: str) -> None:
-    """Once in the life of the run; the plain tool then runs in its thread."""
+    """Once in the lifetime of the run; the plain tool then runs in its thread."""
     first = run_execution(Orders, beside=answers(what))
     assert first.error is None
     assert first.result.startswith(gave)
@@ -191,7 +191,7 @@ class Careless(Durable[str]):
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_who_has_answered_with_wrong_arguments_is_asked_anew_after_resume(times: int) -> None:
-    """However often they were wrong; until then each life fails by what was answered."""
+    """As often as the arguments are invalid; until then each execution fails with that answer."""
     execution = run_execution(Careless, beside=answers("wrong"))
     for again in ["wrong"] * (times - 1) + ["other"]:
         assert isinstance(execution.error, InvalidArguments)
@@ -212,7 +212,7 @@ class Unsure(Durable[str]):
 
 
 def in_doubt(job: type[Durable[Any]]) -> tuple[Execution, Any]:
-    """Return a life, and what is left of it if it dies when its effect is done."""
+    """Return an execution, and a disk on which the process died right after the effect."""
     first = run_execution(job)
     assert first.error is None
     intent = next(row.seq for row in first.rows if row.kind == "intent")
@@ -221,7 +221,7 @@ def in_doubt(job: type[Durable[Any]]) -> tuple[Execution, Any]:
 
 @pytest.mark.parametrize("said", [{"n": 1}, '{"n": 1}'])
 def test_what_a_person_says_that_a_call_gave_has_to_be_of_its_type(said: object) -> None:
-    """Else it is asked once more; a text, as from a terminal, may be the JSON of it."""
+    """Else it is asked again; a text, as from a terminal, may be the JSON of the value."""
     first, disk = in_doubt(Unsure)
     notes: list[str] = []
 
@@ -235,8 +235,8 @@ def test_what_a_person_says_that_a_call_gave_has_to_be_of_its_type(said: object)
     execution = run_execution(Unsure, disk, beside=say)
     assert (execution.outcome, execution.disk.done) == (first.outcome, first.disk.done)
     assert notes == [
-        "nobody else can say",
-        "what was said that it gave cannot be: unsure does not return 'nonsense'",
+        "the tool has no reconcile function",
+        "the answer is not a result of the tool: 'nonsense' is not a result of unsure",
     ]
     require_alike(
         execution,
@@ -245,11 +245,11 @@ def test_what_a_person_says_that_a_call_gave_has_to_be_of_its_type(said: object)
     )
 
 
-# --- with models' calls, and what is refused
+# --- with calls by models, and refused calls
 
 
 class Mixed(Durable[list[str]]):
-    """An attempt calls by a model's message what the next one calls by itself, and back."""
+    """One attempt makes a call through a model's message, the next one in code, or vice versa."""
 
     by_model_first: bool
 
@@ -286,7 +286,7 @@ def failed_before(node: Node[Any]) -> bool:
 
 @pytest.mark.parametrize("by_model", [False, True])
 def test_what_a_model_has_called_in_a_failed_attempt_is_not_done_again(by_model: bool) -> None:
-    """D21: nor the other way round; each gets it in its own form."""
+    """D21: and the other way round; each gets the result in its own form."""
     first = run_execution(lambda: Mixed(by_model))
     assert first.error is None
     assert len(first.disk.done) == 1
@@ -340,7 +340,7 @@ class Mistyped(Durable[None]):
 
 
 def test_what_cannot_be_kept_of_a_call_is_told_and_the_call_not_made_again() -> None:
-    """It has happened: no `retry=` does it once more, in no life."""
+    """The call has happened: no `retry=` repeats it in any execution."""
     first = run_execution(Mistyped)
     assert isinstance(first.error, NotStorable)
     assert sum(row.kind == "intent" for row in first.rows) == 1
@@ -357,10 +357,10 @@ class AtOnce(Durable[None]):
 
 
 def test_equal_calls_of_several_tasks_at_once_are_refused() -> None:
-    """D5: nothing would say whose result is whose."""
+    """D5: a later execution could not assign the results."""
     execution = run_execution(AtOnce)
     assert isinstance(execution.error, ConfigurationError)
-    assert "several tasks put buy at once" in str(execution.error)
+    assert "several tasks start buy with equal inputs" in str(execution.error)
 
 
 async def test_outside_a_run_there_is_nothing_to_call() -> None:

@@ -1,4 +1,4 @@
-"""D6, D11: decisions that ended nodes survive: cancels, quorums, failures that were handed on."""
+"""D6, D11: cancels, quorums and failures that ended nodes survive a restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Nothing(Durable[str]):
 
 
 def test_a_run_that_nobody_drives_is_cancelled_at_once() -> None:
-    """Also one that was only accepted; it never begins, and more letters are refused."""
+    """Also a pending run: it never begins, and refuses further letters."""
 
     async def beside(journal: Journal) -> None:
         await journal.start(Waits(), run_id="other")
@@ -90,14 +90,14 @@ class Listens(Durable[str]):
 async def test_what_comes_when_a_run_has_just_ended_leaves_it_so(
     tmp_path: Path, what: str, said: str, killed: bool
 ) -> None:
-    """Its state is that of its outcome, also if its process died before it could say so."""
+    """Its state follows from its outcome, also if its process died before it wrote the state."""
     path = tmp_path / "runs.db"
     async with Journal(path) as here, Journal(path) as there:
         running = asyncio.create_task(here.run(Listens(), run_id="r"))
         await wait_until(lambda: here._driven)
 
         async def late(*args: Any, **options: Any) -> Any:
-            """Ask, when the run has ended meanwhile."""
+            """Ask after the run has ended."""
             if not running.done():
                 await here.signal("r", "go", said)
                 await asyncio.wait([running])
@@ -109,7 +109,7 @@ async def test_what_comes_when_a_run_has_just_ended_leaves_it_so(
         name = {"cancel": "post", "resume": "acquire"}[what]
         asked = getattr(there._file, name)
         setattr(there._file, name, late)
-        refused = what == "cancel" and not killed  # it is looked at once more in the same commit
+        refused = what == "cancel" and not killed  # a second look within the same commit
         with pytest.raises(JournalError, match="is over") if refused else nullcontext():
             await getattr(there, what)("r")
         if said == "on":
@@ -135,13 +135,13 @@ class CancelsOne(Durable[list[Any]]):
 
 
 def test_a_cancelled_node_stays_cancelled() -> None:
-    """`node.cancel` is a row; what was cancelled does not begin again."""
+    """`node.cancel` is a row; the cancelled node does not begin again."""
     first = kill_everywhere(CancelsOne, seeds=(None, 1), same_effects=False)
     assert first.result[1] == "not needed"
 
 
 class Plain(Durable[list[Any]]):
-    """What has enough when two of five have ended, beside one that only now would be quick."""
+    """Waits for two of five nodes, beside one that would be quick only this time."""
 
     async def task(self) -> list[Any]:
         return await self.call_handler(enough(), policy=quorum(2))
@@ -170,7 +170,7 @@ async def slow_once(node: Node[Any]) -> str:
 
 @pytest.mark.parametrize("seed", seeds(example_count(10, 100)))
 def test_a_quorum_is_decided_once(seed: int) -> None:
-    """Once anybody could know of it, it is decided: `decided` is done with one set of results."""
+    """Once it can be observed, it is decided: `decided` ends with one set of results."""
     first = run_execution(Plain, seed=seed)
     assert sum(result is not None for result in first.result) == 2
     for rows in range(len(first.rows) + 1):
@@ -216,7 +216,7 @@ class Fails(Durable[str]):
 
 @pytest.mark.parametrize("how", ["fail", "time out", "fail, then time out"])
 def test_a_failure_that_cut_others_short_stays(how: str) -> None:
-    """A child's failure, or a timeout, ends its siblings once, and the attempt with them."""
+    """The failure of a child or a timeout ends its siblings once, and the attempt with them."""
     kill_everywhere(lambda: Breaks(how), seeds=(None, 1), same_effects=False, check=None)
     for seed in seeds(example_count(10, 100)):
         kill_at_random(lambda: Breaks(how), seed, same_effects=False)
@@ -242,7 +242,7 @@ SWITCH: set[str] = set()
 
 
 def test_a_failed_run_is_resumed_where_it_failed() -> None:
-    """What had failed, and was cancelled for it, runs again; the rest does not."""
+    """The failed nodes, and those cancelled for them, run again; the others do not."""
     SWITCH.clear()
     first = run_execution(Flaky)
     assert (str(first.error), first.state) == ("not ready", "failed")

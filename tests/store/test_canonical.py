@@ -1,4 +1,4 @@
-"""Inputs as a text: the same for equal data in every process, another for any other data."""
+"""Inputs as a text: the same for equal data in every process, different for any other data."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from support.paths import TESTS
 from support.seeds import SEED, example_count
 
 from anabranch import Conversation, Job, Message, connect, handler, tool
-from anabranch.store._json import MAX_DEPTH, canonical, digest
+from anabranch.store._json import MAX_NESTING, canonical, digest
 
 pytestmark = pytest.mark.contract("D5")
 
-# --- values, as recipes: what is built twice is equal, and compared without the code under test
+# --- recipes: values that can be built twice, and compared without the code under test
 
 
 class Colour(enum.Enum):
@@ -112,14 +112,14 @@ async def a_handler(node: Any) -> None: ...
 
 @tool
 def a_tool(text: str) -> str:
-    """Say it."""
+    """Return nothing."""
     return text
 
 
 ZONES = [None, UTC, timezone(timedelta(hours=1)), ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")]
 
-# A recipe is what is called and with what; it is hashable, and two of them are one exactly if they
-# are written alike.
+# A recipe has a callable and its arguments. It is hashable, and two recipes are equal exactly if
+# they are written alike.
 Recipe = tuple[Any, ...]
 
 
@@ -141,7 +141,7 @@ LEAVES: st.SearchStrategy[Recipe] = st.one_of(
     st.just(("None", lambda _: None, 0)),
     plain(bool, st.booleans()),
     plain(int, st.integers(-3, 3) | st.integers() | st.sampled_from([10**30, -(10**30)])),
-    # By their text: `0.0` and `-0.0` can be told apart, and no NaN equals itself.
+    # By their text: `0.0` and `-0.0` differ, and no NaN equals itself.
     plain(float, st.sampled_from(["1.0", "0.0", "-0.0"]) | FLOATS.map(repr)),
     plain(str, st.sampled_from(["", "1", "RED", "None", "$live", "1.0"]) | surrogates()),
     plain(bytes, st.binary(max_size=3)),
@@ -223,7 +223,7 @@ RECIPES = st.recursive(LEAVES | clocks() | SETS | NAMES, nested, max_leaves=6)
 
 
 def build(recipe: Recipe, turn: Callable[[Any], Any] = tuple) -> Any:
-    """Make the value; `turn` puts what has no order into another."""
+    """Build the value; `turn` changes the order of unordered parts."""
     name, how, parts = recipe
     match how:
         case "list":
@@ -251,7 +251,7 @@ def fill(name: str, made: dict[Any, Any]) -> Any:
 
 
 def essence(recipe: Recipe) -> Any:
-    """Return what tells a recipe from another: names and parts, not what is called."""
+    """Return the names and parts of a recipe without the callable."""
     name, how, parts = recipe
     if how in ("list", "object"):
         return (name, tuple(essence(each) for each in parts))
@@ -265,7 +265,7 @@ def essence(recipe: Recipe) -> Any:
 @settings(max_examples=example_count(150, 5000))
 @given(RECIPES)
 def test_what_is_built_twice_has_one_text_which_says_everything(recipe: Recipe) -> None:
-    """Whatever the order of its sets and dicts."""
+    """The order of sets and dicts does not matter."""
     text, whole = canonical(build(recipe))
     assert whole
     assert canonical(build(recipe, lambda parts: tuple(reversed(parts)))) == (text, True)
@@ -283,7 +283,7 @@ def test_other_data_have_another_text(one: Recipe, two: Recipe) -> None:
 @settings(max_examples=example_count(20, 300))
 @given(st.lists(RECIPES, min_size=12, max_size=24))
 def test_all_of_many_differ(recipes: list[Recipe]) -> None:
-    """More pairs than can be drawn by twos; the text of each tells it from all others."""
+    """More pairs than pairwise draws can test: no two texts are equal."""
     texts = {essence(recipe): canonical(build(recipe))[0] for recipe in recipes}
     assert len(set(texts.values())) == len(texts)
 
@@ -324,7 +324,7 @@ CLOSE = [
 
 
 def test_what_is_nearly_the_same_differs() -> None:
-    """Each of these from every other."""
+    """Each of these differs from every other."""
     texts = [canonical(each) for each in CLOSE]
     assert all(whole for _, whole in texts)
     assert len({text for text, _ in texts}) == len(CLOSE)
@@ -355,7 +355,7 @@ def a_circle_of_objects() -> Any:
 
 
 class Loud:
-    """Whose every attribute raises."""
+    """An object whose every attribute raises."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError
@@ -374,7 +374,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class Typed(Generic[T]):
-    """Its class holds what is live, its instances do not."""
+    """A class with a live attribute, and instances without."""
 
     lock: ClassVar[Any] = threading.Lock()
     once: dataclasses.InitVar[int]
@@ -389,7 +389,7 @@ class OwnZone(tzinfo):
 
 
 def zone_file() -> bytes:
-    """Return a file of a time zone that is never away from UTC."""
+    """Return the file of a time zone that is always at UTC."""
     return b"TZif" + bytes(32) + struct.pack(">ll", 1, 4) + bytes(6) + b"UTC\0"
 
 
@@ -421,7 +421,7 @@ LIVE: dict[str, Callable[[], Any]] = {
     "zone of another package": lambda: datetime(2020, 1, 1, tzinfo=OwnZone()),
     "circle": holding_itself,
     "circle of objects": a_circle_of_objects,
-    "deep": lambda: deep(MAX_DEPTH + 1),
+    "deep": lambda: deep(MAX_NESTING + 1),
     "very deep": lambda: deep(100_000),
     "deep set": lambda: deep(100_000, lambda inner: frozenset([inner])),
     "loud": Loud,
@@ -440,7 +440,7 @@ def deep(levels: int, put: Callable[[Any], Any] = lambda inner: [inner]) -> Any:
 
 @pytest.mark.parametrize("name", LIVE)
 def test_what_is_live_is_left_out_and_said_to_be(name: str) -> None:
-    """The rest is written all the same, and nothing of it but the name of its type."""
+    """The rest is written, and of the live object only the name of its type."""
     live = LIVE[name]()
     text, whole = canonical({"live": live, "data": 1})
     assert not whole
@@ -454,29 +454,31 @@ def test_what_is_live_is_left_out_and_said_to_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_no_odd_object_breaks_it(name: str) -> None:
-    """Exceptions are no data, but for the one that is a dataclass."""
+    """Exceptions are not data, except one that is a dataclass."""
     _, whole = canonical([make_error(name)])
     assert whole == (name == "Frozen")
 
 
 def test_the_depth_that_is_written_does_not_depend_on_the_caller() -> None:
-    """As long as Python's own stack holds out."""
+    """As long as Python's stack suffices."""
 
     def below(levels: int) -> tuple[str, bool]:
-        return canonical(deep(MAX_DEPTH - 1)) if levels == 0 else below(levels - 1)
+        return canonical(deep(MAX_NESTING - 1)) if levels == 0 else below(levels - 1)
 
-    assert below(0) == below(200) == (("[" * (MAX_DEPTH - 1)) + "1" + "]" * (MAX_DEPTH - 1), True)
+    assert (
+        below(0) == below(200) == (("[" * (MAX_NESTING - 1)) + "1" + "]" * (MAX_NESTING - 1), True)
+    )
     here = len(inspect.stack(0))
-    assert below(sys.getrecursionlimit() - here - 60)[1] is False  # it says so, and does not raise
+    assert below(sys.getrecursionlimit() - here - 60)[1] is False  # and does not raise
 
 
 @handler
 async def pickled(node: Any) -> None:
-    """Do nothing."""
+    """Return nothing."""
 
 
 def test_a_pickle_of_a_handler_changes_no_text() -> None:
-    """Else a node would have another identity after it, and its effects other keys."""
+    """Else the node would have another identity, and its effects other keys."""
     values = pickled, pickled._function, pickled()
     before = [canonical(each) for each in values]
     pickle.dumps([pickled, pickled()])
@@ -484,7 +486,7 @@ def test_a_pickle_of_a_handler_changes_no_text() -> None:
 
 
 def test_what_is_derived_does_not_count_and_what_is_hidden_does() -> None:
-    """A cached property is made of the fields; a private attribute is not."""
+    """A cached property is derived from the fields; a private attribute is not."""
     read = Cached()
     assert read.costly is not None
     assert canonical(read) == canonical(Cached())
@@ -501,7 +503,7 @@ def test_what_is_derived_does_not_count_and_what_is_hidden_does() -> None:
 
 
 def drawn() -> list[str]:
-    """Return the texts of sets and dicts whose order is that of the hashes of this process."""
+    """Return the texts of sets and dicts whose order depends on the hashes of this process."""
     draw = random.Random(SEED)
     words = [str(draw.random()) for _ in range(20)]
     sets: list[Any] = [frozenset(draw.sample(words, 5)) for _ in range(100)]
@@ -540,12 +542,12 @@ PARTS = st.lists(
 @settings(max_examples=example_count(60, 1000))
 @given(PARTS, PARTS)
 def test_a_digest_tells_its_parts_from_all_others(one: list[Any], two: list[Any]) -> None:
-    """Their types, their ends and their order."""
+    """By their types, their ends and their order."""
     assert len(digest(*one)) == 16
     same = list(map(type, one)) == list(map(type, two)) and one == two
     assert (digest(*one) == digest(*two)) == same
 
 
 def test_digests_stay_what_they_are() -> None:
-    """They are in journals on disk."""
+    """Journals on disk have them."""
     assert digest("root", b"\x00", 7).hex() == "4b67d209ea45ad24e0c591cb6e439611"

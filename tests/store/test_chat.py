@@ -1,4 +1,4 @@
-"""`ChatJob` in a durable run: killed anywhere, the chat goes on at the message where it stood."""
+"""`ChatJob` in a durable run: after a kill the chat continues at the same message."""
 
 import pytest
 from support.killed_executions import Kill, kill_everywhere, run_execution
@@ -36,7 +36,7 @@ READ: list[int] = []
 
 
 class Chat(ChatJob):
-    """Reads what comes next, by what was said: a person who sees the conversation."""
+    """Reads the next line, which depends on the conversation, as a person would."""
 
     async def read(self) -> str | None:
         number = sum(each.role == "user" for each in self.conversation)
@@ -45,7 +45,7 @@ class Chat(ChatJob):
 
 
 class Loop(Durable[None]):
-    """Puts a chat as its child, as the README's loop does with a commander."""
+    """Puts a chat as its child, as the loop of the README does with a commander."""
 
     backend: Live[Backend] = later()
 
@@ -55,7 +55,7 @@ class Loop(Durable[None]):
 
 
 class Read(Durable[list[str]]):
-    """Lets the loop run, then tells what was said."""
+    """Runs the loop, then returns the conversation."""
 
     backend: Live[Backend] = later()
 
@@ -65,7 +65,7 @@ class Read(Durable[list[str]]):
 
 
 def test_a_chat_goes_on_at_the_message_where_it_stood() -> None:
-    """Lines that were read are not asked for again, tools do nothing twice."""
+    """Lines that were read are not requested again; tools repeat nothing."""
     first = kill_everywhere(lambda: Read(ScriptedBackend(otherwise=answers)), seeds=(None, 1))
     assert first.result[0] == "Be kind."
     assert first.result[-1].startswith("answer to")
@@ -73,7 +73,7 @@ def test_a_chat_goes_on_at_the_message_where_it_stood() -> None:
 
 
 def test_only_lines_that_were_not_kept_are_read() -> None:
-    """A person is asked for the next line, and for none of those before."""
+    """A person is asked for the next line, and for no earlier one."""
     first = run_execution(lambda: Read(ScriptedBackend(otherwise=answers)))
     for rows in range(len(first.rows) + 1):
         said = [row.value for row in first.rows[:rows] if row.kind == "gave"]

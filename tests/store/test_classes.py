@@ -1,4 +1,4 @@
-"""Which classes can be durable: what could not be made again is refused when the class is made."""
+"""Which classes can be durable; others are refused when the class is created."""
 
 import dataclasses
 from typing import Any, ClassVar, Generic, TypeVar
@@ -39,7 +39,7 @@ VALUES: list[Any] = [[1, 2], ["a"], (1, "a")]
 
 
 def made(annotation: Any, **namespace: Any) -> Any:
-    """Make a class with one field, `x`."""
+    """Create a class with one field, `x`."""
 
     async def task(self: Any) -> Any:
         return self.x
@@ -59,7 +59,7 @@ def made(annotation: Any, **namespace: Any) -> Any:
     ids=str,
 )
 def test_a_field_that_is_partly_live(annotation: Any) -> None:
-    """It would be written, as an API key would: it is Live as a whole."""
+    """The whole field must be Live, or a part such as an API key would be stored."""
     with pytest.raises(NotStorable, match=r"Made\.x is only partly Live: write Live\[\.\.\.\]"):
         made(annotation, x=live())
 
@@ -70,29 +70,29 @@ def test_a_field_that_is_partly_live(annotation: Any) -> None:
     ids=["init=False", "InitVar"],
 )
 def test_a_field_that_is_no_argument(annotation: Any, default: Any) -> None:
-    """A run could not be taken up with it."""
-    with pytest.raises(NotStorable, match=r"Made\.x is no plain field"):
+    """A run could not be resumed with it."""
+    with pytest.raises(NotStorable, match=r"Made\.x has init=False"):
         made(annotation, x=default)
 
 
 @pytest.mark.parametrize("annotation", ["", "int |", "1 +", "int[str]"])
 def test_an_annotation_that_is_none(annotation: str) -> None:
-    """The class is named, whatever Python says of the annotation."""
+    """The error names the class, whatever Python says about the annotation."""
     with pytest.raises(NotStorable, match="Made"):
         made(annotation)
 
 
 def test_a_type_that_is_never_defined() -> None:
-    """It may yet come while the class is made, and not when a job is started."""
+    """It may still be defined while the class is created, but not when a job starts."""
     kind = made("Nowhere")
-    with pytest.raises(NotStorable, match=r"'Nowhere' is not defined.*define that type in its mod"):
+    with pytest.raises(NotStorable, match=r"'Nowhere' is not defined.*Define that type in the mod"):
         run(kind(1), journal=":memory:", run_id="r")
 
 
 @pytest.mark.parametrize("version", ["2", None, -1, 2**70, True, 1.5])
 def test_a_version_is_a_number(version: Any) -> None:
-    """One that comes back as another would park each of its runs."""
-    with pytest.raises(TypeError, match="version= of Versioned is a number from 0 on"):
+    """A version that is read back as another value would park each of its runs."""
+    with pytest.raises(TypeError, match="version= of Versioned must be an integer from 0 on"):
 
         class Versioned(Durable[str], version=version):  # pyright: ignore[reportUnusedClass]
             async def task(self) -> str:
@@ -100,7 +100,7 @@ def test_a_version_is_a_number(version: Any) -> None:
 
 
 def test_a_job_that_is_another_each_time_it_is_made() -> None:
-    """Its inputs would change in each life."""
+    """Its inputs would change in each execution."""
 
     class Counts(Durable[int]):
         number: int
@@ -111,7 +111,7 @@ def test_a_job_that_is_another_each_time_it_is_made() -> None:
         async def task(self) -> int:
             return self.number
 
-    with pytest.raises(NotStorable, match="made again of its inputs has others"):
+    with pytest.raises(NotStorable, match="change when it is created from them again"):
         run(Counts(1), journal=":memory:", run_id="r")
 
 
@@ -128,7 +128,7 @@ def test_a_job_that_is_another_each_time_it_is_made() -> None:
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_the_result_of_a_generic_class(job: Durable[Any], result: Any) -> None:
-    """It is what the class says of it, through all classes between; else plain JSON."""
+    """It is the annotation of the class, through all classes between; else plain JSON."""
     if result is not NotStorable:
         assert run(job, journal=":memory:", run_id="r") == result
         return
@@ -137,7 +137,7 @@ def test_the_result_of_a_generic_class(job: Durable[Any], result: Any) -> None:
 
 
 def test_a_value_that_does_not_fit_is_not_in_the_error() -> None:
-    """It may be a key, and the error is kept."""
+    """It may be a key, and the error is recorded."""
 
     class Wrong(Durable[int]):
         async def task(self) -> Any:
@@ -165,7 +165,7 @@ def test_what_is_no_input_is_left_alone() -> None:
 
 
 def test_a_field_that_would_hide_self_durable() -> None:
-    """Nothing durable could be called then: it is refused when the class is made."""
+    """Durable calls would be impossible: it is refused when the class is created."""
     with pytest.raises(NotStorable, match=r"Hiding\.durable would hide self\.durable"):
 
         class Hiding(Durable[None]):

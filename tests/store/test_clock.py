@@ -29,7 +29,7 @@ from anabranch.commander import Node, Retry
 from anabranch.commander.durable import scope_here
 from anabranch.handlers import handler
 from anabranch.store import Durable, Journal
-from anabranch.store._file import JournalFile, Row
+from anabranch.store._journal_file import JournalFile, Row
 from anabranch.testing import run_seeded
 
 pytestmark = pytest.mark.contract("D10")
@@ -39,7 +39,7 @@ USED: list[float] = []
 
 
 class Works(Durable[str]):
-    """Works in pieces of 20 s, each of which leaves a row."""
+    """Works in pieces of 20 s; each leaves a row."""
 
     pieces: int
 
@@ -87,7 +87,7 @@ class Limits(Durable[list[Any]]):
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("kept", [True, False])
 def test_each_second_that_is_known_counts_once(kept: bool, attempts: int) -> None:
-    """Killed after any row, and taken up a day later, a node has what was left of 100 s."""
+    """Killed after any row, and resumed a day later, a node has the rest of its 100 s."""
 
     def check(execution: Execution) -> None:
         rows = execution.rows[: execution.before]
@@ -145,13 +145,13 @@ class Long(Durable[list[str]]):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_had_ended_in_time_is_late_in_no_later_life(kept: bool) -> None:
-    """A plain node runs again in each life, and had ended: it has all of its time each time."""
+    """A plain node that had ended runs again in each execution, with its whole timeout."""
     first = kill_everywhere(lambda: Long(kept), away=DAY)
     assert first.result == ["worked", "worked"]
 
 
 def leave_after(seconds: float, disk: Disk) -> None:
-    """Let a process have the run for so long, and suspend it then; a day passes."""
+    """Let a process own the run for some time, then suspend it; a day passes."""
 
     async def main() -> None:
         with use_disk_clock(disk):
@@ -166,7 +166,7 @@ def leave_after(seconds: float, disk: Disk) -> None:
 
 
 def test_lives_that_were_suspended_count_up_to_their_end() -> None:
-    """Also where nothing was written since the node began; all lives count."""
+    """Also without a row since the node began; all executions count."""
     disk = Disk()
     leave_after(40, disk)
     leave_after(50, disk)
@@ -177,7 +177,7 @@ def test_lives_that_were_suspended_count_up_to_their_end() -> None:
 
 
 def test_what_is_resumed_has_all_of_its_time() -> None:
-    """A node that was late in an earlier life is given its whole timeout once more."""
+    """A node that was late in an earlier execution gets its whole timeout again."""
     disk = Disk()
     for _ in range(2):
         leave_after(60, disk)
@@ -195,7 +195,7 @@ def test_what_is_resumed_has_all_of_its_time() -> None:
 async def test_a_file_knows_how_long_a_run_had_an_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the release, or to the last row of an owner that died; a fork goes on from its row."""
+    """Up to the release, or the last row of an owner that died; a fork continues from its row."""
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
 
@@ -223,7 +223,7 @@ async def test_a_file_knows_how_long_a_run_had_an_owner(
 
 
 class Sends(Durable[list[Any]]):
-    """Has 100 s to send what takes 70, while something else is done."""
+    """Has 100 s to send for 70 s, while another node runs."""
 
     async def task(self) -> list[Any]:
         jobs = [self.call_handler(sends()), self.call_handler(acts())]
@@ -243,12 +243,12 @@ async def acts(node: Node[Any]) -> str:
 
 
 def test_what_is_sent_again_has_all_of_its_time() -> None:
-    """A call in doubt that is done once more is a new one: it is not cut off by the old one."""
+    """A call in doubt that is repeated is a new call: the time of the old one does not count."""
     assert kill_everywhere(Sends, away=DAY).result[0] == "sent"
 
 
 class Repeats(Durable[float]):
-    """Tries twice with a pause of 50 s, works for 20, and does what is asked about after 60 s."""
+    """Tries twice with a pause of 50 s, works for 20 s, and reconciles after 60 s."""
 
     async def task(self) -> float:
         retry = Retry(attempts=2, on=KeyError, backoff=50, jitter=0)
@@ -273,7 +273,7 @@ async def fails_once(node: Node[Any]) -> None:
 
 
 def test_a_wall_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
-    """Pauses and what is asked about an effect are late by their own length at most."""
+    """Pauses and reconciliation are late by their own length at most."""
     first = run_execution(Repeats)
     assert first.result == 120
     for rows in range(len(first.rows)):
@@ -286,7 +286,7 @@ def test_a_wall_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
 
 
 def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
-    """Also where the wall's clock was set back after the node began."""
+    """Also if the wall clock was set back after the node began."""
     first = run_execution(lambda: Limits(False))
     began = next(row.seq for row in first.rows if row.kind == "began")
     left = Kill(began, frozenset()).of(first)
@@ -297,7 +297,7 @@ def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
 
 
 class Jumping(MemoryFile):
-    """Somebody sets the clock of the wall when there are so many rows."""
+    """A wall clock that jumps after some number of rows."""
 
     def __init__(self, disk: Disk, at: int, by: float) -> None:
         super().__init__(disk)
@@ -335,7 +335,7 @@ def test_setting_the_clock_of_the_wall_changes_no_timeout(kept: bool, by: float)
 async def test_a_file_goes_by_the_rows_that_say_that_the_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an owner that died; one that gives the run back says itself how long it had it."""
+    """For an owner that died; one that releases the run measures the time itself."""
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     file = JournalFile(str(tmp_path / "runs.db"))

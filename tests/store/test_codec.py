@@ -1,4 +1,4 @@
-"""Values of an annotation: what is taken comes back as it was, all else is refused (D18)."""
+"""Values of an annotation: an accepted value is read back unchanged, all else is refused (D18)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Box(BaseModel, Generic[T]):
 
 
 class Named(BaseModel):
-    """Every kind of name that pydantic lets a field have."""
+    """Every kind of alias that pydantic allows for a field."""
 
     model_config = ConfigDict(extra="forbid")
     a: int = Field(default=1, alias="b")
@@ -149,7 +149,7 @@ class Square(BaseModel):
     size: int = 0
 
 
-# --- what comes back
+# --- accepted values
 
 FLOATS = st.floats(allow_nan=True)
 TEXT = st.text(max_size=4)
@@ -276,13 +276,13 @@ KEPT: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 }
 
 
-# Older versions of pydantic cannot write these, so they are refused.
+# Older versions of pydantic cannot serialize these, so they are refused.
 WRITTEN_SINCE = {"address": (2, 13), "deque": (2, 14), "deque of floats": (2, 14)}
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_taken_comes_back_as_it_was(name: str) -> None:
-    """Of the same types all the way down, in the same order, by text that others can read."""
+    """Of the same types at all levels, in the same order; other programs can read the text."""
     if tuple(map(int, VERSION.split(".")[:2])) < WRITTEN_SINCE.get(name, ()):
         pytest.skip(f"pydantic {VERSION} cannot write it")
     annotation, values = KEPT[name]
@@ -297,7 +297,7 @@ def test_what_is_taken_comes_back_as_it_was(name: str) -> None:
         assert canonical(back) == canonical(value)
         if canonical(value)[1] is False:
             assert back == value
-        if annotation not in (Row, Rates):  # which have an order of their own
+        if annotation not in (Row, Rates):  # these have an order
             assert codec.encode(back) == data
 
     check()
@@ -323,7 +323,7 @@ def test_the_order_of_a_set_is_not_that_of_its_hashes() -> None:
 
 
 def test_an_integer_that_an_earlier_version_wrote_for_a_float_is_a_float() -> None:
-    """As it was then, also in the first life: what was done after it was done with a float."""
+    """As in the earlier execution: everything after it was done with a float."""
     for annotation, data, value in (
         (float, b"5", 5.0),
         (list[float], b"[1,2.5]", [1.0, 2.5]),
@@ -355,7 +355,7 @@ def halved(price: float) -> float:
 
 
 async def test_an_integer_for_a_float_is_the_same_input_after_every_kill() -> None:
-    """Also where the run is resumed by its name, so that its job is made of what was written."""
+    """Also if the run is resumed by its name, so that its job is made of stored inputs."""
     first = await execute_in_loop(Priced(5, {"a": 1, "b": 2.5}))
     assert first.result[0] == "5 2 {'a': 1, 'b': 2.5}"
     for rows in range(len(first.rows)):
@@ -365,7 +365,7 @@ async def test_an_integer_for_a_float_is_the_same_input_after_every_kill() -> No
         assert len(disk.rows[RUN_ID]) == len(first.rows)
 
 
-# --- what is refused
+# --- refused values
 
 
 class Closed(BaseModel):
@@ -392,7 +392,7 @@ class Secret(BaseModel):
     ],
 )  # fmt: skip
 def test_a_type_that_cannot_be_kept_is_refused_when_the_codec_is_made(annotation: Any) -> None:
-    """By a message that names the field and what to do."""
+    """The message names the field and the remedy."""
     with pytest.raises(NotStorable, match=r"^the field Order\.it: .*Live\[") as caught:
         Codec(annotation, "the field Order.it")
     assert isinstance(caught.value, TypeError)
@@ -493,7 +493,7 @@ def deep() -> list[Any]:
     ],
 )  # fmt: skip
 def test_a_value_that_would_come_back_as_another_is_refused(annotation: Any, value: Any) -> None:
-    """By a message that says whose it is, and never by another error."""
+    """The message names the field, and no other error occurs."""
     codec = Codec(annotation, "the result of Order")
     with pytest.raises(NotStorable, match=r"^the result of Order: a value of the type "):
         codec.encode(value)
@@ -516,7 +516,7 @@ ANYTHING = st.recursive(
 @settings(max_examples=example_count(250, 5000))
 @given(st.sampled_from(sorted(KEPT)), ANYTHING)
 def test_nothing_is_changed_in_silence(name: str, value: Any) -> None:
-    """Whatever meets whatever annotation: it comes back as it was, or is refused."""
+    """Each value of any annotation is read back unchanged, or refused."""
     codec = CODECS.setdefault(name, Codec(KEPT[name][0], ""))
     try:
         data = codec.encode(value)
@@ -529,7 +529,7 @@ def test_nothing_is_changed_in_silence(name: str, value: Any) -> None:
 CODECS: dict[str, Codec] = {}
 
 
-# --- names that come later, and types that change
+# --- names that are defined later, and types that change
 
 
 class Forward(BaseModel):
@@ -537,7 +537,7 @@ class Forward(BaseModel):
 
 
 def test_a_name_that_is_not_known_yet_is_resolved_at_the_first_value() -> None:
-    """In the module of the class that the annotation stands in."""
+    """In the module of the class with the annotation."""
     text = Codec("list[Later]", "the field Forward.later", Forward)
     nested = Codec(list["Later"], "", Forward)
     model = Codec(Forward, "")
@@ -575,15 +575,15 @@ def test_a_late_name_of_what_cannot_be_kept_is_refused_at_the_first_value() -> N
     "data", [b'"a"', b"{}", b"", b"{", b'{"$dict":[[{},1]]}', b'{"$date":"x"}', b"\xff", b"null"]
 )
 def test_what_no_longer_fits_is_a_mismatch(data: bytes) -> None:
-    """The code has changed under the run, or the file was damaged."""
-    with pytest.raises(JournalMismatch, match=r"^the field Order\.it: .* does not fit"):
+    """The code has changed since the run began, or the file was damaged."""
+    with pytest.raises(JournalMismatch, match=r"^the field Order\.it: .* is not a valid"):
         Codec(dict[date, Pair] | int, "the field Order.it").decode(
             data if data != b"{}" else b"[1]"
         )
 
 
 def classes(names: Sequence[str], defaults: bool) -> list[Any]:
-    """Return annotations of classes that have these fields."""
+    """Return annotations of classes with these fields."""
     default = 0 if defaults else ...
     model = create_model("Kept", **dict.fromkeys(names, (int, default)))  # type: ignore[call-overload]
     fields: list[Any] = [
@@ -603,7 +603,7 @@ TAGS = st.sampled_from(["$exact", "$dict", "$int", "$tuple", "$bytes", "$", "a"]
 @settings(max_examples=example_count(20, 300))
 @given(*[st.sets(st.sampled_from("abcd"), min_size=1)] * 2)
 def test_a_class_that_has_lost_a_field_is_refused(before: set[str], now: set[str]) -> None:
-    """Wherever it stands in the value; a new field has its default."""
+    """At any place in the value; a new field has its default."""
     values: list[Any] = [dict.fromkeys(sorted(before), 7)] * 3
     values += [{"it": each} for each in values[:3]] + [{"k": [each]} for each in values[:3]]
     values += [(values[0], 1), values[0]]
@@ -630,7 +630,7 @@ class Renamed(BaseModel):
 
 
 def test_a_validator_may_read_what_a_class_was_before() -> None:
-    """The author of the class has said what becomes of a field that it has no more."""
+    """The author of the class has decided what happens to a removed field."""
     for annotation, data in ((Renamed, b'{"old":3}'), (list[Renamed], b'[{"old":3}]')):
         back = Codec(annotation, "").decode(data)
         assert (back if annotation is Renamed else back[0]) == Renamed(new=3)
@@ -656,7 +656,7 @@ class Mixed(BaseModel):
     ],
 )
 def test_a_validator_speaks_for_its_own_class_alone(data: str) -> None:
-    """A class beside it that has lost a field is refused all the same."""
+    """Another class in the value that has lost a field is still refused."""
     codec = Codec(Mixed, "the result of Order")
     assert codec.decode((data % SOUND).encode()).own.new == 3
     with pytest.raises(JournalMismatch, match="field 'paid'"):
@@ -672,7 +672,7 @@ class Shown(BaseModel):
 
 
 def test_a_class_with_a_serializer_of_its_own_is_checked_too() -> None:
-    """One around the whole is no validator."""
+    """A serializer around the whole class is not a validator."""
     codec = Codec(Shown, "the result of Order")
     assert codec.decode(codec.encode(Shown(total=1))) == Shown(total=1)
     with pytest.raises(JournalMismatch, match="field 'paid'"):
@@ -681,7 +681,7 @@ def test_a_class_with_a_serializer_of_its_own_is_checked_too() -> None:
 
 @given(st.recursive(st.none() | st.integers(), lambda inner: st.dictionaries(TAGS, inner)))
 def test_keys_that_look_like_tags_are_keys(value: Any) -> None:
-    """Whatever JSON from elsewhere is named."""
+    """Any JSON of other programs may have such names."""
     for annotation in (Any, dict[str, Any] | int | None):
         codec = Codec(annotation, "")
         assert codec.decode(codec.encode(value)) == value
@@ -722,9 +722,9 @@ class Bills(Durable[int]):
 async def test_a_run_whose_result_has_lost_a_field_is_parked(
     by_tool: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose inputs have: the field's value is not dropped, and no other is made up.
+    """Like one whose inputs have: the value is neither dropped nor invented.
 
-    With the class as it was, the run goes on.
+    With the earlier class, the run continues.
     """
     first = await execute_in_loop(Bills(by_tool))
     disk = disk_after(first, rows)
@@ -740,11 +740,11 @@ async def test_a_run_whose_result_has_lost_a_field_is_parked(
 
 
 def test_numbers_that_are_not_finite_are_plain_json() -> None:
-    """Which `NaN` is not, and other readers refuse."""
+    """`NaN` is not JSON, and other readers refuse it."""
     data = Codec(Any, "").encode([math.nan, math.inf, -math.inf])
     assert json.loads(data) == [{"$float": "nan"}, {"$float": "inf"}, {"$float": "-inf"}]
 
 
 def test_a_builtin_function_may_own_an_annotation() -> None:
-    """It has no names of its own."""
+    """Such a function lacks names for annotations."""
     assert Codec("int", "x", len).encode(3) == b"3"

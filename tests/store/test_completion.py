@@ -1,4 +1,4 @@
-"""D5, D6: code that waits for the first of several nodes sees the same ones after a restart."""
+"""D5, D6: code that waits for the first of several nodes sees the same nodes after a restart."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from anabranch.store._json import digest
 
 pytestmark = pytest.mark.contract("D6")
 
-# How a body waits for its jobs, and the turns of the loop that each job takes before it ends: most
-# end in the same one. A number below 0 is a job that fails.
+# How a body waits for its jobs, and for how many turns of the loop each job runs: most end in the
+# same turn. A number below 0 is a job that fails.
 WAYS = ["first", "exception", "turns", "group", "settle", "quorum", "gathers", "deep"]
 
 
@@ -148,7 +148,7 @@ class Sees(Durable[list[Any]]):
 
 
 def ended(execution: Execution, rows: int) -> int:
-    """Return how many nodes had ended, or were cancelled, when there were so many rows."""
+    """Return how many nodes had ended or were cancelled after this number of rows."""
     kept = execution.rows[:rows]
     cancelled = [json.loads(row.value)["whom"] for row in kept if row.kind == "cancelled"]
     return sum(row.kind in ("result", "failure") for row in kept) + sum(map(len, cancelled))
@@ -157,14 +157,14 @@ def ended(execution: Execution, rows: int) -> int:
 def killed(
     make: Callable[[], Sees], execution: Execution, rows: int, chance: random.Random, **options: Any
 ) -> Execution:
-    """Kill a run after so many rows and recover it; require that it goes the same way."""
+    """Kill a run after this number of rows and resume it; require the same course."""
     done = frozenset(key for key in effects_in_doubt(execution, rows) if chance.random() < 0.5)
     seed = chance.choice([None, chance.randrange(99)])
     again = run_execution(make, Kill(rows, done).of(execution), seed=seed, **options)
     where = f"killed after row {rows} of {len(execution.rows)}"
     assert again.error is None, where
     require_consistent(again, where)
-    # Each was told outside before the kill, and there is no other.
+    # All were seen before the kill.
     told = {key: text for key, text in execution.disk.done.items() if key in known(execution, rows)}
     assert told.items() <= again.disk.done.items(), where
     assert len(again.disk.done) == len(again.result), where
@@ -174,7 +174,7 @@ def killed(
 
 
 def known(execution: Execution, rows: int) -> set[str]:
-    """Return the keys of the effects whose end is among so many rows."""
+    """Return the keys of the effects whose end is among the first rows."""
     gave = [row.ident for row in execution.rows[:rows] if row.kind == "gave"]
     return {digest(RUN_ID, ident).hex() for ident in gave}
 
@@ -184,7 +184,7 @@ def known(execution: Execution, rows: int) -> set[str]:
 def test_what_ended_together_is_seen_alike_after_a_restart(seed: int, way: str) -> None:
     """Jobs and steps that end in one turn of the loop, or a few turns apart; some fail.
 
-    Under a limit, who waits for them may have to wait for a slot as well.
+    Under a limit, their waiters may have to wait for a slot as well.
     """
     chance = random.Random(f"{seed} {way}")
     limit = chance.choice([None, 1, 1, 2, 3])
@@ -200,7 +200,7 @@ def test_what_ended_together_is_seen_alike_after_a_restart(seed: int, way: str) 
         killed(make, again, chance.randint(rows, len(again.rows)), chance, **options)
 
 
-# --- nodes that an earlier execution had timed out, and that were killed in their clean-up
+# --- nodes that timed out in an earlier execution, and were killed in their clean-up
 
 
 class Late(Durable[str]):
@@ -234,7 +234,7 @@ class Nested(Durable[str]):
 
 
 async def put_late(node: Node[Any], number: int, kept: bool, pause: float) -> str:
-    """Put a job that is late; await it at once, or after so many turns of the loop or seconds."""
+    """Put a job that is late; await it at once, or after some turns or seconds."""
     timeout = number / 10 + 1
     below: Node[str] = (
         node.put_job(Late(number), timeout=timeout)
@@ -283,13 +283,13 @@ class Awaits(Durable[list[str]]):
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("way", ["gather", "settle", "nested", "wait"])
 def test_a_timeout_reaches_whoever_awaits_the_node(way: str, kept: bool, pause: float) -> None:
-    """Wherever it is killed, also in the clean-up: the run does not fail of it."""
+    """Also after a kill in the clean-up: the run does not fail because of it."""
     first = kill_everywhere(lambda: Awaits(way, kept, pause), seeds=(None, 1), same_effects=False)
     assert first.error is None
     assert len(first.result) == 2
 
 
-# --- timers of the program's own
+# --- timers of the program
 
 SECONDS = {"timer": 1.0, "job": 2.0}
 
@@ -368,7 +368,7 @@ async def acts(node: Node[Any], name: str) -> str:
 
 
 class Hurries(Durable[list[str]]):
-    """Does other things if a job takes longer than a timer, which no journal knows."""
+    """Takes another course if a job takes longer than a timer, which no journal records."""
 
     seconds: float
     kept: bool
@@ -398,13 +398,13 @@ class Hurries(Durable[list[str]]):
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_timer_that_cancels_nothing_goes_as_before(way: str, seconds: float, deep: bool) -> None:
-    """A job that had not ended by then does not end before, whatever the journal has of it."""
+    """A job that had not ended before the timer does not end before it now."""
     first = kill_everywhere(lambda: Hurries(seconds, True, way, deep))
     assert first.result[0] == ("in time" if seconds < 1 else "late")
 
 
 class Turns(Durable[list[str]]):
-    """Does other things if the next round takes longer than a timer."""
+    """Takes another course if the next round takes longer than a timer."""
 
     async def task(self) -> list[str]:
         tasks = [asyncio.create_task(seen_of(self.put_job(Slow(2.0), parent=self.commander)))]
@@ -415,12 +415,12 @@ class Turns(Durable[list[str]]):
 
 
 def test_a_timer_goes_as_before_where_it_is_for_a_round() -> None:
-    """The round is put outside the tree of the job that waits for it."""
+    """The round is outside the tree of the job that waits for it."""
     assert kill_everywhere(Turns).result[0].startswith("refund")
 
 
 class Waits(Durable[str]):
-    """Waits long for a job, after a call that an edit takes away."""
+    """Waits long for a job, after a call that an edit removes."""
 
     way: str
 
@@ -437,7 +437,7 @@ CALLS: list[bool] = []
 
 @pytest.mark.parametrize("way", ["shield", "wait", "first", "as_completed"])
 def test_a_call_that_was_taken_away_makes_no_wait_time_out(way: str) -> None:
-    """It came too soon after what was before to have come after the timer."""
+    """It came too soon after the call before for the timer to have fired."""
     CALLS.append(True)
     first = run_execution(lambda: Waits(way))
     CALLS.clear()
@@ -449,7 +449,7 @@ def test_a_call_that_was_taken_away_makes_no_wait_time_out(way: str) -> None:
 
 
 class Tries(Durable[list[str]]):
-    """Has a job pay, and pays itself if that takes too long."""
+    """Lets a job pay, and pays itself if that takes too long."""
 
     way: str
 
@@ -472,9 +472,9 @@ class Pays(Durable[str]):
 def test_a_call_waits_for_a_timer_behind_which_the_recorded_one_is(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code that has not changed is not parked, though the job comes to its call before the timer.
+    """Unchanged code is not parked, although the job reaches its call before the timer fires.
 
-    So it is also if the journal has no more than the one call.
+    This also holds if the journal has only that one call.
     """
     first = run_execution(lambda: Tries(way))
     assert first.error is None
@@ -502,7 +502,7 @@ def test_a_call_waits_for_a_timer_behind_which_the_recorded_one_is(
 def test_a_timer_with_another_outcome_leads_to_no_other_effect(
     way: str, kept: bool, seconds: float, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it goes as before, so does the run; else the run is parked before it does anything."""
+    """With the same outcome the run continues; else it is parked before any effect."""
     first = run_execution(lambda: Hurries(seconds, kept, way))
     monkeypatch.setitem(SECONDS, "timer", later)
     for rows in range(len(first.rows) + 1):
@@ -514,7 +514,7 @@ def test_a_timer_with_another_outcome_leads_to_no_other_effect(
         assert not {"ship", "refund"} <= did, f"killed after row {rows}"
         if isinstance(execution.error, JournalMismatch):
             assert execution.state == "parked"
-            # With a timer as before, what is kept leads the same way.
+            # With the same timer, the recorded rows lead the same way.
             assert later != 1.0 or not kept
         else:
             assert execution.error is None

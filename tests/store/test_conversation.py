@@ -1,4 +1,4 @@
-"""Durable conversations: each message is a row, once, and comes back as it was."""
+"""Durable conversations: each message is one row, and is read back unchanged."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ class Adds(Durable[int]):
 
 
 async def test_it_comes_back_byte_for_byte_after_every_kill() -> None:
-    """D17: also what a job has added that does not run again; no reply is asked again."""
+    """D17: also messages of a job that does not run again; no reply is requested again."""
     backend = scripted()
     seen = [0]
 
@@ -129,7 +129,7 @@ async def hangs(node: Node[Any], talk: Conversation) -> None:
 
 
 class Looks(Durable[list[int]]):
-    """Looks at the conversation whenever somebody else may have added to it."""
+    """Reads the conversation whenever another node may have added to it."""
 
     async def task(self) -> list[int]:
         talk = self.durable.conversation("talk")
@@ -147,7 +147,7 @@ class Looks(Durable[list[int]]):
 
 
 async def test_what_is_not_done_again_stands_there_before_anybody_looks() -> None:
-    """What was added by failed attempts, kept jobs and cancelled nodes."""
+    """The messages of failed attempts, completed jobs and cancelled nodes."""
     first = await resume_after_every_row(
         Looks, lambda first, again, _: _equal_messages(first, again)
     )
@@ -175,7 +175,7 @@ class Round(Durable[int]):
 
 
 async def test_a_round_begins_with_what_stood_when_it_first_began() -> None:
-    """And so it does when the run is taken up in the middle of it, or after it."""
+    """Also if the run is resumed in the middle of the round, or after it."""
     first = await resume_after_every_row(
         lambda: Round(0), lambda first, again, _: _equal_messages(first, again)
     )
@@ -190,7 +190,7 @@ def _equal_messages(first: Any, again: Any) -> None:
     assert kept[0] == kept[1]
 
 
-# A node of a random tree: how it ends, and what it does: the words it adds, and the nodes it puts.
+# A node of a random tree: how it ends, the words that it adds, and the nodes that it puts.
 Plan = tuple[str, list[Any]]
 
 
@@ -204,7 +204,7 @@ def draw_plan(rng: random.Random, depth: int) -> Plan:
 
 
 async def follow(node: Any, talk: Conversation, does: list[Any]) -> None:
-    """Do what a plan says; each word has the number of messages before it, as it was at first."""
+    """Follow a plan; each word has the number of messages before it in the first execution."""
     for number, each in enumerate(does):
         if isinstance(each, str):
             talk.add(f"{each} after {len(talk)}")
@@ -255,7 +255,7 @@ class FollowsAll(Durable[list[str]]):
 
 
 def as_before(rows: list[Any]) -> list[Any]:
-    """Return the rows as earlier versions wrote them: with all the nodes above a message."""
+    """Return the rows as earlier versions wrote them: with all nodes above a message."""
     above: dict[str, str] = {}
     written: list[Any] = []
     for row in rows:
@@ -272,7 +272,7 @@ def as_before(rows: list[Any]) -> list[Any]:
 
 
 def test_a_tree_that_adds_sees_at_each_place_what_stood_there_first() -> None:
-    """Whatever runs again and whatever does not, and whichever version wrote the rows."""
+    """Whatever runs again, and whichever version wrote the rows."""
 
     async def main() -> None:
         rng = random.Random(random.random())
@@ -335,7 +335,7 @@ class CutShort(Durable[list[str]]):
 
 @pytest.mark.parametrize("how", ["failure", "retry", "cancel"])
 def test_what_cuts_a_body_short_comes_before_it_adds_its_messages_again(how: str) -> None:
-    """A recorded end comes at once in a later life, and the code after it sees the same."""
+    """A recorded end comes at once in a later execution; the code after it reads the same."""
 
     async def main() -> None:
         await resume_after_every_row(
@@ -361,7 +361,7 @@ class Together(Durable[list[str]]):
 
 
 def test_who_adds_at_once_finds_the_recorded_order() -> None:
-    """Whatever the order of the next life is: what stood there stands there first."""
+    """In any order of the next execution, the recorded messages come first."""
 
     async def main() -> None:
         first = await execute_in_loop(Together())
@@ -391,12 +391,12 @@ async def test_other_words_are_refused_and_the_error_says_what_stands_there(
 ) -> None:
     first = await execute_in_loop(Changes())
     monkeypatch.setitem(globals(), "SAYS", ["second"])
-    with pytest.raises(JournalMismatch, match=r'"second".*there.*"first"'):
+    with pytest.raises(JournalMismatch, match=r'"second".*instead of.*"first"'):
         await execute_in_loop(Changes(), disk_after(first, 1))
 
 
 async def test_messages_are_not_edited_and_nobody_adds_from_outside() -> None:
-    """An edit would be no row, and a message of nobody could not be found again."""
+    """An edit would lack a row, and a message without a node could not be found again."""
     talks: list[Conversation] = []
 
     class Edits(Durable[None]):
@@ -427,7 +427,7 @@ async def test_messages_are_not_edited_and_nobody_adds_from_outside() -> None:
 
 
 async def test_rows_that_were_changed_are_noticed() -> None:
-    """Each message names a digest of those before it."""
+    """Each message has a digest of all messages before it."""
     first = await execute_in_loop(Talks(scripted()))
     disk = disk_after(first, len(first.rows) - 2)
     rows = disk.rows[RUN_ID]
@@ -450,7 +450,7 @@ class Long(Durable[int]):
 
 
 async def test_a_conversation_costs_little_more_than_its_text() -> None:
-    """D17: a message that is a reply refers to the reply's row; the cost of one does not grow."""
+    """D17: the message of a reply refers to the reply's row; the cost of a message is constant."""
     reply = Message(role="assistant", content="x" * 1000, usage=Usage(input_tokens=9000))
     sizes: list[int] = []
     for count in (10, 20, 40):
@@ -461,7 +461,7 @@ async def test_a_conversation_costs_little_more_than_its_text() -> None:
 
 
 class LongTurn(Durable[int]):
-    """One turn with so many calls of a tool, each below the one before."""
+    """One turn with many calls of a tool, each below the one before."""
 
     calls: int
     backend: Live[Backend | None] = later()
@@ -489,14 +489,14 @@ async def calls(*numbers: int) -> AsyncIterator[ToolCall]:
 
 @handler
 async def looks(node: Node[Any], talk: Conversation, left: int) -> None:
-    """Do what `respond` does, without its requests, each of which has all messages."""
+    """Do the same as `respond`, without recording requests, which have all messages."""
     talk.add(*await call_tools(calls(left), [look]))
     if left > 1:
         await node.call_handler(looks(talk, left - 1))
 
 
 def looks_again(count: int) -> ScriptedBackend:
-    """Play a model that calls a tool so many times, one after the other."""
+    """Play a model that calls a tool this many times, one after the other."""
 
     def reply(request: Request) -> Message:
         n = len(request.messages) // 2
@@ -509,7 +509,7 @@ def looks_again(count: int) -> ScriptedBackend:
 
 
 async def test_a_long_turn_costs_little_more_than_its_text() -> None:
-    """D17: the rows of a call are as large at any depth, and no text stands in two of them."""
+    """D17: rows of a call have the same size at any depth; each text is stored once."""
     sizes: dict[int, int] = {}
     for count in (30, 90):
         execution = await execute_in_loop(LongTurn(count, looks_again(count)))
@@ -522,7 +522,7 @@ async def test_a_long_turn_costs_little_more_than_its_text() -> None:
 
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.long)])
 async def test_a_deep_turn_costs_little_more_than_its_text(count: int) -> None:
-    """D17: and a life that resumes it adds nothing twice."""
+    """D17: and an execution that resumes it adds nothing twice."""
     execution = await execute_in_loop(LongTurn(count, None))
     said = [row.value for row in execution.rows if row.kind == "message"]
     assert sum(map(len, said)) < 0.2 * 1000 * count
@@ -554,12 +554,12 @@ class Tells(Durable[int]):
 
 @tool(read_only=True)
 async def echo(text: str) -> str:
-    """Say it again."""
+    """Return the text."""
     return text
 
 
 async def test_no_key_that_a_model_says_is_in_a_message() -> None:
-    """D18: nor in what a broken reply has said, or a tool; and each later life adds the same."""
+    """D18: nor in a broken reply or a result; each later execution adds the same message."""
     call = ToolCall(id="1", name="echo", arguments={"text": "sk-secret"})
 
     def make() -> Tells:
@@ -578,7 +578,7 @@ async def test_no_key_that_a_model_says_is_in_a_message() -> None:
 
 
 async def test_results_of_tools_come_back_as_such() -> None:
-    """What stands in a conversation that another life has filled is equal, and of its kind."""
+    """The result in a conversation that another execution filled is equal and of the same class."""
     first = await execute_in_loop(Talks(scripted()))
     last = next(n for n, row in enumerate(first.rows) if b"below" in row.value)
     kinds: list[type] = []
@@ -596,7 +596,7 @@ async def test_results_of_tools_come_back_as_such() -> None:
 
 
 class Answered(Durable[list[str]]):
-    """Lets two answer one conversation, one after the other or at once."""
+    """Lets two nodes answer one conversation, one after the other or at once."""
 
     at_once: bool
     backend: Live[Backend] = later()
@@ -617,10 +617,10 @@ def nothing(*_: object) -> None: ...
 
 
 async def test_two_that_answer_at_once_are_refused() -> None:
-    """In another life the other one could be first, and read what it had not read."""
+    """In another execution the other one could be first, and read another conversation."""
     first = await resume_after_every_row(lambda: Answered(False, scripted()), nothing)
     assert len(first.result) == 2
-    with pytest.raises(ConfigurationError, match="answered by two at once"):
+    with pytest.raises(ConfigurationError, match="two nodes answer"):
         await execute_in_loop(Answered(True, scripted()))
 
 
@@ -643,12 +643,12 @@ class Judged(Durable[list[str]]):
 
 
 async def test_any_number_may_read_a_conversation_at_once() -> None:
-    """And whoever put them adds what they have thought."""
+    """And the node that put them adds their results."""
     await resume_after_every_row(lambda: Judged(ScriptedBackend(otherwise="Hm.")), nothing)
 
 
 async def test_it_lasts_in_a_file(tmp_path: Any) -> None:
-    """With the real store: a round that is taken up finds what was said."""
+    """With the real store: a resumed round finds the earlier messages."""
     backend = scripted()
     async with Journal(str(tmp_path / "runs.db")) as journal:
         result = await journal.run(Talks(backend), run_id="talk")

@@ -1,4 +1,4 @@
-"""A file that was damaged: each call gives what was written or says so, and never anything else."""
+"""A damaged file: each call returns the written data or an error, and nothing else."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ def text(size: int) -> str:
 
 
 async def filled(path: Path) -> dict[str, list[str]]:
-    """Make a journal with some runs; return what they give."""
+    """Create a journal with some runs; return their data."""
     async with Journal(path) as journal:
         found = {name: await journal.run(Whole(10_000), run_id=name) for name in ("a", "b")}
         await journal.start(Whole(10), run_id="c")
@@ -77,7 +77,7 @@ def spoil(path: Path, rng: random.Random) -> None:
 
 
 async def asked(path: Path, call: Any) -> Any:
-    """Return what a call gives of the file, or the error that says why not; nothing hangs."""
+    """Return the result of a call, or its error; nothing hangs."""
     try:
         async with asyncio.timeout(20), Journal(path) as journal:
             return await call(journal)
@@ -86,8 +86,10 @@ async def asked(path: Path, call: Any) -> Any:
 
 
 async def test_what_can_be_read_of_a_damaged_file_is_what_was_written(tmp_path: Path) -> None:
-    """Results, rows and letters; whatever the disk has changed. Of a whole page that is lost, as
-    if it had never been written, SQLite may say nothing."""
+    """Results, rows and letters, whatever has changed.
+
+    SQLite may not notice the loss of a whole page, which looks as if it was never written.
+    """
     whole, path = tmp_path / "whole.db", tmp_path / "runs.db"
     gave = await filled(whole)
     async with Journal(whole) as journal:
@@ -112,7 +114,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_what_was_written(tmp_path: 
 
 @pytest.mark.parametrize(("table", "word"), [("row", "part"), ("blob", "abc")])
 async def test_a_damaged_value_harms_no_other_run(table: str, word: str, tmp_path: Path) -> None:
-    """It is said at each look at it; the others of the file go on."""
+    """Each look at it raises the error; the other runs of the file continue."""
     path = tmp_path / "runs.db"
     async with Journal(path) as journal:
         await journal.run(Whole(10_000), run_id="a")
@@ -134,7 +136,7 @@ async def test_a_damaged_value_harms_no_other_run(table: str, word: str, tmp_pat
 
 @pytest.mark.parametrize("what", ["empty", "garbage", "cut"])
 async def test_a_damaged_wal_leaves_a_prefix(what: str, tmp_path: Path) -> None:
-    """What it had last is gone, as after a loss of power; no part of a commit is there."""
+    """The last commits are lost, as after a power failure; no commit is there in part."""
     whole, path = tmp_path / "whole.db", tmp_path / "runs.db"
     async with Journal(whole) as journal:
         await journal.run(Whole(10), run_id="a")

@@ -1,4 +1,4 @@
-"""D6, D11: random trees that fail, cancel and choose end alike in each life of their run."""
+"""D6, D11: random trees that fail, cancel and choose end alike in each execution of their run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.store import Durable, DurableCalls
 
 pytestmark = pytest.mark.contract("D6")
 
-# A program is what a node does, one step after the other, as JSON: so it is an input of its run.
+# A program has the steps of a node, one after the other, as JSON, so it can be an input of its run.
 Step = list[Any]
 
 
@@ -45,7 +45,7 @@ async def branch(node: Node[Any], steps: list[Step]) -> list[str]:
 
 
 async def follow(node: Node[Any], steps: list[Step]) -> list[str]:
-    """Do the steps; return what was seen of others."""
+    """Follow the steps; return the outcomes that were seen."""
     nodes: dict[int, Node[Any]] = {}
     seen: list[str] = []
 
@@ -64,7 +64,7 @@ async def follow(node: Node[Any], steps: list[Step]) -> list[str]:
 
     async def first(numbers: list[int]) -> str:
         tasks = [asyncio.ensure_future(see(number)) for number in numbers]
-        for task in tasks:  # whose failures nobody may be left to see
+        for task in tasks:  # no waiter may be left to see their failures
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for number in numbers:
@@ -81,7 +81,7 @@ async def follow(node: Node[Any], steps: list[Step]) -> list[str]:
     for what, *rest in steps:
         match what, *rest:
             case "nap", seconds:
-                await DurableCalls(node).sleep(seconds)  # plain nodes have no `durable`
+                await DurableCalls(node).sleep(seconds)  # plain nodes do not have `durable`
             case "act", name:
                 await act(name)
             case "fail", text:
@@ -113,7 +113,7 @@ def put(
 
 
 def shown(error: BaseException | None) -> str:
-    """Say what an error is, without the numbers of nodes."""
+    """Return the text of an error without the numbers of nodes."""
     if isinstance(error, ExceptionGroup):
         return str(sorted(shown(each) for each in error.exceptions))
     if isinstance(error, QuorumNotMet):
@@ -122,7 +122,7 @@ def shown(error: BaseException | None) -> str:
 
 
 def draw(chance: random.Random, depth: int, counter: list[int]) -> list[Step]:
-    """Draw a program; no two things in it happen at one time, and no two have one name."""
+    """Draw a program; no two events are simultaneous, and no two nodes have one name."""
 
     def unique() -> int:
         counter[0] += 1
@@ -142,11 +142,11 @@ def draw(chance: random.Random, depth: int, counter: list[int]) -> list[Step]:
                 "claim": True,
             }
             steps.append(["put", number, draw(chance, depth - 1, counter), options])
-        if depth == 2 and chance.random() < 0.3:  # one that nobody awaits, and no quorum counts
+        if depth == 2 and chance.random() < 0.3:  # neither awaited nor in a quorum
             options = {**options, "durable": chance.random() < 0.5, "claim": False}
             steps.append(["put", len(numbers), draw(chance, depth - 1, counter), options])
-        # Who waits for the first of several must do so before there can be two: and what is plain
-        # and has ended runs again, and would be cancelled then.
+        # A wait for the first must begin before two nodes have ended: a plain node that has ended
+        # runs again, and would be cancelled then.
         durable = [step[1] for step in steps if step[0] == "put" and step[3]["durable"]]
         if how in ("await", "settle") and durable and chance.random() < 0.5:
             steps += [nap(), ["cancel", chance.choice(durable)]]
@@ -165,11 +165,11 @@ def program(seed: int) -> Program:
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 1500)))
 def test_every_life_ends_as_the_first(seed: int) -> None:
-    """Whatever fails, is caught, cancelled, or decided: after each kill it ends the same."""
+    """Nodes may fail, be caught, cancelled, or decided: after each kill the run ends the same."""
     kill_everywhere(lambda: program(seed), seeds=(None, seed))
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 1500)))
 def test_several_kills_change_nothing(seed: int) -> None:
-    """Nor do several kills, one after the other."""
+    """Several kills, one after the other, change nothing either."""
     kill_at_random(lambda: program(seed + 1000), seed, kills=4)

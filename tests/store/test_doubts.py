@@ -1,4 +1,4 @@
-"""Calls of whose end nothing is known: `reconcile` that is late, wrong or silent, and a person."""
+"""Calls in doubt: a `reconcile` that is late, wrong or silent, and the answer of a person."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.test_effects import change, failures, kills, left_after, requir
 
 pytestmark = pytest.mark.contract("D7")
 
-# What the world outside says when it is asked: for a test to set.
+# The answers of the outside world, set by a test.
 SAYS: list[Callable[[str], Any]] = []
 ASKED: list[str] = []
 
@@ -47,7 +47,7 @@ def truth(key: str) -> Done | NotDone:
 
 
 def in_doubt(*, done: bool = True) -> tuple[Execution, Disk]:
-    """Return a life, and what is left of it if it dies when its effect begins, or was done."""
+    """Return an execution, and a disk on which the process died after the effect began or ended."""
     SAYS[:] = [truth]
     ASKED.clear()
     first = run_execution(Pay)
@@ -82,15 +82,15 @@ def fails(key: str) -> Done:
     [
         (for_ever, "reconcile did not answer within 60 seconds"),
         (fails, "reconcile raised OSError: no line"),
-        (always(Unknown()), "reconcile does not know"),
-        (always(True), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
-        (always(None), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
-        (always(Done(5)), "reconcile raised NotStorable: what the tool pay returns"),
+        (always(Unknown()), "reconcile returned None: it does not know"),
+        (always(True), "reconcile raised TypeError: reconcile of pay must return Done(value)"),
+        (always(None), "reconcile raised TypeError: reconcile of pay must return Done(value)"),
+        (always(Done(5)), "reconcile raised NotStorable: the result of the tool pay"),
     ],
 )
 @pytest.mark.parametrize("done", [True, False])
 def test_a_person_is_asked_where_reconcile_does_not_say(says: Any, note: str, done: bool) -> None:
-    """It may hang, raise, or give what the tool never would: the person sees it, and decides."""
+    """It hangs, raises, or returns an impossible result: the person sees that, and decides."""
     first, disk = in_doubt(done=done)
     SAYS.append(says)
     notes: list[str] = []
@@ -107,7 +107,7 @@ def test_a_person_is_asked_where_reconcile_does_not_say(says: Any, note: str, do
 
 
 def asked_before() -> tuple[Execution, Disk]:
-    """Return a life, and what is left of a second one that has asked a person and died."""
+    """Return an execution, and the disk of a second one that has asked a person and died."""
     first, disk = in_doubt()
     SAYS.append(always(Unknown()))
 
@@ -123,7 +123,7 @@ def asked_before() -> tuple[Execution, Disk]:
 
 
 def test_reconcile_is_asked_again_in_a_later_life_beside_the_person() -> None:
-    """Who has asked a person once does not wait for that person if the outside can say now."""
+    """The run does not wait for the person if `reconcile` knows the result now."""
     first, disk = asked_before()
     SAYS.append(truth)
     seen: list[int] = []
@@ -185,7 +185,7 @@ class Keyed(Durable[str]):
 
 
 def test_a_call_that_fails_after_its_work_is_made_again_under_its_key() -> None:
-    """`retry=` says that it may be; the receiver knows it by the key, in each life."""
+    """`retry=` allows it; the receiver recognizes the key in each execution."""
     first = run_execution(Keyed)
     assert first.error is None
     assert sum(row.kind == "intent" for row in first.rows) == 2
@@ -195,7 +195,7 @@ def test_a_call_that_fails_after_its_work_is_made_again_under_its_key() -> None:
 
 
 class InCallback(Durable[str]):
-    """Pays when it has ended, in a final callback."""
+    """Pays in a final callback."""
 
     async def task(self) -> str:
         self.call_handler(ends().at_end(pay_later))
@@ -219,7 +219,7 @@ async def pay_later(node: Any) -> None:
 
 
 def test_a_person_may_be_asked_in_a_final_callback() -> None:
-    """Where no child may be put that asks `reconcile` once more beside the person."""
+    """There no child can be put that asks `reconcile` beside the person."""
 
     async def person(journal: Journal) -> None:
         await (await doubts_of(journal))[0].done("paid")
@@ -234,7 +234,7 @@ def test_a_person_may_be_asked_in_a_final_callback() -> None:
 
 
 class Calls(Durable[str]):
-    """A model calls a tool that gives a lot, then says what it was told."""
+    """A model calls a tool with a large result, then repeats the result."""
 
     async def task(self) -> str:
         def answer(request: Any) -> Any:
@@ -253,7 +253,7 @@ GIVEN: list[str] = []
 
 @tool
 async def give() -> str:
-    """Give more than a journal takes."""
+    """Return more than a journal can store."""
     GIVEN.append("x" * 20_000)
     return GIVEN[-1]
 
@@ -261,8 +261,8 @@ async def give() -> str:
 async def test_what_was_done_is_in_no_doubt_though_its_result_is_too_large(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is told so in each life, and nobody is asked."""
-    monkeypatch.setattr("anabranch.store._seal.MAX_VALUE_BYTES", 10_000)
+    """The model gets the error in each execution, and no person is asked."""
+    monkeypatch.setattr("anabranch.store._checksums.MAX_VALUE_BYTES", 10_000)
     GIVEN.clear()
     async with Journal(tmp_path / "runs.db") as journal:
         said = await journal.run(Calls(), run_id="r")

@@ -1,4 +1,4 @@
-"""Effects: what the tools of a durable run do outside is done once, however it is killed."""
+"""Effects: what the tools of a durable run do outside happens once, after any kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.contract("D7")
 Group = list[tuple[str, int, int]]
 Program = list[Any]
 
-# --- the world outside, and tools that change it
+# --- the outside world, and tools that change it
 
 
 def failures() -> int:
@@ -39,9 +39,9 @@ def failures() -> int:
 
 
 def change(text: str, *, again: bool = False) -> str:
-    """Do something outside; twice is noted, but where the receiver knows it by its key.
+    """Do something outside; a repetition is noted, unless the receiver knows its key.
 
-    What it gives names the key: whoever got another call's result would be seen.
+    The result names the key, so that the result of another call would be noticed.
     """
     disk, key = mounted[-1], effect_key()
     if key in disk.done and not again:
@@ -118,7 +118,7 @@ def told(results: list[ToolResult]) -> list[Any]:
 
 
 class Stubborn(Exception):
-    """Cannot be written: it holds what is no data."""
+    """An exception that contains something that is not data."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -127,7 +127,7 @@ class Stubborn(Exception):
 
 @handler
 async def round_of(node: Any, group: Group, second: Group | None) -> list[Any]:
-    """Call tools; with a `second` group, fail when they are done, and call those then."""
+    """Call tools; with a `second` group, fail after these, and call the others then."""
     if second is not None and scope_here().attempt > 1:  # type: ignore[union-attr]
         group = second
     results = await node.call_handler(call_tools(calls(group), TOOLS))
@@ -162,9 +162,9 @@ PROGRAM = st.lists(
 
 
 def left_after(execution: Execution, rows: int, *, done: bool) -> Disk:
-    """Return what is left if the process dies after so many rows.
+    """Return the disk of a process that died after this number of rows.
 
-    What was under way is `done` outside or not, if it was to be done at all.
+    An effect in progress is `done` outside or not, if it could have been done at all.
     """
     outside: set[str] = set()
     last = {
@@ -181,7 +181,7 @@ def left_after(execution: Execution, rows: int, *, done: bool) -> Disk:
 
 
 def kills(execution: Execution) -> Iterator[tuple[str, Disk]]:
-    """Give what each kill between two rows leaves, in both worlds."""
+    """Return the disk after a kill between each two rows, in both worlds."""
     for rows in range(len(execution.rows) + 1):
         for done in (True, False):
             yield f"killed after {rows} rows, done: {done}", left_after(execution, rows, done=done)
@@ -197,10 +197,10 @@ def require_alike(first: Execution, execution: Execution, where: str) -> None:
 @settings(max_examples=example_count(8, 300), deadline=None)
 @given(program=PROGRAM, order=st.integers(0, 999))
 def test_each_effect_happens_once_whenever_the_run_is_killed(program: Program, order: int) -> None:
-    """D3, D7, D21: result, told failures and effects are the same after every kill."""
+    """D3, D7, D21: result, seen failures and effects are the same after every kill."""
     first = run_execution(lambda: Work(program), seed=order)
     assert first.error is None
-    # Which of several takes what an earlier attempt left is written as soon as one has.
+    # A take-over of an earlier attempt's call is recorded as soon as it happens.
     free = any(second is not None and second != group for group, second, _ in program)
     for where, disk in kills(first):
         execution = run_execution(lambda: Work(program), disk, seed=order + 1)
@@ -257,7 +257,7 @@ class One(Durable[list[Any]]):
 def test_one_in_doubt_waits_for_a_person_and_never_runs_again_in_silence(
     name: str, done: bool
 ) -> None:
-    """D7: the control. What the person says is what becomes of it."""
+    """D7: the control. The person's answer is the outcome."""
     first = run_execution(lambda: One(name))
     intent = next(row.seq for row in first.rows if row.kind == "intent")
     disk = left_after(first, intent, done=done)
@@ -273,8 +273,8 @@ def test_one_in_doubt_waits_for_a_person_and_never_runs_again_in_silence(
         assert (
             doubt.note
             == {
-                "unsure": "nobody else can say",
-                "unknown": "reconcile does not know",
+                "unsure": "the tool has no reconcile function",
+                "unknown": "reconcile returned None: it does not know",
                 "unseen": "reconcile raised OSError: no line",
             }[name]
         )
@@ -286,13 +286,13 @@ def test_one_in_doubt_waits_for_a_person_and_never_runs_again_in_silence(
 
     execution = run_execution(lambda: One(name), disk, beside=wait_and_say)
     require_alike(first, execution, "")
-    # What was said of it is kept.
+    # The answer is recorded.
     letter = next(row.seq for row in execution.rows if row.kind == "letter")
     require_alike(first, run_execution(lambda: One(name), execution.disk.cut(letter, before)), "")
 
 
 def test_what_was_said_of_one_doubt_says_nothing_of_the_next() -> None:
-    """It was not done, was begun again, and the process died once more: that is a new question."""
+    """It was not done, began again, and the process died once more: that is a new question."""
     first = run_execution(lambda: One("unsure"))
     disk = left_after(first, 1, done=False)
 
@@ -348,7 +348,7 @@ async def sluggish(n: int) -> str:
 
 
 def test_a_call_that_was_cut_off_is_in_doubt_for_its_next_attempt() -> None:
-    """D7: it may have been done, and is looked for before it is done again."""
+    """D7: it may have been done, so the next attempt reconciles it first."""
 
     class Sluggish(Durable[list[Any]]):
         async def task(self) -> list[Any]:
@@ -405,7 +405,7 @@ async def others_here(node: Any) -> list[Any]:
 
 
 async def new_before_old(node: Any) -> list[Any]:
-    """Recorded ones are still to come: the new one is held until they have."""
+    """Recorded calls are still to come: the new one is held until then."""
 
     async def later(number: int) -> str:
         await asyncio.sleep(3)
@@ -425,7 +425,7 @@ async def new_before_old(node: Any) -> list[Any]:
     ],
 )
 def test_a_new_effect_in_the_place_of_a_recorded_one_is_refused(before: Any, after: Any) -> None:
-    """D8: and the run is parked, with nothing of the refusal in it."""
+    """D8: the run is parked, and records nothing of the refusal."""
     CODE.append(before)
     begun = sum(row.kind == "intent" for row in run_execution(Changing).rows)
     CODE.pop()
@@ -455,7 +455,7 @@ def test_a_new_effect_with_another_caller_or_of_another_tool_is_held_by_nobody()
     assert changed(lambda node: do(node, 1), more, 2).error is None
 
 
-# --- what comes back, and what is asked at making
+# --- results, and checks when a tool is created
 
 
 def test_a_call_s_result_comes_back_equal() -> None:
@@ -475,14 +475,17 @@ def takes(n: int, effect_key: str) -> NotDone:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"effect": "once"}, "effect is"),
-        ({"effect": "keyed", "read_only": True}, "read_only changes nothing"),
-        ({"reconcile": takes, "read_only": True}, "read_only changes nothing"),
-        ({"effect": "keyed", "reconcile": takes}, "never asked"),
-        ({"reconcile": takes, "reconcile_after": -1}, "in seconds"),
+        ({"effect": "once"}, "effect must be"),
+        ({"effect": "keyed", "read_only": True}, "a read_only tool must not have"),
+        ({"reconcile": takes, "read_only": True}, "a read_only tool must not have"),
+        ({"effect": "keyed", "reconcile": takes}, "must not be given"),
+        ({"reconcile": takes, "reconcile_after": -1}, "a number of seconds"),
         ({"reconcile": 3}, "must be a function"),
-        ({"reconcile": lambda n: NotDone()}, "has to take the tool's arguments by name"),
-        ({"reconcile": lambda m, effect_key: NotDone()}, "has to take the tool's arguments"),
+        (
+            {"reconcile": lambda n: NotDone()},
+            "must take the tool's arguments and effect_key by name",
+        ),
+        ({"reconcile": lambda m, effect_key: NotDone()}, "must take the tool's arguments"),
     ],
 )
 def test_a_tool_that_says_what_cannot_be_is_refused(options: Any, text: str) -> None:
@@ -494,7 +497,7 @@ def test_a_tool_that_says_what_cannot_be_is_refused(options: Any, text: str) -> 
 
 
 class Shop:
-    """Tools and what is asked about them as methods."""
+    """Tools and their `reconcile` as methods."""
 
     @tool(reconcile=lambda self, n, effect_key: Done(f"{self.name}: {n}"))
     def sell(self, n: int) -> str:
@@ -504,11 +507,11 @@ class Shop:
 
 
 async def test_reconcile_may_be_a_method() -> None:
-    assert await Shop().sell.look_up({"n": 3}, "k") == Done("shop: 3")
+    assert await Shop().sell.run_reconcile({"n": 3}, "k") == Done("shop: 3")
 
 
 async def test_outside_a_run_an_effect_has_a_key_of_its_own() -> None:
-    """In a plain tool's thread too, and the same in each attempt of one call."""
+    """In the thread of a plain tool too, and the same in each attempt of one call."""
     from anabranch import Commander
 
     seen: list[str] = []

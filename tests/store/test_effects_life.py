@@ -38,12 +38,12 @@ BUY = Message(role="assistant", tool_calls=[ToolCall(id="c", name="buy", argumen
 
 
 def say(request: Request) -> str | Message:
-    """Answer by what was said, as in a later life fewer replies are asked for."""
+    """Answer by the conversation, as a later execution requests fewer replies."""
     return "done" if request.messages[-1].role == "tool" else BUY
 
 
 class Twice(AgentHook):
-    """Doubles what is bought, and shouts what came of it; both are plain code of each life."""
+    """Doubles purchases and shouts results; both are plain code of each execution."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -99,7 +99,7 @@ class Remote(Durable[list[Any]]):
 
 
 def test_a_tool_with_a_schema_from_elsewhere_is_an_effect_as_well() -> None:
-    """Arguments that are wrong are told, and nothing is written of them."""
+    """The model gets an error for invalid arguments, and nothing is written."""
     first = run_execution(Remote)
     assert [each[0] for each in first.result] == ["ok", "invalid"]
     assert sum(row.kind == "intent" for row in first.rows) == 1
@@ -107,7 +107,7 @@ def test_a_tool_with_a_schema_from_elsewhere_is_an_effect_as_well() -> None:
         require_alike(first, run_execution(Remote, disk), where)
 
 
-# --- leaving
+# --- suspended runs
 
 STEPS: list[str] = []
 GATE: list[asyncio.Event] = []
@@ -128,7 +128,7 @@ class Lengthy(Durable[list[Any]]):
 
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_an_effect_under_way_gets_the_grace_to_end(tmp_path: Path, in_time: bool) -> None:
-    """D20: what ends in it is recorded; the rest is in doubt, and is not done again in silence."""
+    """D20: effects that end in it are recorded; others are in doubt, and not repeated silently."""
     STEPS.clear()
     GATE.append(asyncio.Event())
     name = str(tmp_path / "runs.db")
@@ -173,7 +173,7 @@ class Impatient(Durable[list[Any]]):
 
 
 def test_a_call_that_was_cancelled_stays_cancelled() -> None:
-    """D11: and what became of the effect is nobody's question any more."""
+    """D11: and its effect is not asked about any more."""
     GATE.append(asyncio.Event())
 
     first = run_execution(Impatient)
@@ -208,11 +208,11 @@ async def allow_all(journal: Journal) -> None:
 
 
 def test_a_new_effect_after_a_yes_is_held_for_one_that_waits_for_its_yes() -> None:
-    """D8: the node that asks is not the caller: equal numbers of calls, one of which is another."""
+    """D8: the node that asks is not the caller: equal numbers of calls, but one is another call."""
     NUMBERS.append([1, 2])
     first = run_execution(Asks, beside=allow_all)
     assert first.error is None
-    NUMBERS.append([3, 1, 2])  # one more, and the recorded ones are still to come
+    NUMBERS.append([3, 1, 2])  # one more call, while the recorded ones are still to come
     assert run_execution(
         Asks, first.disk.cut(len(first.rows) - 2, first.disk.done), beside=allow_all
     ).result
@@ -238,7 +238,7 @@ class Patient(Durable[list[Any]]):
 
 
 def test_a_failed_attempt_is_over_though_the_process_dies_in_the_pause() -> None:
-    """It is known to have failed, so nobody has to say what became of it."""
+    """It has failed for certain, so no person is asked about its effect."""
 
     first = run_execution(Patient)
     assert first.result[0][0] == "ok"

@@ -1,4 +1,4 @@
-"""Failures are kept as type, arguments, attributes and notes, and raised as that type (D18)."""
+"""Failures are stored as type, arguments, attributes and notes, and raised as that type (D18)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NOTES = BaseException.__dict__["__dict__"].__get__
 
 
 def told(error: BaseException) -> Any:
-    """Return what tells an error from another, with no code of its own, but for its text."""
+    """Return the parts of an error that identify it, without its own code except for its text."""
     own = dict(NOTES(error))
     notes = own.pop("__notes__", None)
     try:
@@ -84,7 +84,7 @@ def kept(error: BaseException) -> BaseException:
     data = encode_failure(error)
     json.loads(data)
     back = decode_failure(data)
-    assert encode_failure(back) == data  # as often as it is taken up again
+    assert encode_failure(back) == data  # after each resume
     return back
 
 
@@ -118,7 +118,7 @@ OWN: dict[type, BaseException] = {
 
 
 def errors_of_the_package() -> set[type[AnabranchError]]:
-    """Import every module that defines one, as its text says."""
+    """Import every module of the package that mentions one."""
     root = Path(anabranch.__file__).parent
     found = {"AnabranchError"}
     texts = {path: path.read_text() for room in root.iterdir() for path in room.glob("**/*.py")}
@@ -147,7 +147,7 @@ def test_every_error_of_the_package_comes_back_as_it_was() -> None:
         assert told(kept(error)) == told(error), kind
 
 
-# --- others
+# --- other errors
 
 
 class Plain(Exception):
@@ -155,7 +155,7 @@ class Plain(Exception):
 
 
 class Coded(Exception):
-    """Its constructor takes other things than it passes on."""
+    """An error whose constructor takes other arguments than it passes on."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -247,13 +247,13 @@ OTHERS: list[BaseException] = [
 
 @pytest.mark.parametrize("error", OTHERS, ids=lambda error: type(error).__name__)
 def test_an_error_comes_back_as_it_was(error: BaseException) -> None:
-    """Whatever its class takes, no constructor is asked."""
+    """No constructor of the class is called."""
     with suppress(Broken, FrozenInstanceError):
         error.add_note("a note")
     back = kept(error)
     assert told(back) == told(error)
     for name in ("errno", "strerror", "filename", "filename2", "name", "path", "start", "code"):
-        if not isinstance(error, AttributeError):  # it holds the object, which is not kept
+        if not isinstance(error, AttributeError):  # it contains the object, which is not stored
             assert getattr(back, name, None) == getattr(error, name, None)
 
 
@@ -280,7 +280,7 @@ KINDS = (Plain, ValueError, KeyError, Both, Coded, OwnOs, ToolCallError, QuorumN
 def test_arguments_attributes_and_notes_come_back(
     kind: type[Exception], args: list[Any], attributes: dict[str, Any], notes: list[str]
 ) -> None:
-    """Whatever data they are."""
+    """For any kind of data."""
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     for note in notes:
@@ -289,7 +289,7 @@ def test_arguments_attributes_and_notes_come_back(
 
 
 def test_causes_are_named_in_notes() -> None:
-    """Each of them, down to the first, once; a `from None` hides what came before."""
+    """Each of them, down to the first, once; `from None` hides the earlier ones."""
     first, second, third = KeyError("a"), ValueError("b\nc"), Plain("d" * 1000)
     third.__cause__, second.__context__ = second, first
     back = kept(third)
@@ -306,11 +306,11 @@ def test_causes_are_named_in_notes() -> None:
     assert back.__notes__ == ["caused by ExceptionGroup: children that failed (2 sub-exceptions)"]
 
 
-# --- what cannot be kept
+# --- failures that cannot be stored
 
 
 class Hidden(Exception):
-    """Keeps something where nobody finds it."""
+    """Stores something where it cannot be found."""
 
     def __str__(self) -> str:
         return str(STORE.get(id(self)))
@@ -350,15 +350,15 @@ def circular() -> BaseException:
 
 
 REFUSED: dict[str, tuple[Callable[[], BaseException], str]] = {
-    "local": (local, "its class is not found"),
-    "shadowed": (shadowed, "its class is not found"),
-    "lock": (lambda: Plain(threading.Lock()), "it holds a lock, which is no data"),
-    "object": (lambda: Plain("a", object()), "it holds a object, which is no data"),
-    "function": (lambda: Plain(lambda: 0), "it holds a function, which is no data"),
-    "attribute": (lambda: coded(threading.Lock()), "it holds a lock, which is no data"),
-    "member": (lambda: ExceptionGroup("g", [Plain(1), Plain(object())]), "it holds a object"),
-    "local member": (lambda: BaseExceptionGroup("g", [local()]), "its class is not found"),
-    "hidden": (hidden, "made again from its arguments and attributes it is another"),
+    "local": (local, "its class is not "),
+    "shadowed": (shadowed, "its class is not "),
+    "lock": (lambda: Plain(threading.Lock()), "it contains a lock, which is not data"),
+    "object": (lambda: Plain("a", object()), "it contains a object, which is not data"),
+    "function": (lambda: Plain(lambda: 0), "it contains a function, which is not data"),
+    "attribute": (lambda: coded(threading.Lock()), "it contains a lock, which is not data"),
+    "member": (lambda: ExceptionGroup("g", [Plain(1), Plain(object())]), "it contains a object"),
+    "local member": (lambda: BaseExceptionGroup("g", [local()]), "its class is not "),
+    "hidden": (hidden, "its arguments and attributes do not reproduce it"),
     "deep": (nested, "RecursionError"),
     "circular": (circular, "RecursionError"),
 }
@@ -370,7 +370,7 @@ def coded(code: Any) -> Coded:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_that_cannot_be_made_again_is_refused(name: str) -> None:
-    """In the first life, by a message that names its class and says why."""
+    """In the first execution, by a message that names its class and the reason."""
     make, why = REFUSED[name]
     error = make()
     with pytest.raises(NotStorable) as caught:
@@ -382,7 +382,7 @@ def test_one_that_cannot_be_made_again_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ERRORS | FATAL_ERRORS)
 @pytest.mark.parametrize("around", ["bare", "argument", "group", "cause"])
 def test_no_odd_error_breaks_it(name: str, around: str) -> None:
-    """It is kept, or refused; and the one that comes back is of its type."""
+    """It is stored or refused, and decoded as its type."""
     odd = make_error(name)
     error: BaseException = odd
     if around == "argument":
@@ -401,7 +401,7 @@ def test_no_odd_error_breaks_it(name: str, around: str) -> None:
 
 
 def test_a_text_that_is_lost_does_not_matter() -> None:
-    """An error that cannot say what it is comes back all the same."""
+    """An error whose text cannot be read is decoded nevertheless."""
     back = kept(Mute("x"))
     assert type(back) is Mute
     assert back.args == ("x",)
@@ -422,7 +422,7 @@ def test_a_text_that_is_lost_does_not_matter() -> None:
 def test_a_class_that_is_gone_gives_a_mismatch_that_says_what_failed(
     module: str, qualname: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is called, whatever stands under that name."""
+    """Nothing is called, whatever has that name now."""
     (tmp_path / "store_broken_module.py").write_text("raise SystemExit('no')")
     monkeypatch.syspath_prepend(tmp_path)
     found = json.loads(encode_failure(Plain("what happened")))

@@ -1,4 +1,4 @@
-"""D19: a run whose journal's disk fails ends with one clear error, and can be taken up."""
+"""D19: a run whose disk fails ends with one clear error, and can be resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 
 class Waits(Durable[list[str]]):
-    """Waits in a way, with an effect done before and one after it."""
+    """Waits in one of the ways, with an effect before and one after it."""
 
     how: str
     at: Live[list[str]] = live()
@@ -84,13 +84,13 @@ HOW = ["effect", "sleep", "signal", "child", "step", "plain"]
 async def test_a_run_ends_with_the_journals_error_whatever_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, after: int
 ) -> None:
-    """All who wait are told, in the tree and outside; nothing hangs; the run is taken up."""
+    """All waiters get it, in the tree and outside; nothing hangs; the run can be resumed."""
     disk, at = FailingDisk(monkeypatch), list[str]()
     GO["go"] = asyncio.Event()
     async with asyncio.timeout(PATIENCE), Journal(str(tmp_path / "runs.db")) as journal:
         running = asyncio.create_task(journal.run(Waits(how), run_id="r", live={"at": at}))
         await wait_until(lambda: "there" in at)
-        await journal._file.barrier()  # what was paid before is on disk
+        await journal._file.barrier()  # the earlier payment is on disk
         disk.fail_after(after)
         told = await asyncio.gather(
             *(journal.signal("r", f"x{number}", number) for number in range(after + 1)),
@@ -100,7 +100,7 @@ async def test_a_run_ends_with_the_journals_error_whatever_it_waits_for(
         GO["go"].set()
         with pytest.raises(JournalError, match="could not be read or written") as error:
             await running
-        assert "take up its runs" in error.value.remedy
+        assert "resume its runs" in error.value.remedy
         for each in [
             *told,
             *await asyncio.gather(

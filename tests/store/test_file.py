@@ -1,4 +1,4 @@
-"""A journal's file: rows, barriers, calls, claims, mail, forks and purges."""
+"""A journal's file: rows, barriers, calls, leases, letters, forks and purges."""
 
 import asyncio
 import sqlite3
@@ -9,7 +9,7 @@ import pytest
 from support.journal_file import IDENT, acquire_run, make_row, open_journal, row_values
 from support.waiting import wait_until
 
-from anabranch.store._file import JournalFile, Row
+from anabranch.store._journal_file import JournalFile, Row
 from anabranch.store.errors import (
     JournalError,
     LeaseLost,
@@ -31,7 +31,7 @@ async def file(request, tmp_path):
 
 
 async def test_rows_come_back_as_they_were_appended_with_number_and_time(file):
-    """In their order, the values byte for byte, also empty ones and ones kept beside the table."""
+    """In order and byte for byte, also empty values and values in their own table."""
     fence, before = await acquire_run(file), time.time()
     given = [b"", b"\0\xff", b"x" * 65_536, b"y" * 65_537, b"z" * 3_000_000, b"y" * 65_537]
     assert [file.append("run", fence, make_row(value)) for value in given] == [1, 2, 3, 4, 5, 6]
@@ -44,7 +44,7 @@ async def test_rows_come_back_as_they_were_appended_with_number_and_time(file):
 
 
 async def test_equal_large_values_are_kept_once(tmp_path):
-    """A hundred rows of one value of 200 kB take hardly more than one."""
+    """A hundred rows with one value of 200 kB use little more space than one."""
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
         for _ in range(100):
@@ -53,7 +53,7 @@ async def test_equal_large_values_are_kept_once(tmp_path):
 
 
 async def test_a_value_beyond_the_limit_is_refused_at_the_append(file):
-    """It takes no number."""
+    """It gets no number."""
     fence = await acquire_run(file)
     with pytest.raises(NotStorable, match="67,108,865 bytes"):
         file.append("run", fence, make_row(bytes((64 << 20) + 1)))
@@ -61,7 +61,7 @@ async def test_a_value_beyond_the_limit_is_refused_at_the_append(file):
 
 
 async def test_rows_are_written_soon_when_nobody_waits(tmp_path):
-    """Another connection sees them, though there was no barrier."""
+    """Another connection sees them without a barrier."""
     async with (
         open_journal(tmp_path / "runs.db") as file,
         open_journal(tmp_path / "runs.db") as other,
@@ -74,7 +74,7 @@ async def test_rows_are_written_soon_when_nobody_waits(tmp_path):
 
 
 async def test_many_barriers_share_a_commit(tmp_path, monkeypatch):
-    """A hundred that wait at once take two commits at most."""
+    """A hundred concurrent waits take two commits at most."""
     async with open_journal(tmp_path / "runs.db") as file:
         fence, commits = await acquire_run(file), []
         await file.call(lambda sql: sql.set_trace_callback(commits.append))
@@ -84,12 +84,12 @@ async def test_many_barriers_share_a_commit(tmp_path, monkeypatch):
             await file.barrier("run", fence)
 
         await asyncio.gather(*(effect(number) for number in range(100)))
-        assert commits.count("commit") <= 3  # the first is that of the call above
+        assert commits.count("commit") <= 3  # the first commit belongs to the call above
         assert len(await file.rows("run")) == 100
 
 
 async def test_a_call_sees_the_rows_before_it_and_only_those(file):
-    """It stands in the order of the appends."""
+    """It has its place in the order of the appends."""
     fence = await acquire_run(file)
     file.append("run", fence, make_row(1))
     count = "select count(*) from anabranch_row"
@@ -116,7 +116,7 @@ async def test_a_call_that_raises_takes_back_only_its_own(file):
 
 @pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit])
 async def test_whatever_a_call_raises_reaches_whoever_waits(file, error):
-    """Also what no future takes; what is no `Exception` ends the writer."""
+    """Also an exception that a future refuses; one that is not an `Exception` stops the thread."""
 
     def broken(sql):
         raise error("odd")
@@ -126,7 +126,7 @@ async def test_whatever_a_call_raises_reaches_whoever_waits(file, error):
 
 
 async def test_what_a_call_gave_is_not_kept(file):
-    """The thread that waits for more holds nothing of what it did last."""
+    """While the thread waits it holds no object of the last call."""
 
     class Result:
         pass
@@ -136,7 +136,7 @@ async def test_what_a_call_gave_is_not_kept(file):
 
 
 async def test_cancelling_whoever_awaits_a_call_does_not_undo_it(file):
-    """What was asked for happens."""
+    """The call is executed."""
     call = asyncio.ensure_future(file.start("run", "Order", 1, b""))
     await asyncio.sleep(0)
     call.cancel()
@@ -144,7 +144,7 @@ async def test_cancelling_whoever_awaits_a_call_does_not_undo_it(file):
 
 
 async def test_a_transaction_and_its_row_stand_or_fall_together(file):
-    """What raises leaves neither, and no other row is harmed; the number stays unused."""
+    """If it raises, neither is written, and no other row is harmed; the number stays unused."""
     fence = await acquire_run(file)
     await file.call(lambda sql: sql.execute("create table orders (id integer primary key)"))
 
@@ -176,7 +176,7 @@ async def test_a_transaction_and_its_row_stand_or_fall_together(file):
     ],
 )
 async def test_a_transaction_cannot_end_the_one_that_others_rows_are_in(file, end):
-    """It is refused to the user's function; the journal goes on."""
+    """The user's function gets an error; the journal continues."""
     fence = await acquire_run(file)
     file.append("run", fence, make_row(1))
 
@@ -192,11 +192,11 @@ async def test_a_transaction_cannot_end_the_one_that_others_rows_are_in(file, en
 
 
 async def test_the_same_start_is_the_same_run_and_another_is_refused(file):
-    """The refusal names what differs, and never the inputs."""
+    """The error names the difference, but never the inputs."""
     first = await file.start("run", "Order", 1, b"secret-1", "orders")
     assert await file.start("run", "Order", 2, b"secret-1") == first
     assert (first.state, first.queue, first.version, first.rows) == ("pending", "orders", 1, 0)
-    with pytest.raises(RunExists, match="it is a Order, and not a Report"):
+    with pytest.raises(RunExists, match="it is a Order, not a Report"):
         await file.start("run", "Report", 1, b"secret-1")
     with pytest.raises(RunExists, match="other inputs") as refused:
         await file.start("run", "Order", 1, b"secret-2")
@@ -204,7 +204,7 @@ async def test_the_same_start_is_the_same_run_and_another_is_refused(file):
 
 
 async def test_a_run_that_is_not_there_is_said_to_be_missing(file):
-    """By each call that names one."""
+    """By each call with a name."""
     for asked in (
         file.run("none"),
         file.rows("none"),
@@ -218,7 +218,7 @@ async def test_a_run_that_is_not_there_is_said_to_be_missing(file):
 
 
 async def test_a_claim_gives_all_rows_and_numbers_go_on(file):
-    """Each claim has a higher fence; an appender with an old one is told so at once."""
+    """Each acquisition has a higher fence; an append with an old one raises at once."""
     fence = await acquire_run(file)
     file.append("run", fence, make_row(1))
     await file.release("run", fence, "suspended")
@@ -234,13 +234,13 @@ async def test_a_claim_gives_all_rows_and_numbers_go_on(file):
 
 
 async def test_a_release_writes_what_was_appended_and_the_end(file):
-    """State, error and rows are one commit; after it nobody owns the run."""
+    """State, error and rows are one commit; after it the run can be acquired."""
     fence = await acquire_run(file)
     file.append("run", fence, make_row(1))
     release = asyncio.ensure_future(file.release("run", fence, "failed", b"why"))
     await asyncio.sleep(0)
     with pytest.raises(LeaseLost):
-        file.append("run", fence, make_row(2))  # it would come after the end
+        file.append("run", fence, make_row(2))  # it would come after the release
     await release
     run = await file.run("run")
     assert (run.state, run.error, run.owner, run.rows) == ("failed", b"why", "", 1)
@@ -250,7 +250,7 @@ async def test_a_release_writes_what_was_appended_and_the_end(file):
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 async def test_a_run_has_one_owner_in_a_process(tmp_path, kind):
-    """Two journals of one process refuse each other too, and so does one itself."""
+    """Two journals of one process exclude each other too, and one excludes itself."""
     path = tmp_path / "runs.db" if kind == "file" else ":memory:"
     async with open_journal(path) as file:
         fence = await acquire_run(file)
@@ -267,7 +267,7 @@ async def test_a_run_has_one_owner_in_a_process(tmp_path, kind):
 
 
 async def test_closing_frees_the_runs_and_leaves_no_lock(tmp_path):
-    """The next claim counts it as left by an owner that died."""
+    """The next acquisition counts it as left by an owner that died."""
     async with open_journal(tmp_path / "runs.db") as file:
         await acquire_run(file)
     assert list((tmp_path / "runs.db-locks").iterdir()) == []
@@ -277,7 +277,7 @@ async def test_closing_frees_the_runs_and_leaves_no_lock(tmp_path):
 
 
 async def test_recoveries_count_owners_that_died_without_a_new_row(tmp_path):
-    """A new row begins the count anew; a run that was given back does not count."""
+    """A new row resets the count; a released run does not count."""
     counts = []
     for event in ("dies", "dies", "rows", "dies", "given back", "dies", "end"):
         async with open_journal(tmp_path / "runs.db") as file:
@@ -292,7 +292,7 @@ async def test_recoveries_count_owners_that_died_without_a_new_row(tmp_path):
 
 
 async def test_rows_that_each_life_may_add_again_are_no_new_ones(tmp_path):
-    """What a reply says before it is whole, an effect that does not end: the run is parked."""
+    """Partial replies and effects that do not end do not count: the run is parked."""
     counts = []
     for kind in ("intent", "partial", "intent", "withdrawn", "ended", "gave", "partial", "end"):
         async with open_journal(tmp_path / "runs.db") as file:
@@ -305,7 +305,7 @@ async def test_rows_that_each_life_may_add_again_are_no_new_ones(tmp_path):
 
 
 async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
-    """However far it had come, the next one has it."""
+    """Whenever the wait was cancelled, the next owner can acquire the run."""
     async with open_journal(tmp_path / "runs.db") as file:
         await file.start("run", "Order", 1, b"")
         for _ in range(5):
@@ -319,7 +319,7 @@ async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
 
 
 async def test_a_stale_fence_writes_nothing_and_harms_nobody_else(tmp_path):
-    """Its appender, barriers, transactions and release get `LeaseLost`; others' rows are there."""
+    """Its appends, barriers, transactions and release raise `LeaseLost`; others can write."""
     async with open_journal(tmp_path / "runs.db") as file:
         old, good = await acquire_run(file, "old"), await acquire_run(file, "good")
         file.append("old", old, make_row(1))
@@ -347,7 +347,7 @@ async def test_a_stale_fence_writes_nothing_and_harms_nobody_else(tmp_path):
 
 
 async def test_a_barrier_of_a_run_asks_for_the_fence_also_when_there_is_nothing_to_write(tmp_path):
-    """So that it can be the last look before an effect."""
+    """So that it can be the last check before an effect."""
     async with (
         open_journal(tmp_path / "runs.db") as file,
         open_journal(tmp_path / "runs.db") as other,
@@ -358,11 +358,11 @@ async def test_a_barrier_of_a_run_asks_for_the_fence_also_when_there_is_nothing_
         with pytest.raises(LeaseLost):
             await file.barrier("run", fence)
         with pytest.raises(LeaseLost):
-            file.append("run", fence, make_row())  # at once, from then on
+            file.append("run", fence, make_row())  # at once from then on
 
 
 async def test_runs_are_found_by_state_and_by_the_beginning_of_their_names(file):
-    """The newest first; `%`, `_` and `*` mean themselves."""
+    """The newest first; `%`, `_` and `*` have no special meaning."""
     for name in ("a-1", "a-2", "b%", "b_1", "b*"):
         await file.start(name, "Order", 1, b"")
     await file.acquire("a-2", "me")
@@ -374,7 +374,7 @@ async def test_runs_are_found_by_state_and_by_the_beginning_of_their_names(file)
 
 
 async def test_mail_is_kept_in_its_order(file):
-    """Also when nobody waits for it; the number says how far one has read."""
+    """Also before the run reads them; the number says how far a reader has read."""
     for name in ("run", "other"):
         await file.start(name, "Order", 1, b"")
     first = await file.post("run", "signal", "feedback", b"fine")
@@ -389,7 +389,7 @@ async def test_mail_is_kept_in_its_order(file):
 
 
 async def test_a_watch_ends_at_a_post_here_for_everybody(file):
-    """At once, and also if the post came before the watch."""
+    """At once, also for a post before the watch."""
     await file.start("run", "Order", 1, b"")
     seen = await file.watch()
     watchers = [asyncio.ensure_future(file.watch(seen)) for _ in range(3)]
@@ -400,7 +400,7 @@ async def test_a_watch_ends_at_a_post_here_for_everybody(file):
 
 
 async def test_a_watch_ends_when_another_journal_writes(tmp_path):
-    """It looks for that a few times in a second."""
+    """It polls several times per second."""
     async with (
         open_journal(tmp_path / "runs.db") as file,
         open_journal(tmp_path / "runs.db") as other,
@@ -415,7 +415,7 @@ async def test_a_watch_ends_when_another_journal_writes(tmp_path):
 
 
 async def test_a_fork_has_the_rows_up_to_a_point(file):
-    """With their times and large values; both go on by themselves."""
+    """With their times and large values; then both continue independently."""
     fence = await acquire_run(file)
     for value in (b"1", b"2" * 100_000, b"3"):
         file.append("run", fence, make_row(value))
@@ -431,7 +431,7 @@ async def test_a_fork_has_the_rows_up_to_a_point(file):
 
 
 async def test_a_purge_takes_what_ended_before_a_time_and_nothing_else(file):
-    """Rows, mail and large values that no other run has go with it."""
+    """Their rows, letters and large values, except values that other runs have."""
     shared, own = b"s" * 70_000, b"o" * 70_000
     for name in ("live", "done-1", "done-2", "done-3"):
         fence = await acquire_run(file, name)
@@ -450,7 +450,7 @@ async def test_a_purge_takes_what_ended_before_a_time_and_nothing_else(file):
 
 
 async def test_closing_writes_what_was_appended_and_is_harmless_twice(tmp_path):
-    """Later calls say that it is closed; nothing of SQLite's own is left beside the file."""
+    """Later calls say that it is closed; SQLite's other files are removed."""
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.close()
     await file.open()
@@ -470,5 +470,5 @@ async def test_closing_writes_what_was_appended_and_is_harmless_twice(tmp_path):
 
 
 async def test_a_row_says_what_it_is():
-    """Number and time are the file's to give."""
+    """Its number and time are set by the file."""
     assert Row(IDENT, "result", b"") == (IDENT, "result", b"", 0, 0.0)

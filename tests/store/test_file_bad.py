@@ -1,4 +1,4 @@
-"""Files and places that cannot be a journal: each is refused with what is wrong and what to do."""
+"""Files and places that cannot be a journal: the error names the reason and a remedy."""
 
 import asyncio
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.journal_file import acquire_run, make_row, open_journal, row_values
 
-from anabranch.store import _schema, _writer
-from anabranch.store._file import JournalFile
-from anabranch.store._schema import network_disk
+from anabranch.store import _file_thread, _open_file
+from anabranch.store._journal_file import JournalFile
+from anabranch.store._open_file import network_disk
 from anabranch.store.errors import JournalError
 
 pytestmark = pytest.mark.contract("D19")
@@ -25,7 +25,7 @@ def content(path: Path | str) -> bytes | None:
 
 
 async def refused(path: Path | str) -> str:
-    """Return what is said of a file; what had been there is still there, byte for byte."""
+    """Return the error for a file, and require that the file is unchanged."""
     before = content(path)
     file = JournalFile(str(path))
     with pytest.raises(JournalError) as error:
@@ -50,27 +50,27 @@ async def journal(path: Path, rows: int = 200) -> None:
     "content", [b"x", b"not a database, only text\n" * 100, b"\0" * 8192, os.urandom(5000)]
 )
 async def test_a_file_that_is_no_sqlite_file(tmp_path, content):
-    """It is left as it is, be it short or long."""
+    """It stays unchanged, whether short or long."""
     (tmp_path / "notes.txt").write_bytes(content)
     assert "is no SQLite file" in await refused(tmp_path / "notes.txt")
 
 
 async def test_what_is_no_file_at_all(tmp_path):
-    """A pipe, a device: nothing is written to it, and nothing hangs."""
+    """A pipe or a device: nothing is written to it, and nothing hangs."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/null"):
         assert "is no SQLite file" in await refused(path)
 
 
 async def test_an_empty_file_becomes_a_journal(tmp_path):
-    """As `touch` makes it, or a temporary file."""
+    """As `touch` creates it, or a temporary file."""
     (tmp_path / "runs.db").touch()
     await journal(tmp_path / "runs.db")
 
 
 @pytest.mark.parametrize("mark", ["create table a (b)", "pragma application_id = 77"])
 async def test_another_programs_sqlite_file(tmp_path, mark):
-    """Whether it has an application id or only tables; it keeps its journal mode too."""
+    """With an application id or only with tables; its journal mode stays too."""
     with sqlite3.connect(tmp_path / "app.db") as other:
         other.execute(mark)
     other.close()
@@ -79,26 +79,26 @@ async def test_another_programs_sqlite_file(tmp_path, mark):
 
 
 async def test_a_file_of_a_newer_anabranch(tmp_path):
-    """Both versions are named."""
+    """The error names both versions."""
     await journal(tmp_path / "runs.db", 1)
     with sqlite3.connect(tmp_path / "runs.db") as newer:
         newer.execute("pragma user_version = 9")
     newer.close()
     said = await refused(tmp_path / "runs.db")
-    known = len(_schema.MIGRATIONS)
+    known = len(_open_file.MIGRATIONS)
     assert f"of version 9, and this anabranch knows {known}: upgrade anabranch" in said
 
 
 async def test_a_file_of_an_older_anabranch_is_brought_up_once(tmp_path, monkeypatch):
-    """Also when two open it at the same moment; its rows stay."""
+    """Also if two processes open it at once; its rows stay."""
     await journal(tmp_path / "runs.db", 3)
     newer = ("alter table anabranch_run add column colour text", "create table extra (a)")
-    monkeypatch.setattr(_schema, "MIGRATIONS", [*_schema.MIGRATIONS, newer])
+    monkeypatch.setattr(_open_file, "MIGRATIONS", [*_open_file.MIGRATIONS, newer])
     files = [JournalFile(str(tmp_path / "runs.db")) for _ in range(4)]
     await asyncio.gather(*(file.open() for file in files))
     assert len(await row_values(files[0])) == 3
     (version,) = await files[1].call(lambda sql: sql.execute("pragma user_version").fetchone())
-    assert version == len(_schema.MIGRATIONS)
+    assert version == len(_open_file.MIGRATIONS)
     await asyncio.gather(*(file.close() for file in files))
 
 
@@ -107,7 +107,7 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     await journal(tmp_path / "runs.db", 3)
     with monkeypatch.context() as patch:
         broken = ("create table extra (a)", "alter table missing add column b")
-        patch.setattr(_schema, "MIGRATIONS", [*_schema.MIGRATIONS, broken])
+        patch.setattr(_open_file, "MIGRATIONS", [*_open_file.MIGRATIONS, broken])
         assert "no such table" in await refused(tmp_path / "runs.db")
     async with open_journal(tmp_path / "runs.db") as file:
         assert len(await row_values(file)) == 3
@@ -117,7 +117,7 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 0.9, 0.99, 0.9999])
 async def test_a_truncated_file_is_refused_at_the_open(tmp_path, share):
-    """Wherever it was cut off."""
+    """At any length."""
     path = tmp_path / "runs.db"
     await journal(path)
     os.truncate(path, int(path.stat().st_size * share))
@@ -127,7 +127,7 @@ async def test_a_truncated_file_is_refused_at_the_open(tmp_path, share):
 
 
 async def test_damage_is_said_when_it_is_met_and_ends_the_journal(tmp_path):
-    """In the middle of a large file no quick look at the open finds it."""
+    """A quick check at the open cannot find it in the middle of a large file."""
     path = tmp_path / "runs.db"
     await journal(path, 1000)
     with path.open("r+b") as file:
@@ -142,7 +142,7 @@ async def test_damage_is_said_when_it_is_met_and_ends_the_journal(tmp_path):
 
 
 async def test_a_folder_a_missing_folder_and_no_name(tmp_path):
-    """Each is told apart."""
+    """Each has its own error."""
     assert "is a folder: name a file in it" in await refused(tmp_path)
     assert "make the folder first" in await refused(tmp_path / "none" / "runs.db")
     assert "make the folder first" in await refused(tmp_path / "none" / "deep" / "runs.db")
@@ -167,7 +167,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="the rights of files are others there")
 async def test_a_folder_or_file_that_may_not_be_written():
-    """A journal that is there and a new one; the remedy is a folder of one's own."""
+    """For an existing journal and a new one; the remedy is a writable folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         await journal(folder / "runs.db", 1)
@@ -178,13 +178,13 @@ async def test_a_folder_or_file_that_may_not_be_written():
                 for path in ("runs.db", "other.db"):
                     said = await refused(folder / path)
                     assert "cannot be opened" in said or "may not be written to" in said
-                    assert "in which this user may write" in said
+                    assert "in which this user can write" in said
         finally:
             os.chmod(folder, 0o755)
 
 
 async def test_a_python_whose_sqlite_is_too_old(tmp_path, monkeypatch):
-    """It is said before anything is made."""
+    """Before any file is created."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
     assert "needs SQLite 3.37.0" in await refused(tmp_path / "runs.db")
     assert not list(tmp_path.iterdir())
@@ -222,26 +222,26 @@ not a line
     ],
 )
 def test_a_network_disk_is_known_by_the_list_of_mounts(folder, kind):
-    """The mount that a folder lies on, also with a space in its name or over another."""
+    """By the mount with the folder, also with a space in its name or over another mount."""
     assert network_disk(folder, MOUNTS) == kind
     assert network_disk(folder, "") is None
 
 
 async def test_a_journal_on_a_network_disk_is_refused(tmp_path, monkeypatch):
-    """Its locks do not hold; the reason is said."""
-    monkeypatch.setattr(_schema, "network_disk", lambda *_: "nfs4")
-    monkeypatch.setattr(_schema.sys, "platform", "linux")
+    """Its locks are unreliable, as the error says."""
+    monkeypatch.setattr(_open_file, "network_disk", lambda *_: "nfs4")
+    monkeypatch.setattr(_open_file.sys, "platform", "linux")
     said = await refused(tmp_path / "runs.db")
-    assert "lies on a network disk (nfs4), whose locks do not hold" in said
+    assert "is on a network disk (nfs4), whose locks are unreliable" in said
     assert not list(tmp_path.iterdir())
 
 
 async def test_the_errors_of_the_file_are_no_errors_of_the_loop(tmp_path, monkeypatch):
-    """Whatever goes wrong in the thread, an open and a close come to an end."""
+    """After any error in the thread, an open and a close come to an end."""
     for odd in (MemoryError("none"), SystemExit(3), OSError("odd"), sqlite3.Warning("odd")):
 
         def fail(name, odd=odd):
             raise odd
 
-        monkeypatch.setattr(_writer, "connect", fail)
+        monkeypatch.setattr(_file_thread, "connect", fail)
         assert type(odd).__name__ in await refused(tmp_path / "runs.db")

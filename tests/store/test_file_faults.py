@@ -1,4 +1,4 @@
-"""D19: a writer that fails fails all who wait with a clear error; the runs can be taken up."""
+"""D19: a failing disk gives all callers a clear error, and the runs can be resumed."""
 
 import asyncio
 import errno
@@ -13,8 +13,8 @@ from support.journal_file import acquire_run, journal_process, make_row, open_jo
 
 from anabranch import Agent, Commander
 from anabranch.messages import sqlite
-from anabranch.store import Durable, Journal, _schema, _writer
-from anabranch.store._file import JournalFile
+from anabranch.store import Durable, Journal, _file_thread, _open_file
+from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import ScriptedBackend
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.contract("D19")
 
 
 async def all_waiting(file: JournalFile, fence: int) -> list[object]:
-    """Wait for everything that one can wait for, at once; none of it hangs."""
+    """Wait in all ways at once; no wait hangs."""
     asked = [
         file.barrier(),
         file.barrier("run", fence),
@@ -40,7 +40,7 @@ async def all_waiting(file: JournalFile, fence: int) -> list[object]:
 
 @pytest.mark.parametrize("after", range(12))
 async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeypatch, after):
-    """Nothing hangs, later appends are told at once, and the file can be opened anew."""
+    """Nothing hangs, later appends fail at once, and the file can be opened again."""
     disk = FailingDisk(monkeypatch)
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
@@ -52,7 +52,7 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
         failed = [each for each in errors if isinstance(each, BaseException)]
         assert failed
         assert {type(each) for each in failed} == {JournalError}
-        assert len({id(each) for each in failed}) == len(failed)  # or they share a traceback
+        assert len({id(each) for each in failed}) == len(failed)  # or they would share a traceback
         assert all("could not be read or written" in str(each) for each in failed)
         with pytest.raises(JournalError, match="check the disk, and whether it is full, then"):
             await file.barrier()
@@ -63,7 +63,7 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
 
 
 async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
-    """SQLite may have taken back the transaction by then, with the rows of others."""
+    """SQLite may have rolled back the transaction by then, with the rows of others."""
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
 
@@ -82,7 +82,7 @@ async def test_a_disk_that_fails_within_a_call_fails_the_whole(tmp_path):
 
 
 async def test_a_statement_of_the_store_that_fails_fails_alone(tmp_path):
-    """Its caller is told what became of the file, such as that a table is gone."""
+    """Its caller gets the cause, such as a missing table."""
     async with open_journal(tmp_path / "runs.db") as file:
         await acquire_run(file)
         await file.call(lambda sql: sql.execute("drop table anabranch_mail"))
@@ -92,7 +92,7 @@ async def test_a_statement_of_the_store_that_fails_fails_alone(tmp_path):
 
 
 async def test_an_append_is_told_at_once_after_a_failure(tmp_path, monkeypatch):
-    """Also of a run that others' rows failed."""
+    """Also for a run whose own rows were written."""
     disk = FailingDisk(monkeypatch)
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
@@ -106,7 +106,7 @@ async def test_an_append_is_told_at_once_after_a_failure(tmp_path, monkeypatch):
 
 
 async def test_a_failure_that_nobody_heard_of_is_raised_by_the_close(tmp_path, monkeypatch):
-    """Once; one that somebody has been told is not raised again."""
+    """Once; an error that a caller got is not raised again."""
     disk = FailingDisk(monkeypatch)
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.open()
@@ -119,8 +119,8 @@ async def test_a_failure_that_nobody_heard_of_is_raised_by_the_close(tmp_path, m
 
 
 async def test_a_full_disk(tmp_path, monkeypatch):
-    """What was on disk stays; with room again the run is taken up where it stood."""
-    path, connect = tmp_path / "runs.db", _schema.connect
+    """The rows on disk stay; with space again the run is resumed where it was."""
+    path, connect = tmp_path / "runs.db", _open_file.connect
 
     def small(name):
         connection = connect(name)
@@ -128,7 +128,7 @@ async def test_a_full_disk(tmp_path, monkeypatch):
         return connection
 
     with monkeypatch.context() as patch:
-        patch.setattr(_writer, "connect", small)
+        patch.setattr(_file_thread, "connect", small)
         async with open_journal(path) as file:
             fence = await acquire_run(file)
             with pytest.raises(JournalError, match="has no room left") as error:
@@ -147,7 +147,7 @@ async def test_a_full_disk(tmp_path, monkeypatch):
 
 
 async def test_a_file_that_may_grow_no_further(tmp_path):
-    """As the system says it: a limit on the size of files, in another process."""
+    """By a limit of the system on the size of files, in another process."""
     with journal_process(
         tmp_path / "runs.db",
         """
@@ -182,14 +182,14 @@ asyncio.run(main())
     ("number", "why"),
     [
         (errno.ENOSPC, "has no room left to grow.*make room"),
-        (errno.EROFS, "may not be written to.*in which this user may write"),
-        (errno.EACCES, "may not be used.*in which this user may write"),
+        (errno.EROFS, "may not be written to.*in which this user can write"),
+        (errno.EACCES, "may not be used.*in which this user can write"),
         (errno.EMFILE, r"could open no file more.*ulimit -n"),
         (errno.EXDEV, "could not be used.*see what"),
     ],
 )
 async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number, why):
-    """It fails alone, with what to do; others go on."""
+    """It fails alone, with a remedy; others continue."""
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
         await file.start("other", "Order", 1, b"{}")
@@ -207,7 +207,7 @@ async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number
 
 
 async def test_a_large_change_needs_no_other_file(tmp_path):
-    """SQLite would put a part of it into a temporary one, for which there may be no place."""
+    """SQLite would put a part of it into a temporary file, which may be impossible."""
     with journal_process(
         tmp_path / "runs.db",
         """
@@ -230,7 +230,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("what", ["removed", "replaced", "wal", "shm", "folder"])
 async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
-    """SQLite itself would go on writing to what nobody can find any more."""
+    """SQLite itself would write to a file that cannot be found any more."""
     folder = tmp_path / "data"
     folder.mkdir()
     path = folder / "runs.db"
@@ -250,17 +250,17 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
         file.append("run", fence, make_row(2))
         errors = await all_waiting(file, fence)
         assert {type(each) for each in errors} == {JournalError}
-        assert all("was taken away or replaced" in str(each) for each in errors)
+        assert all("was removed or replaced" in str(each) for each in errors)
 
 
 async def test_another_processs_long_transaction_is_waited_for_and_then_said(tmp_path, monkeypatch):
-    """The remedy names what may hold the file."""
+    """The remedy names possible causes."""
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     async with open_journal(tmp_path / "runs.db") as file:
         fence = await acquire_run(file)
         other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
         other.execute("begin immediate")
-        assert await row_values(file) == []  # reading goes on
+        assert await row_values(file) == []  # reading continues
         await file.barrier("run", fence)
         file.append("run", fence, make_row(1))
         with pytest.raises(JournalError, match=r"locked by another process.*open transaction"):
@@ -276,11 +276,11 @@ class Forever(Durable[None]):
 
 
 async def test_a_cancel_after_a_failure_of_the_disk_gives_the_failure(tmp_path, monkeypatch):
-    """Or nobody would hear that the run could not be given back; the cancel has ended it all."""
+    """The run could not be released, and the caller of the cancel has to know."""
     disk = FailingDisk(monkeypatch)
     async with asyncio.timeout(20), Journal(tmp_path / "runs.db") as journal:
         running = asyncio.create_task(journal.run(Forever(), run_id="r"))
-        while not (await journal.runs("running")):  # noqa: ASYNC110 - the run tells nobody
+        while not (await journal.runs("running")):  # noqa: ASYNC110 - no event for this
             await asyncio.sleep(0)
         disk.fail_after(0)
         running.cancel()
@@ -295,7 +295,7 @@ async def test_a_cancel_after_a_failure_of_the_disk_gives_the_failure(tmp_path, 
 async def test_a_run_whose_journal_fails_says_so_by_its_outcome_alone(
     tmp_path, monkeypatch, caplog, after
 ):
-    """No node of it logs the failure a second time, with a traceback."""
+    """No node of it logs the failure again with a traceback."""
     disk = FailingDisk(monkeypatch)
     backend = ScriptedBackend(*(["A word. " * 500] * 50))
     with caplog.at_level(logging.ERROR), pytest.raises(JournalError):

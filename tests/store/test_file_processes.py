@@ -1,4 +1,4 @@
-"""A journal among processes: kill -9, several at once, a fork, an end without a close."""
+"""A journal among processes: kill -9, concurrent processes, a fork, an end without a close."""
 
 import asyncio
 import os
@@ -11,12 +11,12 @@ import pytest
 from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
 from support.seeds import SEED, example_count
 
-from anabranch.store import Journal, RunBusy, _schema
+from anabranch.store import Journal, RunBusy, _open_file
 
 pytestmark = pytest.mark.contract("D2")
 
-# Appends numbers from the last on, each some rows after a barrier, and says up to where barriers
-# have returned. Several of these begin at once, on a file that is not there yet.
+# Appends numbers that continue the last ones, some rows per barrier, and prints how far barriers
+# have returned. Several of these start at once, on a file that does not exist.
 APPENDS = """
 async def main():
     file, fence = await taken(sys.argv[2])
@@ -32,9 +32,9 @@ asyncio.run(main())
 
 
 async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(tmp_path):
-    """Of two processes on two runs of a file, which both make at once; then they are taken up.
+    """Two processes create a file at once, with a run each; then the runs are resumed.
 
-    Each life goes on at the row where the last one ended.
+    Each execution continues at the last row of the one before.
     """
     path, rng = tmp_path / "runs.db", random.Random(SEED)
     sizes = [1, 300]
@@ -60,7 +60,7 @@ async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(
 
 
 async def test_a_run_that_another_process_has_is_refused_until_that_is_killed(tmp_path):
-    """The error names it; the lock goes with the process, also when a fork of it lives on."""
+    """The error names it; the lock ends with the process, although a fork of it still runs."""
     with journal_process(
         tmp_path / "runs.db",
         """
@@ -84,14 +84,14 @@ asyncio.run(main())
             await file.barrier("another", fence)
             child.kill()
             child.wait()
-            os.kill(fork, 0)  # it is still there
+            os.kill(fork, 0)  # still there
             run, _ = await file.acquire("run", "test")
             assert (run.fence, run.recoveries) == (2, 1)
         child.communicate()
 
 
 async def test_a_journal_does_not_live_on_in_a_fork(tmp_path):
-    """Who waits there is told so, and the parent's file and runs are not touched."""
+    """Waits in it raise an error, and the parent's file and runs are not changed."""
     with journal_process(
         tmp_path / "runs.db",
         """
@@ -117,7 +117,7 @@ asyncio.run(main())
     ) as child:
         said, _ = child.communicate(timeout=30)
         assert child.returncode == 0
-        assert said.splitlines() == ["was opened by another process, or not at all"] * 2 + [
+        assert said.splitlines() == ["is not open in this process"] * 2 + [
             "closed",
             "closed",
         ]
@@ -126,7 +126,7 @@ asyncio.run(main())
 
 
 async def test_a_fork_does_not_open_what_is_open_where_it_was_forked(tmp_path):
-    """SQLite takes its parent's locks for its own there, and would write what nobody finds."""
+    """SQLite would take the locks of the parent for its own, and write to a lost file."""
     with journal_process(
         tmp_path / "runs.db",
         """
@@ -164,7 +164,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "os.kill(os.getpid(), 2)"])
 async def test_a_program_that_forgets_to_close_ends_and_loses_nothing(tmp_path, end):
-    """What was appended is written when the interpreter ends."""
+    """Appended rows are written when the interpreter ends."""
     with journal_process(
         tmp_path / "runs.db",
         f"""
@@ -187,7 +187,7 @@ except KeyboardInterrupt:
 
 
 async def test_a_stopped_owner_that_wakes_writes_nothing(tmp_path):
-    """Its lease was given to another meanwhile; what it had written before is there."""
+    """Another process owns the run by then; its earlier rows are there."""
     path = tmp_path / "runs.db"
     with journal_process(
         path,
@@ -217,7 +217,7 @@ asyncio.run(main())
 
 
 async def test_the_run_of_an_owner_that_was_stopped_in_a_commit_is_busy(tmp_path):
-    """Whoever asks for it learns that at once, though nothing can be written meanwhile."""
+    """An acquisition fails at once, although nothing can be written during that time."""
     path = tmp_path / "runs.db"
     with journal_process(
         path,
@@ -252,7 +252,7 @@ asyncio.run(main())
 
 
 async def test_mail_and_changes_of_another_process_are_noticed(tmp_path):
-    """A watch ends, and the mail is there."""
+    """A watch ends, and the letters are there."""
     path = tmp_path / "runs.db"
     async with open_journal(path) as file:
         await file.start("run", "C", 1, b"{}")
@@ -276,7 +276,7 @@ asyncio.run(main())
 
 
 async def test_the_wal_is_small_again_after_a_long_reader(tmp_path):
-    """While somebody reads it grows, and nothing waits; then it is cut off."""
+    """During the read it grows, and nothing waits; then it is truncated."""
     path = tmp_path / "runs.db"
     async with open_journal(path) as file:
         fence = await acquire_run(file)
@@ -301,7 +301,7 @@ def test_a_file_that_others_add_pages_to_while_it_is_opened_is_not_damaged(
 ):
     """Between any two statements: their pages are in the WAL, and the file is shorter."""
     name = str(tmp_path / "runs.db")
-    other = _schema.connect(name)
+    other = _open_file.connect(name)
     request.addfinalizer(other.close)
     other.execute("pragma wal_autocheckpoint = 0")
     other.execute("create table more (value)")
@@ -320,6 +320,6 @@ def test_a_file_that_others_add_pages_to_while_it_is_opened_is_not_damaged(
         "anabranch.messages.sqlite.sqlite3.connect",
         lambda name, **options: connect(name, **options, factory=Interleaved),
     )
-    connection = _schema.connect(name)
+    connection = _open_file.connect(name)
     connection.close()
     assert checkpoints

@@ -1,4 +1,4 @@
-"""Any sequence of appends, barriers, calls and deaths of the writer, against a model."""
+"""Any sequence of appends, barriers, calls and crashes of the thread, against a model."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from support.failing_disk import FailingDisk
 from support.journal_file import make_row, open_journal
 from support.seeds import example_count
 
-from anabranch.store._file import JournalFile
+from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError, LeaseLost
 
 pytestmark = pytest.mark.contract("D2")
 
 RUNS = ["a", "b"]
-QUICK = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
+QUICK = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync is free
 run_ids = st.sampled_from(RUNS)
 steps = st.one_of(
     st.tuples(
@@ -32,7 +32,7 @@ steps = st.one_of(
     st.tuples(st.just("release"), run_ids),
     st.tuples(st.just("turn")),
 )
-# A life is its steps, and the statement at which the disk fails, if it does.
+# The steps of an execution, and the statement at which the disk fails, if it does.
 lives = st.lists(
     st.tuples(
         st.lists(steps, max_size=12), st.none() | st.tuples(st.integers(0, 15), st.booleans())
@@ -43,7 +43,7 @@ lives = st.lists(
 
 
 class Model:
-    """What was appended in which order, and how much of it must have survived."""
+    """The appended rows in order, and how many of them must survive."""
 
     def __init__(self) -> None:
         self.appended: dict[str, list[tuple[int, bytes]]] = {run: [] for run in RUNS}
@@ -109,7 +109,7 @@ class Model:
             return make_row(value)
 
         before = list(self.appended[run])
-        if well and run in self.owned:  # if the writer fails, nobody knows whether it is there
+        if well and run in self.owned:  # if the thread fails, the row may be there or not
             self.appended[run].append((self.next[run], value))
         self.next[run] += 1
         try:
@@ -125,7 +125,7 @@ class Model:
         self.sure(*self.owned)
 
     async def steal(self, file: JournalFile, run: str) -> None:
-        """Another owner takes the run: what is appended from now on is not written."""
+        """Give the run another owner: later appends are not written."""
         await file.barrier()
         self.sure(*self.owned)
         self.owned.discard(run)
@@ -146,7 +146,7 @@ class Model:
         self.owned.discard(run)
 
     async def take_up(self, file: JournalFile) -> None:
-        """Look at what survived, and go on from there."""
+        """Check the surviving rows, and continue after them."""
         self.owned = set(RUNS)
         for run in RUNS:
             await file.start(run, "Order", 1, b"")
@@ -169,7 +169,7 @@ class Model:
 @settings(max_examples=example_count(60, 1000))
 @given(lives=lives)
 def test_what_was_promised_is_there_after_any_death(lives):
-    """The rows of each run are a prefix of what was appended; a barrier that returned holds."""
+    """The rows of each run are a prefix of the appends; a barrier that returned holds."""
 
     async def play(path: Path, patch: pytest.MonkeyPatch) -> None:
         model, disk = Model(), FailingDisk(patch)

@@ -1,4 +1,4 @@
-"""Forks share the rows up to a point and go on alone; a purge takes what no other run has."""
+"""Forks share rows up to a point and continue alone; a purge removes unshared values."""
 
 import sqlite3
 import time
@@ -95,7 +95,7 @@ def given() -> dict[str, Any]:
 
 
 async def test_a_fork_at_each_row_ends_as_the_run_it_came_from(tmp_path: Path) -> None:
-    """It does what stands after that row once, under keys of its own, and nothing before it."""
+    """It executes the effects after that row once, with new keys, and none before it."""
     async with Journal(tmp_path / "runs.db") as journal:
         gave = await journal.run(Order("A"), run_id="order", live=given())
         whole = [*DONE]
@@ -116,7 +116,7 @@ async def test_a_fork_at_each_row_ends_as_the_run_it_came_from(tmp_path: Path) -
 
 
 async def test_a_fork_of_a_chain_of_rounds_goes_on_at_its_last_one(tmp_path: Path) -> None:
-    """As a run that is taken up does."""
+    """Like a resumed run."""
     async with Journal(tmp_path / "runs.db") as journal:
         DONE.clear()
         await journal.run(Round(1), run_id="rounds")
@@ -146,13 +146,13 @@ def part() -> int:
 
 
 async def test_a_fork_counts_rows_by_their_numbers(tmp_path: Path) -> None:
-    """Also where a number is no row's, as that of a transaction that was taken back."""
+    """Also if a number is unused, such as that of a rolled-back transaction."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.run(TakenBack(), run_id="r")
         view = await journal.look("r")
         last = view.rows[-1].seq
         assert last == view.run.rows > len(view.rows)
-        with pytest.raises(ValueError, match=f"at= is from 0 to {last}"):
+        with pytest.raises(ValueError, match=f"at= must be from 0 to {last}"):
             await journal.fork("r", "more", at=last + 1)
         DONE.clear()
         for name, at in ("all", None), ("last", last):
@@ -163,7 +163,7 @@ async def test_a_fork_counts_rows_by_their_numbers(tmp_path: Path) -> None:
 
 
 async def test_a_purge_takes_large_values_with_the_last_run_that_has_them(tmp_path: Path) -> None:
-    """In whatever order their runs go; what a fork shares stays with it."""
+    """In any order of the purges; a fork keeps shared values."""
     path = tmp_path / "runs.db"
     async with Journal(path) as journal:
         await journal.run(Order("A"), run_id="order", live=given())
@@ -180,7 +180,7 @@ async def test_a_purge_takes_large_values_with_the_last_run_that_has_them(tmp_pa
 
 
 async def test_a_name_that_was_purged_begins_anew_with_the_same_keys(tmp_path: Path) -> None:
-    """So a receiver that still knows a key does nothing twice."""
+    """So a receiver that still knows a key repeats nothing."""
     keys: list[list[str]] = []
     async with Journal(tmp_path / "runs.db") as journal:
         for _ in range(2):
@@ -192,7 +192,7 @@ async def test_a_name_that_was_purged_begins_anew_with_the_same_keys(tmp_path: P
 
 
 async def test_a_note_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    """Also what JSON itself has no way to write: an infinity, keys that are no text."""
+    """Also an infinity, and keys that are not texts."""
     values: list[Any] = [1, "a", None, [1.5, {"b": True}], {"c": inf}, {1: "d"}, {"$dict": 2}]
     async with Journal(tmp_path / "runs.db") as journal:
         async with journal.session("a/s"):

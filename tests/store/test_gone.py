@@ -1,4 +1,4 @@
-"""D15: code that has changed under a run: what is new runs, what is gone is reported."""
+"""D15: code that has changed since the run began: new calls run, missing ones are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch import tool
 from anabranch.commander import Node
 from anabranch.handlers import handler
 from anabranch.store import Durable
-from anabranch.store._state import FIRST
+from anabranch.store._execution import FIRST_ROOT
 from anabranch.store._unreplayed import child_name
 from anabranch.store._view import RunView, view
 
@@ -36,7 +36,7 @@ class Part(Durable[str]):
 
 
 class Whole(Durable[str]):
-    """Does what `CODE` says in its body and in a plain handler."""
+    """Follows `CODE` in its body and in a plain handler."""
 
     async def task(self) -> str:
         await self.call_handler(plain())
@@ -110,14 +110,14 @@ def rows_before_the_end(execution: Execution) -> int:
 
 
 def test_what_is_gone_is_reported_and_what_is_new_runs(caplog: pytest.LogCaptureFixture) -> None:
-    """Named, by whoever had put it, in a warning and for `runs show`; the run goes on."""
+    """By putter, in a warning and for `runs show`; the run continues."""
     first = life_with(BEFORE)
     assert first.result == "went"
-    assert seen(first).gone == []
+    assert seen(first).unreplayed == []
     changed = {"body": ["a", "new", "step d"], "plain": ["q"], "acts": ["y", "z"]}
     execution = life_with(changed, first, rows=rows_before_the_end(first))
     assert execution.result == "went"
-    assert seen(execution).gone == [
+    assert seen(execution).unreplayed == [
         "Commander/Whole#1/plain#2: Part",
         "Commander/Whole#1: Part[b], load, call:look, act x, keep",
     ]
@@ -131,22 +131,22 @@ def test_what_is_gone_is_reported_and_what_is_new_runs(caplog: pytest.LogCapture
     assert "Part[b], load, call:look, act x, keep" in warnings[1]
     caplog.clear()
     again = run_execution(Whole, Kill(len(execution.rows) - 2, frozenset()).of(execution))
-    assert seen(again).gone == seen(execution).gone
+    assert seen(again).unreplayed == seen(execution).unreplayed
     assert not caplog.records
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(3, 100)))
 def test_nothing_is_gone_where_nothing_has_changed(seed: int) -> None:
-    """Whenever it is killed, and however often."""
+    """After any kill, and any number of kills."""
     CODE.clear()
     CODE.update(BEFORE)
     first = run_execution(Whole, beside=go, seed=seed)
     execution = kill_at_random(Whole, seed, first=first, beside=go)
-    assert seen(execution).gone == []
+    assert seen(execution).unreplayed == []
 
 
 def test_rows_say_whose_they_are() -> None:
-    """A history names the nodes that outcomes belong to, with their keys."""
+    """A history names the nodes of outcomes, with their keys."""
     first = life_with(BEFORE)
     found = seen(first)
     names = [found.names.get(row.ident) for row in first.rows if row.kind == "result"]
@@ -187,7 +187,7 @@ FEWER = {"body": ["b"], "callback": ["e"]}
 
 
 def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
-    """Whoever had put them, over or not; where nothing has changed nothing is reported."""
+    """For any putter, over or not; unchanged code reports nothing."""
     CODE.clear()
     CODE.update(ROUNDS)
     first = run_execution(Chain)
@@ -195,7 +195,7 @@ def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
         before = first.rows[:rows]
         known = {child_name(row.ident) for row in before if row.kind == "root"}
         ended = {
-            row.kind for row in before if row.ident == FIRST and row.kind in ("result", "over")
+            row.kind for row in before if row.ident == FIRST_ROOT and row.kind in ("result", "over")
         }
         gone = {"Part[a]", "Part[c]", "Part[d]"} & known
         if ended:  # its body does not run again
@@ -208,7 +208,9 @@ def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
             )
             assert execution.state == "completed"
             told = [
-                each for text in seen(execution).gone for each in text.split(": ")[1].split(", ")
+                each
+                for text in seen(execution).unreplayed
+                for each in text.split(": ")[1].split(", ")
             ]
             assert sorted(told) == sorted(left), f"killed after row {rows}"
             done = {name.split("#")[0] for name in execution.disk.done.values()}

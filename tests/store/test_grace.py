@@ -1,4 +1,4 @@
-"""D20: effects that are under way get their time to end, however a run is suspended."""
+"""D20: effects in progress get time to end, however a run is suspended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTCOMES = {"result", "failure", "cancelled", "over", "aborted", "failed"}
 
 
 class Works(Durable[list[str]]):
-    """Has an effect under way, and one that begins a while later."""
+    """Has an effect in progress, and another one that begins later."""
 
     async def task(self) -> list[str]:
         jobs = [self.call_handler(sends("sent", 4)), self.call_handler(later())]
@@ -82,7 +82,7 @@ WAYS = ["cancel", "exit", "commander.cancel", "fail fast", "error", "journal", "
 
 
 def leave(disk: Disk, how: str, grace: float, seed: int | None) -> None:
-    """Let a life end so after a second."""
+    """End an execution in this way after a second."""
 
     async def main() -> None:
         with use_disk_clock(disk):
@@ -133,7 +133,7 @@ def leave(disk: Disk, how: str, grace: float, seed: int | None) -> None:
 def test_effects_under_way_get_their_time_and_are_kept(
     how: str, grace: float, seed: int | None
 ) -> None:
-    """No new one begins; nothing is recorded as ended by that, and the same line goes on."""
+    """No new effect begins; no end is recorded because of it, and the same code continues."""
     disk = Disk()
     leave(disk, how, grace, seed)
     kinds = [row.kind for row in disk.rows[RUN_ID]]

@@ -1,4 +1,4 @@
-"""Groups in a durable run: who speaks, and in which order, is the same in each life."""
+"""Groups in a durable run: the speakers and their order are the same in each execution."""
 
 import random
 from collections.abc import Callable
@@ -36,7 +36,7 @@ async def look(at: str) -> str:
 
 
 def answers(seed: int) -> Callable[[Request], Message | str]:
-    """Ask for the floor, speak, say nothing or look at something, by chance and what was read."""
+    """Ask for the turn, speak, pass or look at something, by chance and by the conversation."""
 
     def answer(request: Request) -> Message | str:
         read = "|".join(f"{each.role}{each.content}" for each in request.messages)
@@ -55,7 +55,7 @@ def answers(seed: int) -> Callable[[Request], Message | str]:
 
 
 def breaks_off(seed: int) -> Callable[[Request], Message | str | Exception]:
-    """Answer likewise, or fail."""
+    """Answer in the same way, or fail."""
     answer = answers(seed)
 
     def answer_or_fail(request: Request) -> Message | str | Exception:
@@ -67,7 +67,7 @@ def breaks_off(seed: int) -> Callable[[Request], Message | str | Exception]:
 
 
 class Talks(Durable[list[str]]):
-    """A talk of three in one of the ways."""
+    """A conversation of three agents in one of the ways."""
 
     how: str
     backend: Live[Backend] = later()
@@ -100,12 +100,12 @@ HEARD: list[tuple[int, str]] = []
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note what is said in a talk, and how many rows its run had then."""
+    """Note each message of a conversation, and the number of rows at that time."""
     hear = GroupConversation.add
 
     def note(self: GroupConversation, message: Any) -> None:
         scope: Any = scope_here()
-        rows: int = scope.ledger.last
+        rows: int = scope.execution.last_number
         HEARD.append((rows, f"{message.sender}: {message.text}"))
         hear(self, message)
 
@@ -114,9 +114,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("heard")
 def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
-    """What was said stays said, in that order, whatever the order of the loop; then the talk ends.
+    """All messages stay, in their order, with any order of the loop; then the conversation ends.
 
-    A talk that has ended is the same for all who were there, and asks no model again.
+    A conversation that has ended is the same for all members, and requests nothing again.
     """
     for seed in range(SEED, SEED + example_count(2, 60)):
         asked: list[Request] = []
@@ -147,14 +147,14 @@ def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
 
 @pytest.mark.parametrize("how", ["random", "model", "seeded"])
 def test_who_is_next_is_the_same_in_each_life(how: str) -> None:
-    """Whether chance or a model names the speaker."""
+    """Whether chance or a model chooses the speaker."""
     for seed in range(SEED, SEED + example_count(1, 20)):
         backend = ScriptedBackend(otherwise=answers(seed))
         kill_everywhere(lambda b=backend: Talks(how, b), seeds=(None, seed))  # type: ignore[misc]
 
 
 def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
-    """A member whose model fails ends it, whatever the others were about to say."""
+    """A member whose model fails ends it, whatever the other members were about to do."""
     failed = 0
     for seed in range(SEED, SEED + example_count(3, 60)):
         asked: list[Request] = []
@@ -179,7 +179,7 @@ def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
 
 
 class Changes(Talks):
-    """Members who come and go in their answers, by chance and what was said by then."""
+    """Members who come and go in their answers, by chance and by the conversation."""
 
     async def task(self) -> list[str]:
         class Changing(ConversableAgent):
@@ -204,7 +204,7 @@ class Changes(Talks):
 
 @pytest.mark.parametrize("how", ["floor", "turns"])
 def test_who_comes_and_goes_during_a_talk_is_the_same_in_each_life(how: str) -> None:
-    """Members that are added or removed while they speak; the talk always ends."""
+    """Members are added or removed while they speak; the conversation always ends."""
     changed = 0
     for seed in range(SEED, SEED + example_count(4, 20)):
 

@@ -1,4 +1,4 @@
-"""What a run does because of a reply waits until the reply is whole: models never answer alike."""
+"""Effects that a reply causes wait until the reply is complete, as models never answer alike."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ONCE = {"mail": 1, "again": 1, "keyed": 1, "limited": 1, "send": 1, "nested": 2}
 
 
 class Liar:
-    """Calls what comes to its mind, and never says the same again."""
+    """A model that calls tools at random, and never answers twice alike."""
 
     def __init__(self, seed: int, tools: list[AnyTool]) -> None:
         self.draw = random.Random(seed)
@@ -100,7 +100,7 @@ class Talk(Durable[list[Any]]):
 
 @handler
 async def act_at_once(node: Any, backend: ScriptedBackend, request: Request) -> list[Message]:
-    """Run each call by itself as soon as it is there."""
+    """Run each call once it is complete."""
     reply = fork(node, backend.stream(request))
     results: list[Message] = []
     async for call in reply.tool_calls:
@@ -114,7 +114,7 @@ async def one(call: ToolCall) -> AsyncIterator[ToolCall]:
 
 
 class Team(Durable[str]):
-    """Agents that act: one, two in turn, or a group in which chance names the next."""
+    """Agents that act: one, two in turn, or a group with a random order of speakers."""
 
     kind: str
     backend: Live[ScriptedBackend] = live()
@@ -136,7 +136,7 @@ class Team(Durable[str]):
 
 
 def require_all_done_once(execution: Execution, where: str) -> None:
-    """Raise unless all that the kept replies have called, and nothing else, is done."""
+    """Require that all calls of the recorded replies, and no others, have happened."""
     require_consistent(execution, where)
     assert execution.error is None, f"{where}: {execution.error}"
     replies = [json.loads(row.value)["message"] for row in execution.rows if row.kind == "reply"]
@@ -162,9 +162,9 @@ def _name(call: dict[str, Any]) -> str:
 def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
     kind: str, number: int
 ) -> None:
-    """D3, D7, D8: what was done is what the kept replies call, and no run is parked.
+    """D3, D7, D8: the calls of the recorded replies happen, and no run is parked.
 
-    Also of one that is killed twice.
+    The same holds for a run that is killed twice.
     """
     draw = random.Random(f"{SEED} {number}")
 
@@ -184,7 +184,7 @@ def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
 
 
 def breaks_off(request: Request) -> list[Any]:
-    """Call once; some seconds later the line is cut."""
+    """Call once; some seconds later the connection breaks."""
     cut = asyncio.Event()
     asyncio.get_running_loop().call_later(9, cut.set)
     calls = [ToolCall(id=f"{n}", name="keyed", arguments={"n": 0}, index=n) for n in (0, 1)]
@@ -210,7 +210,7 @@ def test_a_call_of_a_reply_that_breaks_off_is_not_made() -> None:
 
 
 class Moody:
-    """Breaks off, stops in the middle or answers, and never says the same again."""
+    """Breaks off, stops in the middle or answers, and never twice alike."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -224,7 +224,7 @@ class Moody:
 
 
 class Tries(Durable[list[str]]):
-    """Asks several times in one conversation, with attempts or a time limit."""
+    """Requests several replies in one conversation, with attempts or a time limit."""
 
     limits: list[bool]
     backend: Live[ScriptedBackend] = live()
@@ -234,7 +234,7 @@ class Tries(Durable[list[str]]):
         talk.add("go")
         attempts = Retry(attempts=4, on=StreamInterrupted, backoff=1)
         for limited in self.limits:
-            # Who hangs without a limit of its own is ended by one around it.
+            # A request that hangs without its own limit is ended by an outer one.
             for_it = {"timeout": 5} if limited else {"retry": attempts}
             node = self.call_handler(patient(self.backend, talk, for_it), timeout=60)
             with suppress(StreamInterrupted, TimeoutError):
@@ -251,7 +251,7 @@ async def patient(node: Any, backend: Any, talk: Any, options: dict[str, Any]) -
 def test_attempts_and_late_replies_are_played_in_the_conversation_that_they_had(
     number: int,
 ) -> None:
-    """D17: each request finds the messages that it had, no more and no less; nothing is asked."""
+    """D17: each request finds exactly the messages that it had; none is repeated."""
     draw = random.Random(f"{SEED} {number}")
     limits = [draw.random() < 0.5 for _ in range(3)]
 
@@ -275,7 +275,7 @@ def test_attempts_and_late_replies_are_played_in_the_conversation_that_they_had(
 
 
 def is_slow(request: Request) -> list[Any]:
-    """Call once; the reply's end comes long after."""
+    """Call once; the reply ends much later."""
     whole = asyncio.Event()
     asyncio.get_running_loop().call_later(1000, whole.set)
     call = ToolCall(id="c", name="limited", arguments={"n": 0})
@@ -285,7 +285,7 @@ def is_slow(request: Request) -> list[Any]:
 
 
 def test_a_call_s_time_begins_when_its_reply_is_whole() -> None:
-    """Its tool has a `timeout`, which is not for the reply."""
+    """Its tool has a `timeout`, which does not cover the reply."""
     execution = run_execution(lambda: Talk(True, ScriptedBackend(otherwise=is_slow)))
     assert execution.error is None
     assert [each["status"] for each in execution.result if each["role"] == "tool"] == ["ok", "ok"]
@@ -294,7 +294,7 @@ def test_a_call_s_time_begins_when_its_reply_is_whole() -> None:
 
 
 class InTheMiddle(Durable[str]):
-    """Reads a reply by itself, and calls before its end."""
+    """Reads a reply in its own code, and calls a tool before its end."""
 
     backend: Live[ScriptedBackend] = live()
 
@@ -305,8 +305,8 @@ class InTheMiddle(Durable[str]):
 
 
 def test_code_that_reads_a_reply_by_itself_cannot_call_before_its_end() -> None:
-    """It could wait for nothing: the reply comes no further meanwhile."""
+    """It would wait for itself, as the only reader."""
     execution = run_execution(lambda: InTheMiddle(ScriptedBackend("text")))
     assert isinstance(execution.error, ConfigurationError)
-    assert "in the middle of a reply" in str(execution.error)
+    assert "before the reply that the same code reads was complete" in str(execution.error)
     assert not any(row.kind == "intent" for row in execution.rows)

@@ -1,4 +1,4 @@
-"""D5: results meet the nodes they belong to, whatever runs beside them and in whatever order."""
+"""D5: nodes find their own results, whatever runs beside them and in whatever order."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Nothing(Durable[None]):
 class TwoKeys(Durable[str]):
     async def task(self) -> str:
         self.put_job(Nothing(1), key="a")
-        with pytest.raises(ConfigurationError, match="'a' is given to two"):
+        with pytest.raises(ConfigurationError, match=r"two .* have the key 'a'"):
             self.put_job(Nothing(2), key="a")
         await self.put_job(Nothing(2), key="b")
         return "ok"
 
 
 def test_a_key_is_given_once() -> None:
-    """The second put with the same key is refused, in every life."""
+    """The second put with the same key is refused in every execution."""
     assert kill_everywhere(TwoKeys).result == "ok"
 
 
 class Unlike(Durable[list[Any]]):
-    """Asks the same in two branches that stand beside each other."""
+    """Makes the same requests in two concurrent branches."""
 
     async def task(self) -> list[Any]:
         return await settle(*[branch(number) for number in (0, 1)])
@@ -52,7 +52,7 @@ async def branch(node: Node[Any], number: int) -> list[Any]:
 
 @pytest.mark.parametrize("seed", seeds(10))
 def test_equal_effects_of_two_branches_are_not_swapped(seed: int) -> None:
-    """Two branches that do the same twice get back each its own."""
+    """Each of two branches that do the same twice gets its own results again."""
     first = kill_everywhere(Unlike, seeds=(seed, seed + 1, None))
     assert len(first.disk.done) == 4
 
@@ -71,7 +71,7 @@ async def opaque(node: Node[Any], value: object) -> str:
 
 
 def test_what_nothing_tells_apart_needs_a_key() -> None:
-    """Tasks of one body that put the same with inputs that cannot be written are refused."""
+    """Tasks of one body that put equal nodes with inputs that cannot be stored are refused."""
     error = run_execution(Aside).error
     assert isinstance(error, ConfigurationError)
     assert "key=" in str(error)

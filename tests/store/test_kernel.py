@@ -1,4 +1,4 @@
-"""What tools keep in their process is gone in a later life of a run, and a model is told."""
+"""State that tools hold in their process is lost after a restart, and the model learns that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Computes(Durable[str]):
 async def test_a_python_session_says_in_a_later_life_that_its_variables_are_gone(
     tmp_path: Path,
 ) -> None:
-    """Once; and what it had said before comes from the journal."""
+    """Once; earlier results come from the journal."""
     steps: list[str] = []
     name = str(tmp_path / "runs.db")
     async with Journal(name) as journal, PythonKernel() as kernel:
@@ -57,7 +57,7 @@ async def test_a_python_session_says_in_a_later_life_that_its_variables_are_gone
 
 
 class Counter(Toolkit):
-    """Counts; only what reads says so."""
+    """Counts; only `read` returns the count."""
 
     @tool
     def add(self) -> int:

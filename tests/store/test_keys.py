@@ -1,4 +1,4 @@
-"""D18: the key of a backend is in nothing that is written of a run, whichever way it came."""
+"""D18: the key of a backend is in nothing that is written about a run, by any route."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORMS = [
 
 
 class Refused(Exception):
-    """A failure with a field of its own."""
+    """A failure with a field."""
 
     def __init__(self, text: str, header: dict[str, str]) -> None:
         super().__init__(text)
@@ -64,19 +64,19 @@ def give_bytes() -> bytes:
 
 @tool(effect="keyed")
 def echo() -> dict[str, str]:
-    """Say what it was called with."""
+    """Return the argument."""
     return {"header": KEY, KEY: "header"}
 
 
 @tool(effect="keyed")
 def refuse() -> str:
-    """Fail with what it was called with."""
+    """Fail with the argument."""
     return fail()
 
 
 @tool(effect="keyed")
 def oddly() -> str:
-    """Fail with what cannot be kept."""
+    """Fail with an error that cannot be stored."""
 
     class Local(Exception):
         pass
@@ -91,7 +91,7 @@ def ask(text: str) -> str:
 
 
 async def tell(task: Awaitable[Any]) -> str:
-    """Return what came of it, as a body sees it."""
+    """Return the outcome, as a body sees it."""
     try:
         return repr(await task)
     except Exception as error:
@@ -165,7 +165,7 @@ class Leaks(Durable[list[str]]):
         other = ScriptedBackend(f"The key is {KEY}.")
         said = await other.complete(Request([Message(role="user", content=f"Say {KEY}.")]))
         self.durable.conversation("said").add(said)
-        called = await self.durable.step(give, said.content)  # as it was said, or as it is played
+        called = await self.durable.step(give, said.content)  # from the model, or replayed
         return f"{self.durable.conversation('said').messages[0].content} {called}"
 
 
@@ -174,7 +174,7 @@ INSIDE = [way for way in WAYS if way not in ("answers", "signals")]
 
 
 async def answer(journal: Journal) -> None:
-    """Play the world outside of the run, which knows the key too."""
+    """Play the outside world, which also knows the key."""
     await wait_until(lambda: bool(journal._driven))
     for _ in range(2):
         await journal.signal(RUN_ID, "go", f"go with {KEY}")
@@ -191,14 +191,14 @@ async def answer(journal: Journal) -> None:
 
 
 def bytes_in(folder: Path) -> bytes:
-    """Return all that a journal has written there."""
+    """Return all bytes that a journal has written there."""
     every = [each for each in folder.glob("runs.db*") if each.is_file()]
     assert {each.name for each in every} >= {"runs.db", "runs.db-wal"}
     return b"".join(each.read_bytes() for each in every)
 
 
 def require_none(what: bytes) -> None:
-    """Raise unless the key is in nothing of it."""
+    """Require that they do not contain the key."""
     found = [form for form in FORMS if form in what]
     assert not found, what[max(what.index(found[0]) - 200, 0) :][:400]
 
@@ -211,7 +211,7 @@ def require_none_in(execution: Execution) -> None:
 
 @pytest.mark.parametrize("way", INSIDE)
 def test_what_comes_back_has_no_key_and_is_the_same_in_each_life(way: str) -> None:
-    """Whoever awaits it gets what is written, and is found again after each kill."""
+    """Each waiter gets the stored value, and after each kill finds it again."""
     first = kill_everywhere(lambda: Leaks([way]), live={"backend": BACKEND}, check=require_none_in)
     require_none_in(first)
     assert first.error is None
@@ -228,7 +228,7 @@ def test_in_any_order_and_over_several_kills(seed: int) -> None:
 
 
 async def test_no_byte_of_the_file_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the database nor its log, whoever sends what to the run from this process."""
+    """Neither the database nor its WAL, whatever this process sends to the run."""
     caplog.set_level(logging.DEBUG, "anabranch.store")
     async with Journal(tmp_path / "runs.db") as journal:
         beside = asyncio.create_task(answer(journal))
@@ -240,7 +240,7 @@ async def test_no_byte_of_the_file_has_it(tmp_path: Path, caplog: pytest.LogCapt
         waits = asyncio.create_task(
             journal.run(Leaks(["signals"]), run_id="waits", live={"backend": BACKEND})
         )
-        await wait_until(lambda: any(kept._ledger.run_id == "waits" for kept in journal._driven))
+        await wait_until(lambda: any(kept._execution.run_id == "waits" for kept in journal._driven))
         await journal.cancel("waits", f"because of {KEY}")
         with pytest.raises(NodeCancelled) as cancelled:
             await waits
@@ -261,9 +261,9 @@ class Round(Durable[None]):
 
 
 async def test_inputs_with_a_key_are_refused() -> None:
-    """They say which run it is, so that nothing can be cut out: it is not begun."""
+    """Inputs identify the run, so no part of them can be removed: it does not begin."""
     async with Journal(":memory:") as journal:
-        with pytest.raises(NotStorable, match=r"Round\.header has the key of a backend"):
+        with pytest.raises(NotStorable, match=r"Round\.header contains the key of a backend"):
             await journal.run(Round(KEY), run_id="r", live={"backend": BACKEND})
         with pytest.raises(NotStorable, match=r"Live\[\.\.\.\]"):
             await journal.start(Round(f"Bearer {KEY}", BACKEND), run_id="r")
@@ -271,7 +271,7 @@ async def test_inputs_with_a_key_are_refused() -> None:
 
 
 def test_so_are_those_of_a_round() -> None:
-    """The put raises it, in each life, and nothing of the round is written."""
+    """The put raises it, in each execution, and no row of the round is written."""
     first = kill_everywhere(lambda: Round(""), live={"backend": BACKEND}, check=require_none_in)
     assert isinstance(first.error, NotStorable)
     assert not any(row.kind == "root" for row in first.rows)
@@ -285,7 +285,7 @@ class Identity(Durable[UUID]):
 
 
 def test_a_result_that_is_nothing_without_the_key_is_refused() -> None:
-    """It fails at once, and not only when a later life cannot read it."""
+    """It fails at once, and not only when a later execution cannot decode it."""
     backend = connect(
         "http://localhost:9/v1", model="m", api_key="0c9d1b7e5a344f628e1d93b6a7c2d4f8"
     )
@@ -295,7 +295,7 @@ def test_a_result_that_is_nothing_without_the_key_is_refused() -> None:
 
 
 def test_what_another_process_sends_is_cut_where_it_is_taken() -> None:
-    """Who sends a letter knows no backend; the run gets it without the key, in each life."""
+    """The sender knows no backend; the run gets the letter without the key, in each execution."""
     disk = Disk()
 
     async def send(_: Journal) -> None:
@@ -312,7 +312,7 @@ def test_what_another_process_sends_is_cut_where_it_is_taken() -> None:
 
 
 class Client:
-    """Something of the user's own with a key."""
+    """An object of the user with a key."""
 
     def redact(self, text: str) -> str:
         return text.replace("word-of-mine", "---")
@@ -326,7 +326,7 @@ class Own(Durable[str]):
 
 
 class Image:
-    """Means something else by it."""
+    """An object whose `redact` does something else."""
 
     def redact(self, left: int, right: int) -> None:
         raise NotImplementedError
@@ -346,12 +346,12 @@ def test_what_is_live_and_means_something_else_by_redact_is_let_be() -> None:
 
 
 def test_whatever_is_live_and_redacts_has_a_say() -> None:
-    """An object in a `Live` field whose class has `redact(text)` is asked as a backend is."""
+    """An object in a `Live` field whose class has `redact(text)` is used like a backend."""
     assert run_execution(lambda: Own(Client())).result == "the ---, and nothing else"
 
 
 def test_a_backend_is_known_once_it_is_asked() -> None:
-    """One that the body makes, and that stands in no field."""
+    """Also one that the body creates, and that is in no field."""
 
     class Made(ScriptedBackend):
         def redact(self, text: str) -> str:
@@ -371,7 +371,7 @@ class Script(ScriptedBackend):
 
 
 async def test_a_session_of_an_agent_has_none(tmp_path: Path) -> None:
-    """Not in what it is told, what its tools give, or what it answers; and a cut call goes on."""
+    """Neither in its messages, nor its tools' results, nor its answer; a call resumes."""
     calls: list[str] = []
 
     @tool(effect="keyed")

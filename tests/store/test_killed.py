@@ -1,4 +1,4 @@
-"""D2, D7, D9, D13: real processes that die by SIGKILL, or are stopped, with a real file."""
+"""D2, D7, D9, D13: real processes that are killed by SIGKILL or stopped, with a real file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def killed(folder: Path, tool: str, kills: int) -> Any:
 
 
 def test_no_kill_doubles_or_loses_anything(tmp_path: Path) -> None:
-    """Two runs in one file, killed at random, right after an act, and within commits."""
+    """Two runs in one file, killed at random, right after an effect, and within commits."""
     said = killed(tmp_path, "asked", example_count(30, 500))
     assert said["found"] == {"doubled": 0, "lost": 0, "wrong": 0, "unpaid": 0}
     assert {"act", "statement"} <= said["killed"].keys()
 
 
 def test_the_same_doubles_where_nobody_outside_is_asked(tmp_path: Path) -> None:
-    """The control: each kill right after an act has doubled that, and nothing else is wrong."""
+    """The control: each kill right after an effect repeats it, and nothing else is wrong."""
     said = killed(tmp_path, "again", kills := example_count(4, 30))
     assert said["found"].pop("doubled") >= kills
     assert not any(said["found"].values())
@@ -53,7 +53,7 @@ def test_the_same_doubles_where_nobody_outside_is_asked(tmp_path: Path) -> None:
 
 @contextmanager
 def waiting(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a process with a run that waits, and kill it at last."""
+    """Start a process with a run that waits, and kill it at the end."""
     with subprocess.Popen(
         [sys.executable, "-c", f"from programs.killed import wait; wait({str(path)!r})"],
         stdout=subprocess.PIPE,
@@ -68,7 +68,7 @@ def waiting(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no signals that stop a process")
 async def test_a_stopped_process_keeps_its_run(tmp_path: Path) -> None:
-    """Nobody else gets the run meanwhile, though it may be written to; woken, it goes on."""
+    """Others cannot acquire the run, but may write to the file; after SIGCONT it continues."""
     path = tmp_path / "runs.db"
     with waiting(path) as child:
         assert child.stdout is not None
@@ -79,7 +79,7 @@ async def test_a_stopped_process_keeps_its_run(tmp_path: Path) -> None:
                 os.kill(child.pid, signal.SIGSTOP)
                 os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
 
-            await journal._file.call(stop)  # so that it is not in a commit of its own
+            await journal._file.call(stop)  # so that it is not in its own commit
             for _ in range(2):
                 with pytest.raises(RunBusy, match=f"process {child.pid}"):
                     await journal.run(Waits(), run_id="waits")
@@ -94,7 +94,7 @@ async def test_a_stopped_process_keeps_its_run(tmp_path: Path) -> None:
 
 
 async def test_a_stopped_process_that_is_killed_has_lost_its_run(tmp_path: Path) -> None:
-    """The lock goes with the process, also one that never woke."""
+    """The lock ends with the process, also if it never continued."""
     path = tmp_path / "runs.db"
     with waiting(path) as child:
         assert child.stdout is not None

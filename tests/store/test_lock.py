@@ -1,4 +1,4 @@
-"""The lock on a run: one holder at any moment, whoever comes and goes meanwhile."""
+"""The lock of a run: one owner at any moment, however many come and go."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.contract("D13")
 
 
 def test_there_is_never_a_second_holder(tmp_path):
-    """Also while the file of the lock is made and removed all the time."""
+    """Also while the file of the lock is created and removed all the time."""
     holders, most, taken, failures = [], [0], [0], []
 
     def work(number):
@@ -34,7 +34,7 @@ def test_there_is_never_a_second_holder(tmp_path):
                 holders.append(number)
                 most[0], taken[0] = max(most[0], len(holders)), taken[0] + 1
                 for _ in range(rng.randrange(3)):
-                    os.stat(tmp_path)  # lets others run
+                    os.stat(tmp_path)  # lets other threads run
                 most[0] = max(most[0], len(holders))
                 holders.remove(number)
                 lock.release()
@@ -55,7 +55,7 @@ def test_there_is_never_a_second_holder(tmp_path):
 def test_a_file_that_is_removed_between_its_opening_and_its_locking_keeps_others_out(
     tmp_path, monkeypatch
 ):
-    """The last holder removes it at that moment: the lock on it would be known to nobody."""
+    """The last owner removes it at that moment, so no other process would find the lock."""
     first, lock_file = RunLock(str(tmp_path / "runs.db"), "run"), _lock._lock
 
     def late(file):
@@ -70,7 +70,7 @@ def test_a_file_that_is_removed_between_its_opening_and_its_locking_keeps_others
 
 
 def test_runs_are_told_apart_whatever_their_names_are(tmp_path):
-    """Names that no file could have among them; paths to one file are one."""
+    """Also names that no file can have; several paths to one file are one."""
     (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
     names = ["", "a/b", "..", "a\0b", "x" * 1000, "\ud800", "grün"]
     locks = [RunLock(str(tmp_path / "runs.db"), name) for name in names]
@@ -83,7 +83,7 @@ def test_runs_are_told_apart_whatever_their_names_are(tmp_path):
 
 
 def test_a_reader_of_the_file_takes_nothing_away(tmp_path):
-    """As a backup reads it, in this process: a lock of the process would be gone."""
+    """A backup reads it in this process, which would release a lock of the process."""
     lock = RunLock(str(tmp_path / "runs.db"), "run")
     shutil.copytree(tmp_path, tmp_path.parent / "copy")
     with pytest.raises(RunBusy):
@@ -92,18 +92,18 @@ def test_a_reader_of_the_file_takes_nothing_away(tmp_path):
 
 
 def test_a_lock_that_nobody_filled_in_names_nobody(tmp_path):
-    """Its holder was stopped between the lock and its name."""
+    """Its owner was stopped between the lock and its name."""
     lock = RunLock(str(tmp_path / "runs.db"), "run")
     (path,) = (tmp_path / "runs.db-locks").iterdir()
     os.truncate(path, 0)
-    with pytest.raises(RunBusy, match="taken by another process: it can") as error:
+    with pytest.raises(RunBusy, match="in use by another process: wait") as error:
         RunLock(str(tmp_path / "runs.db"), "run")
     assert (error.value.pid, error.value.since) == (None, None)
     lock.release()
 
 
 def test_a_full_disk_keeps_no_lock_back(tmp_path, monkeypatch):
-    """Who has it cannot be written then; it is had all the same, and given back."""
+    """The name of the owner cannot be written, but the lock works, and is released."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_no_lock_back(tmp_path, monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "b", None])), max_size=12))
 def test_a_reserved_name_is_one_journals_alone(tmp_path_factory, steps):
-    """Whoever reserves and lets go meanwhile; a run of the same name is nobody's concern."""
+    """However often it is reserved and released; a run of the same name is not affected."""
     path = tmp_path_factory.mktemp("reserved") / "runs.db"
     journals = [Journal(path) for _ in range(3)]
     stacks = [ExitStack() for _ in journals]
@@ -141,13 +141,13 @@ def test_a_reserved_name_is_one_journals_alone(tmp_path_factory, steps):
 
 
 def test_in_memory_a_reserved_name_keeps_nobody_out():
-    """As each such journal is its own."""
+    """Each journal in memory is separate."""
     with Journal(":memory:").reserve("a"), Journal(":memory:").reserve("a"):
         pass
 
 
 def test_where_no_name_can_be_reserved_the_error_says_why(tmp_path):
-    """As of any other trouble with the file."""
+    """Like any other error of the file."""
     (tmp_path / "runs.db-locks").write_text("no folder")
     with (
         pytest.raises(JournalError, match="could not be used"),

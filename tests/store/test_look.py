@@ -1,4 +1,4 @@
-"""What a run waits for, as somebody sees it who does not drive it; and a run taken up by name."""
+"""The waits of a run, as another process sees them; a run that is resumed by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("D1")
 
 
 class Waiting(Durable[str]):
-    """Waits for the first of a signal and a time; the other one is waited for no more."""
+    """Waits for the first of a signal and a time, and gives up the other wait."""
 
     async def task(self) -> str:
         async with asyncio.TaskGroup() as group:
@@ -26,7 +26,7 @@ class Waiting(Durable[str]):
 
 
 async def waits(journal: Journal, run_id: str, *wanted: str) -> None:
-    """Return once the run waits for these."""
+    """Return once the run has these waits."""
     async with asyncio.timeout(30):
         seen = None
         while [each.name or each.kind for each in (await journal.look(run_id)).waits] != [*wanted]:
@@ -34,7 +34,7 @@ async def waits(journal: Journal, run_id: str, *wanted: str) -> None:
 
 
 async def test_a_run_says_what_it_waits_for(tmp_path: Any) -> None:
-    """What has come, and what the run itself gave up, it waits for no more; nor when it is over."""
+    """Waits that have ended, or that the run gave up, are not listed; none after its end."""
     name = str(tmp_path / "runs.db")
     async with Journal(name) as journal, Journal(name) as other:
         await journal.start(Waiting(), run_id="run")
@@ -73,12 +73,12 @@ async def test_a_fork_has_the_rows_up_to_a_number_that_is_there(tmp_path: Any) -
             3,
         ]
         for at in (-1, 4):
-            with pytest.raises(ValueError, match="at= is from 0 to 3"):
+            with pytest.raises(ValueError, match="at= must be from 0 to 3"):
                 await journal.fork("run", "new", at=at)
 
 
 async def test_only_what_is_over_is_purged(tmp_path: Any) -> None:
-    """Of one state, or of all in which a run is over."""
+    """Of one state, or of all states of runs that are over."""
     states = ("completed", "failed", "cancelled", "suspended", "parked")
     async with open_journal(tmp_path / "runs.db") as file:
         for state in states:
@@ -88,7 +88,7 @@ async def test_only_what_is_over_is_purged(tmp_path: Any) -> None:
         async with Journal(str(tmp_path / "runs.db")) as journal:
             assert await journal.purge(0) == 0
             assert await journal.purge(2e10, state="failed") == 1
-            with pytest.raises(ValueError, match="only runs that are over"):
+            with pytest.raises(ValueError, match="only such runs can be removed"):
                 await journal.purge(2e10, state="parked")
             assert await journal.purge(2e10) == 2
             left = {each.run_id for each in await journal.runs()}

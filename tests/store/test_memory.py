@@ -1,4 +1,4 @@
-"""What agents remember below a durable job: the same in each life, or it is refused."""
+"""The memory of agents below a durable job is the same in each execution, or it is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIED = Retry(attempts=3, on=StreamInterrupted, backoff=1)
 
 
 class Moody:
-    """Breaks off, hangs or answers, and never says the same again."""
+    """Breaks off, hangs or answers, and never twice alike."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -56,7 +56,7 @@ async def ask(node: Any, agent: Agent[Any], how: str, number: int) -> None:
 
 
 class Asks(Durable[list[str]]):
-    """Asks one agent several times, in several ways, and tells what it remembers then."""
+    """Calls one agent several times, in several ways, and returns its memory."""
 
     hows: list[str]
     agent: Live[Agent[Any]] = live()
@@ -71,9 +71,9 @@ class Asks(Durable[list[str]]):
 
 @pytest.mark.parametrize("number", range(example_count(4, 60)))
 def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
-    """No reply that is kept is asked for again, whatever was cut short before it.
+    """No recorded reply is requested again, whatever was cut off before it.
 
-    Also if the agent lives longer than a life of the run, or summarises what it has heard.
+    Also if the agent object outlives an execution, or summarises its memory.
     """
     draw = random.Random(f"{SEED} {number}")
     ways = ["plain", "limit", "tries", "cancel", "twice"]
@@ -110,7 +110,7 @@ def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
 
 
 class Turn(Durable[str]):
-    """One question, in a job whose answer is kept."""
+    """One question, in a job whose answer is recorded."""
 
     session: str
     agent: Live[Agent[Any]] = live()
@@ -120,7 +120,7 @@ class Turn(Durable[str]):
 
 
 class Turns(Durable[list[str]]):
-    """Asks by itself, then has others ask in sessions, then asks again."""
+    """Asks in its body, then by jobs in sessions, then in its body again."""
 
     sessions: list[str]
     asks_again: bool
@@ -144,7 +144,7 @@ def turns(sessions: list[str], *, again: bool) -> Execution:
 
 
 def test_what_a_job_has_heard_that_does_not_run_again_is_no_memory_of_others():
-    """A later life would forget it in silence; in a session of its own, or a last one, it may."""
+    """A later execution would silently forget it; its own session, or its last use, is allowed."""
     for sessions, again in ((["s", "s"], False), (["t", "t"], False), (["s"], True)):
         execution = turns(sessions, again=again)
         assert isinstance(execution.error, ConfigurationError)
@@ -154,7 +154,7 @@ def test_what_a_job_has_heard_that_does_not_run_again_is_no_memory_of_others():
 
 
 class Talks(Durable[list[str]]):
-    """Two talk, longer than they may; then they talk again."""
+    """Two agents converse for longer than allowed; then again."""
 
     pair: Live[list[ConversableAgent]] = live()
 
@@ -172,7 +172,7 @@ async def talk(node: Any, one: ConversableAgent, two: ConversableAgent, said: st
 
 
 def test_agents_that_talk_forget_a_talk_that_took_too_long():
-    """As a later life does, which does not hold it again."""
+    """Like a later execution, which does not repeat that conversation."""
 
     def answer(request: Request) -> Any:
         slow = request.messages[-1].content == "slow"
@@ -190,7 +190,7 @@ def test_agents_that_talk_forget_a_talk_that_took_too_long():
 
 
 class TalksTwice(Durable[list[str]]):
-    """Several talk at once, then again."""
+    """Several agents converse at once, then again."""
 
     backend: Live[ScriptedBackend] = live()
 
@@ -203,7 +203,7 @@ class TalksTwice(Durable[list[str]]):
 
 
 def test_who_was_at_a_talk_remembers_it_at_the_next_one():
-    """Also those who had not had their turn when it ended: each life ends it so."""
+    """Also members whose turn had not come at its end: each execution ends it so."""
     backend = ScriptedBackend(otherwise=lambda request: "word")
     first = kill_everywhere(lambda: TalksTwice(backend))
     assert {f"{name}: {said}" for name in "abc" for said in ("go", "go on")} <= set(first.result)

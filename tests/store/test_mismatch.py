@@ -1,4 +1,4 @@
-"""D8, D15: where code does not fit its journal the run is parked, whoever catches the error."""
+"""D8, D15: a run whose code does not match its journal is parked, also if it catches the error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.tools import tool
 
 pytestmark = pytest.mark.contract("D8")
 
-# What the code says now.
+# The current version of the code.
 NOW: dict[str, Any] = {}
 
 
@@ -47,7 +47,7 @@ class Gives(Durable[int]):
 
 
 class Changes(Durable[str]):
-    """Does a thing in one of several places, and goes on whatever is raised there."""
+    """Makes a call in one of several places, and continues after any exception there."""
 
     where: str
 
@@ -89,7 +89,7 @@ WHERES = ["message", "recovered", "effect", "tool", "failure", "result"]
 def test_a_mismatch_parks_the_run_wherever_it_is_caught(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is added, nothing more is done, it says why; with the old code the run goes on."""
+    """No row and no effect follows, and the error says why; with the old code the run continues."""
     NOW["word"] = "one"
     first = run_execution(lambda: Changes(where))
     kinds = {"failure": "failure", "result": "result", "message": "message", "recovered": "message"}

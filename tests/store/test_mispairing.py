@@ -1,7 +1,7 @@
-"""D5: results meet the nodes they belong to, also of equal inputs, in each order of both lives.
+"""D5: nodes find their own results, also with equal inputs and in any order of both executions.
 
-Every answer is another one, and says which it was. After a kill at any row each branch gets what
-it had got, as far as that was on the disk; what was not, is asked for again.
+All answers differ and identify themselves. After a kill at any row each branch gets its recorded
+answers again, and requests the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.contract("D5")
 
 
 class World:
-    """Gives to each who asks a number that nobody else has got."""
+    """Gives each caller another number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(100)
@@ -53,7 +53,7 @@ async def steps_at_once(node: Node[Any], world: World) -> list[int]:
 
 @handler
 async def prompts(node: Node[Any], world: World) -> list[int]:
-    """Ask the same twice."""
+    """Make the same request twice."""
     found = []
     for _ in range(2):
         await pause()
@@ -65,13 +65,13 @@ async def prompts(node: Node[Any], world: World) -> list[int]:
 
 @handler
 async def nested(node: Node[Any], world: World) -> list[int]:
-    """Have others do it, of which nothing is said but what they do."""
+    """Put handlers that differ only in their calls."""
     below = [node.call_handler(each(world)) for each in (steps, prompts, steps)]
     return [number for each in below for number in await each]
 
 
 class Kept(Durable[list[int]]):
-    """The same in a durable job, none of whose inputs differ."""
+    """The same in a durable job, with equal inputs."""
 
     world: Live[World] = later()
 
@@ -88,7 +88,7 @@ async def kept(node: Node[Any], world: World) -> list[int]:
 
 @handler
 async def keyed(node: Node[Any], world: World) -> list[int]:
-    """Put the same in an order that differs in each life: the keys say which is which."""
+    """Put equal jobs in an order that differs between executions: their keys identify them."""
     put = {}
     for key in random.sample("abc", 3):
         put[key] = DurableCalls(node).step(world.load, "same", key=key)
@@ -117,7 +117,7 @@ class Branches(Durable[list[list[int]]]):
 
 @pytest.mark.parametrize("what", BRANCHES)
 def test_each_branch_gets_back_what_it_had_got(what: str) -> None:
-    """Two plain branches that stand beside each other and do the same, in each order."""
+    """Two plain concurrent branches that do the same, in each order."""
     met = set()
 
     async def main() -> None:
@@ -140,4 +140,4 @@ def test_each_branch_gets_back_what_it_had_got(what: str) -> None:
         )
 
     explore(main, seeds=range(SEED, SEED + example_count(80, 3000)))
-    assert len(met) > 1  # orders differed
+    assert len(met) > 1  # the orders differed

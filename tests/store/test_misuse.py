@@ -1,4 +1,4 @@
-"""A journal that is used wrongly: one clear error, which says what to do, and nothing is lost."""
+"""A journal that is used wrongly: one clear error with a remedy, and nothing is lost."""
 
 import asyncio
 import math
@@ -62,7 +62,7 @@ ODD = ["", "\n", "a\0b", "a\x1b[31m", "a\ud800", "x" * 1001, None, 5, b"x", True
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 async def test_a_name_that_could_not_be_written_or_shown(name: Any, tmp_path: Path) -> None:
-    """It is refused where a run begins; elsewhere there is no such run. Nothing is made."""
+    """Refused at the start of a run; other calls find no such run. Nothing is created."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.start(Plain(), run_id="5")
         refused = [
@@ -72,7 +72,7 @@ async def test_a_name_that_could_not_be_written_or_shown(name: Any, tmp_path: Pa
             lambda: journal.signal("5", name),
         ]
         for call in refused:
-            with pytest.raises(ConfigurationError, match="is a text of 1 to 1,000 characters"):
+            with pytest.raises(ConfigurationError, match="must be a text of 1 to 1,000 characters"):
                 await call()
         missing = [
             lambda: journal.look(name),
@@ -90,7 +90,7 @@ async def test_a_name_that_could_not_be_written_or_shown(name: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["../x", " ", "a/b", "\N{GRINNING FACE}", "x" * 1000, "a'b\"c%_"])
 async def test_a_name_may_be_any_text(name: str, tmp_path: Path) -> None:
-    """It names a run, and no file."""
+    """It names a run, not a file."""
     async with Journal(tmp_path / "runs.db") as journal:
         assert await journal.run(Plain(), run_id=name) == "ok"
         assert (await journal.look(name)).run.state == "completed"
@@ -100,16 +100,16 @@ async def test_a_name_may_be_any_text(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("journal", [5, b"runs.db", True, ["runs.db"], {}, Journal, None])
 def test_a_journal_is_a_name_or_a_path(journal: Any) -> None:
-    """Anything else is a `TypeError`, before a loop is made."""
-    with pytest.raises(TypeError, match="a journal is the name of a file, or a path"):
+    """Anything else is a `TypeError`, without an event loop."""
+    with pytest.raises(TypeError, match="the name of a journal must be a text or a path"):
         Journal(journal)
     if journal is not None:
-        with pytest.raises(TypeError, match="a journal is the name of a file, or a path"):
+        with pytest.raises(TypeError, match="the name of a journal must be a text or a path"):
             run(Plain(), journal=journal, run_id="r")
 
 
 def test_an_address_is_no_file_and_its_password_is_not_said() -> None:
-    """Such a journal is not there yet."""
+    """Such a journal does not exist yet."""
     with pytest.raises(JournalError, match="name a file of this machine") as error:
         Journal("postgresql://me:secret@server/runs")
     assert "secret" not in f"{error.value} {error.value.journal}"
@@ -119,13 +119,13 @@ def test_an_address_is_no_file_and_its_password_is_not_said() -> None:
     "options", [{"grace": -1}, {"grace": math.nan}, {"max_recoveries": -1}], ids=str
 )
 def test_options_of_a_journal_are_checked(options: dict[str, Any]) -> None:
-    """Where they are given."""
-    with pytest.raises(ValueError, match=f"{next(iter(options))}= is a number"):
+    """In the constructor."""
+    with pytest.raises(ValueError, match=f"{next(iter(options))}= must be a number"):
         Journal("runs.db", **options)
 
 
 def test_run_opens_a_journal_that_is_not_open(tmp_path: Path) -> None:
-    """So that its options can be given; and a path is as good as a name."""
+    """So its options can be set; a path works as well as a name."""
     journal = Journal(tmp_path / "runs.db", grace=1)
     assert run(Plain(), journal=journal, run_id="r") == "ok"
     assert not journal.is_open
@@ -133,7 +133,7 @@ def test_run_opens_a_journal_that_is_not_open(tmp_path: Path) -> None:
 
 
 async def test_a_journal_before_after_and_again(tmp_path: Path) -> None:
-    """One that is not open says so; a second opening is refused, one after the close is not."""
+    """One that is not open says so; a second opening is refused, but not after a close."""
     journal = Journal(tmp_path / "runs.db")
     with pytest.raises(JournalError, match="open it here: async with Journal"):
         await journal.runs()
@@ -142,14 +142,14 @@ async def test_a_journal_before_after_and_again(tmp_path: Path) -> None:
             async with journal:
                 pass
         await journal.start(Plain(), run_id="r")
-    with pytest.raises(JournalError, match="is closed: open it anew"):
+    with pytest.raises(JournalError, match="is closed: open it again"):
         await journal.runs()
     async with journal:
         assert await journal.run(Plain(), run_id="r") == "ok"
 
 
 async def test_a_journal_belongs_to_the_loop_that_opened_it(tmp_path: Path) -> None:
-    """Another loop is told; another journal of the same file works there."""
+    """In another loop it raises; another journal of the same file works there."""
 
     def elsewhere(journal: Journal) -> None:
         with pytest.raises(JournalError, match="open another Journal of this file here"):
@@ -168,11 +168,11 @@ class Hears(Durable[list[str]]):
 
 @pytest.mark.parametrize("name", ["runs.db", ":memory:"])
 def test_a_journal_hears_what_is_sent_in_each_loop_that_opens_it(name: str, tmp_path: Path) -> None:
-    """One after the other, as `asyncio.run` makes them: none is in the way of the next."""
+    """One loop after the other, as `asyncio.run` creates them: none disturbs the next."""
     journal = Journal(name if name == ":memory:" else tmp_path / name)
 
     async def letters_of(run_id: str) -> int:
-        for _ in range(5):  # the journal comes to wait for what is sent meanwhile
+        for _ in range(5):  # then the journal begins to wait for letters
             rows = (await journal.look(run_id)).rows
         return sum(row.kind == "letter" for row in rows)
 
@@ -197,31 +197,31 @@ def test_a_journal_hears_what_is_sent_in_each_loop_that_opens_it(name: str, tmp_
 
 @pytest.mark.parametrize("given", [5, "thing", [("thing", 1)]])
 async def test_what_is_wrong_with_live_leaves_the_run_free(given: Any, tmp_path: Path) -> None:
-    """Nobody has the run after that, and it can be taken up."""
+    """After that the run is free, and can be resumed."""
     async with Journal(tmp_path / "runs.db") as journal:
-        with pytest.raises(TypeError, match="live= is a dict"):
+        with pytest.raises(TypeError, match="live= must be a dict"):
             await journal.run(Needs(), run_id="r", live=given)
-        with pytest.raises(ConfigurationError, match=r"Needs.thing is live"):
+        with pytest.raises(ConfigurationError, match=r"Needs.thing is missing"):
             await journal.run(Needs(), run_id="r", live={"number": 5})
         assert await journal.run(Needs(), run_id="r", live={"thing": 1, "other": 2}) == "0 1"
 
 
 @pytest.mark.parametrize("before", ["2026-01-01", None, math.nan])
 async def test_a_purge_needs_a_time(before: Any, tmp_path: Path) -> None:
-    """SQLite would take a text for later than all times, and remove everything."""
+    """SQLite sorts a text after all numbers, and would remove everything."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.run(Plain(), run_id="r")
-        with pytest.raises(TypeError, match=r"as time\.time\(\) gives it"):
+        with pytest.raises(TypeError, match=r"as time\.time\(\) returns it"):
             await journal.purge(before)
-        with pytest.raises(ValueError, match="there is no state 'over'"):
+        with pytest.raises(ValueError, match="not 'over'"):
             await journal.runs("over")
-        with pytest.raises(ValueError, match="limit= is a number"):
+        with pytest.raises(ValueError, match="limit= must be a number"):
             await journal.runs(limit=-1)
         assert len(await journal.runs()) == 1
 
 
 async def test_a_result_that_is_too_large_is_a_failure_that_is_kept(tmp_path: Path) -> None:
-    """It is not done again and again."""
+    """It is not repeated forever."""
     RAN.clear()
     for _ in range(2):
         async with Journal(tmp_path / "runs.db") as journal:
@@ -247,7 +247,7 @@ async def test_a_result_that_is_too_large_is_a_failure_that_is_kept(tmp_path: Pa
     ],
 )
 async def test_a_transaction_cannot_harm_the_journal(statement: str, tmp_path: Path) -> None:
-    """Its tables are read-only there, and what the file is cannot be changed."""
+    """The journal's tables are read-only there, and the file's settings cannot be changed."""
     async with Journal(tmp_path / "runs.db") as journal:
         with pytest.raises(Exception, match="not authorized"):
             await journal.run(Harms(statement), run_id="r")
@@ -265,14 +265,14 @@ async def test_a_transaction_of_a_run_that_is_lost_does_not_wait(tmp_path: Path)
             return "never"
 
     async with Journal(tmp_path / "runs.db") as journal, asyncio.timeout(20):
-        with pytest.raises(Exception, match="no longer owned here"):
+        with pytest.raises(Exception, match="no longer owns the run"):
             await journal.run(Lost(), run_id="r")
 
 
 def test_the_lock_stands_beside_the_file_wherever_the_process_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run is claimed once, also after the process has changed its folder."""
+    """A run has one owner, also after the process has changed its folder."""
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
 
@@ -288,7 +288,7 @@ def test_the_lock_stands_beside_the_file_wherever_the_process_goes(
 
 
 def test_the_class_of_a_run_may_stand_in_a_function(tmp_path: Path) -> None:
-    """As long as the job is given; another class of that name is another's."""
+    """If the job is passed; another class of that name belongs to another run."""
 
     def make(result: str) -> Durable[str]:
         class Inner(Durable[str]):
@@ -309,7 +309,7 @@ def test_the_class_of_a_run_may_stand_in_a_function(tmp_path: Path) -> None:
 async def test_a_mismatch_leaves_a_run_that_is_over_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays completed, and is no run that waits for a person."""
+    """It stays completed, and does not wait for a person."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.run(Plain(), run_id="r")
         monkeypatch.setattr(Plain, "_node_version", 2)
@@ -321,7 +321,7 @@ async def test_a_mismatch_leaves_a_run_that_is_over_as_it_is(
 async def test_a_clock_that_is_set_back_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows keep their order, the run ends, and can be seen and removed."""
+    """Rows keep their order, the run ends, and can be viewed and purged."""
     clock = time.time
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.start(Needs(), run_id="r")
@@ -334,7 +334,7 @@ async def test_a_clock_that_is_set_back_loses_nothing(
 
 
 def test_a_journal_of_a_parent_is_not_the_childs(tmp_path: Path) -> None:
-    """A fork is told so, and its parent goes on."""
+    """The fork gets an error, and the parent continues."""
     text = """
 from anabranch.store import Durable, Journal
 class P(Durable[str]):
@@ -356,4 +356,4 @@ asyncio.run(main())
 """
     with journal_process(tmp_path / "runs.db", text) as child:
         said, _ = child.communicate(timeout=30)
-    assert said.splitlines() == ["was opened by another process, or not at all", "ok"]
+    assert said.splitlines() == ["is not open in this process", "ok"]

@@ -1,4 +1,4 @@
-"""D8, D15: an edit that moves a call or renames its tool does nothing twice."""
+"""D8, D15: an edit that moves a call or renames its tool repeats nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Plain(Job[str]):
 
 
 class Settle(Durable[str]):
-    """Has another name, and calls the same."""
+    """The same call in a job of another name."""
 
     n: int
 
@@ -153,7 +153,7 @@ async def pay_beside(job: Any) -> Any:
 
 
 async def then_other(job: Any) -> Any:
-    """The recorded call's node is still put, without the call."""
+    """Put the node of the recorded call, which makes no call now."""
     await job.put_job(Empty())
     return await job.durable.call(charge, 1)
 
@@ -188,7 +188,7 @@ def with_code(code: Callable[[Any], Any], *left: Any) -> Execution:
         CODE.pop()
 
 
-# The same job below the same node, and the same call of the same node, are no edit.
+# The same job below the same node, or the same call of the same node, is not an edit.
 SAME = [(child, each) for each in (left, gathered, settled, in_time, in_group)]
 SAME += [(each, each) for each in PLACES] + [(here, then_other)]
 MOVES = [(one, other) for one in PLACES for other in EDITS if (one, other) not in SAME]
@@ -201,7 +201,7 @@ MOVES += [(here, renamed), (below, renamed_below)]
 def test_a_call_that_an_edit_has_moved_parks_the_run_before_it_is_done(
     before: Callable[[Any], Any], after: Callable[[Any], Any]
 ) -> None:
-    """The message says where the call was and where it is; with the old code the run goes on."""
+    """The message says where the call was and is; with the old code the run continues."""
     first = with_code(before)
     for rows in (1, 2):
         execution = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
@@ -211,7 +211,7 @@ def test_a_call_that_an_edit_has_moved_parks_the_run_before_it_is_done(
         assert str(execution.error).count("Commander/Shop#1") == 2
         new = [text for key, text in execution.disk.done.items() if key not in first.disk.done]
         assert not any("charge 1" in text or "bill" in text for text in new)
-        # As often as it is tried.
+        # On each try.
         again = with_code(after, execution.disk)
         assert isinstance(again.error, JournalMismatch)
         assert again.disk.done == execution.disk.done
@@ -219,7 +219,7 @@ def test_a_call_that_an_edit_has_moved_parks_the_run_before_it_is_done(
 
 
 def test_a_call_that_an_earlier_release_recorded_is_found_and_no_other_takes_its_place() -> None:
-    """Its journals do not say what a call was given, and where: the caller alone is known."""
+    """Its journal has neither the inputs nor the path of a call, but only the caller."""
     first = with_code(here)
     intent = json.loads(first.rows[0].value)
     del intent["inputs"]
@@ -235,7 +235,7 @@ def copied(disk: Disk) -> Disk:
     return disk.cut(len(disk.rows[RUN_ID]), disk.done)
 
 
-# --- code that has not changed
+# --- unchanged code
 
 
 @handler
@@ -266,7 +266,7 @@ LOCKS: list[Any] = []
 
 @pytest.mark.parametrize("seed", seeds(example_count(10, 1000)))
 def test_calls_behind_a_lock_are_made_in_any_order(seed: int) -> None:
-    """One that gets the lock first this time is not held for one that got it first before."""
+    """A call that gets the lock first is not held for the one that had it first before."""
     draw = random.Random(seed)
     TURNS.append([0] * 5)
     try:
@@ -283,7 +283,7 @@ def test_calls_behind_a_lock_are_made_in_any_order(seed: int) -> None:
 
 
 def test_a_call_that_is_held_for_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """As long as the recorded one may come: nobody can tell what is done after an event."""
+    """As long as the recorded call may come, which may follow any event."""
     gate = asyncio.Event()
 
     async def beside_an_event(job: Any) -> Any:
@@ -305,7 +305,7 @@ def test_a_call_that_is_held_for_long_is_reported(caplog: pytest.LogCaptureFixtu
     assert execution.disk.done == first.disk.done
 
 
-# --- names that stay
+# --- keys
 
 
 async def named(job: Any) -> Any:
@@ -330,7 +330,7 @@ async def named_below(job: Any) -> Any:
 
 
 async def named_again(job: Any) -> Any:
-    """Fail once the call is made; the next attempt makes it in another place."""
+    """Fail after the call; the next attempt makes it in another place."""
     return await job.put_job(Again(), retry=Retry(attempts=2, on=KeyError, backoff=0))
 
 
@@ -357,7 +357,7 @@ NAMED = [named, named_bill, named_inputs, named_child, named_below, named_again]
 def test_a_call_with_a_key_is_found_wherever_it_is_now(
     before: Callable[[Any], Any], after: Callable[[Any], Any]
 ) -> None:
-    """In another job, of a tool with another name, with other inputs: it is not made again."""
+    """In another job, of a renamed tool, with other inputs: it is not repeated."""
     first = with_code(before)
     assert len(first.disk.done) == 1
     for rows in range(1, len(first.rows)):
@@ -393,7 +393,7 @@ async def key_in_one_body(job: Any) -> Any:
 def test_a_key_that_two_calls_have_is_refused(code: Callable[[Any], Any]) -> None:
     execution = with_code(code)
     assert isinstance(execution.error, ConfigurationError)
-    assert "'pay' is given to two" in str(execution.error)
+    assert "have the key 'pay'" in str(execution.error)
 
 
 async def other_keys(job: Any) -> Any:
@@ -405,7 +405,7 @@ async def keys_swapped(job: Any) -> Any:
 
 
 def test_calls_with_other_keys_are_other_calls() -> None:
-    """Though they have the same inputs: none is held for another."""
+    """Although they have the same inputs: none is held for another."""
     first = with_code(other_keys)
     assert len({*first.result}) == 2
     execution = with_code(keys_swapped, Kill(2, frozenset()).of(first))

@@ -1,4 +1,4 @@
-"""D20: outside a durable run nothing is silently not durable."""
+"""D20: outside a durable run, nothing is silently not durable."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_a_thread_is_refused_what_only_the_loop_can_keep(how: str) -> None
 
 
 async def test_another_task_is_in_the_run_by_the_node_at_which_it_puts() -> None:
-    """At the commander on which a run is driven beside other work, it is in none."""
+    """At the commander that drives a run beside other work, it belongs to no run."""
     put, done = asyncio.Event(), asyncio.Event()
     jobs: list[Does] = []
 

@@ -41,7 +41,7 @@ Said = Message | str
 
 
 def script(*replies: Said) -> ScriptedBackend:
-    """Answer with the reply whose turn it is in the run: nobody speaks at once here."""
+    """Answer with the next reply of the run: no requests are concurrent here."""
 
     def answer(request: Request) -> Said:
         rows = memory_journal.mounted[-1].rows[RUN_ID]
@@ -69,7 +69,7 @@ def json_of(**fields: Any) -> str:
 
 
 class Door:
-    """Opens when pulled; what is done to it is done outside, once."""
+    """Opens when pulled; each action is an effect."""
 
     async def reset(self) -> str:
         return "A door."
@@ -81,7 +81,7 @@ class Door:
 
 
 class Kind(Durable[list[str]]):
-    """Something with a backend; what is said is the result."""
+    """A job that calls a backend; its result is the text of the replies."""
 
     backend: Live[Backend] = later()
 
@@ -111,7 +111,7 @@ class Plans(Kind):
 
 
 class Own(Kind):
-    """Agents with tools of which a function names the next."""
+    """Agents with tools whose order a function chooses."""
 
     async def task(self) -> list[str]:
         def next_agent(obs: str | None, state: State) -> str | None:
@@ -162,7 +162,7 @@ class Again(Kind):
 
 
 class InARow(Kind):
-    """A step agent and one that summarises what it has read, twice."""
+    """A step agent and an agent that summarises its memory, twice."""
 
     async def task(self) -> list[str]:
         memory = SummaryMemory(self.backend, max_tokens=12)
@@ -223,7 +223,7 @@ def test_what_was_said_and_done_stays_after_any_kill(
 
 
 def test_a_person_types_no_line_again() -> None:
-    """What was typed is kept; only the line that was being typed is asked for anew."""
+    """Typed lines are recorded; only the line in progress is requested again."""
 
     def make() -> WithAPerson:
         return WithAPerson(script(looks("you"), "Hi.", "Well.", "Bye."))

@@ -1,4 +1,4 @@
-"""`partials=`: what a model says can be read while it grows, also from another process."""
+"""`partials=`: a growing reply can be read, also by another process."""
 
 import asyncio
 import subprocess
@@ -36,7 +36,7 @@ def story(*, length: int = 20) -> ScriptedBackend:
 
 
 def test_a_run_with_partials_goes_on_like_any_other() -> None:
-    """After any kill: a partial is no reply, and is never played."""
+    """After any kill: a partial is not a reply, and is never replayed."""
     first = kill_everywhere(lambda: Ask(story()), partials=0.05)
     partials = [row for row in first.rows if row.kind == "partial"]
     assert 20 < len(partials) < 60
@@ -45,13 +45,13 @@ def test_a_run_with_partials_goes_on_like_any_other() -> None:
 
 
 def test_without_partials_nothing_of_a_reply_is_written_before_its_end() -> None:
-    """They cost nothing where nobody has asked for them."""
+    """Without the option they cost nothing."""
     kinds = [row.kind for row in run_execution(lambda: Ask(story())).rows]
     assert "partial" not in kinds
 
 
 def test_whoever_looks_reads_a_beginning_of_the_reply_that_grows_with_it() -> None:
-    """In each moment; it is at most so old, and gone when the reply is whole."""
+    """At each moment: it is a little old at most, and removed when the reply is complete."""
 
     async def main() -> None:
         disk = Disk()
@@ -73,7 +73,7 @@ def test_whoever_looks_reads_a_beginning_of_the_reply_that_grows_with_it() -> No
 
 
 def test_a_reply_that_is_asked_for_again_begins_again() -> None:
-    """What a dead process has heard is there until the next one hears more."""
+    """The text from a dead process stays until the next execution receives more."""
     first = run_execution(lambda: Ask(story()), partials=0.1)
     numbers = [row.seq for row in first.rows if row.kind == "partial"]
     disk = Kill(numbers[3], frozenset()).of(first)
@@ -90,7 +90,7 @@ def test_a_reply_that_is_asked_for_again_begins_again() -> None:
 
 
 def test_a_reply_that_breaks_off_is_not_shown_any_more() -> None:
-    """It will not be whole."""
+    """It will never be complete."""
     broken: list[Any] = [TEXT, Delta(text=TEXT), BackendUnavailable("gone")]
     backend = ScriptedBackend(broken, delay=0.2)
 
@@ -108,14 +108,14 @@ def test_a_reply_that_breaks_off_is_not_shown_any_more() -> None:
 
 
 class Redacting(ScriptedBackend):
-    """Has a key."""
+    """A backend with a key."""
 
     def redact(self, text: str) -> str:
         return text.replace("sk-secret-0123", "***")
 
 
 def test_no_part_of_a_key_is_written() -> None:
-    """However the stream cuts it."""
+    """Wherever the stream splits it."""
     for seed in range(SEED, SEED + example_count(10, 200)):
         text = "The key is sk-secret-0123 and nothing else; again: " + "sk-secret-0123" * 2
         backend = Redacting(otherwise=text * 3, size=7, seed=seed, delay=0.02)
@@ -148,7 +148,7 @@ asyncio.run(main())
 
 
 async def test_another_process_reads_along(tmp_path: Path) -> None:
-    """It connects when it likes, and has all that was said until then."""
+    """It connects at any time, and gets all text so far."""
     gates = [asyncio.Event() for _ in range(3)]
     steps: list[Any] = []
     for number, gate in enumerate(gates):
@@ -177,6 +177,6 @@ async def test_another_process_reads_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("partials", [0, -1, float("nan")])
 def test_partials_is_a_number_of_seconds(partials: float) -> None:
-    """None is the way to have none."""
+    """None turns it off."""
     with pytest.raises(ValueError, match="above 0"):
         Journal(":memory:", partials=partials)

@@ -1,4 +1,4 @@
-"""A journal that several paths lead to, and one whose `-wal` is gone: refused, or all is there."""
+"""A journal with several paths, or without its `-wal`: it is refused, or nothing is missing."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ import pytest
 from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
 from support.seeds import SEED, example_count
 
-from anabranch.store import JournalError, RunBusy, _schema
-from anabranch.store._file import JournalFile
+from anabranch.store import JournalError, RunBusy, _open_file
+from anabranch.store._journal_file import JournalFile
 
 pytestmark = pytest.mark.contract("D2")
 
-# Holds a run of the file, with all that it wrote in the WAL.
+# Owns a run of the file, whose rows are all in the WAL.
 HOLDS = """
 async def main():
     file, fence = await taken("run")
@@ -49,7 +49,7 @@ async def refused(path):
 
 
 async def counted(path):
-    """Return how many runs, rows and signals there are, or why the file is refused."""
+    """Return the numbers of runs, rows and signals, or the error for the file."""
     try:
         async with open_journal(path) as file:
             runs, rows, mail = await file.runs(), await row_values(file), await file.letters("run")
@@ -60,7 +60,7 @@ async def counted(path):
 
 @contextmanager
 def mounted(source, target):
-    """Mount something at a second place, where this may be done."""
+    """Mount something at a second place, if this user may."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only the superuser of Linux may mount")
     if subprocess.run(["mount", "--bind", source, target], capture_output=True).returncode:
@@ -78,14 +78,14 @@ async def test_a_hard_link_is_refused_whichever_name_is_used(tmp_path):
     with held(path):
         os.link(path, other)
         for each in (path, other):
-            assert "has another name (a hard link)" in await refused(each)
+            assert "has several names (hard links)" in await refused(each)
         other.unlink()
         async with open_journal(path) as file:
             assert len(await file.runs()) == 21
 
 
 async def test_a_file_that_is_mounted_alone_is_refused_and_a_folder_is_not(tmp_path):
-    """By the folder that is mounted elsewhere, the owner's lock holds and all is there."""
+    """Through a mounted folder the owner's lock works and nothing is missing."""
     path, other = tmp_path / "runs.db", tmp_path / "other"
     other.mkdir()
     with held(path):
@@ -110,10 +110,10 @@ async def test_a_mounted_file_is_known_by_the_list_of_mounts(tmp_path, monkeypat
     """As a container sees it, also with a space in its name."""
     path = tmp_path / "my runs.db"
     path.touch()
-    monkeypatch.setattr(_schema.sys, "platform", "linux")
+    monkeypatch.setattr(_open_file.sys, "platform", "linux")
     for place, is_refused in ((path, True), (tmp_path, False), (tmp_path / "my", False)):
         mounts = MOUNTS.format(str(place).replace(" ", r"\040"))
-        monkeypatch.setattr(_schema.Path, "read_text", lambda *_, mounts=mounts, **__: mounts)
+        monkeypatch.setattr(_open_file.Path, "read_text", lambda *_, mounts=mounts, **__: mounts)
         if is_refused:
             assert "is mounted as a single file" in await refused(path)
         else:
@@ -122,22 +122,22 @@ async def test_a_mounted_file_is_known_by_the_list_of_mounts(tmp_path, monkeypat
 
 
 async def test_another_path_to_an_open_file_is_refused(tmp_path, monkeypatch):
-    """However it came about: here by renaming it, from another process and in the same one."""
-    monkeypatch.setattr(_schema, "PROBE_SECONDS", 0.1)
+    """Here after a rename, by another process and by the same one."""
+    monkeypatch.setattr(_open_file, "PROBE_SECONDS", 0.1)
     path, other = tmp_path / "runs.db", tmp_path / "other.db"
     with held(path):
         path.rename(other)
-        assert "is open in another process by another path" in await refused(other)
+        assert "is open in another process under another path" in await refused(other)
     async with open_journal(tmp_path / "own.db") as file:
         await acquire_run(file)
         (tmp_path / "own.db").rename(tmp_path / "again.db")
-        assert "by another path" in await refused(tmp_path / "again.db")
-        with pytest.raises(JournalError, match="was taken away"):
+        assert "under another path" in await refused(tmp_path / "again.db")
+        with pytest.raises(JournalError, match="was removed"):
             await file.start("another", "C", 1, b"{}")
 
 
 async def test_many_open_and_close_one_path_at_once(tmp_path):
-    """Nobody is taken for another path, also where the last one closes as the next one opens."""
+    """No process is refused, also when the last one closes as the next one opens."""
     path = tmp_path / "runs.db"
 
     async def come_and_go(number):
@@ -164,11 +164,11 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("example", range(example_count(2, 60)))
 async def test_a_wal_that_was_removed_or_cut_after_a_kill_is_noticed(tmp_path, example):
-    """Whatever is left of it: the file is refused, or has all that was said to be there."""
+    """Whatever is left of it: the file is refused, or has all commits that were noted."""
     rng = random.Random(f"{SEED} {example}")
     path, rows = tmp_path / "runs.db", rng.randrange(1, 40)
     with held(path, rows) as child:
-        if is_in_file := rng.random() < 0.5:  # all of it, as a journal that closes brings it there
+        if is_in_file := rng.random() < 0.5:  # all of it, as by a close
             async with open_journal(path) as file:
                 await file.runs()
         child.kill()
@@ -193,14 +193,14 @@ async def test_a_wal_that_was_removed_or_cut_after_a_kill_is_noticed(tmp_path, e
         assert left != size
         assert "has lost its last commits" in found
         refusals += 1
-        (tmp_path / "runs.db-locks" / "last-commit").unlink()  # as the message says
+        (tmp_path / "runs.db-locks" / "last-commit").unlink()  # as the error says
         async with open_journal(path) as file:
             assert len(await file.runs()) <= rows + 1
     assert refusals or is_in_file
 
 
 async def test_nothing_is_missed_where_nothing_is_lost(tmp_path):
-    """After a purge, a vacuum, and in a journal begun anew; each comes before or after a kill."""
+    """After a purge, a vacuum, and in a new journal; each before or after a kill."""
     path = tmp_path / "runs.db"
 
     async def purge():
@@ -225,14 +225,14 @@ async def test_nothing_is_missed_where_nothing_is_lost(tmp_path):
     for end in ("", "-wal", "-shm"):
         os.unlink(f"{path}{end}")
     async with open_journal(path):
-        shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copy")  # as a kill leaves it
+        shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} copy")  # as after a kill
     async with open_journal(tmp_path.parent / f"{tmp_path.name} copy" / "runs.db") as file:
         assert await file.runs() == []
     assert list((tmp_path / "runs.db-locks").glob("last-commit")) == []
 
 
 async def test_a_note_that_cannot_be_made_or_read_is_done_without(tmp_path):
-    """It is no part of the journal."""
+    """The journal works without it."""
     path, note = tmp_path / "runs.db", tmp_path / "runs.db-locks" / "last-commit"
     note.mkdir(parents=True)
     async with open_journal(path) as file:

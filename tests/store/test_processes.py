@@ -16,8 +16,8 @@ from anabranch.store import Journal
 
 pytestmark = pytest.mark.contract("D13")
 
-# Pays once, if it is let: a payment that has begun waits for the file "go". `argv` says what else
-# the body does while that is under way, how the run is started, and how long the grace is.
+# Pays once, if allowed: a payment that has begun waits for the file "go". `argv` says what else the
+# body does during that time, how the run is started, and the grace.
 PROGRAM = '''
 import asyncio, os, sys, time
 from pathlib import Path
@@ -36,10 +36,10 @@ def log(text):
 async def pay() -> str:
     """Pay."""
     log(f"pays {effect_key()}")
-    ledger, said = scope_here().ledger, False
+    execution, said = scope_here().execution, False
     while not Path("go").exists():
         await asyncio.sleep(0.01)
-        if ledger.suspending and not said:
+        if execution.suspending and not said:
             said = True
             print("suspending", flush=True)
     log("paid")
@@ -117,7 +117,7 @@ def logged(folder: Path) -> list[str]:
 
 
 def goes_on(folder: Path) -> list[str]:
-    """Run the same line, to the end; return all that was done outside."""
+    """Run the same line to its end; return the outside effects."""
     (folder / "go").touch()
     with program(folder, "pay", "run", "30") as process:
         status, out, err = ends(process)
@@ -129,7 +129,7 @@ def goes_on(folder: Path) -> list[str]:
 @pytest.mark.parametrize("way", ["run", "embedded"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_what_is_under_way_end(tmp_path: Path, number: int, way: str) -> None:
-    """It is kept, so the same line does not do it again. Embedded, SIGTERM is the program's own."""
+    """It is recorded, and not repeated. An embedding program handles SIGTERM itself."""
     with program(tmp_path, "pay", way, "30") as process:
         says(process, "pays ")
         process.send_signal(number)
@@ -148,7 +148,7 @@ def test_a_signal_lets_what_is_under_way_end(tmp_path: Path, number: int, way: s
 @pytest.mark.contract("D20")
 @pytest.mark.parametrize("way", ["run", pytest.param("embedded", marks=pytest.mark.long)])
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, way: str) -> None:
-    """Whatever the grace; what was under way is in doubt, and is done with the same key."""
+    """With any grace; the effect in progress is in doubt, and is repeated with the same key."""
     with program(tmp_path, "pay", way, "3600") as process:
         says(process, "pays ")
         process.send_signal(signal.SIGINT)
@@ -164,7 +164,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, way: str) -> None:
 @pytest.mark.contract("D20")
 @pytest.mark.parametrize("how", ["exit", pytest.param("thread", marks=pytest.mark.long)])
 def test_an_exit_in_a_body_lets_what_is_under_way_end(tmp_path: Path, how: str) -> None:
-    """Also of a function in a thread; the program ends with that status."""
+    """Also for a function in a thread; the program ends with that status."""
     with program(tmp_path, how, "run", "30") as process:
         says(process, "pays ")
         says(process, "suspending")
@@ -176,14 +176,14 @@ def test_an_exit_in_a_body_lets_what_is_under_way_end(tmp_path: Path, how: str) 
 
 @pytest.mark.contract("D16")
 async def test_a_run_that_kills_its_process_is_parked_and_resumed(tmp_path: Path) -> None:
-    """After `max_recoveries` claims that have come no further; `resume` lets it go on."""
+    """After `max_recoveries` executions without progress; `resume` lets it continue."""
     statuses = []
     for _ in range(5):
         with program(tmp_path, "kill", "run", "30") as process:
             statuses.append(ends(process))
         if statuses[-1][0] != -signal.SIGKILL:
             break
-    # The first life has begun an effect and no more, and each that dies after it is in vain.
+    # The first execution has begun an effect, and those that die after it make no progress.
     assert [status for status, _, _ in statuses] == [-9] * 2 + [1]
     assert "RunParked" in statuses[-1][2]
     assert "anabranch runs resume r" in statuses[-1][2]
@@ -196,13 +196,13 @@ async def test_a_run_that_kills_its_process_is_parked_and_resumed(tmp_path: Path
 
 
 async def test_the_second_of_two_processes_is_told_who_has_the_run(tmp_path: Path) -> None:
-    """By its pid and since when; once that one is killed, the same line takes the run up."""
+    """By its pid and start time; after its death, the same line resumes the run."""
     with program(tmp_path, "pay", "run", "30") as process:
         says(process, "pays ")
         with program(tmp_path, "pay", "run", "30") as other:
             status, out, err = ends(other)
         assert (status, out) == (1, "")
-        assert f"RunBusy: the run 'r' has been taken by process {process.pid} since 20" in err
+        assert f"RunBusy: the run 'r' is in use by process {process.pid} since 20" in err
         process.kill()
         process.wait()
         lines = goes_on(tmp_path)

@@ -1,4 +1,4 @@
-"""D1 to D21 over random programs: however they are killed, suspended, or left by their store."""
+"""D1 to D21 over random programs: killed, suspended, or with a failing store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.random_program_draw import draw_body, shrink_body
 from support.random_programs import LIVE, program, send_signals
 from support.seeds import example_count, seeds
 
-from anabranch.store._file import Row
+from anabranch.store._journal_file import Row
 from anabranch.store.errors import JournalError
 
 pytestmark = pytest.mark.contract("D14")
@@ -45,7 +45,7 @@ def require_like(first: Execution, execution: Execution, where: str) -> None:
 
 
 def shrinking(check: Callable[[Body, int], None], seed: int, deepest: int = 3) -> None:
-    """Check a random program; if it fails, say with which smaller one it fails in the same way."""
+    """Check a random program; if it fails, show a smaller one that fails in the same way."""
     body = draw_body(seed, 1 + seed % deepest)
 
     def fails(body: Body) -> type[BaseException] | None:
@@ -98,7 +98,7 @@ def killed_everywhere(body: Body, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 500)))
 def test_any_program_ends_alike_after_each_kill(seed: int) -> None:
-    """A kill after each row; what was in doubt had been done, or not."""
+    """A kill after each row; calls in doubt were done or not."""
     shrinking(killed_everywhere, seed, 1)
 
 
@@ -106,7 +106,7 @@ def test_any_program_ends_alike_after_each_kill(seed: int) -> None:
 
 
 class Suspending(MemoryFile):
-    """Has the run left in good order, once there are so many rows."""
+    """A file that suspends the run after this number of rows."""
 
     def __init__(self, disk: Disk, at: int) -> None:
         super().__init__(disk)
@@ -132,13 +132,13 @@ def suspended(body: Body, seed: int) -> None:
             assert isinstance(left.error, asyncio.CancelledError)
             left.disk.seen.clear()
             left = live(body, left.disk, seed + 1)
-        if not isinstance(left.error, asyncio.CancelledError):  # it had ended all the same
+        if not isinstance(left.error, asyncio.CancelledError):  # it had ended nevertheless
             require_like(first, left, f"suspended after row {at}")
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(25, 2000)))
 def test_any_program_ends_alike_after_it_was_suspended(seed: int) -> None:
-    """D20: nothing of it is recorded as cancelled or failed, and effects are done once."""
+    """D20: nothing of it is recorded as cancelled or failed, and effects happen once."""
     shrinking(suspended, seed)
 
 
@@ -146,7 +146,7 @@ def test_any_program_ends_alike_after_it_was_suspended(seed: int) -> None:
 
 
 class Failing(MemoryFile):
-    """Does so many of the calls, and then nothing any more; that one it does, or does not."""
+    """A file that fails after this number of calls; the next call is executed or not."""
 
     def __init__(self, disk: Disk, calls: int, *, done: bool) -> None:
         super().__init__(disk)
@@ -198,7 +198,7 @@ def failed(body: Body, seed: int) -> None:
             error = live(
                 body, disk, seed, file=lambda d, n=calls: file(d, n, draw.random() < 0.5)
             ).error
-        except JournalError as other:  # the letters could not be sent, or the run not given back
+        except JournalError as other:  # the letters could not be sent, or the run not released
             error = other
         assert isinstance(error, JournalError | None), where
         rows = disk.rows.get(RUN_ID, [])
@@ -208,5 +208,5 @@ def failed(body: Body, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(example_count(15, 2000)))
 def test_a_store_that_fails_ends_a_life_with_one_error(seed: int) -> None:
-    """D19: whichever of its calls is the first to fail; the next life is as if it had not."""
+    """D19: whichever call fails first; the next execution is as if it had not."""
     shrinking(failed, seed)

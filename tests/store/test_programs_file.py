@@ -17,17 +17,17 @@ from support.random_program_draw import draw_body
 from support.random_programs import LIVE, program, send_signals
 from support.seeds import example_count, seeds
 
-from anabranch.store._file import JournalFile
+from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
 
 pytestmark = pytest.mark.contract("D3")
 
-QUICK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing
+QUICK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync is free
 
 
 def live(path: Path, body: Any, seed: int, world: Disk) -> Execution:
-    """Run what is left in a file, with the world outside as it is, and look at what it has."""
+    """Run the runs of a file with the present outside world, and return their state."""
     return run_execution(
         program(body),
         world,
@@ -48,7 +48,7 @@ async def _read(path: Path, execution: Execution) -> None:
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_a_disk_that_fails_at_any_statement_ends_a_life_with_one_error(seed: int) -> None:
-    """Whoever waits is told, nothing hangs, and the next life is as if it had not failed."""
+    """All waiters get it, nothing hangs, and the next execution is as if it had not failed."""
     body, draw = draw_body(f"file {seed}", depth=1, unit=0.1), random.Random(seed)
     with tempfile.TemporaryDirectory(dir=QUICK) as name, pytest.MonkeyPatch.context() as patch:
         folder, disk = Path(name), FaultyDisk(patch)

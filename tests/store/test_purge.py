@@ -1,4 +1,4 @@
-"""A purge removes runs in small transactions: others write in between, and no part is ever seen."""
+"""A purge removes runs in small transactions: others can write, and see no incomplete run."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from support.journal_file import acquire_run, journal_process, make_row, open_jo
 from support.seeds import SEED, example_count
 
 from anabranch.store import Durable, Journal, JournalError, RunNotFound, _purge
-from anabranch.store._file import JournalFile
+from anabranch.store._journal_file import JournalFile
 
 pytestmark = pytest.mark.contract("D12")
 
@@ -20,7 +20,7 @@ TABLES = ("run", "row", "mail", "blob", "purge", "key")
 
 
 class Clock:
-    """A clock that goes on by a second at each look, so that each batch is small."""
+    """A clock that advances a second per call, so that each batch is small."""
 
     def __init__(self, started: float = 0) -> None:
         self.monotonic = itertools.count(started).__next__
@@ -36,7 +36,7 @@ async def counts(file: JournalFile) -> dict[str, int]:
 
 
 async def fill(file: JournalFile, name: str, rng: random.Random, *, over: bool = True) -> None:
-    """Make a run with rows, large values that others have too, and what was sent to it."""
+    """Create a run with rows, shared large values, and letters."""
     fence = await acquire_run(file, name)
     for number in range(rng.randrange(200)):
         large = bytes([rng.randrange(4)]) * 70_000
@@ -50,7 +50,7 @@ async def fill(file: JournalFile, name: str, rng: random.Random, *, over: bool =
 async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
     tmp_path, monkeypatch, example
 ):
-    """By a cancel, and by the end of its process, after any of its transactions."""
+    """By a cancel, or by the end of its process, after any of its transactions."""
     rng = random.Random(f"{SEED} {example}")
     monkeypatch.setattr(_purge, "time", Clock())
     monkeypatch.setattr(_purge, "BATCH_SECONDS", rng.randrange(2, 6))
@@ -95,7 +95,7 @@ async def test_a_purge_that_is_cut_short_shows_no_part_and_is_completed(
 
 
 async def test_others_write_while_a_large_run_is_removed(tmp_path):
-    """They wait for a batch at most, not for all."""
+    """They wait for one batch at most."""
     path = tmp_path / "runs.db"
     async with open_journal(path) as file, open_journal(path) as other:
         await file.release("run", await acquire_run(file), "completed")
@@ -112,7 +112,7 @@ async def test_others_write_while_a_large_run_is_removed(tmp_path):
 
 
 async def test_a_purge_that_is_killed_is_completed_by_the_next(tmp_path):
-    """By SIGKILL; whoever opens the file sees nothing of the run at once."""
+    """After SIGKILL; a process that opens the file sees nothing of the run."""
     path = tmp_path / "runs.db"
     with journal_process(
         path,
@@ -145,7 +145,7 @@ asyncio.run(main())
         assert (await counts(file)) == {**left, "run": 1, "row": 1, "purge": 0}
 
 
-# --- what a sender sends twice
+# --- repeated signals
 
 
 class Waits(Durable[list[int]]):
@@ -154,7 +154,7 @@ class Waits(Durable[list[int]]):
 
 
 async def test_a_key_is_delivered_once_over_restarts_ends_and_purges(tmp_path):
-    """D12: a retry is no error, whatever became of the run; other names and keys are their own."""
+    """D12: a retry never raises, whatever happened to the run; other keys are separate."""
     path = tmp_path / "runs.db"
     async with Journal(path) as journal:
         await journal.start(Waits(), run_id="r")
@@ -165,7 +165,7 @@ async def test_a_key_is_delivered_once_over_restarts_ends_and_purges(tmp_path):
         await asyncio.gather(*both, journal.signal("r", "other", 0, key="a"))
         assert await journal.run(Waits(), run_id="r") == [1, 3]
         await journal.signal("r", "n", 4, key="a")
-        with pytest.raises(JournalError, match="takes no signal"):
+        with pytest.raises(JournalError, match="accepts no signal"):
             await journal.signal("r", "n", 4, key="c")
         await journal.start(Waits(), run_id="s")
         await journal.signal("s", "n", 5, key="a")
@@ -184,7 +184,7 @@ async def test_a_key_is_delivered_once_over_restarts_ends_and_purges(tmp_path):
 async def test_a_key_is_forgotten_30_days_after_it_was_sent_if_its_run_is_gone(
     tmp_path, monkeypatch
 ):
-    """By the next purge; that of a run that is there stays."""
+    """By the next purge; the key of an existing run stays."""
     async with Journal(tmp_path / "runs.db") as journal:
         for name in ("gone", "there"):
             await journal.start(Waits(), run_id=name)
@@ -204,8 +204,8 @@ async def test_a_key_is_forgotten_30_days_after_it_was_sent_if_its_run_is_gone(
 
 @pytest.mark.parametrize("key", ["", "\n", 7, "x" * 1001])
 async def test_a_key_is_a_name(tmp_path, key):
-    """As the name of a run is."""
+    """With the rules for names of runs."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.start(Waits(), run_id="r")
-        with pytest.raises(Exception, match="key= is a text of 1 to 1,000 characters"):
+        with pytest.raises(Exception, match="key= must be a text of 1 to 1,000 characters"):
             await journal.signal("r", "n", 1, key=key)

@@ -1,4 +1,4 @@
-"""D6: of several that race, the same one is the first in each life."""
+"""D6: the first of several concurrent nodes is the same in each execution."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def see(n: int, node: Node[Any], ends: asyncio.Queue[tuple[int, str]]) -> 
 
 
 async def approve_all(journal: Journal) -> None:
-    """Say yes, in another order than that of the questions."""
+    """Approve, in another order than that of the questions."""
     while True:
         for approval in (await journal.approvals())[::-1]:
             turns = approval.arguments["turns"]
@@ -124,14 +124,14 @@ def draw(seed: int) -> Race:
 
 
 def acts(execution: Execution, rows: int) -> int:
-    """Return how often a life had acted, by that row, because one was the first."""
+    """Return how often an execution had acted, by that row, because a node was the first."""
     intents = [row for row in execution.rows[:rows] if row.kind == "intent"]
     return len({row.ident for row in intents if b'"after ' in row.value})
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 1000)))
 def test_calls_steps_and_jobs_end_in_the_order_in_which_they_first_ended(seed: int) -> None:
-    """Whatever a body did because one of them was first, each life does it for the same one."""
+    """Each execution acts because of the same first node."""
     chance = random.Random(seed)
     first = run_execution(lambda: draw(seed), beside=approve_all)
     for kill in range(len(first.rows) + 1):

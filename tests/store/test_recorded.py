@@ -1,4 +1,4 @@
-"""How nodes end whose outcome a journal has: without a task, and as if they had run."""
+"""Nodes with a recorded outcome end without a task, and as if they had run."""
 
 import asyncio
 import gc
@@ -67,7 +67,7 @@ async def _two_lives(file: str, *, cancels: bool) -> tuple[list[str], int]:
 
 
 async def test_final_callbacks_of_a_recorded_node_run_in_its_own_context(tmp_path):
-    """They see the context of its put, and are in the node, though it has no task."""
+    """They see the context of the put and the node, although it runs without a task."""
     assert await _two_lives(str(tmp_path / "a.db"), cancels=False) == (
         ["0 hello", "1 hello"],
         sum(range(250)),
@@ -75,14 +75,14 @@ async def test_final_callbacks_of_a_recorded_node_run_in_its_own_context(tmp_pat
 
 
 async def test_a_recorded_node_that_is_cancelled_before_its_turn_has_its_result(tmp_path):
-    """It had completed before anybody cancelled it; the others end, and so does the run."""
+    """It had completed before the cancel; the others end, and so does the run."""
     log, total = await _two_lives(str(tmp_path / "a.db"), cancels=True)
 
     assert (sorted(log), total) == (["0 hello", "1 hello", "3"], 0)
 
 
 async def test_a_step_does_not_keep_its_function():
-    """What is known of how its result is written goes with it."""
+    """The codec of its result is released with it."""
 
     class Calls(Durable[int]):
         log: Live[list[weakref.ref[object]]] = live()
@@ -180,7 +180,7 @@ class Race(Durable[list[str]]):
 @pytest.mark.parametrize("how", ["wait", "turns", "group", "scope"])
 @pytest.mark.parametrize("seed", seeds(example_count(3, 200)))
 def test_whoever_waits_for_the_first_of_several_sees_the_same_first(seed: int, how: str) -> None:
-    """Also when all of them had ended before the process died, or could end at once."""
+    """Also if all of them had ended before the process died, or could end at once."""
     draw = random.Random(seed)
     times = draw.sample(range(1, 100), draw.randint(2, 4))
     runners = [(f"{number}", time / 10, draw.random() < 0.3) for number, time in enumerate(times)]
@@ -204,7 +204,7 @@ class Gathered(Durable[int]):
 
 
 async def test_what_one_gather_waits_for_ends_at_once() -> None:
-    """And not one after the other: nobody can tell which of them was first."""
+    """And not one after the other: `gather` sees no order."""
     turns = [0]
     async with Journal(":memory:") as journal:
         first = asyncio.create_task(journal.run(Gathered(), run_id="r", live={"turns": turns}))

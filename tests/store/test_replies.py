@@ -1,4 +1,4 @@
-"""Replies in a durable run: each is kept whole, and never asked again by a later life."""
+"""Replies in a durable run are recorded, and no later execution requests them again."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def request(text: str = "Go on.") -> Request:
 
 
 class Numbered:
-    """Says how many replies there were in all lives, so that no two are alike."""
+    """Returns the number of the reply over all executions, so that all replies differ."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ class Numbered:
 
 @handler
 async def branch(node: Node[Any], backend: Backend) -> list[str | None]:
-    """Ask the same as the others, and then about the answer."""
+    """Make the same request as the others, and then one about the answer."""
     await pause()
     first = await backend.complete(request())
     await pause()
@@ -61,7 +61,7 @@ class Branches(Durable[list[list[str]]]):
 
 
 def test_branches_that_ask_the_same_at_once_never_swap_replies() -> None:
-    """D5: whatever runs first in either life, each branch gets what it had got."""
+    """D5: whichever branch is first in either execution, each gets its own replies again."""
 
     async def main() -> None:
         backend = ScriptedBackend(otherwise=Numbered())
@@ -80,13 +80,13 @@ def test_branches_that_ask_the_same_at_once_never_swap_replies() -> None:
 
 @handler
 async def forked(node: Node[Any], backend: Backend) -> str:
-    """Ask as `respond` does: the reply is read by a node of its own."""
+    """Request a reply as `respond` does: another node reads it."""
     reply = fork(node, backend.stream(request()))
     return f"{''.join([text async for text in reply.text])}|{(await reply.message).content}"
 
 
 class Asking(Durable[list[str]]):
-    """Asks in each of the ways in which a backend is asked, twice the same."""
+    """Requests replies in each way of calling a backend, each twice."""
 
     backend: Live[Backend] = later()
 
@@ -101,7 +101,7 @@ class Asking(Durable[list[str]]):
 
 
 class Plain(Backend):
-    """A user's own backend, which knows nothing of journals; nor of ends, unless it is told."""
+    """A user's own backend that knows neither journals nor, by default, end marks."""
 
     def __init__(self, *end: Delta) -> None:
         super().__init__("plain")
@@ -115,7 +115,7 @@ class Plain(Backend):
 
 
 class Inherits(Plain):
-    """It adds something to what the class above says, whose reply is not kept beside its own."""
+    """Extends its base class's reply, which is not recorded beside its own."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         yield Delta(text="inherited ")
@@ -124,7 +124,7 @@ class Inherits(Plain):
 
 
 class Speaks:
-    """A stream that comes from beside `Backend`."""
+    """A stream that is not from `Backend`."""
 
     answer: Numbered
 
@@ -147,7 +147,7 @@ def scripted() -> ScriptedBackend:
 
 @pytest.mark.parametrize("kind", ["scripted", "plain", "inherits", "mixed", "fallback", "cassette"])
 async def test_no_reply_that_is_kept_is_asked_again(kind: str, tmp_path: Any) -> None:
-    """Also below a composite one, which keeps its own reply alone; in whatever way it is asked."""
+    """Also below a composite backend, whose own reply alone is recorded; in each way of calling."""
     source = scripted()
     backend: Any = {
         "scripted": lambda: source,
@@ -175,7 +175,7 @@ class Streams(Durable[str]):
 
 
 async def test_a_backend_without_end_marks_is_played_without_them() -> None:
-    """Whoever forked it in the first life was told that it broke off, and is told so again."""
+    """A fork of the first execution saw it break off, and so does a replay."""
     backend = Plain()
     first = await execute_in_loop(Streams(backend))
     again = await execute_in_loop(Streams(backend), disk_after(first, 1))
@@ -185,24 +185,24 @@ async def test_a_backend_without_end_marks_is_played_without_them() -> None:
 
 
 async def test_the_end_of_a_reply_is_seen_only_when_it_is_kept() -> None:
-    """Else what was done about a reply could be in the journal without it."""
+    """Else the journal could have a consequence of the reply without the reply."""
     seen: list[int] = []
 
     class Looks(Durable[None]):
         backend: Live[Backend] = later()
 
         async def task(self) -> None:
-            ledger: Any = self.durable._scope.ledger
+            execution: Any = self.durable._scope.execution
             async for delta in self.backend.stream(request()):
                 if delta.finish_reason or delta.done:
-                    kept = [row for row in ledger.file.disk.rows[RUN_ID] if row.kind == "reply"]
+                    kept = [row for row in execution.file.disk.rows[RUN_ID] if row.kind == "reply"]
                     seen.append(len(kept))
 
     await execute_in_loop(Looks(ScriptedBackend("reply")))
     assert seen == [1, 1]
 
 
-# --- what it costs
+# --- usage
 
 
 def paid(tokens: int) -> Message:
@@ -210,7 +210,7 @@ def paid(tokens: int) -> Message:
 
 
 class Pays(Durable[list[int]]):
-    """Asks three times: below it, in a job whose result is kept, and by itself."""
+    """Makes three requests: below it, in a job with a recorded result, and in its body."""
 
     backend: Live[Backend] = later()
 
@@ -237,7 +237,7 @@ class Bounded(Durable[list[int]]):
 
 
 async def test_a_budget_goes_on_where_it_stood() -> None:
-    """Played replies and kept jobs take no turn, and are charged and counted as they were."""
+    """Replayed replies and recorded jobs take no turn, and their usage counts again."""
 
     def script(start: int) -> ScriptedBackend:
         own = Limits(budget=1000, requests_per_minute=3 - start or None)
@@ -280,7 +280,7 @@ class AsksInTheEnd(Durable[str]):
 
 
 async def test_what_a_callback_has_spent_is_charged_once() -> None:
-    """Callbacks run again in each life, and play their replies: so these are in no other sum."""
+    """Callbacks run again in each execution and replay their replies, so no other sum has these."""
     seen: list[int] = []
     with pytest.raises(ValueError, match="after all"):
         await execute_in_loop(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), seen))
@@ -294,14 +294,14 @@ async def test_what_a_callback_has_spent_is_charged_once() -> None:
         again = AsksInTheEnd(ScriptedBackend(*[paid(100), paid(200)][known:]), seen)
         with suppress(ValueError):
             await execute_in_loop(again, disk.cut(rows, {}))
-    assert seen == [300] * over  # once the failure is kept, no callback runs again
+    assert seen == [300] * over  # once the failure is recorded, no callback runs again
 
 
-# --- what is refused, and what is not written
+# --- refused requests, and text that is not stored
 
 
 async def test_tasks_of_one_node_that_ask_the_same_at_once_are_refused() -> None:
-    """Nothing tells one from the other; as nodes they could be told."""
+    """They could not be distinguished; nodes could."""
 
     class Gathers(Durable[None]):
         backend: Live[Backend] = later()
@@ -312,12 +312,12 @@ async def test_tasks_of_one_node_that_ask_the_same_at_once_are_refused() -> None
             await asyncio.gather(*(self.backend.complete(request(text)) for text in texts))
 
     await execute_in_loop(Gathers(scripted()))
-    with pytest.raises(ConfigurationError, match="at once"):
+    with pytest.raises(ConfigurationError, match="several tasks start requests to a model"):
         await execute_in_loop(Gathers(scripted(), same=True))
 
 
 async def test_no_request_and_no_key_is_in_a_row() -> None:
-    """A server that sends the key back does not get it into the journal."""
+    """A server that returns the key does not get it into the journal."""
 
     class Keyed(Plain):
         def redact(self, text: str) -> str:
@@ -340,7 +340,7 @@ async def test_no_request_and_no_key_is_in_a_row() -> None:
     assert not any(secret in text for secret in ("sk-secret", "question"))
 
 
-# --- what is played
+# --- replays
 
 TEXTS = ["", "a", " ", "\ud83d", "\ude00", "é", "<tool_call>", '{"name": "f", "arguments": {}}',
          "</tool_call>", "```json\n", "```", "<think>", "</think>"]  # fmt: skip
@@ -367,7 +367,7 @@ def random_delta(chance: random.Random) -> Delta:
 
 
 class Says(Backend):
-    """Says deltas as they are."""
+    """Sends deltas unchanged."""
 
     def __init__(self, deltas: list[Delta]) -> None:
         super().__init__("says")
@@ -379,7 +379,7 @@ class Says(Backend):
 
 
 class Hears(Durable[int]):
-    """Keeps what it has heard outside of the journal."""
+    """Stores its events outside the journal."""
 
     backend: Live[Backend] = later()
     heard: Live[list[Delta]] = later()
@@ -390,12 +390,12 @@ class Hears(Durable[int]):
 
 
 async def test_what_is_played_makes_the_very_same_message() -> None:
-    """Whatever a model says, in any format: also calls without an id, whose id we make."""
+    """For any reply in any format, also for calls without an id, whose id Anabranch creates."""
     chance = random.Random(SEED)
     ways = [(), (Hermes(),), (FencedCode(tool="run"), Think())]
     for number in range(example_count(600, 20_000)):
         said = [random_delta(chance) for _ in range(chance.randrange(6))]
-        if number % 2:  # as most models speak: one kind of part after the other
+        if number % 2:  # as most models send them: one kind of part after the other
             said = [Delta(text=chance.choice(TEXTS)) for _ in said]
             calls = random_delta(chance).tool_calls
             said = [Delta(reasoning=chance.choice(TEXTS)), *said, Delta(tool_calls=calls)]
@@ -408,7 +408,7 @@ async def test_what_is_played_makes_the_very_same_message() -> None:
 
 
 def test_a_message_is_read_as_it_was_written() -> None:
-    """Also one whose calls are faulty, or hold what has no UTF-8."""
+    """Also one with faulty calls, or with lone surrogates."""
     chance = random.Random(SEED)
     for _ in range(example_count(3000, 50_000)):
         said = assemble([random_delta(chance) for _ in range(chance.randrange(6))])

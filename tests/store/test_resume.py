@@ -1,4 +1,4 @@
-"""D21: a failed run that is resumed does again what had failed, and nothing else."""
+"""D21: a resume runs the failed parts of a run again, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anabranch.store import live as later
 
 pytestmark = pytest.mark.contract("D21")
 
-# What does not work at the moment, by name; how often each thing was tried; what was asked about.
+# By name: things that fail at the moment, how often each was tried, and the questions about them.
 BROKEN: set[str] = set()
 TRIED: Counter[str] = Counter()
 ASKED: list[str] = []
@@ -50,7 +50,7 @@ class Model(Backend):
 
 
 async def try_to(name: str) -> str:
-    """Do something outside, of which it is always known how it ended."""
+    """Do something outside, whose outcome is always known."""
 
     async def work() -> str:
         return attempt(name)
@@ -80,7 +80,7 @@ async def branch(node: Node[Any], steps: list[Step], backend: Backend) -> list[s
 
 
 async def follow(node: Node[Any], steps: list[Step], backend: Backend) -> list[str]:
-    """Do the steps; return what came of them."""
+    """Follow the steps; return their outcomes."""
     seen: list[str] = []
     for what, name, caught, *rest in steps:
         try:
@@ -143,7 +143,7 @@ def draw(chance: random.Random, depth: int, counter: list[int]) -> list[Step]:
 
 
 def program(seed: int) -> tuple[Branch, list[str]]:
-    """Return a program and what of it is broken at first."""
+    """Return a program and its steps that fail at first."""
     chance, counter = random.Random(seed), [0]
     job = Branch(draw(chance, 2, counter), Model("model"))
     return job, [str(n + 1) for n in range(counter[0]) if chance.random() < 0.3]
@@ -158,7 +158,7 @@ def resume(disk: Disk) -> None:
 
 
 def broken_at_first(seed: int) -> Execution:
-    """Play a program's first life."""
+    """Play the first execution of a program."""
     BROKEN.clear()
     TRIED.clear()
     ASKED.clear()
@@ -168,18 +168,18 @@ def broken_at_first(seed: int) -> Execution:
 
 
 def unknown(execution: Execution) -> set[str]:
-    """Return the names of what was cut short, so that nobody knows how it ended."""
+    """Return the names of calls that were cut off, so that their outcome is unknown."""
     last = {row.ident: row for row in execution.rows if row.kind in ("intent", "gave", "failed")}
     return {json.loads(row.value)["name"] for row in last.values() if row.kind == "intent"}
 
 
-# Of these, several things fail in one turn.
+# Several of these fail in one turn.
 AT_ONCE = {892, 1015, 2172}
 
 
 @pytest.mark.parametrize("seed", sorted({*seeds(example_count(30, 4000)), *AT_ONCE}))
 def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
-    """One resume is enough where what was broken is mended; what is known is never asked about."""
+    """One resume after the repair is enough; known outcomes are never asked about."""
     execution = broken_at_first(seed)
     if execution.state != "failed":
         assert execution.state == "completed"
@@ -206,7 +206,7 @@ def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
 
 
 class Aborted(Durable[list[str]]):
-    """Is cut short by a child that it does not await; others fail in the same turn, or later."""
+    """Is ended by a child that it does not await; others fail in the same turn, or later."""
 
     below: list[list[Any]]
     backend: Live[Backend] = later()
@@ -227,7 +227,7 @@ STEP, EFFECT, WRAPPED = ["step", "a", False], ["effect", "b", False], ["step", "
     "below", [[[STEP]], [[EFFECT], [STEP]], [[EFFECT, STEP]], [[EFFECT], [EFFECT]], [[WRAPPED]]]
 )
 def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[Any]) -> None:
-    """Wherever it is killed in between, and however much failed at once: one resume is enough."""
+    """After a kill at any point, and any number of failures at once: one resume is enough."""
     BROKEN.clear()
     BROKEN.update("abc")
 
@@ -235,7 +235,7 @@ def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[
         return Aborted(below, Model("model"))
 
     first = run_execution(make)
-    # Between two failures of one turn a kill leaves one of them without a consequence.
+    # A kill between two failures of one turn leaves one of them without a consequence.
     kills = [row.seq for row in first.rows if row.kind == "aborted"] if len(below) > 1 else None
     for rows in kills or range(len(first.rows) + 1):
         BROKEN.update("abc")
@@ -249,7 +249,7 @@ def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[
 
 @pytest.mark.parametrize("seed", seeds(example_count(20, 2000)))
 def test_a_run_may_be_resumed_again_and_again(seed: int) -> None:
-    """Each time one thing more is mended; in the end it completes, and no effect is done twice."""
+    """Each time one more thing is repaired; the run completes, and repeats no effect."""
     execution = broken_at_first(seed)
     left = sorted(BROKEN, key=int)
     for _ in range(len(left) + 2):
@@ -257,7 +257,7 @@ def test_a_run_may_be_resumed_again_and_again(seed: int) -> None:
             break
         before = len(execution.rows)
         resume(execution.disk)
-        resume(execution.disk)  # twice is as once
+        resume(execution.disk)  # a second resume changes nothing
         assert [row.kind for row in execution.disk.rows[RUN_ID][before:]].count("resumed") <= 2
         BROKEN.difference_update(left[-1:])
         del left[-1:]
@@ -275,7 +275,7 @@ class Wait(Durable[str]):
 
 
 def test_a_run_in_which_nothing_has_failed_is_left_as_it_is() -> None:
-    """Whether it is new, suspended, or cancelled: no row is added and its state stays."""
+    """A new, suspended or cancelled run: no row is added and its state stays."""
 
     async def beside(journal: Any) -> None:
         await journal.start(Wait(), run_id="other")
@@ -296,7 +296,7 @@ def test_a_run_in_which_nothing_has_failed_is_left_as_it_is() -> None:
 
 
 class Cleans(Durable[str]):
-    """Waits for a job with a timer of its own, and cleans up if the job fails."""
+    """Waits for a job with its own timer, and cleans up if the job fails."""
 
     async def task(self) -> str:
         job = asyncio.ensure_future(seen(self.put_job(Breaks(), claim=True)))
@@ -321,7 +321,7 @@ async def seen(job: Node[str]) -> str:
 
 
 def test_what_was_done_because_of_a_failure_holds_nothing_that_runs_again() -> None:
-    """It does not come again, so the job is in time for the timer."""
+    """The failure does not happen again, so the job ends before the timer."""
     BROKEN.clear()
     BROKEN.add("job")
     execution = run_execution(Cleans)

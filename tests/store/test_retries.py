@@ -2,8 +2,8 @@
 
 Two calls are the same if they have the same tool, the same inputs and the same ordinal under the
 same node, whatever the attempts of the nodes above are. Random trees of jobs, durable jobs and
-handlers call a tool with few different inputs, fail, are tried again and are killed; how long each
-thing takes differs in each attempt and in each execution.
+handlers call a tool with few different inputs, fail, are retried and killed. All durations differ
+between attempts and executions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.contract("D21")
 
 Body = list[Any]
 
-# The call that the code makes: the nodes above, the inputs, the ordinal.
+# A call by the code: the nodes above, the inputs, the ordinal.
 CALL: ContextVar[tuple[str, int, int]] = ContextVar("call")
-# Where a node stands in the tree, by the places of the nodes above.
+# The place of a node in the tree: the positions of the nodes above.
 PATH: ContextVar[str] = ContextVar("path", default="")
-# What has been done outside for each call, over all executions of one program: by its key.
+# By key: the effects of each call, over all executions of one program.
 KEYS: defaultdict[tuple[str, int, int], set[str]] = defaultdict(set)
 CHANCE: list[random.Random] = []
 
@@ -55,7 +55,7 @@ async def charge(n: int) -> str:
 
 
 async def wait() -> None:
-    """Take some turns of the loop or some time, others in each attempt and execution."""
+    """Wait for some turns of the loop or some time, others in each attempt and execution."""
     for _ in range(CHANCE[-1].randrange(4)):
         await asyncio.sleep(0)
     await asyncio.sleep(CHANCE[-1].choice([0, 0, 0.1, 1]))
@@ -93,7 +93,7 @@ async def calls_of(n: int) -> AsyncIterator[ToolCall]:
 
 
 async def play_body(node: Node[Any], body: Body, tries: int) -> None:
-    """Do it, and fail after some of it in each attempt but the last."""
+    """Follow the plan, and fail after a part of it in each attempt but the last."""
     path = PATH.get()
     attempt = scope_here().attempt  # type: ignore[union-attr]
     fails = CHANCE[-1].randint(0, len(body)) if attempt < tries else None
@@ -158,7 +158,7 @@ def execution(seed: object, body: Body, *left: Any, order: int) -> Execution:
 
 @pytest.mark.parametrize("seed", seeds(example_count(30, 3000)))
 def test_each_call_has_one_key_over_all_attempts_and_executions(seed: int) -> None:
-    """And no other call has it: what was done outside is as often as there are calls."""
+    """And no other call has it: there are as many effects as calls."""
     draw = random.Random(seed)
     body = draw_body(draw, 2)
     KEYS.clear()

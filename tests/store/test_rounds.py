@@ -1,4 +1,4 @@
-"""D4: a chain of rounds is taken up at its last unfinished root, with all that it was put with."""
+"""D4: a chain of rounds is resumed at its last unfinished root, with all options of its put."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ HOWS = ["plain", "async", "body", "child", "durable child"]
 
 @pytest.mark.parametrize("how", HOWS)
 def test_no_round_is_lost_or_done_twice(how: str) -> None:
-    """After every kill, in both worlds, each round is done once, with its options and callbacks."""
+    """After every kill, in both worlds, each round runs once, with its options and callbacks."""
     first = kill_everywhere(lambda: First(how), seeds=(None, 1))
     rounds = {name.split("#")[0] for name in first.disk.done.values() if name.startswith("round")}
     assert rounds == {f"round({number})" for number in range(5 if how == "plain" else 3)}
@@ -108,7 +108,7 @@ def test_rounds_survive_several_kills(seed: int) -> None:
 
 
 def test_earlier_rounds_are_not_walked() -> None:
-    """Only what is not over is put again: a long chain costs its last round."""
+    """Only unfinished roots are put again: resuming a long chain costs one round."""
     first = run_execution(lambda: First("plain"))
     walked: list[str] = []
     last = max(row.seq for row in first.rows if row.kind == "root")
@@ -140,7 +140,7 @@ class Refused(Durable[str]):
 
 @pytest.mark.parametrize("how", ["lambda", "edge", "plain", "predicate"])
 def test_what_would_be_lost_is_refused(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A round that could not be put again as it was fails, and says what to do."""
+    """A round whose put cannot be repeated fails, and says what to do."""
     execution = run_execution(lambda: Refused(how))
     assert execution.state == "failed"
     if how == "plain":
@@ -157,7 +157,7 @@ class AddsInBody(Durable[str]):
 
 
 def test_a_body_adds_no_final_callback() -> None:
-    """It would be lost where the body is skipped."""
+    """It would be lost if the body is skipped."""
     with pytest.raises(ConfigurationError, match="__post_init__"):
         raise run_execution(AddsInBody).error or AssertionError
 
@@ -168,7 +168,7 @@ async def puts_and_fails(node: Node[Any], what: str) -> None:
     node.put_job(Round(2 * attempt), parent=node.commander)
     await act("puts", attempt)
     if what != "at once":
-        await DurableCalls(node).sleep(5)  # the round goes on meanwhile
+        await DurableCalls(node).sleep(5)  # the round continues during that time
     if attempt < 3 or what == "always":
         raise KeyError(attempt)
 
@@ -193,7 +193,7 @@ class Again(Durable[str]):
 
 @pytest.mark.parametrize("how", ["at once", "later", "always", "times out", "durable"])
 def test_a_round_outlives_the_attempt_that_put_it(how: str) -> None:
-    """It belongs to the run: it is done once, and the next attempt puts another one."""
+    """It belongs to the run: it runs once, and the next attempt puts another one."""
     first = kill_everywhere(lambda: Again(how), seeds=(None, 1))
     rounds = [name.split("#")[0] for name in first.disk.done.values() if name.startswith("round")]
     attempts = 1 if how in ("always", "times out") else 3
@@ -204,7 +204,7 @@ def test_a_round_outlives_the_attempt_that_put_it(how: str) -> None:
 
 
 class Fickle(Durable[str]):
-    """Puts a round in its first life alone, as one whose code has changed."""
+    """Puts a round only in its first execution, like code that has changed."""
 
     async def task(self) -> str:
         await act("begun")
@@ -233,5 +233,5 @@ class Cycle(Durable[int]):
 
 
 def test_edges_among_durable_jobs_survive() -> None:
-    """A graph below a durable job is followed again; its durable nodes are not done again."""
+    """A graph below a durable job is followed again; its durable nodes do not run again."""
     assert kill_everywhere(Cycle).result == 4

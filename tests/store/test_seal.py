@@ -1,4 +1,4 @@
-"""A journal's codec: nothing of what is kept stands in the file as it is, and a key is needed."""
+"""A journal's codec: values in the file are encoded, and reading them needs the key."""
 
 import asyncio
 import hashlib
@@ -18,7 +18,7 @@ WORDS = [b"a secret", b"tusk", b"Hello", b"by letter", b"because of", b"large la
 
 
 class Toy:
-    """A toy that encrypts: the text is turned by a key, and a sum says whether that was right."""
+    """A toy encryption: a key rotates the text, and a checksum detects a wrong key."""
 
     def __init__(self, key: str) -> None:
         self.key = hashlib.sha256(key.encode()).digest()
@@ -66,7 +66,7 @@ def content(folder: Path) -> bytes:
 
 
 async def begun(path: Path, codec: Any) -> None:
-    """Leave a run that waits, one that has failed, one that was cancelled."""
+    """Leave three runs: one that waits, one that has failed, one that was cancelled."""
     async with Journal(path, codec=codec) as journal:
         await journal.start(Keeps("a secret tusk"), run_id="waits")
         await journal.signal("waits", "go", "by letter")
@@ -80,7 +80,7 @@ async def begun(path: Path, codec: Any) -> None:
 
 
 async def test_what_is_kept_is_not_in_the_file(tmp_path: Path) -> None:
-    """Neither while it is open, nor after; without a codec all of it is there."""
+    """Neither while it is open, nor after; without a codec the values are there."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "coded").mkdir()
     await begun(tmp_path / "plain" / "runs.db", None)
@@ -94,7 +94,7 @@ async def test_what_is_kept_is_not_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_its_key(tmp_path: Path) -> None:
-    """In another life, and without the codec's having a say in what the run is."""
+    """In another execution; the codec does not influence the run."""
     path = tmp_path / "runs.db"
     asyncio.run(begun(path, Toy("key")))
     journal = Journal(path, codec=Toy("key"))
@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_its_key(tmp_path: Path) -> None:
     ("made", "opened", "why"),
     [
         (Toy("key"), Toy("other"), "its codec cannot read"),
-        (Toy("key"), None, "was made with a codec"),
+        (Toy("key"), None, "was created with a codec"),
         (None, Toy("key"), "its codec cannot read"),
     ],
     ids=["another key", "no codec", "a codec for a plain file"],
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_its_key(tmp_path: Path) -> None:
 async def test_a_wrong_key_is_said_at_the_open(
     made: Any, opened: Any, why: str, tmp_path: Path
 ) -> None:
-    """In one error that says what to do and nothing of the key; the file stays as it was."""
+    """In one error with a remedy and without the key; the file is unchanged."""
     path = tmp_path / "runs.db"
     await begun(path, made)
     before = path.read_bytes()
@@ -140,8 +140,8 @@ class Raises(Toy):
 
 
 async def test_a_codec_that_does_not_work(tmp_path: Path) -> None:
-    """One that does not give back what it got is refused; one that fails, fails who waits."""
-    with pytest.raises(JournalError, match="does not give back"):
+    """Open refuses one that does not decode its data; one that fails makes all callers fail."""
+    with pytest.raises(JournalError, match="does not return the encoded data"):
         async with Journal(tmp_path / "odd.db", codec=Odd("key")):
             pass
     async with Journal(tmp_path / "runs.db", codec=Raises("key")) as journal:
@@ -151,7 +151,7 @@ async def test_a_codec_that_does_not_work(tmp_path: Path) -> None:
 
 
 async def test_a_fork_and_a_purge_need_no_key_of_their_own(tmp_path: Path) -> None:
-    """Values are copied as they are, large ones once, and go with the last run that has them."""
+    """Values are copied unchanged, large ones once, and removed with the last run that has them."""
     path = tmp_path / "runs.db"
     await begun(path, Toy("key"))
     async with Journal(path, codec=Toy("key")) as journal:
@@ -170,6 +170,6 @@ async def test_a_fork_and_a_purge_need_no_key_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_codec_that_is_none_is_refused() -> None:
-    """Before the file is opened, and with a word about what it is to have."""
-    with pytest.raises(TypeError, match=r"codec= is an object with encode and decode"):
+    """Before the file is opened; the error names its methods."""
+    with pytest.raises(TypeError, match=r"codec= must have the methods encode and decode"):
         Journal(":memory:", codec=len)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Agents whose sessions are kept in a journal: killed between any two rows, called again."""
+"""Agents with sessions in a journal: killed between any two rows, called again."""
 
 import asyncio
 import itertools
@@ -36,14 +36,14 @@ MAILS = "notes/s"
 
 
 class World:
-    """What is outside: how often a model was asked, and what was sent."""
+    """The outside world: the number of requests, and the mails."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.asked = 0
 
     def play(self, request: Request) -> Message | str:
-        """Send a mail for each question that says so, then answer by all that was read."""
+        """Send a mail for each question that demands it, then answer by the conversation."""
         self.asked += 1
         last = request.messages[-1]
         if last.role == "user" and "send" in str(last.content):
@@ -72,7 +72,7 @@ class World:
 
 
 def left(execution: Disk, rows: int, *, done: bool, run: str = MAILS) -> Disk:
-    """Return what is left if the process dies after so many rows; an effect in doubt was `done`."""
+    """Return the disk of a process that died after these rows; a call in doubt was `done`."""
     kept = execution.rows[run]
     ends = {row.ident for row in kept[:rows] if row.kind in ("gave", "failed")}
     began = {row.ident for row in kept[:rows] if row.kind == "intent"}
@@ -101,9 +101,9 @@ QUESTIONS = ["hello", "send it", "what is new?", "send another", "bye"]
 
 
 async def ask_all(agent: Agent[Any], world: World, journal: Journal) -> tuple[list[Any], int]:
-    """Ask all that has no answer yet, beginning with the question that was cut."""
+    """Ask all unanswered questions, beginning with the interrupted one."""
     async with journal.session(MAILS) as session:
-        over = sum(call.over for call in session.calls)
+        over = sum(call.is_over for call in session.calls)
     for question in QUESTIONS[over:]:
         await agent(question, session_id="s")
     await agent.recall("s")
@@ -111,7 +111,7 @@ async def ask_all(agent: Agent[Any], world: World, journal: Journal) -> tuple[li
 
 
 def test_a_session_goes_on_after_any_kill_and_does_nothing_twice():
-    """The question that was cut is asked again: memory, mails and replies are as without a kill."""
+    """The interrupted question is asked again: memory, mails and replies are as without a kill."""
     first = Disk()
     memory, asked = live(first, ask_all)
     assert asked == 7
@@ -132,7 +132,7 @@ async def ask_something_else(agent: Agent[Any], world: World, journal: Journal) 
 
 
 def test_another_question_waits_until_the_one_that_was_cut_is_answered():
-    """Nothing that was asked is lost, and no tool runs again in silence."""
+    """No question is lost, and no tool runs again silently."""
     first = Disk()
     live(first, ask_all)
     rows = first.rows[MAILS]
@@ -149,7 +149,7 @@ def test_another_question_waits_until_the_one_that_was_cut_is_answered():
 
 
 def test_a_session_survives_several_kills_at_random():
-    """Each life ends at any row, in whichever world."""
+    """Each execution ends at any row, in either world."""
     first = Disk()
     memory, _ = live(first, ask_all)
     for seed in range(SEED, SEED + example_count(10, 300)):
@@ -163,13 +163,13 @@ def test_a_session_survives_several_kills_at_random():
 
 @dataclass
 class City:
-    """What a parser makes."""
+    """A parsed value."""
 
     city: str
 
 
 class Team(Agent[Any]):
-    """A writer and a critic, who remember as long as the team does."""
+    """A writer and a critic, whose memory lasts as long as the team's."""
 
     def __init__(self, world: World, journal: Journal, **options: Any) -> None:
         super().__init__(name="notes", journal=journal, **options)
@@ -191,7 +191,7 @@ async def ask_team(agent: Agent[Any], world: World, journal: Journal) -> tuple[A
 
 
 def test_agents_below_and_summaries_are_kept_with_the_session():
-    """Their memories are put together again, also what a summary has replaced."""
+    """Their memories are restored, also parts that a summary has replaced."""
 
     def play(disk: Disk) -> Any:
         world = World(disk)
@@ -219,7 +219,7 @@ def notes(path: Any, **options: Any) -> Agent[Any]:
 
 
 async def test_a_new_process_finds_the_session_byte_for_byte(tmp_path):
-    """Also by `recall`, which calls no model."""
+    """Also by `recall`, which makes no request."""
     path = tmp_path / "notes.db"
     agent = notes(path)
     for question in ("one", "send it", "three"):
@@ -234,7 +234,7 @@ async def test_a_new_process_finds_the_session_byte_for_byte(tmp_path):
 
 
 async def test_two_agents_may_take_turns_in_a_session(tmp_path):
-    """Each reads what the other has added; at once it is RunBusy, which says who has it."""
+    """Each reads the other's messages; a concurrent call raises RunBusy with the owner."""
     path, gate = tmp_path / "notes.db", asyncio.Event()
     one, two = notes(path), notes(path)
     for agent in (one, two, one):
@@ -257,7 +257,7 @@ async def test_two_agents_may_take_turns_in_a_session(tmp_path):
 
 
 async def test_calls_of_one_session_at_once_are_made_one_after_the_other(tmp_path):
-    """In the order in which they came; other sessions are not held up."""
+    """In the order of the calls; other sessions are not delayed."""
     agent = notes(tmp_path / "notes.db")
     await asyncio.gather(*(agent(f"{n}", session_id=n % 2) for n in range(6)))
     for session in (0, 1):
@@ -266,7 +266,7 @@ async def test_calls_of_one_session_at_once_are_made_one_after_the_other(tmp_pat
 
 
 async def test_a_stream_is_kept_and_an_answer_that_is_kept_is_streamed():
-    """The answer comes last, in whatever life, also when nothing is left to be done."""
+    """The answer comes last, in each execution, also if nothing is left to do."""
     first = Disk()
 
     async def read(agent: Agent[Any]) -> list[tuple[str, str]]:
@@ -284,7 +284,7 @@ async def test_a_stream_is_kept_and_an_answer_that_is_kept_is_streamed():
 
 
 async def test_a_cut_call_is_finished_without_a_listener():
-    """Who asks something else hears its own answer alone."""
+    """The caller of another question gets only its own answer."""
     first = Disk()
     async with journal_of(first) as journal:
         await World(first).agent(journal)("hello", session_id="s")
@@ -309,7 +309,7 @@ def test_sync_agents_keep_their_sessions_too(tmp_path):
 
 
 async def test_what_is_remembered_before_a_call_is_written_with_it(tmp_path):
-    """`memory.add`, `load_state_dict` and `retract` change what the next call writes."""
+    """`memory.add`, `load_state_dict` and `retract` change what the next call stores."""
     path = tmp_path / "notes.db"
     agent = notes(path)
     agent.memory.add("remember me", session_id="s")
@@ -328,7 +328,7 @@ async def test_what_is_remembered_before_a_call_is_written_with_it(tmp_path):
 
 
 async def test_what_is_forgotten_here_stands_in_the_journal(tmp_path):
-    """Whenever it is forgotten, also while a call is made; with agents below, too."""
+    """Whenever it is forgotten, also during a call; with agents below, too."""
 
     class Pair(Agent[Any]):
         def __init__(self) -> None:
@@ -369,7 +369,7 @@ async def test_what_is_forgotten_here_stands_in_the_journal(tmp_path):
 
 
 async def test_a_memory_that_is_not_the_journals_is_refused(tmp_path):
-    """It would be lost, or the journal's."""
+    """Either memory would be lost."""
     path = tmp_path / "notes.db"
     await notes(path)("one", session_id="s")
     agent = notes(path)
@@ -413,14 +413,14 @@ async def test_what_a_journal_could_not_keep_is_refused(tmp_path):
 
 
 async def test_an_agent_below_that_would_forget_is_refused(tmp_path):
-    """One that a tool calls in a session of its own; without one it is a part of the call."""
+    """One that a tool calls in its own session; without a session it is a part of the call."""
     below = notes(tmp_path / "unused.db", name="below")
     below.journal = None
     sessions: list[Any] = [None, "own"]
 
     @tool(effect="nested")
     async def send(text: str) -> str:
-        """Ask another."""
+        """Ask another agent."""
         return (await below("question", session_id=sessions[0])).text
 
     agent = notes(tmp_path / "notes.db", tools=[send])
@@ -432,7 +432,7 @@ async def test_an_agent_below_that_would_forget_is_refused(tmp_path):
 
 
 async def test_a_call_that_fails_is_over_and_the_session_goes_on(tmp_path):
-    """What it has done is remembered as without a journal, and found again."""
+    """Its messages are remembered as without a journal, and found again."""
     path = tmp_path / "notes.db"
     agent = notes(path)
 
@@ -451,7 +451,7 @@ async def test_a_call_that_fails_is_over_and_the_session_goes_on(tmp_path):
 
 
 async def test_a_cancelled_call_is_over_and_one_whose_tree_ends_goes_on(tmp_path):
-    """`node.cancel` decides; a process that is told to end does not."""
+    """`node.cancel` is final; the end of a process is not."""
     path, gate, begun = tmp_path / "notes.db", asyncio.Event(), asyncio.Event()
 
     async def wait(agent: Any, message: Any, session: Any) -> None:
@@ -481,12 +481,12 @@ async def test_a_cancelled_call_is_over_and_one_whose_tree_ends_goes_on(tmp_path
 
 @pytest.mark.parametrize("number", range(example_count(12, 200)))
 def test_what_is_remembered_of_a_cancelled_call_is_in_the_journal(number: int):
-    """Whenever it is cancelled, in the first life or in a later one: who reads it has the same."""
+    """Whenever it is cancelled, in any execution: each reader gets the same."""
     draw = random.Random(f"{SEED} {number}")
 
     async def ask_and_cancel(agent: Agent[Any], world: World, journal: Journal) -> None:
         async with journal.session(MAILS) as session:
-            over = sum(call.over for call in session.calls)
+            over = sum(call.is_over for call in session.calls)
         await agent.recall("s")
         async with Commander() as commander:
             for question in QUESTIONS[over:3]:
@@ -506,12 +506,12 @@ def test_what_is_remembered_of_a_cancelled_call_is_in_the_journal(number: int):
 
 
 def test_the_same_message_after_a_cancel_is_a_new_call_whenever_the_process_dies():
-    """Also if it died while the cancelled call was coming to its end."""
+    """Also if it died during the end of the cancelled call."""
 
     async def cancel(agent: Agent[Any], world: World, journal: Journal) -> None:
         async with Commander() as commander:
             call = commander.call_handler(agent.call("send it", session_id="s"))
-            while not world.disk.done:  # noqa: ASYNC110 - what is outside tells nobody
+            while not world.disk.done:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0)
             call.cancel("enough")
             await asyncio.wait([asyncio.ensure_future(observe(call))])
@@ -529,7 +529,7 @@ def test_the_same_message_after_a_cancel_is_a_new_call_whenever_the_process_dies
 
 
 async def test_tools_under_way_come_to_their_end_when_a_call_is_cut(tmp_path):
-    """Nothing is in doubt then, though nobody could say what had become of it."""
+    """Then nothing is in doubt; else the outcome would be unknown."""
     begun, gate, done = asyncio.Event(), asyncio.Event(), []
 
     @tool
@@ -554,7 +554,7 @@ async def test_tools_under_way_come_to_their_end_when_a_call_is_cut(tmp_path):
 
 
 async def test_a_timeout_is_the_end_of_a_call(tmp_path):
-    """It is recorded, as every end that comes from the tree."""
+    """It is recorded, like every end that comes from the tree."""
     agent = notes(tmp_path / "notes.db")
     agent.before_agent(lambda agent, message, session: asyncio.Event().wait())
     for seconds in (0.0001, 0.01, 0.1):
@@ -567,7 +567,7 @@ async def test_a_timeout_is_the_end_of_a_call(tmp_path):
 
 
 async def test_a_session_is_listed_shown_forked_cancelled_and_purged(tmp_path):
-    """As every run is; `resume` and `take_up` say what goes on with it."""
+    """Like every run; `resume` and `take_up` say how to continue it."""
     agent = notes(tmp_path / "notes.db")
     await agent("one", session_id="s")
     await agent("two", session_id="s")
@@ -589,7 +589,7 @@ async def test_a_session_is_listed_shown_forked_cancelled_and_purged(tmp_path):
         await agent("three", session_id="s")
         await journal.cancel("notes/s", "enough")
         assert (await journal.look("notes/s")).run.state == "cancelled"
-        with pytest.raises(JournalError, match="has ended the session 'notes/s'"):
+        with pytest.raises(JournalError, match="has the session 'notes/s', which is over"):
             await agent("four", session_id="s")
         assert await journal.purge(float("inf")) == 1
         agent.forget("s")
@@ -598,7 +598,7 @@ async def test_a_session_is_listed_shown_forked_cancelled_and_purged(tmp_path):
 
 
 async def test_runs_cancel_ends_a_call_that_is_under_way(tmp_path):
-    """Whoever has called hears that it was cancelled."""
+    """Its caller gets the cancel."""
     from anabranch import NodeCancelled
 
     agent, begun = notes(tmp_path / "notes.db"), asyncio.Event()
@@ -618,7 +618,7 @@ async def test_runs_cancel_ends_a_call_that_is_under_way(tmp_path):
 
 
 async def test_a_call_that_waits_for_a_person_is_answered_from_elsewhere(tmp_path):
-    """Also after its process has died: the yes is in the journal."""
+    """Also after the death of its process: the approval is in the journal."""
     sent: list[str] = []
 
     @tool(approve=True, effect="keyed")
@@ -641,7 +641,7 @@ async def test_a_call_that_waits_for_a_person_is_answered_from_elsewhere(tmp_pat
 
 
 async def test_a_call_that_is_cancelled_asks_nobody_any_more(tmp_path):
-    """Its question is withdrawn, and the session goes on."""
+    """Its question is withdrawn, and the session continues."""
 
     @tool(approve=True)
     async def send(text: str) -> str:
@@ -660,7 +660,7 @@ async def test_a_call_that_is_cancelled_asks_nobody_any_more(tmp_path):
 
 
 async def test_parsed_answers_and_step_agents_come_back_as_they_were(tmp_path):
-    """What a parser made is made again, in the first life too."""
+    """The parser runs again, in the first execution too."""
     path = str(tmp_path / "notes.db")
 
     def make() -> Agent[Any]:
@@ -683,7 +683,7 @@ async def test_parsed_answers_and_step_agents_come_back_as_they_were(tmp_path):
 
 
 async def test_bytes_of_a_session_grow_with_what_is_said(tmp_path):
-    """n calls cost O(n) bytes: each text stands twice at most."""
+    """n calls cost O(n) bytes: each text is stored twice at most."""
     backend = ScriptedBackend(otherwise=lambda request: "a" * 1000)
     agent = Agent(backend, name="notes", journal=str(tmp_path / "notes.db"))
     for number in range(20):
@@ -695,7 +695,7 @@ async def test_bytes_of_a_session_grow_with_what_is_said(tmp_path):
 
 
 async def test_a_journal_that_is_left_suspends_the_calls_of_its_sessions(tmp_path):
-    """As it does with runs: a tool under way ends and is kept, and the session goes on."""
+    """As for runs: a tool in progress ends and is recorded, and the session continues."""
     began, go, sent = asyncio.Event(), asyncio.Event(), list[str]()
 
     @tool
@@ -740,7 +740,7 @@ async def test_a_session_in_which_nothing_is_done_does_not_hold_its_journal(tmp_
 
 
 async def test_what_a_session_has_spent_is_read_from_its_journal(tmp_path):
-    """From its beginning, in whatever process; a call that was cut is counted once."""
+    """Over its lifetime, in any process; an interrupted call counts once."""
     asked = 0
 
     def play(request: Request) -> Message:

@@ -1,4 +1,4 @@
-"""D12: signals that were sent early, that do not fit, and that several wait for."""
+"""D12: signals that are sent early, have another type, or have several receivers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Number(Durable[list[Any]]):
 
 
 def sends(*values: object, pause: float = 1.0) -> Any:
-    """Return what sends these, one after the other."""
+    """Return a function that sends these, one after the other."""
 
     async def beside(journal: Journal) -> None:
         for value in values:
@@ -46,7 +46,7 @@ def sends(*values: object, pause: float = 1.0) -> Any:
 
 
 def after_every_kill(first: Execution, make: Any) -> None:
-    """Take a run up after each row, when all had been sent by then, and compare."""
+    """Resume a run after each row, when all had been sent by then, and compare."""
     for rows in range(len(first.rows) + 1):
         left = Kill(rows, frozenset()).of(first)
         left.now = max(left.now, first.disk.now)
@@ -63,7 +63,7 @@ def refused(execution: Execution) -> dict[int, str]:
 def test_what_does_not_fit_is_refused_and_the_next_is_waited_for(
     timeout: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In each life: with a row, and one warning that does not say what was sent."""
+    """In each execution: with a row, and one warning without the value."""
     first = run_execution(lambda: Number(timeout), beside=sends("sk-123", {"a": 1}, 7, None, 8))
     assert first.result == [7, 8]
     assert first.state == "completed"
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_and_the_next_is_waited_for(
 
 
 def test_time_goes_on_while_what_comes_does_not_fit() -> None:
-    """The wait ends when it would have ended."""
+    """The wait ends on time."""
     first = run_execution(lambda: Number(10), beside=sends("x", "y", "z", pause=4))
     assert first.result == ["late", "late"]
     assert first.disk.now - first.rows[0].time == pytest.approx(20, abs=0.1)
@@ -98,7 +98,7 @@ async def waits(node: Node[Any], job: Both, name: str) -> str:
 
 @pytest.mark.parametrize("seed", [None, *seeds(example_count(3, 50))])
 def test_two_that_wait_at_once_take_each_letter_once(seed: int | None) -> None:
-    """In order; and each has the same one in each life, whatever is refused between them."""
+    """In order; each gets the same one in each execution, whatever is refused in between."""
     first = run_execution(Both, beside=sends(1, "x", 2, 3, pause=0), seed=seed)
     assert sorted(each.split()[1] for each in first.result) == ["1", "2"]
     for rows in range(len(first.rows) + 1):
@@ -138,7 +138,7 @@ async def calls_in_turn(node: Node[Any], job: Gathers) -> Any:
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("what", ["signal", "now", "random", "sleep"])
 def test_tasks_of_one_body_that_could_be_mixed_up_are_refused(what: str, apart: bool) -> None:
-    """Handlers are known by who they are, tasks by nothing; sleeps of one length are alike."""
+    """Handlers have an identity, tasks do not; sleeps of one length are equal."""
     first = run_execution(lambda: Gathers(what, apart), beside=sends(1, 2))
     if apart or what == "sleep":
         assert first.error is None
@@ -149,7 +149,7 @@ def test_tasks_of_one_body_that_could_be_mixed_up_are_refused(what: str, apart: 
 
 
 def test_a_letter_is_known_by_number_and_its_reason_tells_nothing_of_it() -> None:
-    """What a program's own validators say may have the value in it; their kind is told alone."""
+    """The text of a program's own validators may contain the value, so only their kind is shown."""
     codec = Codec(Checked, "the signal 'x'")
     assert codec.refusal(b'{"word": "ok"}') is None
     assert codec.refusal(b'{"word": "sk-123"}') == "value_error"
@@ -174,7 +174,7 @@ class Wrong(Durable[Any]):
 
 
 def test_a_type_that_cannot_be_kept_is_refused_before_anything_is_waited_for() -> None:
-    """The letter is not taken for it."""
+    """The letter is not received."""
     execution = run_execution(Wrong, beside=sends("x"))
     assert isinstance(execution.error, NotStorable)
     assert not [row for row in execution.rows if row.kind in ("waits", "letter")]

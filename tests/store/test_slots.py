@@ -22,7 +22,7 @@ from tests.commander.test_t09_waits import SEEN, UNSEEN, Child
 
 pytestmark = pytest.mark.contract("T9")
 
-# The limit; the jobs that have begun and not ended, and how many of them there were at most.
+# The limit, the jobs in progress, and their maximum.
 LIMIT, BEGUN, MOST = [0], set[int](), [0]
 
 
@@ -148,13 +148,13 @@ def under(limit: int, make: Callable[[], Durable[Any]], **options: Any) -> Execu
 
 @pytest.mark.parametrize("how", OWN)
 def test_no_more_jobs_work_at_once_than_the_limit_allows(how: str) -> None:
-    """Though all that each does is to await a step or an effect of its own."""
+    """Although each job only awaits its own step or effect."""
     under(5, lambda: Many([how] * 30))
     assert MOST[0] == 5
 
 
 def test_no_mixture_of_steps_and_effects_passes_the_limit() -> None:
-    """Whatever the jobs do, and in whatever order."""
+    """With any work of the jobs, in any order."""
     for seed in seeds(10):
         draw = random.Random(seed)
         limit, hows = draw.randint(1, 3), draw.choices(list(OWN), k=8)
@@ -177,7 +177,7 @@ class StepWaits(Durable[None]):
         await self.durable.step(wait_in_step, self.way)
 
 
-# Not those that put something outside of the run.
+# Except steps that put something outside the run.
 OUTSIDE = ("aclose", "drain", "run", "commander", "another", "thread")
 WAYS = [each.__name__ for each in (*SEEN, *UNSEEN)]
 WAYS = [each for each in WAYS if not any(word in each for word in OUTSIDE)]
@@ -185,7 +185,7 @@ WAYS = [each for each in WAYS if not any(word in each for word in OUTSIDE)]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_waits_for_the_tree_lends_the_slot_of_its_job(way: str) -> None:
-    """Else the job for which it waits could not start; it does so at once if that can be seen."""
+    """Else the awaited job could not start; it does so at once if the wait is visible."""
     execution = under(1, lambda: StepWaits(way))
     assert execution.state == "completed"
     assert execution.disk.now - START_TIME < (5 if "unseen" in way else 0.1)
@@ -249,7 +249,7 @@ class Both(Durable[list[str]]):
     async def task(self) -> list[str]:
         asks = self.put_job(Asks())
         await self.durable.sleep(1)
-        await Works(0, "effect")  # while the other one waits for its answer
+        await Works(0, "effect")  # while the other job waits for its answer
         ENDED.append(self.durable.now().timestamp())
         return [await asks]
 
@@ -258,7 +258,7 @@ ENDED: list[float] = []
 
 
 def test_a_job_lends_its_slot_while_its_effect_waits_for_a_person() -> None:
-    """The only slot is free meanwhile, and the job has it again for the effect."""
+    """The only slot is free during that time, and the job gets it back for the effect."""
 
     async def answer(journal: Journal) -> None:
         while True:
@@ -278,7 +278,7 @@ async def note(text: str) -> str:
 
 
 class Changed(Durable[list[str]]):
-    """In its second life a new effect comes before those that the journal has."""
+    """In its second execution a new effect precedes the recorded ones."""
 
     changed: Live[bool] = live()
 
@@ -296,7 +296,7 @@ class Changed(Durable[list[str]]):
 
 
 def test_a_job_lends_its_slot_while_a_new_effect_is_held_for_recorded_ones() -> None:
-    """Whoever leads to these may need the slot."""
+    """The callers of these may need the slot."""
     first = run_execution(Changed, live={"changed": False})
     last = max(row.seq for row in first.rows if row.kind == "gave")
     execution = under(1, Changed, disk=Kill(last, frozenset()).of(first), live={"changed": True})
@@ -306,7 +306,7 @@ def test_a_job_lends_its_slot_while_a_new_effect_is_held_for_recorded_ones() -> 
 
 # --- random programs
 
-# What cuts others short by the clock ends otherwise where jobs wait for slots.
+# Nodes that are cut off by the clock end differently when jobs wait for slots.
 TIMED = {"quorum", "break", "collect", "cancel", "limit", "race", "silence"}
 
 
@@ -377,7 +377,7 @@ async def in_a_while(number: int) -> int:
 
 
 async def put_below(kind: str, body: Any) -> int:
-    """Put a job below this step or effect, and wait for it somehow."""
+    """Put a job below this step or effect, and wait for it in one of the ways."""
     job = (Plain if kind == "plain" else Program)(body)
     node = current_node().put_job(job)
     if len(body) % 2:
@@ -451,7 +451,7 @@ BELOW = ["job", "step of a job", "tool of a job", "gather"]
 def test_random_steps_and_effects_that_await_jobs_never_deadlock_nor_pass_the_limit(
     limit: int,
 ) -> None:
-    """Below each other in any depth, in any order, also in a later life."""
+    """At any depth, in any order, also in a later execution."""
     for number in seeds(example_count(25, 1000)):
         body = draw_operations(random.Random(f"{number} {limit}"), 3)
         try:

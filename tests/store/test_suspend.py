@@ -1,4 +1,4 @@
-"""D20: what only ends a process leaves nothing behind but a run that goes on."""
+"""D20: the end of a process leaves a run that can continue, and nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OUTCOMES = {"result", "failure", "cancelled", "over", "aborted"}
 @pytest.mark.parametrize("how", ["exit", "cancel", "error", "commander", "lease", "fail fast"])
 @pytest.mark.parametrize("seed", [None, *seeds(3)])
 def test_leaving_a_run_suspends_it(how: str, seed: int | None) -> None:
-    """Nothing is recorded as cancelled or failed, and the run goes on at its next claim."""
+    """Nothing is recorded as cancelled or failed, and the next execution continues the run."""
     disk = Disk()
 
     async def leave(commander: Commander, journal: Journal, driver: asyncio.Task[Any]) -> None:
@@ -129,7 +129,7 @@ class Noting(Durable[str]):
 def test_a_life_may_be_suspended_while_it_plays_what_is_kept(
     seed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At any moment: what it cut short has ended in an earlier life, and is no other code."""
+    """At any moment: nodes that it cut off have recorded ends, and the run is not parked."""
     first = run_execution(Noting, seed=seed)
     assert first.error is None
     for turns in range(100):
@@ -153,7 +153,7 @@ def test_a_life_may_be_suspended_while_it_plays_what_is_kept(
 
 
 def test_a_signal_suspends_the_run_of_a_program(tmp_path: Path) -> None:
-    """SIGTERM ends the process with 143, and the same line goes on."""
+    """SIGTERM ends the process with 143, and the same line continues the run."""
     name = str(tmp_path / "runs.db")
     with pytest.raises(SystemExit) as left:
         run(Stops(True), journal=name, run_id="r", live={})
@@ -182,7 +182,7 @@ class Changed(Durable[str], version=1):
 
 
 def test_a_run_of_another_version_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what to do; with the right code it goes on."""
+    """It says what to do; with the right code it continues."""
     disk = Disk()
 
     async def start() -> None:
@@ -201,7 +201,7 @@ def test_a_run_of_another_version_is_parked(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_run_that_is_taken_up_in_vain_is_parked() -> None:
-    """After `max_recoveries` claims without a row; resumed by name it goes on."""
+    """After `max_recoveries` executions without a row; resumed by name it continues."""
     disk = Disk()
     run_execution(Changed, disk)
     disk = disk.cut(0, {})

@@ -1,4 +1,4 @@
-"""D5, D6: nodes that end in the turns in which a timer of the program runs out."""
+"""D5, D6: nodes that end close to a timer of the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.seeds import example_count, seeds
 from anabranch.commander import Node, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.store import Durable
-from anabranch.store._endings import Endings
+from anabranch.store._completion_order import CompletionOrder
 
 pytestmark = pytest.mark.contract("D6")
 
@@ -30,7 +30,7 @@ WAYS = ["wait", "first", "as_completed", "shield", "timeout", "sleep", "zero", "
 
 
 class Ends(Durable[int]):
-    """Ends a few turns of the loop after so many seconds."""
+    """Ends a few turns of the loop after a number of seconds."""
 
     number: int
     seconds: float
@@ -57,12 +57,12 @@ async def relayed(node: Node[int], relays: int) -> int:
         return await asyncio.create_task(relayed(node, relays - 1))
     try:
         return await node
-    except NodeCancelled:  # the run is suspended, and the body does not come to this task
+    except NodeCancelled:  # the run is suspended, and the body does not reach this task
         return -1
 
 
 class Watches(Durable[list[str]]):
-    """Does what depends on the jobs that had ended when a timer ran out."""
+    """Acts by the jobs that had ended when a timer fired."""
 
     way: str
     jobs: list[tuple[float, int, bool]]
@@ -115,7 +115,7 @@ class Watches(Durable[list[str]]):
 
 
 def require_one_way(execution: Execution, where: str) -> None:
-    """Raise if the body has gone two ways, one in each execution, or has been parked."""
+    """Require that the body took the same course in both executions, and was not parked."""
     assert execution.error is None, where
     did = sorted(text.split("(")[0] for text in execution.disk.done.values())
     numbers = [each.split(":")[0] for each in did]
@@ -136,9 +136,9 @@ def killed(make: Any, execution: Execution, rows: int, chance: random.Random) ->
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", seeds(example_count(1, 300)))
 def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
-    """Jobs end a few turns before or after the timer, or in crowds: no execution goes another way.
+    """Jobs end a few turns before or after the timer, or in crowds: no execution differs.
 
-    Some ways ask whether a job is done without any wait for it.
+    Some ways check whether a job is done without waiting for it.
     """
     chance = random.Random(f"{seed} {way}")
     count = chance.choice([1, 2, 3, 5])
@@ -152,7 +152,7 @@ def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
         )
         for _ in range(count)
     ]
-    if count > 5:  # a crowd ends together
+    if count > 5:  # a crowd ends in one turn
         jobs = [(SECONDS, chance.randrange(9), False)] * count
     relays, pause = chance.randrange(3), chance.choice([0, 0, 1, 3, 12])
     make = lambda: Watches(way, jobs, relays, pause)  # noqa: E731
@@ -163,11 +163,11 @@ def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
         killed(make, again, chance.randint(rows, len(again.rows)), chance)
 
 
-# --- nodes that are put elsewhere in the tree
+# --- nodes that are put at other places of the tree
 
 
 class Rounds(Durable[list[str]]):
-    """Waits for the first of a job of its own and a round, which end in the same turn."""
+    """Waits for the first of its child job and a round, which end in the same turn."""
 
     turns: int
 
@@ -214,7 +214,7 @@ async def puts(node: Node[Any]) -> None:
 
 
 class Hosts(Durable[list[str]]):
-    """Has a handler put a job below it, and looks later what became of that."""
+    """Has a handler put a job below it, and looks at that job later."""
 
     policy = "isolate"
 
@@ -226,7 +226,7 @@ class Hosts(Durable[list[str]]):
 
 
 def test_a_failure_waits_for_its_putter_and_not_for_its_parent() -> None:
-    """An edit took the wait away: once the putter has returned, nobody comes to await the job."""
+    """An edit removed the wait: once the putter has returned, no task comes to await the job."""
     AWAITS.append(True)
     first = run_execution(Hosts)
     AWAITS.clear()
@@ -234,7 +234,7 @@ def test_a_failure_waits_for_its_putter_and_not_for_its_parent() -> None:
     assert run_execution(Hosts, Kill(ended, frozenset()).of(first)).result == ["failed"]
 
 
-# --- what goes wrong inside
+# --- errors inside
 
 
 @pytest.mark.parametrize("where", ["may_end", "_end_next", "_until_timed_out"])
@@ -251,7 +251,7 @@ def test_a_run_fails_if_an_end_cannot_be_ordered(
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Endings, where, broken)
+        patch.setattr(CompletionOrder, where, broken)
         execution = run_execution(make, disk)
     assert isinstance(execution.error, RuntimeError), execution.error
     require_one_way(

@@ -1,4 +1,4 @@
-"""D9, D10, D12: times, signals, attempts and transactions go on over restarts."""
+"""D9, D10, D12: times, signals, attempts and transactions continue after restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sleeps(Durable[list[Any]]):
 
 
 def test_times_and_numbers_are_those_of_the_first_life() -> None:
-    """A sleep has an absolute end; what was drawn is drawn once."""
+    """A sleep has an absolute end; a random number is drawn once."""
     first = kill_everywhere(
         Sleeps, check=lambda execution: _slept(execution.disk.now - first_began)
     )
@@ -66,7 +66,7 @@ async def fails_three_times(node: Any) -> int:
 
 
 def test_attempts_their_pauses_and_their_cost_go_on() -> None:
-    """Four attempts in all, 50 s apart, whatever was killed; each is paid once and no less."""
+    """Four attempts in all, 50 s apart, after any kills; the usage of each counts once."""
     first = kill_everywhere(Tries)
     assert first.result == [4, 3, 40]
 
@@ -82,7 +82,7 @@ class Waits(Durable[str]):
 
 @pytest.mark.parametrize("seconds", [10, 1000])
 def test_a_run_s_timeout_counts_all_lives_together(seconds: float) -> None:
-    """Given again, it goes on where it stood; a run that has failed by it stays failed."""
+    """Passed again, it continues; a run that has failed because of it stays failed."""
     first = run_execution(lambda: Waits(seconds), timeout=100)
     assert first.disk.now - first_began == pytest.approx(min(seconds, 100), abs=1)
     assert first.state == ("completed" if seconds < 100 else "failed")
@@ -93,7 +93,7 @@ def test_a_run_s_timeout_counts_all_lives_together(seconds: float) -> None:
 
 
 async def test_what_is_no_timeout_or_limit_of_a_run_is_refused_before_it_starts() -> None:
-    """The journal knows of no such run then."""
+    """No run is created in the journal."""
     async with Journal(":memory:") as journal:
         for wrong in ({"timeout": "10"}, {"limits": 10}):
             with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
@@ -102,7 +102,7 @@ async def test_what_is_no_timeout_or_limit_of_a_run_is_refused_before_it_starts(
 
 
 def test_run_with_a_journal_has_a_timeout() -> None:
-    """The journal keeps the failure."""
+    """The journal records the failure."""
     with pytest.raises(TimeoutError):
         run(Asks(), timeout=0.05, journal=":memory:", run_id=RUN_ID)
 
@@ -132,12 +132,12 @@ async def send(journal: Journal) -> None:
 
 @pytest.mark.parametrize(("timeout", "third"), [(None, 7), (30.0, 7), (10.0, "late")])
 def test_signals_are_kept_and_taken_once_in_order(timeout: float | None, third: object) -> None:
-    """Also after every kill: what was sent before is there, what was late stays late."""
+    """After every kill: earlier signals are there, and late ones stay late."""
     first = run_execution(lambda: Asks(timeout), beside=send)
     assert first.result == ["one", "two", third]
     for rows in range(len(first.rows) + 1):
         disk = Kill(rows, frozenset()).of(first)
-        disk.now = first.disk.now  # all has been sent by then
+        disk.now = first.disk.now  # all had been sent by then
         execution = run_execution(lambda: Asks(timeout), disk)
         assert execution.result == first.result
 
@@ -163,7 +163,7 @@ class Moves(Durable[list[Any]]):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_transaction_is_done_once_with_its_row_or_not_at_all(fails: bool) -> None:
-    """A kill is before it or after it; the database has what the rows say."""
+    """A kill is before or after it; the database matches the rows."""
     first = run_execution(lambda: Moves(fails))
     assert first.error is None
     assert first.result == [["a", 100 if fails else 70]]
@@ -192,7 +192,7 @@ STOPPED: list[bool] = []
 
 
 def test_a_transaction_stands_in_the_journals_own_file(tmp_path: Path) -> None:
-    """It is done in the first life; the second, which would fail at it, does not do it again."""
+    """It is executed once; the second execution, which would fail, does not repeat it."""
     name = str(tmp_path / "runs.db")
     with pytest.raises(KeyboardInterrupt):
         run(Inserts(), journal=name, run_id="r")
@@ -224,7 +224,7 @@ class Inside(Durable[str]):
 
 @pytest.mark.parametrize("what", ["effect", "step", "sleep", "signal", "transaction", "node"])
 def test_nothing_else_stands_in_a_transaction(what: str) -> None:
-    """It is refused, and the transaction is taken back."""
+    """It is refused, and the transaction is rolled back."""
     execution = run_execution(lambda: Inside(what))
     assert isinstance(execution.error, ConfigurationError)
     assert "one commit" in str(execution.error)

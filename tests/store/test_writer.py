@@ -1,4 +1,4 @@
-"""The journal's thread hears of all that is queued, whoever queues it, and ends with its loop."""
+"""The journal's thread processes everything that any thread queues, and ends with its loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.journal_file import acquire_run, journal_process, make_row, open_jo
 from support.seeds import example_count
 
 from anabranch.messages import sqlite
-from anabranch.store import Journal, _schema, _writer
-from anabranch.store._file import JournalFile
+from anabranch.store import Journal, _file_thread, _open_file
+from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
 
@@ -34,13 +34,13 @@ async def main():
         nonlocal came
         came += 1
         file.append("run", fence, row(came))
-        file._writer.follow(lambda sql: None)
+        file._thread.follow(lambda sql: None)
     signal.signal(signal.SIGALRM, append)
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     while came < int(sys.argv[2]):
         for _ in range(100):
             file.append("run", fence, row(0))
-            file._writer.follow(lambda sql: None)
+            file._thread.follow(lambda sql: None)
         await asyncio.sleep(0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     await file.barrier("run", fence)
@@ -55,7 +55,7 @@ asyncio.run(main())
 
 @unix
 def test_something_may_be_queued_while_something_is_queued(tmp_path: Path) -> None:
-    """By the handler of a signal, or a finalizer: nobody waits for himself, no row is lost."""
+    """By a signal handler or a finalizer: no deadlock, and no row is lost."""
     with journal_process(
         tmp_path / "runs.db", SIGNALLED, str(example_count(1_000, 10_000))
     ) as child:
@@ -108,7 +108,7 @@ class BadCodec:
 
 
 async def test_a_codec_whose_error_has_no_text_fails_all_who_wait(tmp_path: Path) -> None:
-    """Its `__str__` raises: who waits hears of the failure all the same."""
+    """Its `__str__` raises: all waiters get the failure nevertheless."""
     codec = BadCodec()
     file = JournalFile(str(tmp_path / "runs.db"), codec)
     await file.open()
@@ -136,14 +136,14 @@ loop.run_until_complete(journal.__aenter__())
 running = loop.create_task(journal.run(Block(), run_id="block"))
 loop.run_forever()
 loop.close()
-writer = journal._file._writer
+writer = journal._file._thread
 writer._at_exit()  # which waits for 10 seconds at most
 print(writer._thread.is_alive(), flush=True)
 """
 
 
 async def test_a_transaction_whose_loop_is_closed_holds_nobody_up(tmp_path: Path) -> None:
-    """Its block can never be left: nothing of it is done, and the thread ends with the loop."""
+    """Its block can never end: none of it is done, and the thread ends with the loop."""
     with journal_process(tmp_path / "runs.db", CLOSED) as child:
         said, _ = child.communicate(timeout=60)
     assert said == "False\n"
@@ -157,7 +157,7 @@ async def test_a_thread_that_is_told_to_end_ends_whatever_is_queued_after(tmp_pa
     file = JournalFile(str(tmp_path / "runs.db"))
     await file.open()
     fence = await acquire_run(file)
-    writer = file._writer
+    writer = file._thread
     held, hold = threading.Event(), threading.Event()
 
     def wait(_: object) -> None:
@@ -183,13 +183,13 @@ async def test_a_journal_whose_opening_was_cancelled_can_be_opened_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread may still be about to open the file then."""
-    go, connect = threading.Event(), _writer.connect
+    go, connect = threading.Event(), _file_thread.connect
 
     def slowly(name: str) -> Any:
         go.wait()
         return connect(name)
 
-    monkeypatch.setattr(_writer, "connect", slowly)
+    monkeypatch.setattr(_file_thread, "connect", slowly)
     journal = Journal(tmp_path / "runs.db")
     opening = asyncio.create_task(journal.__aenter__())
     await asyncio.sleep(0)
@@ -203,7 +203,7 @@ async def test_a_journal_whose_opening_was_cancelled_can_be_opened_at_once(
 
 
 def test_however_many_watch_the_file_is_looked_at_once(tmp_path: Path) -> None:
-    """A thousand runs that wait for a signal cost one look in a quarter of a second."""
+    """A thousand runs that wait for a signal cost one poll per quarter of a second."""
     asked = 0
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_however_many_watch_the_file_is_looked_at_once(tmp_path: Path) -> None:
 def test_a_file_that_another_one_makes_at_this_moment_is_no_strangers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it is gets read of one moment, whenever the other one's tables come."""
+    """Its state is read in one snapshot, whenever the other process creates the tables."""
     path, connect = str(tmp_path / "runs.db"), sqlite3.connect
     for number in range(8):
         count = 0
@@ -250,14 +250,14 @@ def test_a_file_that_another_one_makes_at_this_moment_is_no_strangers(
                     with suppress(JournalError), monkeypatch.context() as patch:
                         patch.setattr(sqlite, "BUSY_SECONDS", 0)
                         patch.setattr(sqlite3, "connect", connect)
-                        _schema.connect(path).close()
+                        _open_file.connect(path).close()
                 return super().execute(sql, *args) if found is None else iter_of(found)
 
         def iter_of(found: list[Any]) -> Any:
             return SimpleNamespace(fetchone=lambda: found[0])
 
         monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Slow))
-        _schema.connect(path).close()
+        _open_file.connect(path).close()
         monkeypatch.setattr(sqlite3, "connect", connect)
         for each in tmp_path.iterdir():
             each.unlink()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store import _schema, _writer
+from anabranch.store import _file_thread, _open_file
 
 __all__ = ["FailingDisk"]
 
@@ -20,8 +20,8 @@ class FailingDisk:
         self.left: int | None = None  # statements until it fails; None: it does not
         self.done = False  # whether the first that fails has been done nevertheless
         self.kind = sqlite3.SQLITE_IOERR
-        connect = _schema.connect
-        monkeypatch.setattr(_writer, "connect", lambda name: _Faulty(self, connect(name)))
+        connect = _open_file.connect
+        monkeypatch.setattr(_file_thread, "connect", lambda name: _Faulty(self, connect(name)))
 
     def fail_after(self, statements: int, *, done: bool = False) -> None:
         self.left, self.done = statements, done

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from anabranch.store._file import JournalFile, Row
+from anabranch.store._journal_file import JournalFile, Row
 
 __all__ = ["IDENT", "acquire_run", "journal_process", "make_row", "open_journal", "row_values"]
 
@@ -16,7 +16,7 @@ IDENT = bytes(range(16))
 
 BEGINNING = """
 import asyncio, os, signal, sys
-from anabranch.store._file import JournalFile, Row
+from anabranch.store._journal_file import JournalFile, Row
 from anabranch.store.errors import *
 def row(number):
     return Row(bytes(16), "result", b"%d" % number)

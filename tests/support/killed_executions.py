@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from anabranch.commander import Commander, NodeLimits
 from anabranch.store import Durable, Journal
-from anabranch.store._file import ENDED, Row
+from anabranch.store._journal_file import ENDED_STATES, Row
 from anabranch.testing import run_seeded
 from support.memory_journal import RUN_ID, Disk, effect_key_of, journal_of, mounted, use_disk_clock
 
@@ -228,7 +228,7 @@ def require_consistent(execution: Execution, where: str = "") -> None:
     failed = Counter(row.ident for row in execution.rows if row.kind == "failure")
     over = {row.ident for row in execution.rows if row.kind == "over"}
     assert all(count <= 1 + (ident in over) for ident, count in failed.items()), where
-    if execution.state in ENDED:
+    if execution.state in ENDED_STATES:
         roots = {row.ident for row in execution.rows if row.kind == "root"}
         assert roots <= over, f"{where}: a round has not ended"
 

@@ -15,7 +15,7 @@ from weakref import finalize
 
 from anabranch.commander.durable import scope_here
 from anabranch.store import Journal
-from anabranch.store._file import Letter, Row, RunRow, clock_at_end
+from anabranch.store._journal_file import Letter, Row, RunRow, clock_at_end
 from anabranch.store._json import digest
 from anabranch.store.errors import LeaseLost, RunBusy, RunExists, RunNotFound
 
@@ -260,7 +260,7 @@ async def act(name: str, value: object = None, *, turns: int = 1, fails: object 
     scope, disk = scope_here(), mounted[-1]
     effect = scope.effect(name, {"value": value})  # type: ignore[union-attr]
     # The next attempt repeats a failed effect.
-    again = fails is not None and scope.retried  # type: ignore[union-attr]
+    again = fails is not None and scope.is_retried  # type: ignore[union-attr]
 
     async def work() -> str:
         for _ in range(turns):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.store._file import Row
+from anabranch.store._journal_file import Row
 from anabranch.store.errors import JournalMismatch
 from support.killed_executions import Execution, require_consistent
 from support.memory_journal import RUN_ID

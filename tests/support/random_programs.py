@@ -130,7 +130,7 @@ async def play_body(node: Node[Any], body: Body) -> list[Any]:
 
 def unkeyed(text: str) -> str:
     # Below a node that is tried again, equal effects are found by their inputs alone.
-    return text.split("#")[0] if scope_here().retried else text  # type: ignore[union-attr]
+    return text.split("#")[0] if scope_here().is_retried else text  # type: ignore[union-attr]
 
 
 async def do_act(node: Node[Any], place: str, value: int) -> str:

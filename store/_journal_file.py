@@ -1,6 +1,6 @@
-"""The file of a journal: runs, their rows and their letters, in SQL.
+"""`JournalFile`: the SQL for the runs of a journal, their rows and their letters.
 
-`_writer` has the thread that executes the SQL and decides when to commit.
+`_file_thread` has the thread that executes the SQL and decides when to commit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
 from ..messages.sqlite import MEMORY
-from ._inbox import Watch
+from ._checksums import BytesCodec, Checksums, Row, check_size
+from ._file_thread import FileThread, Lease
+from ._inbox import FileWatch
 from ._json import digest
 from ._keys import Keys
 from ._lock import RunLock
 from ._purge import remove_some
-from ._seal import BytesCodec, Row, Seal, check_size
-from ._writer import Lease, Writer
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
 __all__ = [
-    "ENDED",
+    "ENDED_STATES",
     "JournalFile",
     "Letter",
     "Row",
@@ -38,18 +38,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-ENDED = ("completed", "failed", "cancelled")
-NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
+ENDED_STATES = ("completed", "failed", "cancelled")
+NAME_PATTERN = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
 
-_RUN = """select run_id, class_name, version, state, inputs, queue, created,
+_SELECT_RUN = """select run_id, class_name, version, state, inputs, queue, created,
     max(updated, coalesce((select time from anabranch_row where run = id order by seq desc limit 1),
         0)),
     fence, owner, lease_until, recoveries, error,
     coalesce((select max(seq) from anabranch_row where run = id), 0), clock
     from anabranch_run """
-_ROWS = """select ident, kind, value, digest, seq, time from anabranch_row
+_SELECT_ROWS = """select ident, kind, value, digest, seq, time from anabranch_row
     where run = ? order by seq"""
-_KEY = "select 1 from anabranch_key where digest = ?"
+_SELECT_KEY = "select 1 from anabranch_key where digest = ?"
 
 
 class RunRow(NamedTuple):
@@ -58,7 +58,7 @@ class RunRow(NamedTuple):
     run_id: str
     class_name: str
     version: int  # of the class
-    state: str  # pending, running, suspended, parked, or one of `ENDED`
+    state: str  # pending, running, suspended, parked, or one of `ENDED_STATES`
     inputs: bytes
     queue: str
     created: float
@@ -69,11 +69,11 @@ class RunRow(NamedTuple):
     recoveries: int  # acquisitions after an owner that died, without a new row between them
     error: bytes | None
     rows: int  # the number of its last row
-    clock: float = 0.0  # seconds for which it had an owner, up to the last acquisition or release
+    clock: float = 0.0  # seconds with an owner, up to the last acquisition or release
 
 
 class Letter(NamedTuple):
-    """What was sent to a run: a signal, an answer, a cancel."""
+    """Something that was sent to a run: a signal, an answer, a cancel."""
 
     id: int  # rises in the order of arrival, over all runs
     kind: str
@@ -83,21 +83,21 @@ class Letter(NamedTuple):
 
 
 def check_name(name: object, what: str = "a run_id") -> None:
-    """Raise `ConfigurationError` for a name that could not be stored or shown."""
+    """Raise `ConfigurationError` for a name that cannot be stored or shown."""
     if not _is_name(name):
         shown = name if not isinstance(name, str) or len(name) < 100 else name[:100] + "..."
         raise ConfigurationError(
-            f"{what} is a text of 1 to 1,000 characters, none of them a control character, and not"
+            f"{what} must be a text of 1 to 1,000 characters without control characters, not"
             f" {shown!r}"
         )
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and NAME.fullmatch(name) is not None
+    return isinstance(name, str) and NAME_PATTERN.fullmatch(name) is not None
 
 
 def last_clock(rows: list[Row]) -> float:
-    """Return the run's clock at the last of these rows that has it."""
+    """Return the run's clock from the last of these rows that records it, or 0."""
     said = [row.value for row in rows if row.kind in ("began", "attempt", "clock")]
     return json.loads(said[-1])["clock"] if said else 0.0
 
@@ -105,8 +105,8 @@ def last_clock(rows: list[Row]) -> float:
 def clock_at_end(rows: list[Row], claimed_at: int, clock: float, claimed: float) -> float:
     """Return the run's clock at the last row of an owner that died.
 
-    The owner acquired the run after the row `claimed_at`, at the time `claimed`, when the clock was
-    `clock`. A row of the kind "clock" corrects it after the wall clock was set.
+    The owner acquired the run after the row `claimed_at`, at the time `claimed`, when the run's
+    clock was `clock`. A row of the kind "clock" corrects it after the wall clock was set.
     """
     own = [row for row in rows if row.seq > claimed_at]
     for row in own:
@@ -124,40 +124,42 @@ class JournalFile:
 
     def __init__(self, name: str, codec: BytesCodec | None = None) -> None:
         self.name = name
-        self._seal = Seal(name, codec)
-        self._writer = Writer(name, self._seal)
+        self._checksums = Checksums(name, codec)
+        self._thread = FileThread(name, self._checksums)
         self._leases: dict[str, Lease] = {}
         # By run that is owned here: the keys that no letter to it may contain.
         self.keys: dict[str, Keys] = {}
-        self._watch = Watch(self.call)
+        self._file_watch = FileWatch(self.call)
 
     @property
     def is_open(self) -> bool:
         """Whether it was opened in this process, and not closed since."""
-        return self._writer.is_alive
+        return self._thread.is_alive
 
     async def open(self) -> None:
         """Open the file, or create it; also after `close`. Raises `JournalError`."""
-        if self._writer.is_alive:
-            raise JournalError(self.name, "is open already", "use it as it is, or open another one")
-        self._writer = Writer(self.name, self._seal)
-        self._watch = Watch(self.call)  # the events of the old one may be of another loop
-        await self._writer.start()
+        if self._thread.is_alive:
+            raise JournalError(
+                self.name, "is open already", "use this journal, or open another one"
+            )
+        self._thread = FileThread(self.name, self._checksums)
+        self._file_watch = FileWatch(self.call)  # the old one belongs to another loop
+        await self._thread.start()
 
     async def close(self) -> None:
-        """Write what was appended and close the file; twice is harmless.
+        """Write all appended rows and close the file; closing twice is harmless.
 
-        Runs that were not released can be acquired, and count as those of an owner that died.
-        Raises `JournalError` if rows could not be written and no caller has got the error.
+        Runs that were not released can be acquired, as if their owner had died. Raises
+        `JournalError` if rows could not be written and no caller was told.
         """
         try:
-            await self._writer.stop()
+            await self._thread.stop()
         finally:
             for lease in self._leases.values():
                 _unlock(lease)
             self._leases.clear()
 
-    # Rows
+    # --- rows
 
     def append(self, run_id: str, fence: int, row: Row) -> int:
         """Queue a row and return its number, without waiting; `barrier` waits for the disk.
@@ -166,36 +168,36 @@ class JournalFile:
         `LeaseLost` once it is known that the run is not owned here under this fence, and
         `NotStorable` for a value of more than 64 MiB.
         """
-        return self._writer.append(self._lease(run_id, fence), row)
+        return self._thread.append(self._lease(run_id, fence), row)
 
     async def barrier(self, run_id: str = "", fence: int = 0) -> None:
         """Wait until all rows that were appended before are on disk.
 
-        With a run, raises `LeaseLost` if the file says that it is not owned here under this fence.
-        Concurrent waits share a commit.
+        With a run, raises `LeaseLost` if it is no longer owned here under this fence. Concurrent
+        waits share a commit.
         """
-        await self._writer.ask(None, self._lease(run_id, fence) if run_id else None, writes=False)
+        await self._thread.ask(None, self._lease(run_id, fence) if run_id else None, writes=False)
 
     async def call(self, function: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
-        """Call a function of the store in the writer's thread, after the rows appended before.
+        """Call a function of the store in the file's thread, after the rows appended before.
 
-        It is part of the same transaction. Its exception rolls back only its own statements and is
-        raised here. Cancelling this wait does not undo it. A function that only reads
-        (`writes=False`) does not wait for commits of other processes.
+        It is part of the same transaction. Its exception rolls back only its own statements, and
+        `call` raises it. Cancelling this wait does not undo the statements. A function that only
+        reads (`writes=False`) does not wait for commits of other processes.
         """
-        return await self._writer.ask(function, writes=writes)
+        return await self._thread.ask(function, writes=writes)
 
     async def transact(
         self, run_id: str, fence: int, function: Callable[[sqlite3.Connection], Row]
     ) -> int:
         """Call a user's function and write the row that it returns, in one commit.
 
-        Returns the number of the row, which stays unused if the function raises. The function
-        cannot end the transaction, not even by `executescript`: `sqlite3.DatabaseError`.
+        Returns the number of the row, which stays unused if the function raises. Statements that
+        would end the transaction raise `sqlite3.DatabaseError`, also in `executescript`.
         """
         lease = self._lease(run_id, fence)
         lease.seq = seq = lease.seq + 1
-        await self._writer.ask(function, lease, seq=seq)
+        await self._thread.ask(function, lease, seq=seq)
         return seq
 
     async def look(self, run_id: str) -> tuple[RunRow, list[Row], list[Letter]]:
@@ -211,7 +213,7 @@ class JournalFile:
         """Return all rows of a run in order. Raises `RunNotFound`."""
         return await self.call(lambda sql: self._rows(sql, self._key(sql, run_id)), writes=False)
 
-    # Runs
+    # --- runs
 
     async def start(
         self, run_id: str, class_name: str, version: int, inputs: bytes, queue: str = ""
@@ -225,7 +227,10 @@ class JournalFile:
         check_size(inputs)
 
         def insert(sql: sqlite3.Connection) -> RunRow:
-            now, sealed = time.time(), self._seal.write(inputs, f"{class_name} {version}".encode())
+            now, sealed = (
+                time.time(),
+                self._checksums.write(inputs, f"{class_name} {version}".encode()),
+            )
             sql.execute(
                 "insert or ignore into anabranch_run (run_id, class_name, version, state, inputs,"
                 " queue, created, updated) values (?, ?, ?, 'pending', ?, ?, ?, ?)",
@@ -233,7 +238,7 @@ class JournalFile:
             )
             run = self._run(sql, run_id)
             if run.class_name != class_name:
-                raise RunExists(run_id, f"it is a {run.class_name}, and not a {class_name}")
+                raise RunExists(run_id, f"it is a {run.class_name}, not a {class_name}")
             if run.inputs != inputs:
                 raise RunExists(run_id, "it was started with other inputs")
             return run
@@ -256,7 +261,7 @@ class JournalFile:
             if run_id in self._leases:
                 raise RunBusy(run_id, os.getpid())
             if self.name != MEMORY:
-                locks.append(RunLock(self._writer.path, run_id))
+                locks.append(RunLock(self._thread.path, run_id))
 
         def take(sql: sqlite3.Connection) -> tuple[RunRow, list[Row]]:
             key = self._key(sql, run_id)
@@ -268,8 +273,8 @@ class JournalFile:
                 select = "select claimed_at_row, updated from anabranch_run where id = ?"
                 claimed_at, claimed = sql.execute(select, (key,)).fetchone()
                 clock = clock_at_end(rows, claimed_at, clock, claimed)
-            # Rows that each execution may add again are no progress: partial replies, and effects
-            # that begin and do not end.
+            # Rows that each execution may append again do not count as progress: partial replies,
+            # and effects that begin and do not end.
             sql.execute(
                 "update anabranch_run set fence = fence + 1, state = 'running', owner = ?,"
                 " updated = ?, claimed_at_row = ?, recoveries = case when exists (select 1"
@@ -290,11 +295,12 @@ class JournalFile:
                 each.release()
 
         try:
-            # Reads only: an owner that was stopped in the middle of a commit blocks all writes.
+            # A read first: an owner that was stopped in the middle of a commit blocks all writes,
+            # and would delay `RunBusy`.
             await self.call(lock, writes=False)
             return await self.call(take)
         except asyncio.CancelledError:
-            self._writer.follow(undo)  # the lease is acquired by now, or will be
+            self._thread.follow(undo)  # `take` may still run: `undo` comes after it
             raise
         except BaseException:
             if not made:
@@ -317,7 +323,7 @@ class JournalFile:
         can be appended for the run. Raises `LeaseLost`.
         """
         lease = self._lease(run_id, fence)
-        lease.left = True
+        lease.is_released = True  # from now on `append` raises, so no row follows the release
         await self.call(lambda sql: self._release(sql, lease, state, error, clock))
 
     async def runs(
@@ -327,7 +333,7 @@ class JournalFile:
 
         def select(sql: sqlite3.Connection) -> list[RunRow]:
             found = sql.execute(
-                _RUN + "where (:state is null or state = :state) and (:prefix is null"
+                _SELECT_RUN + "where (:state is null or state = :state) and (:prefix is null"
                 " or run_id >= :prefix and run_id < :prefix || char(0x10ffff))"
                 " order by id desc limit :limit",
                 {"state": state, "prefix": prefix, "limit": -1 if limit is None else limit},
@@ -358,7 +364,7 @@ class JournalFile:
                     (new_run_id, now, now, clock, key),
                 ).fetchone()
             except sqlite3.IntegrityError:
-                raise RunExists(new_run_id, "a fork needs a name of its own") from None
+                raise RunExists(new_run_id, "a fork needs a new name") from None
             sql.execute(
                 "insert into anabranch_row select ?, seq, ident, kind, value, digest, time"
                 " from anabranch_row where run = ? and seq <= ? order by seq",
@@ -369,11 +375,11 @@ class JournalFile:
         return await self.call(copy)
 
     async def purge(
-        self, before: float, states: Sequence[str] = ENDED, prefix: str | None = None
+        self, before: float, states: Sequence[str] = ENDED_STATES, prefix: str | None = None
     ) -> int:
         """Remove runs that ended before a time in one of `states`; return how many.
 
-        Transactions are short, each followed by an equally long pause for other writers.
+        Each short transaction is followed by an equally long pause, in which others can write.
         """
         purged, more = 0, True
         while more:
@@ -384,7 +390,7 @@ class JournalFile:
                 await asyncio.sleep(time.monotonic() - began)
         return purged
 
-    # Letters
+    # --- letters
 
     async def post(
         self,
@@ -410,14 +416,15 @@ class JournalFile:
 
         def insert(sql: sqlite3.Connection) -> int:
             now = time.time()
-            if known and sql.execute(_KEY, (known,)).fetchone() is not None:
+            # Before the run is looked up: a repeated signal is harmless after the run was purged.
+            if known and sql.execute(_SELECT_KEY, (known,)).fetchone() is not None:
                 return 0
             run = self._key(sql, run_id)
             if check is not None:
                 check(self._run(sql, run_id))
             if known:
                 sql.execute("insert into anabranch_key values (?, ?, ?)", (known, run, now))
-            sealed = self._seal.write(value, f"{kind} {name} {now}".encode())
+            sealed = self._checksums.write(value, f"{kind} {name} {now}".encode())
             (number,) = sql.execute(
                 "insert into anabranch_mail (run, kind, name, value, time)"
                 " values (?, ?, ?, ?, ?) returning id",
@@ -427,7 +434,7 @@ class JournalFile:
 
         number = await self.call(insert)
         if wakes:
-            self._watch.post()
+            self._file_watch.post()
         return number
 
     async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
@@ -440,16 +447,16 @@ class JournalFile:
         """Return a number once it differs from `seen`; it changes when there may be new letters.
 
         It changes with each commit of another process or journal, within 0.25 s, and with each
-        `post` here. To miss nothing get the number first, then read the letters, then watch. All
-        who watch share one poll.
+        `post` here. To miss no letter, first get the number, then read the letters, then watch. All
+        callers share one poll.
         """
-        return await self._watch.change(seen)
+        return await self._file_watch.change(seen)
 
-    # Helpers
+    # --- helpers, in the file's thread except `_lease`
 
     def _lease(self, run_id: str, fence: int) -> Lease:
         lease = self._leases.get(run_id)
-        if lease is None or lease.fence != fence or lease.left:
+        if lease is None or lease.fence != fence or lease.is_released:
             raise LeaseLost(run_id)
         return lease
 
@@ -457,7 +464,7 @@ class JournalFile:
         return self._find(sql, "select id from anabranch_run ", run_id)[0]
 
     def _run(self, sql: sqlite3.Connection, run_id: str) -> RunRow:
-        return self._read_run(self._find(sql, _RUN, run_id))
+        return self._read_run(self._find(sql, _SELECT_RUN, run_id))
 
     def _find(self, sql: sqlite3.Connection, select: str, run_id: str) -> tuple[Any, ...]:
         if _is_name(run_id):
@@ -467,13 +474,13 @@ class JournalFile:
         raise RunNotFound(run_id, self.name)
 
     def _read_run(self, columns: tuple[Any, ...]) -> RunRow:
-        run, read = RunRow(*columns), self._seal.read
+        run, read = RunRow(*columns), self._checksums.read
         error = None if run.error is None else read(run.error, b"")
         inputs = read(run.inputs, f"{run.class_name} {run.version}".encode())
         return run._replace(inputs=inputs, error=error)
 
     def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
-        return self._seal.read_rows(sql, sql.execute(_ROWS, (key,)))
+        return self._checksums.read_rows(sql, sql.execute(_SELECT_ROWS, (key,)))
 
     def _letters(self, sql: sqlite3.Connection, key: int, after: int) -> list[Letter]:
         found = sql.execute(
@@ -481,7 +488,7 @@ class JournalFile:
             " where run = ? and id > ? order by id",
             (key, after),
         )
-        read = self._seal.read
+        read = self._checksums.read
         return [
             Letter(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
             for number, kind, name, value, when in found
@@ -495,7 +502,7 @@ class JournalFile:
         error: bytes | None = None,
         clock: float | None = None,
     ) -> None:
-        """Release a lease, in the writer's thread."""
+        """Release a lease, also its lock if the statement fails."""
         if self._leases.get(lease.run_id) is lease:
             del self._leases[lease.run_id]
         try:
@@ -505,7 +512,7 @@ class JournalFile:
                 " updated = :now where id = :key and fence = :fence",
                 {
                     "state": state,
-                    "error": error and self._seal.write(error, b""),
+                    "error": error and self._checksums.write(error, b""),
                     "clock": clock,
                     "now": time.time(),
                     "key": lease.key,

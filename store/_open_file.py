@@ -1,7 +1,7 @@
-"""The SQLite file of a journal: its place, its tables and its errors.
+"""Open the SQLite file of a journal, or explain why it cannot be opened; its tables.
 
-Only SQLite opens the file: closing any other descriptor of it would release the locks that SQLite
-holds on it in this process.
+Only SQLite may open the file: closing any other descriptor of it would release the locks that
+SQLite holds on it in this process.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from ..messages.sqlite import FAULTS, MEMORY, TOO_MANY_FILES, DatabaseFile, is_busy
-from ._mark import read_note, refuse_loss
+from ._last_commit import read_note, refuse_loss
 from .errors import JournalError
 
 __all__ = ["MIGRATIONS", "connect", "explain", "find_place", "network_disk"]
 
-PROBE_SECONDS = 3.0  # for which another process may lock the file while it opens or closes it
-WAL_BYTES = 8 << 20  # to which the WAL is cut when it starts again: a long reader lets it grow
+PROBE_SECONDS = 3.0  # in which another process must have opened or closed the file
+WAL_BYTES = 8 << 20  # the size to which a restart truncates the WAL; long reads let it grow
 NETWORK_DISKS = {"9p", "afs", "cifs", "davfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"} | {
     f"fuse.{kind}" for kind in ("davfs2", "glusterfs", "rclone", "s3fs", "sshfs")
 }
 
-# Each brings a file from the version of its index to the next. Rows of `anabranch_row` are never
-# changed. A run has an integer `id`, so that rows are short.
+# Each migration updates a file from the version of its index to the next. Rows of `anabranch_row`
+# are never changed. They refer to their run by its integer `id`, so that they are short.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         """create table anabranch_run (
@@ -55,9 +55,9 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "create table anabranch_check (value blob not null) strict",
     ),
     (
-        # Runs that are purged, of which rows are left.
+        # Purged runs whose rows are not all removed yet.
         "create table anabranch_purge (run integer primary key) strict",
-        # The idempotency keys of signals, which outlive their runs for a time.
+        # The idempotency keys of signals, which outlive their runs for 30 days.
         """create table anabranch_key (
             digest blob primary key, run integer not null, time real not null
         ) strict, without rowid""",
@@ -65,22 +65,22 @@ MIGRATIONS: list[tuple[str, ...]] = [
     ),
 ]
 
-_ELSEWHERE = "give the journal a folder in which this user may write"
+_WRITABLE_FOLDER = "use a folder in which this user can write"
 _REMEDIES = {
     **{
-        code: f"{FAULTS[code][1]}, then take up its runs"
+        code: f"{FAULTS[code][1]}, then resume its runs"
         for code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
     },
-    sqlite3.SQLITE_READONLY: _ELSEWHERE,
-    sqlite3.SQLITE_PERM: _ELSEWHERE,
-    sqlite3.SQLITE_CANTOPEN: _ELSEWHERE,
+    sqlite3.SQLITE_READONLY: _WRITABLE_FOLDER,
+    sqlite3.SQLITE_PERM: _WRITABLE_FOLDER,
+    sqlite3.SQLITE_CANTOPEN: _WRITABLE_FOLDER,
     sqlite3.SQLITE_CORRUPT: (
-        "remove its files with the ends -wal and -shm and put a copy from a backup in its place,"
-        " or move all of them away to begin a new one"
+        "remove its -wal and -shm files and restore it from a backup, or move all three away to"
+        " begin a new one"
     ),
 }
-# The fault of SQLite for a system error, where a lock or its folder cannot be made.
-_SYSTEM = {
+# The code of SQLite for a system error, if a lock or its folder cannot be created.
+_SQLITE_CODES = {
     errno.ENOSPC: sqlite3.SQLITE_FULL,
     errno.EROFS: sqlite3.SQLITE_READONLY,
     errno.EACCES: sqlite3.SQLITE_PERM,
@@ -88,7 +88,7 @@ _SYSTEM = {
     errno.EMFILE: TOO_MANY_FILES,
 }
 
-ONE_PATH = "open it by one path everywhere; a container has to mount the folder, not the file"
+ONE_PATH_REMEDY = "use the same path everywhere; a container must mount the folder, not the file"
 
 
 def _database(name: str, **checks: Any) -> DatabaseFile[JournalError]:
@@ -99,7 +99,7 @@ def _database(name: str, **checks: Any) -> DatabaseFile[JournalError]:
         application=0x416E6162,  # "Anab"
         migrations=MIGRATIONS,
         remedies=_REMEDIES,
-        # Or a large transaction needs a temporary file, in a folder that may be full or missing.
+        # In memory: a folder for temporary files may be full or missing.
         pragmas=(f"journal_size_limit = {WAL_BYTES}", "temp_store = memory"),
         requires_writing=True,
         **checks,
@@ -107,12 +107,12 @@ def _database(name: str, **checks: Any) -> DatabaseFile[JournalError]:
 
 
 def explain(name: str, error: BaseException) -> JournalError:
-    """Return the error that says what happened to the file, and what to do."""
-    return _database(name).explain(error, _SYSTEM.get(getattr(error, "errno", None) or 0))
+    """Return an error with what happened to the file, and what to do."""
+    return _database(name).explain(error, _SQLITE_CODES.get(getattr(error, "errno", None) or 0))
 
 
 def connect(name: str) -> sqlite3.Connection:
-    """Open the file, or create it; its tables are current then. Raises `JournalError`."""
+    """Open or create the file, and update its tables. Raises `JournalError`."""
     began, noted = time.monotonic(), None if name == MEMORY else read_note(name)
 
     def refuse_other_path() -> None:
@@ -127,10 +127,10 @@ def connect(name: str) -> sqlite3.Connection:
 
 
 def _require_no_other_path(name: str, began: float) -> None:
-    """Refuse a file that another process has open by another path: its WAL follows that path.
+    """Refuse a file that another process has open by another path, as its WAL has that path.
 
-    SQLite's own lock belongs to the file, whatever the path. A process that has it open by this
-    path has created the `-wal` that is named after it. So without a `-wal` no lock may be held.
+    SQLite's lock belongs to the file, independent of the path. A process that has the file open by
+    this path has created its `-wal`. So if there is a lock, but no `-wal`, the path is another.
     """
     wal = os.path.realpath(name) + "-wal"
     if os.path.exists(wal) or not os.path.exists(name) or not os.stat(name).st_size:
@@ -141,39 +141,39 @@ def _require_no_other_path(name: str, began: float) -> None:
         _database(name).version(probe)
     except sqlite3.Error as error:
         if not is_busy(error):
-            return  # another fault, which the open itself reports
+            return  # the open itself reports other errors
         # Another process may be opening or closing it at this moment.
         if time.monotonic() > began + PROBE_SECONDS and not os.path.exists(wal):
-            why = "is open in another process by another path, or by a process that is stopped"
-            raise JournalError(name, why, ONE_PATH) from error
+            why = "is open in another process under another path, or in a stopped process"
+            raise JournalError(name, why, ONE_PATH_REMEDY) from error
         raise
     finally:
         probe.close()
 
 
 def find_place(name: str) -> str:
-    """Return the real path of the file; raise `JournalError` where no journal can be."""
+    """Return the real path of the file; raise `JournalError` if no journal can be there."""
     _database(name).require_place()
     place = os.path.realpath(name)
     if os.path.exists(place) and os.stat(place).st_nlink > 1:
-        why = "has another name (a hard link), and SQLite's files beside it follow the name"
-        raise JournalError(name, why, "remove all names of it but one, or make a copy")
+        why = "has several names (hard links), but SQLite's -wal file belongs to one name"
+        raise JournalError(name, why, "remove all names but one, or make a copy")
     if sys.platform == "linux":
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
         except OSError:
             mounts = ""
         if kind := network_disk(str(Path(place).parent), mounts):
-            why = f"lies on a network disk ({kind}), whose locks do not hold"
-            raise JournalError(name, why, "use a disk of this machine")
+            why = f"is on a network disk ({kind}), whose locks are unreliable"
+            raise JournalError(name, why, "use a local disk")
         if any(point == place for point, _ in _mount_points(mounts)):
-            why = "is mounted as a single file, without SQLite's files beside it"
-            raise JournalError(name, why, ONE_PATH)
+            why = "is mounted as a single file, without SQLite's -wal file"
+            raise JournalError(name, why, ONE_PATH_REMEDY)
     return place
 
 
 def network_disk(folder: str, mounts: str) -> str | None:
-    """Return the file system of a folder if it is that of a network; `mounts` is Linux's list."""
+    """Return the network file system of a folder, or None; `mounts` is Linux's mountinfo."""
     longest, found = -1, ""
     for point, kind in _mount_points(mounts):
         # A later mount at the same point covers the earlier one.
@@ -183,7 +183,7 @@ def network_disk(folder: str, mounts: str) -> str | None:
 
 
 def _mount_points(mounts: str) -> Iterator[tuple[str, str]]:
-    """Yield each mount point of Linux's list, and its file system."""
+    """Yield each mount point of Linux's mountinfo, and its file system."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         if len(fields := before.split(" ")) < 5 or not after:

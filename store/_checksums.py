@@ -1,4 +1,4 @@
-"""The bytes of a value in the file: encoded by the journal's codec, with a checksum."""
+"""`Row`, and values as bytes in the file: encoded by the journal's codec, with a checksum."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from zlib import crc32
 
 from .errors import JournalError, NotStorable
 
-__all__ = ["BytesCodec", "Row", "Seal", "about_row", "check_size"]
+__all__ = ["BytesCodec", "Checksums", "Row", "about_row", "check_size"]
 
-CHECK = b"anabranch"  # each journal has this value, encoded by its codec
-_LARGE = "select value from anabranch_blob where digest = ?"
+CHECK_VALUE = b"anabranch"  # in each journal, encoded by its codec
+_SELECT_LARGE = "select value from anabranch_blob where digest = ?"
 CHECKSUM_BYTES = 4
-VALID = crc32(bytes(CHECKSUM_BYTES))  # the checksum of any data followed by its own checksum
+VALID_CHECKSUM = crc32(
+    bytes(CHECKSUM_BYTES)
+)  # the checksum of any data followed by its own checksum
 MAX_VALUE_BYTES = 64 << 20
-OTHER_CODEC = "open it with the codec, and its key, that it was made with"
+OTHER_CODEC_REMEDY = "open it with the codec, and its key, with which it was created"
 
 
 class Row(NamedTuple):
     """A journal entry of a run; the file sets `seq` and `time`."""
 
-    ident: bytes  # the identity that it belongs to: 16 bytes, then the name of a durable node
+    ident: bytes  # of its node or effect: 16 bytes, then the name of a durable node
     kind: str
     value: bytes
     seq: int = 0  # its number in the run, from 1, in the order of the appends
@@ -32,7 +34,7 @@ class Row(NamedTuple):
 
 
 _numbers = struct.Struct("<qd").pack
-_row: Any = partial(cast("Any", tuple).__new__, Row)  # takes a third of the time of `Row(...)`
+_row: Any = partial(cast("Any", tuple).__new__, Row)  # in a third of the time of `Row(...)`
 
 
 def about_row(seq: int, at: float, ident: bytes, kind: str, digest: bytes | None) -> bytes:
@@ -43,9 +45,9 @@ def about_row(seq: int, at: float, ident: bytes, kind: str, digest: bytes | None
 class BytesCodec(Protocol):
     """Transforms the values of a journal on the way to its file and back, such as encryption.
 
-    `decode(encode(data))` is `data` in every process that opens the file. The journal calls both in
-    its own thread. `decode` raises for data that it cannot read, such as that of another key; an
-    exception of `encode` fails the journal.
+    `decode(encode(data))` must equal `data` in every process that opens the file. The journal calls
+    both in its own thread. `decode` must raise for data that it cannot read, such as with another
+    key. An exception of `encode` fails the journal.
     """
 
     def encode(self, data: bytes) -> bytes:
@@ -57,8 +59,8 @@ class BytesCodec(Protocol):
         ...
 
 
-class Seal:
-    """Writes and reads values, each with a checksum of its bytes and of the columns beside it.
+class Checksums:
+    """Writes and reads values, each with a checksum of its bytes and of the other columns.
 
     SQLite does not notice a byte of a value that the disk has changed.
     """
@@ -77,9 +79,9 @@ class Seal:
         """Return the value. Raises `JournalError` if it is damaged or cannot be decoded."""
         stored = stored or b""
         value = stored[:-CHECKSUM_BYTES]
-        if crc32(stored, crc32(about)) != VALID:
-            why = "is damaged (a value has other bytes than were written)"
-            remedy = "put a copy from a backup in its place; what it has of other runs can be read"
+        if crc32(stored, crc32(about)) != VALID_CHECKSUM:
+            why = "is damaged (a stored value has changed)"
+            remedy = "restore it from a backup; its other runs can still be read"
             raise JournalError(self._journal, why, remedy)
         if self._codec is None or not value:
             return value
@@ -87,7 +89,7 @@ class Seal:
             return self._codec.decode(value)
         except Exception as error:
             why = f"has values that its codec cannot read ({type(error).__name__})"
-            raise JournalError(self._journal, why, OTHER_CODEC) from error
+            raise JournalError(self._journal, why, OTHER_CODEC_REMEDY) from error
 
     def read_rows(self, sql: sqlite3.Connection, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         """Return rows from the columns identity, kind, value, digest, number and time.
@@ -97,36 +99,36 @@ class Seal:
         rows: list[Row] = []
         plain = self._codec is None
         for ident, kind, stored, digest, seq, at in found:
-            # `read` inline for most rows.
+            # `read` written out for most rows, as a resume reads all rows of a run.
             about = _numbers(seq, at) + ident + kind.encode()
-            if plain and digest is None and stored and crc32(about + stored) == VALID:
+            if plain and digest is None and stored and crc32(about + stored) == VALID_CHECKSUM:
                 value = stored[:-CHECKSUM_BYTES]
             else:
                 value = self.read(stored, about + (digest or b""))
-                if digest is not None:  # the row of a large value has only a checksum
-                    large = sql.execute(_LARGE, (digest,)).fetchone()
+                if digest is not None:  # the value is in its own table
+                    large = sql.execute(_SELECT_LARGE, (digest,)).fetchone()
                     value = self.read(large and large[0], b"")
             rows.append(_row((ident, kind, value, seq, at)))
         return rows
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Refuse a file that was created with another codec, or a codec that does not decode."""
-        if self.read(self.write(CHECK, b""), b"") != CHECK:
-            why = "has a codec that does not give back what it was given"
-            raise JournalError(self._journal, why, "mend the codec")
+        if self.read(self.write(CHECK_VALUE, b""), b"") != CHECK_VALUE:
+            why = "has a codec whose decode does not return the encoded data"
+            raise JournalError(self._journal, why, "correct the codec")
         get = "select value from anabranch_check"
         if (found := connection.execute(get).fetchone()) is None:
             add = "insert into anabranch_check select ? where not exists (select * from "
-            connection.execute(add + "anabranch_check)", (self.write(CHECK, b""),))
+            connection.execute(add + "anabranch_check)", (self.write(CHECK_VALUE, b""),))
             found = connection.execute(get).fetchone()  # another process may have added it
-        if self.read(found[0], b"") != CHECK:
-            raise JournalError(self._journal, "was made with a codec", OTHER_CODEC)
+        if self.read(found[0], b"") != CHECK_VALUE:
+            raise JournalError(self._journal, "was created with a codec", OTHER_CODEC_REMEDY)
 
 
 def check_size(value: bytes) -> None:
     """Raise `NotStorable` for a value that is too large for a journal."""
     if len(value) > MAX_VALUE_BYTES:
         raise NotStorable(
-            f"a value of {len(value):,} bytes is too large for a journal, which takes "
-            f"{MAX_VALUE_BYTES:,}: keep it elsewhere and store where it is"
+            f"a value of {len(value):,} bytes is too large for a journal, whose limit is "
+            f"{MAX_VALUE_BYTES:,}: put it into a file and store the path"
         )
