@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabranch import Agent, ConfigurationError, Message, ToolCall, tool
 from anabranch.agents import AgentHook, AgentMessage, ConversableAgent, ToolExecutor
-from anabranch.agents.layers._hooks import MOMENTS
+from anabranch.agents.layers._hooks import HOOK_NAMES
 from anabranch.testing import ScriptedBackend
 
 
@@ -23,7 +23,7 @@ def ping() -> str:
 CALLS = Message(role="assistant", tool_calls=[ToolCall(id="c", name="ping")])
 
 
-@given(st.sets(st.sampled_from(MOMENTS), min_size=1), st.booleans())
+@given(st.sets(st.sampled_from(HOOK_NAMES), min_size=1), st.booleans())
 async def test_an_object_may_have_some_of_the_methods(moments: set[str], derived: bool) -> None:
     """An object of any class, or an `AgentHook`: the methods that it has are called."""
     seen: list[str] = []
