@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...commander import Node
 from ...commander.durable import scope_here
 from ...handlers import handler
-from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
 from ._participant import Answer, MessageLike, Participant, Status, as_message, name_of
 from ._scope import (
@@ -18,15 +16,13 @@ from ._scope import (
     Listener,
     converse_in,
     current_session,
-    open_scope,
+    hold_within_limit,
 )
 
 if TYPE_CHECKING:
     from ._conversable import ConversableAgent
 
 __all__ = ["Chat", "ChatOptions", "ChatResult"]
-
-logger = logging.getLogger("anabranch.agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,24 +136,21 @@ class Chat(Node[ChatResult], internal=True):
         session = current_session() or self._sender.identity
         if self._session_id is not None:
             session = f"#{self._session_id!r}"
-        with (
-            converse_in(session),
-            open_scope(self._max_messages) as (scope, is_outermost),
-            scope.listen(self._listener),
-        ):
+        with converse_in(session):
             try:
-                status = await self._talk(scope, self._node_progress)
-            except ConversationTooLong as error:
-                if not is_outermost:
-                    raise
-                logger.warning("%s: %s", self.path, error)
-                status = "message_limit"
+                status = await hold_within_limit(self, self._max_messages, self._exchange)
             finally:
                 if self._messages:
                     self._sender.abandon(self._messages[-1], name_of(self._recipient))
         return ChatResult(status, tuple(self._messages))
 
-    async def _talk(self, scope: ConversationScope, progress: _Progress) -> Status:
+    async def _exchange(self, scope: ConversationScope) -> Status:
+        progress = self._node_progress
+        assert progress is not None
+        with scope.listen(self._listener):
+            return await self._take_turns(scope, progress)
+
+    async def _take_turns(self, scope: ConversationScope, progress: _Progress) -> Status:
         partner, sender = await self._sender.find(self._recipient), self._sender
         if not progress.begun:
             await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
@@ -212,9 +205,8 @@ class Chat(Node[ChatResult], internal=True):
                 f"receive() of {partner.name} must return an Answer, not {answer!r:.200}"
             )
         if answer.message is not None:
-            scope.left -= (
-                1  # counted and not refused at the limit: the partner remembers it already
-            )
+            # Counted and not refused at the limit, because the partner remembers it already.
+            scope.left -= 1
             self._add(scope, answer.message)
             progress.answer = answer.message
             progress.turn += 1

@@ -20,7 +20,7 @@ from ._chat import Chat, ChatOptions, ChatResult
 from ._human import HumanInput, TerminalInput, Transcript
 from ._participant import Answer, Directory, MessageLike, Participant, is_termination, name_of
 from ._reply import ReplyNode, ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._scope import Listener, ScopeFeed, current_session, is_with, key_of
+from ._scope import Listener, ScopeFeed, current_session, is_with, key_of, set_in_block
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
 
@@ -390,12 +390,9 @@ class ConversableAgent(Agent[Any]):
         if self.backend is None:
             return self.default_auto_reply
         partner = self._partner(message)
-        token = MESSAGE_FEED.set(ScopeFeed(partner))
-        try:
+        with set_in_block(MESSAGE_FEED, ScopeFeed(partner)):
             forwarding = self.forward(message, session_id=self.session_with(partner))
             return await require_awaitable(forwarding, self, "forward")
-        finally:
-            MESSAGE_FEED.reset(token)
 
     def register_reply(
         self, function: Callable[..., Any], *, sender: SenderFilter | None = None

@@ -30,7 +30,14 @@ from ._participant import (
     is_termination,
     name_of,
 )
-from ._scope import MAX_MESSAGES, current_scope, current_session, open_scope, with_session
+from ._scope import (
+    MAX_MESSAGES,
+    current_scope,
+    current_session,
+    hold_within_limit,
+    set_in_block,
+    with_session,
+)
 
 __all__ = [
     "Group",
@@ -153,14 +160,13 @@ class ConversationNode(Node[Answer], internal=True, name="TalkNode"):
     async def task(self) -> Answer:
         """Hold the conversation, then deliver the missing messages to each member."""
         conversation, group = self.talk, self.talk.group
-        with open_scope(group.max_messages) as (_, is_outermost):
-            try:
-                conversation.status = await group.hold(conversation, self)
-            except ConversationTooLong as error:
-                conversation.status = "message_limit"
-                if not is_outermost:
-                    raise
-                logger.warning("%s: %s", self.path, error)
+        try:
+            conversation.status = await hold_within_limit(
+                self, group.max_messages, lambda _: group.hold(conversation, self)
+            )
+        except ConversationTooLong:
+            conversation.status = "message_limit"
+            raise
         for name in conversation.names:  # so that the histories of all members are complete
             while name in group.members and (undelivered := conversation.undelivered(name)):
                 member = await group.find(name)
@@ -369,16 +375,13 @@ class Group(ABC):
             raise ValueError(f"the group {self.name!r} is a member of itself: {circle}")
         if clear_history:
             self.talks.pop(with_session(partner), None)
-        token = _BEGINNING.set((*beginning, self.name))
-        try:
+        with set_in_block(_BEGINNING, (*beginning, self.name)):
             for name in [*self.members]:  # a copy: members may change during the awaits
                 # The partner knows already. But a partner in `beginning` is a group that contains
                 # itself, and its `begin_chat` raises the error.
                 if name != partner or name in beginning:
                     member = await self.find(name)
                     await member.begin_chat(self.name, clear_history=clear_history)
-        finally:
-            _BEGINNING.reset(token)
 
     @abstractmethod
     async def hold(self, conversation: GroupConversation, node: Node[Any]) -> Status:

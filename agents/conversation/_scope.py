@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from ...commander import Node
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
 from ..layers._stream import MESSAGE_FEED, Feed, StreamedReply
+from ._participant import Status
 
 __all__ = [
     "MAX_MESSAGES",
@@ -21,12 +24,18 @@ __all__ = [
     "converse_in",
     "current_scope",
     "current_session",
+    "hold_within_limit",
     "is_with",
     "key_of",
     "mute",
     "open_scope",
+    "set_in_block",
     "with_session",
 ]
+
+logger = logging.getLogger("anabranch.agents")
+
+T = TypeVar("T")
 
 MAX_MESSAGES = 100
 
@@ -51,13 +60,18 @@ def current_session() -> str | None:
 
 
 @contextmanager
-def converse_in(session: str | None) -> Generator[None]:
-    """Run the block, and the nodes that it starts, in a session."""
-    token = _SESSION.set(session)
+def set_in_block(variable: ContextVar[T], value: T) -> Generator[T]:
+    """Set a context variable for the block, and for nodes that it starts."""
+    token = variable.set(value)
     try:
-        yield
+        yield value
     finally:
-        _SESSION.reset(token)
+        variable.reset(token)
+
+
+def converse_in(session: str | None) -> AbstractContextManager[str | None]:
+    """Run the block, and the nodes that it starts, in a session."""
+    return set_in_block(_SESSION, session)
 
 
 def with_session(partner: str) -> str:
@@ -166,11 +180,25 @@ def open_scope(limit: int) -> Generator[tuple[ConversationScope, bool]]:
         yield scope, False
         return
     scope = ConversationScope(limit, MESSAGE_FEED.get())
-    token = _SCOPE.set(scope)
-    try:
+    with set_in_block(_SCOPE, scope):
         yield scope, True
-    finally:
-        _SCOPE.reset(token)
+
+
+async def hold_within_limit(
+    node: Node[Any], limit: int, hold: Callable[[ConversationScope], Awaitable[Status]]
+) -> Status:
+    """Hold a conversation in the current scope, or in a new one; return how it ended.
+
+    The limit of messages is an end of the outermost conversation. An inner one passes the error on.
+    """
+    with open_scope(limit) as (scope, is_outermost):
+        try:
+            return await hold(scope)
+        except ConversationTooLong as error:
+            if not is_outermost:
+                raise
+            logger.warning("%s: %s", node.path, error)
+            return "message_limit"
 
 
 @contextmanager
@@ -183,22 +211,13 @@ def continue_scope(
     """
     scope = ConversationScope(limit)
     scope.left = left
-    token = _SCOPE.set(scope)
-    try:
-        with converse_in(session), scope.listen(listener):
-            yield scope
-    finally:
-        _SCOPE.reset(token)
+    with set_in_block(_SCOPE, scope), converse_in(session), scope.listen(listener):
+        yield scope
 
 
-@contextmanager
-def mute() -> Generator[None]:
+def mute() -> AbstractContextManager[bool]:
     """Publish no messages of the block, and of nodes that it starts, to listeners."""
-    token = _MUTED.set(True)
-    try:
-        yield
-    finally:
-        _MUTED.reset(token)
+    return set_in_block(_MUTED, value=True)
 
 
 def audible_scope() -> ConversationScope | None:

@@ -14,7 +14,6 @@ from ...commander import Node, NodeLimits, run
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require, require_awaitable
 from ...dispatch import Format
-from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
@@ -387,9 +386,9 @@ class Agent(Generic[F]):
         is_own_reply = message.sender == self.name and message.type is None
         if parser is None or not is_own_reply or message.formatted is None:
             return True
-        is_cut = message.extra.get("status") in STOPPED
+        status = message.extra.get("status")
         try:
-            message.formatted = read_again(parser, message.text, message.formatted, is_cut)
+            message.formatted = read_again(parser, message.text, message.formatted, status)
         except ValueError as error:
             if strict:
                 raise ConfigurationError(f"not a saved memory of {self.name}: {error}") from error

@@ -16,7 +16,8 @@ from ...messages import Conversation, Message
 from ...tools import AnyTool
 from ._call import run_in_tree
 from ._memory import Memory, SessionId
-from ._message import TOOLS, AgentMessage
+from ._message import AgentMessage, reply_message
+from ._parsers import parse_reply
 from ._steer import STEERING, Deliveries
 from ._stream import AgentView
 
@@ -95,22 +96,13 @@ async def answer(
     status = "max_rounds" if agent.tools and rounds >= agent.max_rounds + has_searched else "ok"
     if message.finish_reason in STOPPED:
         status = message.finish_reason
-    text = message.content or message.refusal or ""
-    extra: dict[str, Any] = {"status": status}
-    if message.refusal:
-        extra["refusal"] = message.refusal
+    answered = reply_message(message, agent.name, status=status)
+    answered.formatted = formatted
     if agent.knowledge is not None and agent.knowledge_tool is not None:
         name, passages = agent.knowledge_tool.name, conversation.messages
         found = [m.content or "" for m in passages if m.role == "tool" and m.name == name]
-        extra["citations"] = agent.knowledge.cited(text, found)
-    return AgentMessage(
-        content=text,
-        sender=agent.name,
-        formatted=formatted,
-        extra=extra,
-        reasoning=message.reasoning,
-        provider_items=message.provider_items,
-    )
+        answered.extra["citations"] = agent.knowledge.cited(answered.content, found)
+    return answered
 
 
 async def _ask(
@@ -140,9 +132,8 @@ async def _ask(
         message = await run_in_tree(exchange)
         if parser is None:
             return message, cast("F", None)
-        parse = parser.parse_cut if message.finish_reason in STOPPED else parser.parse
         try:
-            return message, parse(message.content or "")
+            return message, parse_reply(parser, message.content or "", message.finish_reason)
         except ValueError as error:
             final = why_final(message)
             if final or not retries:
@@ -180,10 +171,8 @@ def _remember_calls(
     rounds = 0
     for message in new:
         if message.tool_calls:
-            content, parts, rounds = message.content or "", [message], rounds + 1
-            found.append(
-                AgentMessage(content=content, sender=agent.name, formatted=parts, type=TOOLS)
-            )
+            rounds += 1
+            found.append(reply_message(message, agent.name))
         elif message.role == "tool":
             found[-1].formatted.append(message)
         elif delivered := deliveries.messages_in(message):

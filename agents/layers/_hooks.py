@@ -65,11 +65,8 @@ class Hooks:
             changed = handle.hook(owner, message, session_id)
             changed = await changed if isawaitable(changed) else changed
             if changed is not None:
-                require(
-                    changed,
-                    AgentMessage,
-                    f"a hook ({handle.hook!r:.100}) must return an AgentMessage or None",
-                )
+                rule = f"a hook ({handle.hook!r:.100}) must return an AgentMessage or None"
+                require(changed, AgentMessage, rule)
                 message = changed
         return message
 
@@ -134,13 +131,9 @@ def methods_of(hook: object) -> dict[Moment, Hook]:
     for name in dir(hook):
         if name in HOOK_NAMES or name.startswith("_") or not callable(getattr_static(hook, name)):
             continue
-        suggestion = nearest(name, HOOK_NAMES, 0.8)
-        if suggestion or name.startswith(("before", "after")):
-            hint = (
-                f": did you mean {suggestion!r}?"
-                if suggestion
-                else f". There are {', '.join(HOOK_NAMES)}"
-            )
+        guess = nearest(name, HOOK_NAMES, 0.8)
+        if guess or name.startswith(("before", "after")):
+            hint = f": did you mean {guess!r}?" if guess else f". There are {', '.join(HOOK_NAMES)}"
             raise ConfigurationError(f"an agent has no hook {type(hook).__name__}.{name}{hint}")
     methods: dict[Moment, Hook] = {
         moment: getattr(hook, moment) for moment in HOOK_NAMES if hasattr(hook, moment)

@@ -12,7 +12,7 @@ from ...messages import Message
 from ...messages.kept import read_message
 from ...tools import ToolResult
 from ._executor import INTERRUPTED
-from ._message import TOOLS, AgentMessage
+from ._message import TOOLS, AgentMessage, reply_message
 from ._state import read_records
 
 if TYPE_CHECKING:
@@ -78,26 +78,12 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
         elif row.kind == "reply" and all(each in results for each in names):
             # Else a tool is running: this is a reply to an agent that the tool has called.
             message = read_message(json.loads(row.value)["message"])
+            is_cut = message.finish_reason in STOPPED
+            status = {"status": message.finish_reason} if is_cut else {}
+            messages.append(reply_message(message, name, **status))
             if message.tool_calls:
                 rounds.append((message, {}))
-                parts = AgentMessage(
-                    content=message.content or "", sender=name, formatted=[message], type=TOOLS
-                )
-                messages.append(parts)
             else:
-                refused = {"refusal": message.refusal} if message.refusal else {}
-                status = (
-                    {"status": message.finish_reason} if message.finish_reason in STOPPED else {}
-                )
-                messages.append(
-                    AgentMessage(
-                        content=message.content or message.refusal or "",
-                        sender=name,
-                        extra={**status, **refused},
-                        reasoning=message.reasoning,
-                        provider_items=message.provider_items,
-                    )
-                )
                 latest = after_text[id(messages[-1])] = []
     _answer([each for each in messages if each.type == TOOLS], rounds, results)
     partial = "".join(each.text for each in view.partials[-1:] if each.number > start)

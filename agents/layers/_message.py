@@ -12,7 +12,15 @@ from ...messages import Message, Part, ProviderItem, Usage
 from ...messages.text import quote
 from ...tools import ToolResult, result_text
 
-__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message", "has_run", "read_inputs"]
+__all__ = [
+    "TOOLS",
+    "AgentMessage",
+    "StreamState",
+    "copy_message",
+    "has_run",
+    "read_inputs",
+    "reply_message",
+]
 
 F = TypeVar("F", default=Any)
 
@@ -72,6 +80,23 @@ class AgentMessage(BaseModel, Generic[F]):
         state = self.__getstate__()
         state["__dict__"] = dict(self)  # the fields, without caches and the like
         return _restore, (kind, state)
+
+
+def reply_message(reply: Message, sender: str, **extra: Any) -> AgentMessage:
+    """Return a model's reply as a message of the agent `sender`.
+
+    A reply with tool calls becomes a `TOOLS` message, to which the results are added.
+    """
+    if reply.tool_calls:
+        content = reply.content or ""
+        return AgentMessage(content=content, sender=sender, formatted=[reply], type=TOOLS)
+    return AgentMessage(
+        content=reply.content or reply.refusal or "",
+        sender=sender,
+        extra=extra | ({"refusal": reply.refusal} if reply.refusal else {}),
+        reasoning=reply.reasoning,
+        provider_items=reply.provider_items,
+    )
 
 
 def has_run(message: AgentMessage) -> bool:

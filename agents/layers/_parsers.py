@@ -13,9 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from ...commander.kinds import passes_with
+from ...dispatch.assembly import STOPPED
 from ...messages.options import StrictSchema
 
-__all__ = ["JsonParser", "Parser", "StringParser", "strict_schema"]
+__all__ = ["JsonParser", "Parser", "StringParser", "parse_reply", "strict_schema"]
 
 T = TypeVar("T")
 
@@ -65,6 +66,11 @@ class Parser(ABC, Generic[T]):
     def restore(self, saved: Any) -> T:
         """Return the value of `parse` from its saved form."""
         return saved
+
+
+def parse_reply(parser: Parser[T], text: str, finish_reason: str | None) -> T:
+    """Return a parser's value of a reply, which a limit or a filter may have cut off."""
+    return (parser.parse_cut if finish_reason in STOPPED else parser.parse)(text)
 
 
 class StringParser(Parser[str]):
@@ -141,9 +147,8 @@ class JsonParser(Parser[T]):
         """Return the schema as `response_format`, with `constrain`."""
         if not self.constrain:
             return {}
-        name = _NOT_IN_NAME.sub("_", self._schema.get("title", "")).strip("_")[
-            :MAX_SCHEMA_NAME_CHARS
-        ]
+        title = _NOT_IN_NAME.sub("_", self._schema.get("title", ""))
+        name = title.strip("_")[:MAX_SCHEMA_NAME_CHARS]
         schema: dict[str, Any] = {"name": name or "answer", "schema": self._schema}
         if (strict := strict_schema(self._schema)) is not None:
             schema = StrictSchema({**schema, "schema": strict, "strict": True}, schema)
@@ -289,12 +294,8 @@ def _strict(schema: Any) -> dict[str, Any]:
         fields["anyOf"] = fields.pop("oneOf")
         del fields["discriminator"]
     strict = {name: each for name, each in fields.items() if name not in ANNOTATIONS}
-    open_ended = not strict.keys() & {"type", "anyOf", "enum", "const"}
-    if (
-        open_ended
-        or not strict.keys() <= STRICT_KEYWORDS
-        or strict.get("format", "date") not in STRICT_FORMATS
-    ):
+    allowed = strict.keys() <= STRICT_KEYWORDS and strict.get("format", "date") in STRICT_FORMATS
+    if not allowed or not strict.keys() & {"type", "anyOf", "enum", "const"}:
         raise _NotStrictError
     for name in ("$defs", "properties"):
         if name in strict:

@@ -22,7 +22,7 @@ from ...messages import Message
 from ...messages.text import encodable
 from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage
-from ._parsers import Parser
+from ._parsers import Parser, parse_reply
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -82,10 +82,10 @@ def read_state(
             found = _read_loosely(records, key, dropped.append)
         messages = [message for message in found if message is not None]
         mappings = cast("list[dict[str, Any]]", records if found else [])
-        own_marks = [
+        marks = [
             bool(each.get(OWN_MARK)) for each, read in zip(mappings, found, strict=True) if read
         ]
-        _restore_own(agent, messages, own_marks)
+        _restore_own(agent, messages, marks)
         for place, message in enumerate(found):
             if message is not None and not agent.restore_formatted(message, strict=strict):
                 dropped.append(f"{key}[{place}].formatted")
@@ -124,19 +124,17 @@ def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMes
                 return None
 
 
-def _restore_own(agent: Agent[Any], messages: list[AgentMessage], own_marks: list[bool]) -> None:
+def _restore_own(agent: Agent[Any], messages: list[AgentMessage], marks: list[bool]) -> None:
     """Give the agent its own messages, whatever name it had when they were saved."""
     name = agent.name
-    if any(
-        is_own and each.sender != name for each, is_own in zip(messages, own_marks, strict=True)
-    ):
-        for each, is_own in zip(messages, own_marks, strict=True):
+    if any(is_own and each.sender != name for each, is_own in zip(messages, marks, strict=True)):
+        for each, is_own in zip(messages, marks, strict=True):
             if is_own:
                 each.sender = name
             elif each.sender == name:
                 each.sender = f"another {name}"
     others = {each.sender for each in messages} - {"user", "memory"}
-    if agent.backend is not None and others and name not in others and not any(own_marks):
+    if agent.backend is not None and others and name not in others and not any(marks):
         logger.warning(
             "The state that %s loaded has no messages of its own, but messages of %s, which its"
             " model reads as the user's. Had the agent another name when the state was saved?",
@@ -242,14 +240,14 @@ def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, An
     return fitted
 
 
-def read_again(parser: Parser[Any], text: str, saved: object, is_cut: bool) -> Any:
+def read_again(parser: Parser[Any], text: str, saved: object, status: str | None) -> Any:
     """Return the parser's value of a reply, given the saved JSON of that value.
 
     JSON may lack fields of the value, or name them differently. So the text is parsed again, if
     that gives the same JSON. Raises `ValueError` if neither works.
     """
     with suppress(ValueError):  # a subclass may have made the value of another text
-        value = (parser.parse_cut if is_cut else parser.parse)(text)
+        value = parse_reply(parser, text, status)
         if json_value(value) == saved:
             return value
     return parser.restore(saved)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ...backends import Backend
 from ...commander.kinds import checked
 from ...dispatch import FencedCode, Format
-from ...dispatch.assembly import STOPPED
 from ...dispatch.formats import FencedCall
 from ...messages import ToolCall
 from ...messages.options import check_options, parameters_of
@@ -24,6 +23,7 @@ from ._hooks import AgentHook
 from ._interrupted import InterruptedCall
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
+from ._parsers import parse_reply
 
 if TYPE_CHECKING:
     from ...store import Journal
@@ -179,9 +179,9 @@ class StepAgent(Agent[ToolAction]):
         for message in call.messages:
             action = None
             if parser is not None and id(message) in call.tools:
-                is_cut = message.extra.setdefault("status", "ok") in STOPPED
+                status = message.extra.setdefault("status", "ok")
                 with suppress(ValueError):  # a parser of the user may raise, `ToolParser` does not
-                    action = (parser.parse_cut if is_cut else parser.parse)(message.text)
+                    action = parse_reply(parser, message.text, status)
             message.formatted = action
             memory.add(message, session_id=session_id)
             if action is None or action["status"] == "none":

@@ -26,6 +26,7 @@ from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, Session
 from ..layers._answer import answer, why_final
 from ..layers._memory import cut_middle
 from ..layers._message import TOOLS, copy_message
+from ..layers._parsers import parse_reply
 from ..layers._prompt import fill_template
 from ._modules import Module
 from ._state import State
@@ -134,9 +135,9 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
     ) -> str:
         """Read the JSON, and pass the value to `accept`."""
         reply = history[-1] if history else Message(role="assistant")
-        parse = self.parser.parse_cut if reply.finish_reason in STOPPED else self.parser.parse
         try:
-            accepted = self.accept(parse(response), state)
+            value = parse_reply(self.parser, response, reply.finish_reason)
+            accepted = self.accept(value, state)
         except ValueError as error:
             if final := why_final(reply):
                 raise BadResponse(f"{self.name} gave no usable answer: {final}") from error
