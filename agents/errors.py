@@ -46,6 +46,6 @@ class UnknownAgent(AnabranchError, LookupError):
     """No agent of the directory, the group or the orchestrator has this name. Attribute: `name`."""
 
     def __init__(self, name: str, known: list[str], where: str = "the directory") -> None:
-        there = ", ".join(known) or "nobody"
-        super().__init__(f"there is no agent called {name!r} in {where}: it has {there}")
+        names = ", ".join(known) or "no agents"
+        super().__init__(f"there is no agent called {name!r} in {where}: it has {names}")
         self.name = name

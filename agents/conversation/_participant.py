@@ -153,7 +153,7 @@ class Directory:
 
     def add(self, participant: Participant) -> None:
         """Add a participant; twice is harmless. Raises `ValueError` for a second one of a name."""
-        require(participant, Participant, "a directory must be of participants")
+        require(participant, Participant, "each entry of a directory must be a Participant")
         if self._participants.setdefault(participant.name, participant) is not participant:
             raise ValueError(f"there are two agents called {participant.name!r} in the directory")
 

@@ -178,7 +178,7 @@ class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
                 found = found.tool_calls
             items = cast("list[Any]", found) if isinstance(found, (list, tuple)) else [found]
             if not items:
-                raise InvalidArguments("the message has no tool call")
+                raise InvalidArguments("the message holds no tool call")
             calls = [_read_call(item, number) for number, item in enumerate(items)]
         except (InvalidArguments, ValueError, RecursionError) as error:
             if not isinstance(error, InvalidArguments):

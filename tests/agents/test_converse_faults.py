@@ -17,7 +17,7 @@ async def test_an_unknown_name_is_an_error_that_says_who_is_there():
     alice = Alice("alice", directory=Directory())
     with pytest.raises(UnknownAgent, match="no agent called 'bob' in the directory: it has alice"):
         await silent_user().initiate_chat(alice, "Who are you?")
-    with pytest.raises(LookupError, match="it has nobody"):
+    with pytest.raises(LookupError, match="it has no agents"):
         await silent_user().initiate_chat("bob", "Who are you?")
 
 

@@ -44,7 +44,7 @@ def redacting(name: str, hook: Redacts) -> tuple[ConversableAgent, list[str]]:
     return ConversableAgent(name, backend, max_consecutive_auto_reply=None, hooks=[hook]), read
 
 
-def heard(agent: ConversableAgent) -> list[str]:
+def messages_of_others(agent: ConversableAgent) -> list[str]:
     """Return the messages of others in the agent's memory."""
     sessions = agent.memory.sessions
     kept = [each for session in sessions for each in agent.memory.messages(session)]
@@ -75,7 +75,7 @@ def test_of_several_messages_that_arrive_at_once_each_passes_the_hooks_once(
 
     run_seeded(main, seed=SEED + seed)
     assert sorted(hook.seen) == texts
-    assert sorted(heard(agent)) == [hidden(text) for text in texts]
+    assert sorted(messages_of_others(agent)) == [hidden(text) for text in texts]
     others = [line for text in read for line in text.split("\n") if "alice has read" not in line]
     assert {*others} == {hidden(text) for text in texts}
 
@@ -89,7 +89,7 @@ async def test_the_last_answer_of_a_conversation_passes_the_hooks_too(max_turns:
     for _ in range(2):
         await agent.send("Tell me.", bob, max_turns=max_turns)
     assert hook.seen == ["my secret"] * max_turns * 2
-    assert heard(agent) == ["my [hidden]"] * max_turns * 2
+    assert messages_of_others(agent) == ["my [hidden]"] * max_turns * 2
     assert not any("my secret" in text for text in read)
     assert (
         contents_by_sender(bob.chat_messages["alice"]).count(("bob", "my secret")) == max_turns * 2
@@ -103,7 +103,7 @@ async def test_what_is_said_in_a_group_passes_the_hooks_once(kind: Any) -> None:
     agent, read = redacting("alice", hook)
     others = [ConversableAgent(name, default_auto_reply=f"{name}'s secret") for name in "bcd"]
     await silent_user().initiate_chat(kind("team", [*others, agent], max_turns=9), "A secret?")
-    assert heard(agent) == [hidden(text) for text in hook.seen]
+    assert messages_of_others(agent) == [hidden(text) for text in hook.seen]
     assert not any(re.search(r"'s secret|A secret", text) for text in read)
 
 
@@ -117,10 +117,10 @@ def test_a_message_that_was_cancelled_in_a_hook_passes_it_before_the_next() -> N
         await pause(30)
         first.cancel()
         await asyncio.wait([first])
-        assert not any("secret 1" in text for text in heard(agent))
+        assert not any("secret 1" in text for text in messages_of_others(agent))
         await user.send("secret 2", agent, max_turns=1)
         theirs = [each.text for each in user.chat_messages["alice"] if each.sender == "user"]
-        assert heard(agent) == [hidden(text) for text in theirs]
+        assert messages_of_others(agent) == [hidden(text) for text in theirs]
         assert not any("secret 1" in text or "secret 2" in text for text in read)
 
     explore(main, range(100))
@@ -141,9 +141,9 @@ async def test_a_hook_that_fails_keeps_the_message_for_the_next() -> None:
     user = silent_user()
     with pytest.raises(LookupError, match="no rules"):
         await user.send("secret 1", agent)
-    assert heard(agent) == []
+    assert messages_of_others(agent) == []
     await user.send("secret 2", agent)
-    assert heard(agent) == ["[hidden] 1", "[hidden] 2"]
+    assert messages_of_others(agent) == ["[hidden] 1", "[hidden] 2"]
     assert backend.requests[-1].messages[-1].content == "[hidden] 1\n[hidden] 2"
     agent.forget("user")
-    assert heard(agent) == []
+    assert messages_of_others(agent) == []

@@ -23,7 +23,7 @@ from anabranch.testing import ScriptedBackend
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+def created_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """All `Message`s that are created, those for replies, requests and memories."""
     messages: list[Message] = []
     init = Message.__init__
@@ -41,25 +41,25 @@ def modelled(name: str) -> ConversableAgent:
     return ConversableAgent(name, model, max_consecutive_auto_reply=None)
 
 
-async def test_a_message_is_made_for_the_model_once(made: list[Message]) -> None:
+async def test_a_message_is_made_for_the_model_once(created_messages: list[Message]) -> None:
     """Not for each later request: 1,000 messages do not cost a million."""
     counts: list[int] = []
     for length in (100, 200):
-        made.clear()
+        created_messages.clear()
         await modelled("a").initiate_chat(modelled("b"), "Hello.", max_messages=length)
-        counts.append(len(made))
+        counts.append(len(created_messages))
     assert counts[1] <= 2 * counts[0] + 10
     assert counts[1] < 5 * 200
 
 
-async def test_nor_in_a_group_for_each_member_again(made: list[Message]) -> None:
+async def test_nor_in_a_group_for_each_member_again(created_messages: list[Message]) -> None:
     """There, consecutive messages of others are one."""
     counts: list[int] = []
     for length in (60, 120):
-        made.clear()
+        created_messages.clear()
         team = GroupChat("team", [modelled(name) for name in "abc"], max_turns=length)
         await silent_user().initiate_chat(team, "Hello.", max_messages=999)
-        counts.append(len(made))
+        counts.append(len(created_messages))
     assert counts[1] <= 2 * counts[0] + 10
 
 
@@ -92,17 +92,17 @@ def test_user_messages_in_a_row_are_one(said: list[tuple[str, str]], how: Aggreg
             assert [(m.role, m.content or "") for m in request] == expected
 
 
-def test_a_row_of_user_messages_is_joined_once(made: list[Message]) -> None:
+def test_a_row_of_user_messages_is_joined_once(created_messages: list[Message]) -> None:
     """So 600 messages of 10 kB need 6 MB, and not 1.8 GB, also in the caches."""
     memory = Memory()
     said = 0
     for _ in range(200):
         memory.add("x" * 1000)
         said += 1001
-        made.clear()
+        created_messages.clear()
         (joined,) = Aggregator().aggregate(memory.messages(), "a")
         assert len(joined.content or "") == said - 1
-        assert sum(len(each.content or "") for each in made) <= 2 * said
+        assert sum(len(each.content or "") for each in created_messages) <= 2 * said
     held = [each for message in memory.messages() for each in vars(message).values()]
     assert sum(len(each.content or "") for each in held if isinstance(each, Message)) <= 2 * said
 

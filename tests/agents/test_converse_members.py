@@ -26,7 +26,7 @@ from anabranch.agents.conversation import GroupConversation, random_speaker
 KINDS = pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
 
 
-class Changing(ConversableAgent):
+class ChangingMember(ConversableAgent):
     """Changes its group before it answers, and stops answering after some turns."""
 
     def __init__(
@@ -62,7 +62,7 @@ def test_members_come_and_go_while_they_talk(
     async def main() -> None:
         made: dict[str, Any] = {}
         known = {
-            name: Changing(name, lambda: made["team"], plan, 3)
+            name: ChangingMember(name, lambda: made["team"], plan, 3)
             for name, plan in zip("abcd", [*plans, [], [], []], strict=False)
         }
         members = [*known.values()][: len(plans)]
@@ -137,7 +137,7 @@ async def test_a_group_without_members_has_nothing_to_say(kind: Any) -> None:
 links = st.dictionaries(st.sampled_from("abcd"), st.sets(st.sampled_from("abcdx"), min_size=1))
 
 
-def circular(groups: Mapping[str, set[str]], start: str) -> bool:
+def is_circular(groups: Mapping[str, set[str]], start: str) -> bool:
     """Return whether a group below `start` is a member of itself, through other groups."""
     reached, waiting = set[str](), [start]
     while waiting:
@@ -168,7 +168,7 @@ def test_a_group_that_contains_itself_is_refused_over_however_many(
         user = UserProxyAgent(human_input_mode="NEVER", directory=directory)
         for name in groups:
             asking = user.initiate_chat(name, "Go.", max_turns=1)
-            if circular(groups, name):
+            if is_circular(groups, name):
                 with pytest.raises(ValueError, match="is a member of itself"):
                     await asking
             else:

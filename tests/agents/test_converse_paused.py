@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["model", "function", "elsewhere", "group", "layer"]
 KINDS: list[Kind] = ["model", "function", "elsewhere", "group", "layer"]
 
 
-class Telling(ConversableAgent):
+class StreamingAgent(ConversableAgent):
     """Answers with texts from a reply function, or as an agent in another process."""
 
     def __init__(
@@ -70,7 +70,7 @@ def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Excepti
 
     bob.after_agent(finish)
     if kind in ("function", "elsewhere"):
-        bob = Telling(texts, finished, error, elsewhere=kind == "elsewhere")
+        bob = StreamingAgent(texts, finished, error, elsewhere=kind == "elsewhere")
     if kind == "group":
         bob = GroupChat("bob", [ConversableAgent("inner", backend)], max_turns=1)
     if kind != "layer":

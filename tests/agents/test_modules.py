@@ -27,7 +27,7 @@ from anabranch.testing import ScriptedBackend
 # --- a prompt that is too long
 
 
-class Fits(ScriptedBackend):
+class LimitedContext(ScriptedBackend):
     """A model with a context of this number of characters."""
 
     def __init__(self, room: int) -> None:
@@ -45,7 +45,7 @@ async def test_a_prompt_that_is_too_long_loses_its_oldest_messages() -> None:
         Message(role="system", content="Be brief."),
         *(Message(role="user", content=f"{number}" * 100) for number in range(9)),
     ]
-    backend = Fits(400)
+    backend = LimitedContext(400)
     orchestrator = Orchestrator([counter_agent(backend)], lambda obs, state: "counter", state)
     assert (await orchestrator.forward("last")).content == "1"
     contents = [message.content for message in backend.requests[-1].messages]
@@ -55,7 +55,7 @@ async def test_a_prompt_that_is_too_long_loses_its_oldest_messages() -> None:
 
 async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
     """Its beginning and its end stay."""
-    backend = Fits(2500)
+    backend = LimitedContext(2500)
     orchestrator = Orchestrator(
         [counter_agent(backend)], lambda obs, state: "counter", CountState()
     )
@@ -69,7 +69,7 @@ async def test_a_single_message_that_is_too_long_loses_its_middle() -> None:
 
 async def test_a_prompt_that_cannot_be_shortened_is_an_error() -> None:
     """After a few attempts."""
-    backend = Fits(10)
+    backend = LimitedContext(10)
     orchestrator = Orchestrator(
         [counter_agent(backend)], lambda obs, state: "counter", CountState()
     )

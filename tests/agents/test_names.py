@@ -28,13 +28,13 @@ def roles(request: Request) -> list[tuple[str, str | None]]:
     return [(message.role, message.content) for message in request.messages]
 
 
-class Own(Agent[Any]):
+class UnnamedAgent(Agent[Any]):
     """Called after its class, as another agent may be."""
 
 
 @settings(deadline=None)
 @given(
-    kinds=st.lists(st.sampled_from([Agent, Own, StepAgent]), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from([Agent, UnnamedAgent, StepAgent]), min_size=1, max_size=4),
     names=st.lists(st.sampled_from([None, "a", "b", "c", "d"]), min_size=4, max_size=4),
     session=st.sampled_from([None, 7]),
 )

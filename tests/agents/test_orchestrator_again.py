@@ -151,7 +151,9 @@ def test_a_cancel_at_any_moment_parts_nothing() -> None:
     explore(main, range(150))
 
 
-async def broken_off(first: ScriptedBackend, second: ScriptedBackend) -> Orchestrator[State]:
+async def call_with_failed_model(
+    first: ScriptedBackend, second: ScriptedBackend
+) -> Orchestrator[State]:
     """Two agents one after the other, called once: the model of the second one failed."""
     orchestrator = Orchestrator(
         [Agent(first, name="first"), Agent(second, name="second")],
@@ -166,7 +168,7 @@ async def broken_off(first: ScriptedBackend, second: ScriptedBackend) -> Orchest
 async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() -> None:
     """Its request is the same; the first agent is not called again."""
     first, second = ScriptedBackend("from the first"), ScriptedBackend(BackendUnavailable(""), "ok")
-    orchestrator = await broken_off(first, second)
+    orchestrator = await call_with_failed_model(first, second)
     assert await orchestrator.forward("begin") == Action("ok", "second", done=True)
     heard = [[m.content for m in each.requests[-1].messages] for each in (first, second)]
     assert heard == [["begin"], ["from the first"]]
@@ -175,7 +177,7 @@ async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() ->
 async def test_another_observation_is_heard_after_an_error() -> None:
     """By the next agent."""
     first, second = ScriptedBackend("one"), ScriptedBackend(BackendUnavailable(""), "ok")
-    orchestrator = await broken_off(first, second)
+    orchestrator = await call_with_failed_model(first, second)
     await orchestrator.forward("it rains")
     assert second.requests[-1].messages[-1].content == "it rains"
 

@@ -164,10 +164,10 @@ async def test_orchestrators_that_share_an_agent_have_a_session_each() -> None:
     assert agent.memory.sessions == []
 
 
-class Kept(Toolkit):
+class SessionStore(Toolkit):
     """Stores an object for each session, and may fail to close it."""
 
-    def __init__(self, fault: Exception | None, closed: list[Kept]) -> None:
+    def __init__(self, fault: Exception | None, closed: list[SessionStore]) -> None:
         def close(_: object) -> None:
             closed.append(self)
             if fault is not None:
@@ -198,7 +198,7 @@ def test_a_reset_forgets_all_and_raises_together_what_failed(
     faulty: list[tuple[bool, bool, bool]], orchestrated: bool
 ) -> None:
     """Memories and the state of tools, in all agents, whichever raises."""
-    closed: list[Kept] = []
+    closed: list[SessionStore] = []
     faults: list[Exception] = []
 
     def fault(raises: bool) -> Exception | None:
@@ -209,7 +209,7 @@ def test_a_reset_forgets_all_and_raises_together_what_failed(
     for number, raises in enumerate(faulty):
         memory = Stubborn()
         memory.fault = fault(raises[0])
-        kits = [Kept(fault(each), closed) for each in raises[1:]]
+        kits = [SessionStore(fault(each), closed) for each in raises[1:]]
         tools = [Tool(kit.keep.function, name=f"keep{n}") for n, kit in enumerate(kits)]
         call = [{"function": {"name": each.name, "arguments": "{}"}} for each in tools]
         calls = Message.from_wire({"role": "assistant", "tool_calls": call})

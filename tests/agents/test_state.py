@@ -44,7 +44,7 @@ class Pair:
 NILE = '{"Name": "Nile", "secret": "deep", "len": "6650 km"}'
 
 
-async def again(agent: Agent[Any]) -> list[AgentMessage]:
+async def save_and_load(agent: Agent[Any]) -> list[AgentMessage]:
     """Return session 0 after it was saved, and loaded as session 1."""
     agent.load_state_dict(json.loads(json.dumps(agent.state_dict(0))), 1)
     return agent.memory.messages(1)
@@ -66,7 +66,7 @@ async def test_what_a_parser_made_comes_back_whatever_its_fields_are_called(
     """Aliases, excluded fields, computed ones, and validators that read a text."""
     agent = Agent(ScriptedBackend(reply), output_format=JsonParser[Any](kind))
     answer = await agent("?", session_id=0)
-    assert (await again(agent))[1] == answer.model_copy(update={"usage": Usage()})
+    assert (await save_and_load(agent))[1] == answer.model_copy(update={"usage": Usage()})
 
 
 numbers = st.sampled_from([float("nan"), float("inf"), float("-inf")]) | st.floats()
@@ -107,7 +107,7 @@ async def test_what_a_subclass_made_itself_comes_back() -> None:
 
     agent = Best(output_format=JsonParser(list[int]))
     await agent("?", session_id=0)
-    assert (await again(agent))[1].formatted == [1, 2]
+    assert (await save_and_load(agent))[1].formatted == [1, 2]
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
@@ -117,7 +117,7 @@ async def test_an_action_that_was_cut_off_is_none_after_loading_either(reason: A
     parser = ToolParser(TextCall("shell", "Do: ", "\n"))
     agent = Agent(ScriptedBackend(cut), output_format=parser)
     assert (await agent("?", session_id=0)).extra == {"status": reason}
-    assert (await again(agent))[1].formatted["status"] == "invalid"
+    assert (await save_and_load(agent))[1].formatted["status"] == "invalid"
 
 
 async def test_calls_of_tools_come_back() -> None:
@@ -131,7 +131,7 @@ async def test_calls_of_tools_come_back() -> None:
     calls = Message(role="assistant", tool_calls=[ToolCall(id="1", name="clock")])
     agent = Agent(ScriptedBackend(calls, "It is noon."), tools=[clock])
     await agent("?", session_id=0)
-    assert await again(agent) == agent.memory.messages(0)
+    assert await save_and_load(agent) == agent.memory.messages(0)
 
 
 # --- refused states

@@ -64,7 +64,7 @@ def texts(messages: list[AgentMessage]) -> list[str]:
     return [each.type or f"{each.sender}: {each.text}" for each in messages]
 
 
-async def silent(point: str) -> None:
+async def ignore_message(point: str) -> None:
     """Ignore a message."""
 
 
@@ -117,7 +117,7 @@ async def test_what_no_request_had_is_unheard() -> None:
 
 async def test_a_call_may_be_steered_before_it_begins() -> None:
     """The first request has these messages."""
-    talk = Talk(0, silent)
+    talk = Talk(0, ignore_message)
     agent = talk.agent()
     call = agent.call("go", session_id="s")
     assert call.steer("now")
@@ -130,7 +130,7 @@ async def test_a_call_may_be_steered_before_it_begins() -> None:
 
 async def test_only_what_a_user_says_steers() -> None:
     """Any other message is refused, and none of the call is taken."""
-    call = Talk(0, silent).agent().call("go")
+    call = Talk(0, ignore_message).agent().call("go")
     for wrong in (3, Message(role="system", content="x"), {"role": "user"}):
         with pytest.raises(TypeError):
             call.steer("fine", wrong)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ async def test_hooks_see_what_a_call_is_told() -> None:
                 raise ValueError("refused")
             return message.model_copy(update={"content": message.text.replace("secret", "***")})
 
-    talk = Talk(0, silent)
+    talk = Talk(0, ignore_message)
     agent = talk.agent(hooks=[Hush()])
     call = agent.call("go", session_id="s")
     call.steer("a secret")
@@ -411,7 +411,7 @@ def test_a_session_that_nobody_steers_writes_no_row_more() -> None:
     async def main() -> list[str]:
         with use_disk_clock(disk):
             async with journal_of(disk) as journal:
-                await Talk(2, silent).agent(journal=journal)("go", session_id="s")
+                await Talk(2, ignore_message).agent(journal=journal)("go", session_id="s")
         return [row.kind for row in disk.rows[RUN]]
 
     disk = Disk()
@@ -441,6 +441,6 @@ class Steers(Durable[list[str]]):
 async def test_a_durable_job_that_steers_does_so_once_in_each_life() -> None:
     """A repeated message of its code counts as that of the earlier execution."""
     await resume_after_every_row(
-        lambda: Steers(ScriptedBackend(otherwise=Talk(2, silent))),
+        lambda: Steers(ScriptedBackend(otherwise=Talk(2, ignore_message))),
         lambda first, again, rows: None,
     )

@@ -21,7 +21,7 @@ from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
 ONE = Usage(input_tokens=10, output_tokens=5)
 
 
-class Paid(ModelBackend):
+class ChargedModel(ModelBackend):
     """Each reply takes 10 + 5 tokens; the first ones call a tool, and it may wait for a gate."""
 
     def __init__(self, model: str = "m", calls: int = 0, **settings: Any) -> None:
@@ -56,7 +56,7 @@ def test_usages_can_be_summed(usages: list[Usage]) -> None:
 
 async def test_an_answer_tells_what_its_call_took() -> None:
     """With all replies on the way; a plain `await agent()` can be counted."""
-    agent = Agent(Paid(calls=2), tools=[look])
+    agent = Agent(ChargedModel(calls=2), tools=[look])
     async with asyncio.timeout(5):
         answer = await agent("?")
     assert answer.usage == ONE + ONE + ONE
@@ -65,7 +65,7 @@ async def test_an_answer_tells_what_its_call_took() -> None:
 
 async def test_a_call_tells_what_it_has_taken_so_far() -> None:
     """Nothing before its start; also if it is cancelled, as in the limits and the tree."""
-    backend = Paid()
+    backend = ChargedModel()
     backend.gate = asyncio.Event()
     agent = Agent(backend)
     call = agent.call("?", session_id=3)
@@ -93,7 +93,7 @@ async def test_a_call_that_is_tried_again_is_counted_once_with_all_its_attempts(
                 raise OSError
             return answer
 
-    agent = Fails(Paid())
+    agent = Fails(ChargedModel())
     async with asyncio.timeout(5), Commander() as commander:
         call = agent.call("?", session_id=0)
         answer = await commander.run(call, retry=Retry(on=OSError, backoff=0))
@@ -105,7 +105,7 @@ async def test_a_call_that_is_tried_again_is_counted_once_with_all_its_attempts(
 
 async def test_each_session_has_its_own_usage() -> None:
     """With failed calls; the reset of a session drops its part, not the agent's total."""
-    agent = Agent(Paid(limits=Limits(budget=40)))
+    agent = Agent(ChargedModel(limits=Limits(budget=40)))
     async with asyncio.timeout(5):
         await asyncio.gather(agent("?", session_id="a"), agent("?", session_id="b"))
         await agent("?", session_id="a")
@@ -125,8 +125,8 @@ class Pair(Agent[Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = Agent(Paid("small"))
-        self.second = Agent(Paid("large"))
+        self.first = Agent(ChargedModel("small"))
+        self.second = Agent(ChargedModel("large"))
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage | str:
         session = options["session_id"]
@@ -178,7 +178,7 @@ async def test_a_call_beyond_an_inner_commander_is_counted_once(way: str) -> Non
             return "seen"
 
     ended = asyncio.Event()
-    agent = Agent(Paid(calls=1), tools=[tool(look)])
+    agent = Agent(ChargedModel(calls=1), tools=[tool(look)])
     async with asyncio.timeout(5), Commander() as commander:
         answer = await agent("?", session_id="s")
         assert answer.usage == (ONE + ONE if way == "later" else ONE + ONE + ONE)
@@ -189,7 +189,7 @@ async def test_a_call_beyond_an_inner_commander_is_counted_once(way: str) -> Non
 
 async def test_no_memory_keeps_what_was_spent() -> None:
     """Neither that of the agent nor that of the receiver of its answer."""
-    first, second = Agent(Paid()), Agent(Paid())
+    first, second = Agent(ChargedModel()), Agent(ChargedModel())
     async with asyncio.timeout(5):
         await second(await first("?", session_id=0), session_id=0)
     for agent in (first, second):
@@ -199,7 +199,7 @@ async def test_no_memory_keeps_what_was_spent() -> None:
 
 async def test_each_member_of_a_group_has_its_usage() -> None:
     """In the session of the group; each answer in a conversation has its usage."""
-    ada, bob = (ConversableAgent(name, Paid(name)) for name in ("ada", "bob"))
+    ada, bob = (ConversableAgent(name, ChargedModel(name)) for name in ("ada", "bob"))
     user = ConversableAgent("user", default_auto_reply=None)
     team = GroupChat("team", [ada, bob], max_turns=3)
     async with asyncio.timeout(5), Commander() as commander:
@@ -218,7 +218,7 @@ def test_what_each_session_with_a_partner_took_is_counted_apart(
     chats: list[tuple[str, int]],
 ) -> None:
     """Also for a name that looks like a session; after one is forgotten the others stay."""
-    bob = ConversableAgent("bob", Paid())
+    bob = ConversableAgent("bob", ChargedModel())
 
     async def main() -> None:
         for name, session in chats:
@@ -244,13 +244,13 @@ def test_what_each_session_with_a_partner_took_is_counted_apart(
 
 async def test_what_is_charged_is_an_event_of_the_node_that_pays() -> None:
     """Once for each reply, and not again for its ancestors; also from a thread."""
-    agent = Agent(Paid(calls=1), tools=[look], name="ada")
+    agent = Agent(ChargedModel(calls=1), tools=[look], name="ada")
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events({"charged"})
         await agent("?")
         told = [await anext(events), await anext(events)]
         assert [event.data for event in told] == [{"m": ONE}, {"m": ONE}]
-        backend, request = Paid("bare"), Request([Message(role="user", content="?")])
+        backend, request = ChargedModel("bare"), Request([Message(role="user", content="?")])
         await backend.complete(request)
         event = await anext(events)
         assert (event.node_id, event.data) == (0, {"bare": ONE})

@@ -100,7 +100,7 @@ async def test_a_toolkits_method_is_called_by_its_dotted_name_and_by_its_tools_n
         (AgentMessage(content="no json"), "invalid", "not a tool call in JSON"),
         (AgentMessage(content="[" * 100_000), "invalid", "not a tool call in JSON"),
         (AgentMessage(content=None), "invalid", "not a tool call with 'name'"),
-        (AgentMessage(content=[]), "invalid", "has no tool call"),
+        (AgentMessage(content=[]), "invalid", "holds no tool call"),
         (AgentMessage(content=[3]), "invalid", "not a tool call with 'name'"),
         (AgentMessage(content={"name": 3}), "invalid", "has no 'name'"),
         (AgentMessage(content={"name": "add", "parameters": [1]}), "invalid", "a JSON object"),

@@ -28,7 +28,7 @@ from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 ASK = Request([Message(role="user", content="Hello?")])
 
 
-class Paid(ModelBackend):
+class ChargedModel(ModelBackend):
     """Each reply takes 10 + 5 tokens, and waits for the gate if there is one."""
 
     opened = 0
@@ -51,7 +51,7 @@ def _spent(replies: int) -> dict[str, Usage]:
 
 async def test_an_agent_that_is_asked_in_the_block_keeps_to_its_budget() -> None:
     """The tree's usage includes the call, and the next call is refused."""
-    agent = Agent(backend := Paid())
+    agent = Agent(backend := ChargedModel())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=20)) as commander:
         await agent("one")
         await agent("two")
@@ -64,7 +64,7 @@ async def test_an_agent_that_is_asked_in_the_block_keeps_to_its_budget() -> None
 async def test_agents_that_are_asked_at_once_belong_to_the_block() -> None:
     """In `gather`; `explain` and the tree show them."""
     gate = asyncio.Event()
-    agents = [Agent(Paid(gate), name=name) for name in ("ada", "bob")]
+    agents = [Agent(ChargedModel(gate), name=name) for name in ("ada", "bob")]
     async with asyncio.timeout(5), Commander() as commander:
         asking = asyncio.gather(*(agent("?") for agent in agents))
         await settle_loop()
@@ -80,7 +80,7 @@ async def test_agents_that_are_asked_at_once_belong_to_the_block() -> None:
 
 async def test_cancelling_the_commander_reaches_an_agent_in_the_block() -> None:
     """Its stream is closed, and the block ends."""
-    agent = Agent(Paid(asyncio.Event()))
+    agent = Agent(ChargedModel(asyncio.Event()))
     async with asyncio.timeout(5):
         with pytest.raises(NodeCancelled):
             async with Commander() as commander:
@@ -109,7 +109,7 @@ async def test_tools_that_are_run_in_the_block_belong_to_it() -> None:
 
 async def test_a_bare_request_in_the_block_has_limits_and_usage_but_no_node() -> None:
     """The commander is charged, also if another task abandons the request."""
-    backend = Paid()
+    backend = ChargedModel()
     async with asyncio.timeout(5), Commander(limits=Limits(budget=12)) as commander:
         stream = backend.stream(ASK)
         await anext(stream)
@@ -123,7 +123,7 @@ async def test_a_bare_request_in_the_block_has_limits_and_usage_but_no_node() ->
 
 async def test_a_cancelled_reply_is_in_the_usage_as_it_is_in_the_limits() -> None:
     """Also a reply that only the loop's shutdown closes."""
-    backend = Paid(asyncio.Event())
+    backend = ChargedModel(asyncio.Event())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=1000)) as commander:
         call = commander.call_handler(Agent(backend).call("?"))
         await settle_loop()
@@ -139,7 +139,7 @@ async def test_a_cancelled_reply_is_in_the_usage_as_it_is_in_the_limits() -> Non
 
 async def test_a_thread_with_a_loop_of_its_own_may_ask_an_agent() -> None:
     """It runs under a new commander there; the limits and the usage of this one include it."""
-    agent = Agent(Paid())
+    agent = Agent(ChargedModel())
     async with asyncio.timeout(5), Commander(limits=Limits(budget=20)) as commander:
         await asyncio.to_thread(lambda: asyncio.run(_ask(agent)))
         await asyncio.to_thread(agent.run_sync, "?")
@@ -151,7 +151,7 @@ async def test_a_thread_with_a_loop_of_its_own_may_ask_an_agent() -> None:
 
 async def test_a_tool_in_a_thread_may_ask_an_agent_in_a_loop_of_its_own() -> None:
     """Also below a node of another loop."""
-    agent = Agent(Paid())
+    agent = Agent(ChargedModel())
 
     @handler
     async def body(node: Node[Any]) -> None:
@@ -169,7 +169,7 @@ async def _ask(agent: Agent) -> None:
 
 async def test_a_commander_in_a_job_takes_nothing_out_of_the_outer_budget() -> None:
     """Both limits hold for it, and the job is charged."""
-    agent = Agent(Paid())
+    agent = Agent(ChargedModel())
 
     class Nested(Job[None]):
         async def task(self) -> None:
@@ -189,7 +189,7 @@ async def test_a_commander_in_a_job_takes_nothing_out_of_the_outer_budget() -> N
 
 async def test_an_agent_in_a_task_that_outlives_the_block_runs_on_its_own() -> None:
     """A closed commander neither limits it nor is charged for it."""
-    agent = Agent(Paid())
+    agent = Agent(ChargedModel())
 
     async def later() -> None:
         await over.wait()
@@ -206,7 +206,7 @@ async def test_an_agent_in_a_task_that_outlives_the_block_runs_on_its_own() -> N
 
 async def test_an_agents_failure_outside_a_tree_begins_with_itself() -> None:
     """Its context has no unrelated exception."""
-    agent = Agent(Paid(limits=Limits(budget=0)))
+    agent = Agent(ChargedModel(limits=Limits(budget=0)))
     async with asyncio.timeout(5):
         with pytest.raises(BudgetExceeded) as caught:
             await agent("?")
@@ -221,7 +221,7 @@ async def test_an_agents_failure_outside_a_tree_begins_with_itself() -> None:
 
 async def test_a_run_may_have_a_budget_of_its_own() -> None:
     """One commander for many clients refuses only the client whose budget is used up."""
-    agent = Agent(Paid())
+    agent = Agent(ChargedModel())
 
     @handler
     async def client(node: Node[Any], requests: int) -> None:
@@ -255,7 +255,7 @@ async def ask(node: Node[Any], agent: Agent[Any]) -> Node[None]:
 )
 async def test_limits_hold_for_a_node_and_all_below_it(way: str) -> None:
     """In each way to put it; the limits of its ancestors hold too."""
-    agent, limits = Agent(Paid()), Limits(budget=20)
+    agent, limits = Agent(ChargedModel()), Limits(budget=20)
     async with asyncio.timeout(5), Commander() as commander:
         with pytest.raises(BudgetExceeded):
             match way:
@@ -285,7 +285,7 @@ async def hold(node: Node[Any], agent: Agent[Any]) -> None:
 
 async def test_a_retried_job_goes_on_with_the_budget_that_it_has_left() -> None:
     """The limits belong to the node, not to an attempt."""
-    agent, limits = Agent(backend := Paid()), Limits(budget=40)
+    agent, limits = Agent(backend := ChargedModel()), Limits(budget=40)
     async with asyncio.timeout(5), Commander() as commander:
 
         class Fails(Job[None]):
@@ -304,7 +304,7 @@ async def test_what_are_no_limits_is_refused_by_name() -> None:
     """At once, and no node starts."""
     wrong: Any = 5000
     async with asyncio.timeout(5), Commander() as commander:
-        job = Ask(Agent(Paid()))
+        job = Ask(Agent(ChargedModel()))
         with pytest.raises(TypeError, match=r"Limits\(budget=...\), not int"):
             commander.put_job(job, limits=wrong)
         with pytest.raises(TypeError, match="limits must be"):
@@ -316,7 +316,7 @@ async def test_what_are_no_limits_is_refused_by_name() -> None:
 
 async def test_a_failure_in_the_block_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """The caller gets it, and it is not logged."""
-    agent = Agent(Paid(limits=Limits(budget=0)))
+    agent = Agent(ChargedModel(limits=Limits(budget=0)))
     async with asyncio.timeout(5), Commander():
         with caplog.at_level(logging.ERROR), pytest.raises(BudgetExceeded):
             await agent("?")

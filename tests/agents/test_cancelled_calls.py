@@ -25,7 +25,7 @@ async def look(place: str) -> str:
     return f"a boat on the {place}"
 
 
-class Seen(View):
+class ShownText(View):
     """Records the text that the user reads, reply by reply."""
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Seen(View):
         self.replies.append("")
 
 
-def cut_short(how: str) -> list[list[AgentMessage]]:
+def cancel_at_random(how: str) -> list[list[AgentMessage]]:
     """Ask an agent that calls a tool, under many seeds; end each call at a random moment."""
 
     async def main() -> list[AgentMessage]:
         call = ToolCall(id="1", name="look", arguments={"place": "river"})
         calling = Message(role="assistant", content=FIRST, tool_calls=[call])
-        view = Seen()
+        view = ShownText()
         backend = ScriptedBackend(calling, ANSWER, delay=1)
         agent = Agent(backend, tools=[look], view=view)
         moment = random.uniform(0, END)
@@ -78,7 +78,7 @@ def test_what_was_said_before_a_call_was_cut_short_is_remembered(
     """The memory has all shown text and calls with results, in 300 orders of events."""
     caplog.set_level(logging.CRITICAL)
     states = set[str]()
-    for kept in cut_short(how):
+    for kept in cancel_at_random(how):
         *rounds, last = kept[1:] or [None]
         for each in rounds:
             assert each is not None

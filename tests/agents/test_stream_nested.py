@@ -49,7 +49,7 @@ def writer() -> Agent[Any]:
     return Agent(ScriptedBackend(call, "The whole text."), tools=[ping], name="writer")
 
 
-def told(parts: list[AgentMessage]) -> list[tuple[str, str, str | None, str]]:
+def join_parts(parts: list[AgentMessage]) -> list[tuple[str, str, str | None, str]]:
     """Join the growing parts of each message."""
     found: list[tuple[str, str, str | None, str]] = []
     growing: dict[str, str] = defaultdict(str)
@@ -74,8 +74,8 @@ async def test_a_stream_inside_forward_is_heard_outside(depth: list[bool]) -> No
     parts = [part async for part in agent.stream("go")]
     expected = [part async for part in other.stream("go")]
 
-    assert told(parts) == told(expected)
-    assert ("writer", "The whole text.", None, "The whole text.") in told(parts)
+    assert join_parts(parts) == join_parts(expected)
+    assert ("writer", "The whole text.", None, "The whole text.") in join_parts(parts)
 
 
 async def test_a_stream_inside_forward_that_breaks_off_is_told_once() -> None:
