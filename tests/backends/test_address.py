@@ -1,4 +1,4 @@
-"""Addresses of servers: malformed ones are refused at once; no proxy is used for this machine."""
+"""Addresses of servers: malformed ones are refused at once; this machine is reached without a proxy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BEGUN = st.builds(
 @given(address=_BEGUN)
 @settings(max_examples=200)
 def test_an_address_is_taken_or_refused_at_once(address: str) -> None:
-    """By no other error, and shown as one line."""
+    """A refusal is a `ConfigurationError` of one line."""
     for spec, more in ((address, {}), ("openai", {"base_url": address, "api_key": "sk-0123"})):
         try:
             made = repr(connect(spec, model="m", **more))
@@ -44,7 +44,7 @@ def test_an_address_is_taken_or_refused_at_once(address: str) -> None:
 @given(address=_BEGUN)
 @settings(max_examples=30)
 async def test_what_is_taken_can_be_asked(address: str) -> None:
-    """There may be nobody: that is a `BackendError`."""
+    """If no server answers, that is a `BackendError`."""
     try:
         backend = connect(address, model="m", retries=Retries(attempts=1))
     except ConfigurationError:
@@ -63,7 +63,7 @@ async def test_what_is_taken_can_be_asked(address: str) -> None:
     ],
 )
 def test_a_malformed_address_is_no_address(address: str) -> None:
-    """For every kind of backend alike."""
+    """Every kind of backend refuses it."""
     with pytest.raises(ConfigurationError, match=r"is not the address|unknown model"):
         connect(address, model="m")
     with pytest.raises(ConfigurationError, match="is not the address"):
@@ -71,7 +71,7 @@ def test_a_malformed_address_is_no_address(address: str) -> None:
 
 
 def test_an_address_may_hold_what_addresses_hold() -> None:
-    """Names in other letters, numbers, ports, underscores."""
+    """Names in other scripts, numbers, ports and underscores are accepted."""
     for address in (
         "http://[::1]:8000/v1",
         "http://[fe80::1%25eth0]/v1",
@@ -86,7 +86,7 @@ def test_an_address_may_hold_what_addresses_hold() -> None:
 
 @pytest.mark.contract("B3")
 def test_the_secrets_of_an_address_are_all_that_names_no_place() -> None:
-    """The user too, which may be a key; decoded and as it was written."""
+    """The user is a secret too, because it may be a key; both decoded and as written."""
     found = {
         s.get_secret_value()
         for s in secrets_of("https://k%2F1:p@h/v1?key=a%2Bb&api-version=3&x%3D#y")
@@ -99,7 +99,7 @@ def test_the_secrets_of_an_address_are_all_that_names_no_place() -> None:
     "wrong", [{"spec": 7}, {"spec": None}, {"model": 7}, {"base_url": b"http://h"}, {"api_key": 7}]
 )
 def test_what_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
-    """And named."""
+    """The error names the argument."""
     given: dict[str, Any] = {"spec": "openai:m", "api_key": "k", **wrong}
 
     with pytest.raises(ConfigurationError, match="must be text, not"):
@@ -109,7 +109,7 @@ def test_what_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.contract("B3")
 @pytest.mark.parametrize("key", ["", " ", "\n"])
 def test_a_blank_key_is_none(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an empty variable of the environment is."""
+    """An empty environment variable counts as no key."""
     monkeypatch.setenv("OPENAI_API_KEY", key)
 
     assert connect("http://127.0.0.1", model="m", api_key=key)
@@ -121,7 +121,7 @@ def test_a_blank_key_is_none(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("spec", ["http://127.0.0.1/v1", "openai"])
 @pytest.mark.parametrize("option", ["default_headers", "extra_headers", "extra_body"])
 def test_headers_are_no_option(spec: str, option: str) -> None:
-    """They would go into the body, with the key that stands in them."""
+    """As an option they would go into the body, with the key in them."""
     headers = {"X-Key": "sk-0123456789"}
     given = {} if "http" in spec else {"api_key": "k"}
     with pytest.raises(ConfigurationError, match=option) as at_once:
@@ -137,7 +137,7 @@ def test_headers_are_no_option(spec: str, option: str) -> None:
 async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_given(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `http` for no address of this machine, by `openai:` for none: the key would go there."""
+    """`http` uses none for this machine, `openai:` none at all: a proxy would receive the key."""
     heard: list[bytes] = []
     proxy = ByteServer(lambda request: [heard.append(request) or http_response()])
     async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server, proxy:
@@ -153,7 +153,7 @@ async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_g
 
 @pytest.mark.parametrize("kind", ["http", "openai"])
 async def test_what_cannot_be_written_as_json_is_refused_before_it_is_sent(kind: str) -> None:
-    """But a lone surrogate, as a model may say one, is sent as the character for none."""
+    """A single surrogate, which models may write, is sent as the replacement character."""
     async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server:
         spec, more = (server.url, {}) if kind == "http" else ("openai", {"base_url": server.url})
         async with connect(spec, model="m", api_key="sk-0123456789", **more) as backend:

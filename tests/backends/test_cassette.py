@@ -1,4 +1,4 @@
-"""Recorded replies, played again."""
+"""Recorded replies and their replay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ask(said: str = "Hello?", **options: Any) -> Request:
 
 
 class Slow(ModelBackend):
-    """A delta a second, a different reply each time."""
+    """Sends one delta per second, and a different reply each time."""
 
     count = 0
 
@@ -58,7 +58,7 @@ async def _all(backend: Backend, request: Request) -> list[Delta]:
 
 @virtual_time
 async def test_playing_gives_the_same_deltas_in_the_order_recorded(tmp_path: Path) -> None:
-    """At once, or at the recorded pace; the last reply is repeated."""
+    """At once or at the recorded pace; the last reply is repeated."""
     file = tmp_path / "a.jsonl"
     time = asyncio.get_running_loop().time
     recording = connect(f"cassette:{file}", record=Slow("m", temperature=1))
@@ -76,7 +76,7 @@ async def test_playing_gives_the_same_deltas_in_the_order_recorded(tmp_path: Pat
 
 @virtual_time
 async def test_an_unknown_request_fails_with_the_nearest_and_the_difference(tmp_path: Path) -> None:
-    """As a diff."""
+    """The error has a diff."""
     file = tmp_path / "a.jsonl"
     recording = connect(f"cassette:{file}", record=Slow("m"))
     await _all(recording, _ask("Where is the river?", temperature=0))
@@ -92,7 +92,7 @@ async def test_an_unknown_request_fails_with_the_nearest_and_the_difference(tmp_
 
 @virtual_time
 async def test_a_reply_that_was_left_is_played_as_interrupted(tmp_path: Path) -> None:
-    """After what its reader had."""
+    """The replay breaks off where the reader left."""
     file = tmp_path / "a.jsonl"
     recording = connect(f"cassette:{file}", record=Slow("m"))
     async with aclosing(recording.stream(_ask())) as deltas:
@@ -105,7 +105,7 @@ async def test_a_reply_that_was_left_is_played_as_interrupted(tmp_path: Path) ->
 
 
 async def test_what_came_before_nonsense_is_played_with_it(tmp_path: Path) -> None:
-    """In the error."""
+    """The error has the text before the malformed part."""
     file = tmp_path / "a.jsonl"
     broken = ScriptedBackend([Delta("Hel"), BadResponse("nonsense")])
     with pytest.raises(BadResponse):
@@ -119,7 +119,7 @@ async def test_what_came_before_nonsense_is_played_with_it(tmp_path: Path) -> No
 
 @pytest.mark.contract("B3")
 async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
-    """Not even one that stands in the request."""
+    """A key in the request is not recorded either."""
     key = 'sk-"secret"/0123'
     file = tmp_path / "a.jsonl"
     async with ScriptedServer() as server:
@@ -147,7 +147,7 @@ async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
 
 @pytest.mark.contract("B3")
 async def test_a_key_that_comes_in_pieces_is_not_recorded(tmp_path: Path) -> None:
-    """In text and in the arguments of calls; what stands around it is kept."""
+    """In text and arguments of calls; the text around it is recorded."""
     file = tmp_path / "a.jsonl"
     key = "sk-QWXZJK-0123"
     spoken = [f"it is {key[:6]}", key[6:9], f"{key[9:]}, I think"]
@@ -170,7 +170,7 @@ _WORDS = ["a", "the", "user", "role", "content", "stop", "text", "EMPTY", "null"
 
 @pytest.mark.parametrize("key", [*_WORDS, "tool_calls", "sk-0123456789abcdef", '{"role": 0}'])
 async def test_a_recording_is_played_whatever_the_key(key: str, tmp_path: Path) -> None:
-    """A word is no secret in what was said; with any other key in it a request is still found."""
+    """A word is not removed from text; with any other key, a request is still found."""
     file = tmp_path / "a.jsonl"
     asked = _ask(f"the user said {key}: a null text in 2024", stop=[key])
     async with ScriptedServer(text("the content", " of a role")) as server:
@@ -186,7 +186,7 @@ async def test_a_recording_is_played_whatever_the_key(key: str, tmp_path: Path) 
 async def test_requests_that_are_alike_are_played_in_the_order_they_were_asked(
     tmp_path: Path,
 ) -> None:
-    """Though a later one may have ended first."""
+    """The order counts even if a later reply ended first."""
     file = tmp_path / "a.jsonl"
 
     class Shrinking(Slow):
@@ -243,7 +243,7 @@ _NONE = {
 
 @pytest.mark.parametrize("name", [*_NONE, "no file", "a folder"])
 async def test_a_file_that_is_no_cassette_is_told(name: str, tmp_path: Path) -> None:
-    """With its name, and with the line where one is wrong."""
+    """The error has the file's name and the wrong line."""
     file = tmp_path / "a.jsonl"
     if name == "a folder":
         file.mkdir()
@@ -266,7 +266,7 @@ _JUNK = st.sampled_from([None, True, -1, 2.5, "x", [], {}, [[]], {"a": 1}])
 async def test_a_damaged_cassette_is_refused_or_played(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Cut anywhere, or with anything in the place of anything: no other error."""
+    """Cut anywhere, or with any value replaced, it raises no other error."""
     file = tmp_path_factory.mktemp("tape") / "a.jsonl"
     line = json.loads(json.dumps(data.draw(st.sampled_from([_GOOD, _GOOD_VECTORS]))))
     holder: Any = line
@@ -299,7 +299,7 @@ async def test_a_damaged_cassette_is_refused_or_played(
     "options", [{"temperature": 0}, {"timeouts": None}, {"record": "openai:x"}]
 )
 def test_an_option_that_a_cassette_has_not_is_refused(options: dict[str, Any]) -> None:
-    """And named."""
+    """The error names the option."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         connect("cassette:a.jsonl", **options)
 
@@ -307,7 +307,7 @@ def test_an_option_that_a_cassette_has_not_is_refused(options: dict[str, Any]) -
 async def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(
     tmp_path: Path,
 ) -> None:
-    """A reply would be lost."""
+    """Otherwise a paid reply would be lost."""
     asked = ScriptedBackend("Hello")
 
     for file in tmp_path, tmp_path / "none" / "a.jsonl", f"{tmp_path}/a\0":
@@ -333,7 +333,7 @@ _DELTAS = st.builds(
 
 @given(delta=_DELTAS)
 def test_a_delta_survives_the_file(delta: Delta) -> None:
-    """Every field of it; an empty id, name or finish_reason is the same as none."""
+    """All its fields do; an empty id, name or finish_reason becomes None."""
     at, again = delta_from_json(json.loads(json.dumps({"at": 1.5, **delta_to_json(delta)})))
 
     for piece in delta.tool_calls:
@@ -343,7 +343,7 @@ def test_a_delta_survives_the_file(delta: Delta) -> None:
 
 
 def test_a_cassette_is_played_without_a_loop(tmp_path: Path) -> None:
-    """And recorded so."""
+    """It can be recorded without one too."""
     file = tmp_path / "a.jsonl"
     said = ScriptedBackend("Hello there")
 
@@ -354,7 +354,7 @@ def test_a_cassette_is_played_without_a_loop(tmp_path: Path) -> None:
 
 
 async def test_a_request_with_an_option_taken_back_is_played(tmp_path: Path) -> None:
-    """An option that is None is left out."""
+    """An option with the value None is left out."""
     file = tmp_path / "tape.jsonl"
     asked = _ask(top_p=None, seed=None)
     await connect(f"cassette:{file}", record=ScriptedBackend("Hi")).complete(asked)
@@ -367,7 +367,7 @@ async def test_a_request_with_an_option_taken_back_is_played(tmp_path: Path) -> 
 
 
 async def test_embeddings_are_played_as_they_were_recorded(tmp_path: Path) -> None:
-    """Found by their texts; between replies, again and again, with their failures."""
+    """They are found by their texts, between replies, repeatedly, and with their failures."""
     file = tmp_path / "a.jsonl"
     down = Reply.error(401, f"no {KEY}")
     async with ScriptedServer(vectors("a", "bc"), text("Hi"), down, vectors("a")) as server:
@@ -400,7 +400,7 @@ async def test_embeddings_are_played_as_they_were_recorded(tmp_path: Path) -> No
     [None, [], [[1.0]], [[1.0], [2.0, 3.0]], [[1.0], ["x"]], [[1.0], [float("nan")]], [[], []], 7],
 )
 async def test_vectors_that_are_damaged_are_told(tmp_path: Path, wrong: Any) -> None:
-    """With the name of the file and the line."""
+    """The error has the file's name and the line."""
     file = tmp_path / "a.jsonl"
     recording = connect(f"cassette:{file}", record=ScriptedBackend(dimensions=2))
     await recording.embed(["a", "b"])
@@ -412,7 +412,7 @@ async def test_vectors_that_are_damaged_are_told(tmp_path: Path, wrong: Any) -> 
 
 
 async def test_a_recording_of_embeddings_that_was_cancelled_breaks_off(tmp_path: Path) -> None:
-    """As a reply does that its reader left."""
+    """The replay fails as for a reply that its reader left."""
     file = tmp_path / "a.jsonl"
     async with ScriptedServer(Reply([Step.HANG])) as server:
         source = connect(server.url, model="tiny")

@@ -1,4 +1,4 @@
-"""What a tree's limits let through and what they charge, whatever becomes of the requests."""
+"""The limits of a tree and its charges, for requests that end in any way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONCE = Retries(attempts=1)
 
 
 class Plays(ModelBackend):
-    """Plays the steps of an attempt, a second for each; remembers when attempts began."""
+    """Plays the steps of an attempt, one per second, and remembers when attempts began."""
 
     def __init__(self, *steps: Delta | BaseException, **settings: Any) -> None:
         super().__init__("m", **settings)
@@ -71,7 +71,7 @@ async def _all(commander: Commander, backend: Backend, count: int) -> list[Any]:
 )
 @virtual_time
 async def test_a_trees_budget_holds_however_the_backend_is_limited(own: dict[str, int]) -> None:
-    """It is looked at when a request starts, not when it comes."""
+    """The budget is checked when a request starts, not when it arrives."""
     backend = Plays(limits=Limits(**own))
     async with Commander() as commander:
         commander.limits = Limits(budget=20)
@@ -83,7 +83,7 @@ async def test_a_trees_budget_holds_however_the_backend_is_limited(own: dict[str
 
 @virtual_time
 async def test_a_trees_rate_holds_however_the_backend_is_limited() -> None:
-    """What waits for its backend has not started."""
+    """A request that waits for its backend has not started."""
     backend = Plays(limits=Limits(requests_per_minute=1))
     other = Plays(limits=Limits(concurrency=1))
     async with Commander() as commander:
@@ -99,7 +99,7 @@ async def test_a_trees_rate_holds_however_the_backend_is_limited() -> None:
 async def test_a_backend_that_is_held_back_does_not_hold_back_another(
     tree: dict[str, int],
 ) -> None:
-    """Whatever they share; a 429 of its server holds it back as its own limits do."""
+    """With any shared limits; a 429 of its server delays it as its own limits do."""
     busy, idle = Plays(limits=Limits(concurrency=1)), Plays()
     async with Commander() as commander:
         commander.limits = Limits(**tree)
@@ -120,7 +120,7 @@ async def test_a_backend_that_is_held_back_does_not_hold_back_another(
 
 @virtual_time
 async def test_what_never_ran_costs_nothing() -> None:
-    """A 429, a server that is not there, an open breaker, and what was cancelled in the queue."""
+    """After a 429, without a server, with an open breaker, or if cancelled in the queue."""
     breaker = Breaker(failures=2, clock=asyncio.get_running_loop().time)
     limits = Limits(budget=1.0, tokens_per_minute=10_000, prices={"m": Price(1e6, 1e6)})
     settings: dict[str, Any] = {"limits": limits, "max_tokens": 1000}
@@ -156,7 +156,7 @@ async def test_what_never_ran_costs_nothing() -> None:
 )
 @virtual_time
 async def test_what_ran_without_telling_its_usage_is_estimated(steps: Any) -> None:
-    """From the prompt and what came; the limits and the tree are charged the same."""
+    """From the prompt and the reply; the limits and the tree are charged the same."""
     backend = Plays(*steps, retries=ONCE)
     async with Commander() as commander:
         commander.limits = Limits(budget=50 * (PROMPT + TOKENS))
@@ -169,7 +169,7 @@ async def test_what_ran_without_telling_its_usage_is_estimated(steps: Any) -> No
 
 @virtual_time
 async def test_the_prompt_counts_with_its_tools_and_calls() -> None:
-    """They are most of what many prompts are."""
+    """They are the largest part of many prompts."""
 
     @tool
     def look(where: str) -> str:
@@ -207,7 +207,7 @@ STEPS = st.lists(
 def test_limits_and_tree_are_charged_alike(
     plays: list[tuple[list[Any], int | None, int]], tree: Limits, own: Limits, seed: int
 ) -> None:
-    """For what came, whatever becomes of a reply and whenever it is cancelled."""
+    """For the deltas received, however a reply ends and whenever it is cancelled."""
 
     async def run() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -254,7 +254,7 @@ def _cost(came: list[Delta]) -> int:
 )
 @virtual_time
 async def test_a_usage_that_cannot_be_true_is_set_right(told: Usage, tokens: int) -> None:
-    """It neither gives anything back nor breaks the count."""
+    """It neither reduces the charge nor breaks the count."""
     limits = Limits(budget=1e15, prices={"m": Price(input=1e6, output=1e6, cached_input=1e5)})
     backend = Plays(Delta("a" * 400), Delta(usage=told, finish_reason="stop"), limits=limits)
     await backend.complete(ASK)
@@ -262,5 +262,5 @@ async def test_a_usage_that_cannot_be_true_is_set_right(told: Usage, tokens: int
 
 
 async def test_an_estimate_below_nothing_lets_no_more_start() -> None:
-    """Some servers take `max_tokens=-1` for no bound."""
+    """Some servers take `max_tokens=-1` as unlimited."""
     assert Estimator().estimate(ASK, {"max_tokens": -1_000}).tokens == PROMPT

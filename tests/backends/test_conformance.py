@@ -15,10 +15,10 @@ pytestmark = pytest.mark.contract("B1")
 
 @pytest.mark.parametrize(("kind", "case"), cases(*SUBJECTS))
 async def test_a_backend_shows(kind: str, case: str, tmp_path: Path) -> None:
-    """Each case, or declares why it cannot."""
+    """It passes each case, or declares why it cannot."""
     await show(SUBJECTS[kind](tmp_path), case, seconds=60)
 
 
 def test_what_is_declared_is_a_case() -> None:
-    """Or the table would hide a wrong name."""
+    """Otherwise the table could hide a misspelt name."""
     assert set().union(*EXCUSED.values()) <= set(CASES)

@@ -1,4 +1,4 @@
-"""From a name to a backend, and what is said when there is none."""
+"""From a name to a backend, and the errors if there is none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_connected_says_what_to_do(spec: str, said: str) -> None:
-    """In one line."""
+    """The error has one line."""
     with pytest.raises(ConfigurationError) as caught:
         connect(spec)
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_connected_says_what_to_do(spec: str, said: str) -> None:
 
 
 def test_an_address_must_be_one() -> None:
-    """And only one."""
+    """A wrong address is refused, and two addresses are."""
     with pytest.raises(ConfigurationError, match="localhost:8000"):
         connect("openai:x", base_url="localhost:8000/v1", api_key="k")
     with pytest.raises(ConfigurationError, match="once"):
@@ -83,7 +83,7 @@ def test_an_address_must_be_one() -> None:
 def test_keys_and_addresses_come_from_the_environment(
     provider: str, variable: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key is in no repr."""
+    """No repr shows the key."""
     monkeypatch.setenv(variable, "sk-from-the-environment")
 
     backend = connect(f"{provider}:some/model:free")
@@ -98,7 +98,7 @@ def test_keys_and_addresses_come_from_the_environment(
 
 
 def test_openai_base_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For openai alone; an argument wins."""
+    """Only for openai; an argument replaces it."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1/")
 
     one = connect("openai:x", api_key="k")
@@ -111,7 +111,7 @@ def test_openai_base_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.contract("B3")
 def test_a_password_in_an_address_is_not_shown() -> None:
-    """Nor a query, which may hold a key."""
+    """Neither is a query, which may contain a key."""
     backend = connect("http://me:pass@localhost:8000/v1?api-key=hidden", model="x")
 
     assert isinstance(backend, HttpBackend)
@@ -140,7 +140,7 @@ def test_a_missing_package_names_its_extra(
 def test_a_provider_is_asked_to_go_on_as_it_wants_it(
     provider: str, said: dict[str, object] | None
 ) -> None:
-    """At its own address; OpenAI cannot."""
+    """Only at its own address; OpenAI cannot continue."""
     backend = connect(f"{provider}:m", api_key="k")
     assert isinstance(backend, OpenAIBackend)
     request = Request([Message(role="user", content="Tell me.")])
@@ -164,7 +164,7 @@ def test_a_provider_is_asked_to_go_on_as_it_wants_it(
 def test_options_have_the_providers_names_at_its_own_address(
     provider: str, named: dict[str, object]
 ) -> None:
-    """Elsewhere they are as they were given."""
+    """At other addresses they are sent unchanged."""
     request = Request([Message(role="user", content="Hi")], options={"max_tokens": 9, "seed": 3})
     hosted, elsewhere = (
         connect(f"{provider}:m", api_key="k", base_url=base_url)
@@ -185,13 +185,13 @@ def test_options_have_the_providers_names_at_its_own_address(
 @pytest.mark.parametrize("name", ["timeouts", "retries", "limits", "breaker", "resume"])
 @pytest.mark.parametrize("wrong", [7, "x", [3], {"attempts": 3}, 10**5000], ids=type)
 def test_a_setting_of_the_wrong_kind_is_refused_at_once(name: str, wrong: Any) -> None:
-    """Not by the first request, and by an error that names it."""
+    """Before the first request, by an error that names it."""
     with pytest.raises(ConfigurationError, match=f"^{name}="):
         connect("http://h/v1", model="m", **{name: wrong})
 
 
 def test_a_fallback_takes_backends_alone() -> None:
-    """An address is none yet; it is not shown, since it may hold a key."""
+    """An address is refused, and not shown because it may contain a key."""
     for wrong in ["http://u:password@h/v1"], "http://u:password@h/v1", [None]:
         with pytest.raises(ConfigurationError, match="connect") as caught:
             Fallback(wrong)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_a_fallback_takes_backends_alone() -> None:
 def test_an_option_that_the_local_model_cannot_read_is_refused_by_name(
     name: str, wrong: Any
 ) -> None:
-    """Whatever its value is."""
+    """For any value."""
     with pytest.raises(ConfigurationError, match=name):
         connect("local", **{name: wrong})
 
@@ -223,7 +223,7 @@ _NAMES = st.lists(st.sampled_from(_ODD) | st.text(max_size=3), max_size=4).map("
 
 @given(st.sampled_from(["local", "openai", "vllm", "cassette", "http", "opnai", ""]), _NAMES)
 def test_any_spec_is_connected_or_refused(provider: str, name: str) -> None:
-    """A name that no file can have is refused like any other, not with the system's own error."""
+    """An impossible file name is refused with our error, not the system's."""
     with suppress(ConfigurationError, MissingExtra):
         assert connect(f"{provider}:{name}").model
 

@@ -1,4 +1,4 @@
-"""How `http` reaches a server: headers, proxies, certificates, a socket, a session of one's own."""
+"""How `http` reaches a server: headers, proxies, certificates, sockets, a user's session."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def answer(backend: Backend) -> str | None:
 
 
 async def test_headers_go_with_each_request_and_their_secrets_stay_hidden() -> None:
-    """Beside the backend's own; a server that echoes a secret one is not quoted."""
+    """They are sent beside the backend's own; a server that echoes a secret one is not quoted."""
     echo = f'{{"error": {{"message": "no such key {SECRET}"}}}}'.encode()
     headers = {"X-Team": "search", "X-Api-Key": SECRET}
     async with asyncio.timeout(100), ScriptedServer(text("Hi")) as server:
@@ -101,7 +101,7 @@ async def test_headers_go_with_each_request_and_their_secrets_stay_hidden() -> N
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_once(settings: Any, said: str) -> None:
-    """Before a request, and without what may be a secret."""
+    """Before a request, and without showing a value that may be secret."""
     with pytest.raises(ConfigurationError, match=said) as refused:
         connect("http://127.0.0.1/v1", model="m", **settings)
     assert SECRET not in str(refused.value)
@@ -111,7 +111,7 @@ def test_settings_that_cannot_be_are_refused_at_once(settings: Any, said: str) -
 async def test_a_proxy_is_asked_for_the_address(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its user and password, which are shown nowhere."""
+    """With its user and password, which are shown nowhere."""
     heard: list[bytes] = []
     hello = http_response(CHUNK, kind="text/event-stream")
     proxy = ByteServer(lambda request: [heard.append(request) or hello])
@@ -140,7 +140,7 @@ async def test_a_proxy_is_asked_for_the_address(
 async def test_a_proxy_that_refuses_to_connect_is_told_by_its_status(
     status: int, kind: type[BackendError]
 ) -> None:
-    """Before there is any TLS; what another attempt may change is tried again."""
+    """The refusal comes before TLS; one that may pass is retried."""
     refusal = http_response(b"", status=f"{status} No {SECRET}")
     async with asyncio.timeout(100), ByteServer(lambda _: [refusal]) as proxy:
         address = proxy.url.replace("http://", f"http://ann:{SECRET}@").removesuffix("/v1")
@@ -152,7 +152,7 @@ async def test_a_proxy_that_refuses_to_connect_is_told_by_its_status(
 
 
 async def test_no_proxy_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `proxy=False` and by NO_PROXY: the address itself is asked."""
+    """With `proxy=False` and with NO_PROXY, the address is reached directly."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with pytest.raises(BackendError, match="only this machine"):
         await answer(connect(AWAY, model="m", proxy=False, retries=ONCE))
@@ -170,7 +170,7 @@ async def test_no_proxy_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environments_proxy_is_never_used_for_this_machine(
     scheme: str, host: str, port: str, proxies: set[str]
 ) -> None:
-    """As Go has it: whoever sets a proxy means what is beyond this machine."""
+    """As in Go: a proxy is meant for other machines."""
     with pytest.MonkeyPatch.context() as patch:
         for name in proxies:
             patch.setenv(name, f"http://{name.lower().replace('_', '-')}:3128")
@@ -182,7 +182,7 @@ def test_the_environments_proxy_is_never_used_for_this_machine(
 
 
 def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than passed by, as it may be there for a reason."""
+    """Ignoring it could bypass a rule of the network."""
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(ConfigurationError, match="proxy=False"):
         connect(AWAY, model="m")
@@ -195,7 +195,7 @@ async def hello(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def site(make: Any, **settings: Any) -> AsyncGenerator[Any]:
-    """Serve `hello` by a site of aiohttp's."""
+    """Serve `hello` on a site of aiohttp."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", hello)
     runner = web.AppRunner(app)
@@ -209,7 +209,7 @@ async def site(make: Any, **settings: Any) -> AsyncGenerator[Any]:
 
 
 async def test_a_server_on_a_unix_socket_answers(tmp_path: Path) -> None:
-    """Whatever the address says; https is refused, as nothing would encrypt it."""
+    """With any http address; https is refused, because nothing would encrypt it."""
     path = tmp_path / "s"
     async with asyncio.timeout(100), site(web.UnixSite, path=path):
         assert await answer(connect("http://localhost/v1", model="m", unix_socket=path)) == "Hi"
@@ -219,7 +219,7 @@ async def test_a_server_on_a_unix_socket_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trusts", [True, False, "context"])
 async def test_a_certificate_is_trusted_as_was_said(trusts: bool | str) -> None:
-    """None that is unknown by default; with a context that knows it; any with `ssl=False`."""
+    """By default only known ones, with a context those it knows, with `ssl=False` any."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(PEM)
     place: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "ssl_context": serving}
@@ -239,7 +239,7 @@ async def test_a_certificate_is_trusted_as_was_said(trusts: bool | str) -> None:
 
 
 async def test_a_session_of_ones_own_is_used_and_left_open() -> None:
-    """Its own headers go along; once it is closed, the error says so. Refusals are ours to read."""
+    """Its headers are sent. If it is closed, the error says so. Refusals are still read by us."""
     async with asyncio.timeout(100), ScriptedServer(text("Hi")) as server:
         own = aiohttp.ClientSession(headers={"X-Team": "search"}, raise_for_status=True)
         async with own as session:

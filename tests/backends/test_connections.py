@@ -1,4 +1,4 @@
-"""Connections that nobody closes are closed with their loop."""
+"""Open connections are closed with their loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_backend(kind: str, server: ScriptedServer) -> Backend:
 
 @pytest.fixture
 def no_complaints(caplog: pytest.LogCaptureFixture) -> Any:
-    """Fail for what asyncio, aiohttp or the collector say about something left open."""
+    """Fail if asyncio, aiohttp or the collector reports something left open."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -38,7 +38,7 @@ def no_complaints(caplog: pytest.LogCaptureFixture) -> Any:
 @pytest.mark.usefixtures("no_complaints")
 @pytest.mark.parametrize("kind", ["http", "openai"])
 async def test_a_backend_that_is_not_closed_leaves_no_connection_behind(kind: str) -> None:
-    """`asyncio.run` in another thread, and an agent that blocks; the server stays."""
+    """With `asyncio.run` in another thread, and with an agent that blocks."""
 
     def in_a_loop_of_its_own(backend: Backend) -> str | None:
         return asyncio.run(backend.complete(HELLO)).content
@@ -52,7 +52,7 @@ async def test_a_backend_that_is_not_closed_leaves_no_connection_behind(kind: st
 
 
 def test_a_first_request_does_not_wait_for_modules_of_the_sdk() -> None:
-    """They take as long as a short reply, and are imported with the backend."""
+    """The imports take as long as a short reply, and happen when the backend is made."""
     code = (
         "import asyncio, sys; from anabranch.backends import Retries, connect\n"
         "from anabranch.messages import Message, Request\n"

@@ -28,7 +28,7 @@ TEXT = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for 
 async def test_every_block_of_the_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, as a reader would type them, against the scripted server."""
+    """In order, as a reader would type them, against the scripted server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     names: dict[str, Any] = {}
@@ -56,13 +56,13 @@ async def test_every_block_of_the_pages_runs(
 
 
 def test_the_pages_timeouts_are_the_defaults() -> None:
-    """As it says."""
+    """The numbers on the page are those of `Timeouts`."""
     names = signature(Timeouts).parameters
     assert f"Timeouts({', '.join(f'{n}={p.default:g}' for n, p in names.items())})" in TEXT
 
 
 def test_the_table_of_conformance_is_right() -> None:
-    """Every backend and case is there; a dash stands where one is excused."""
+    """It has every backend and case; a dash marks an excused one."""
     head, _, *rows = TEXT.partition("| case |")[2].strip().splitlines()
     kinds = [cell.strip() for cell in head.strip("| ").split("|")]
     assert kinds == list(EXCUSED)

@@ -1,4 +1,4 @@
-"""Embeddings: a vector for each text, with all that is done around a reply."""
+"""Embeddings: a vector for each text, with the limits, retries and charges of replies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def failure_of(backend: Backend) -> BackendError:
 
 
 async def test_texts_go_in_one_request_and_vectors_come_in_their_order(wire: WireBackends) -> None:
-    """Whatever the order in which the server gives them; none of a conversation's options goes."""
+    """In whatever order the server sends them; options of conversations are not sent."""
     wire.server.script(vectors(*TEXTS))
 
     got = await wire.connect(temperature=0, max_tokens=9).embed(tuple(TEXTS))
@@ -83,7 +83,7 @@ async def test_texts_go_in_one_request_and_vectors_come_in_their_order(wire: Wir
 
 
 async def test_what_only_the_server_knows_goes_along(wire: WireBackends) -> None:
-    """Such as how many dimensions a vector is to have, and what it is to be written in."""
+    """Such as the number of dimensions and the encoding."""
     wire.server.script(vectors("a"))
 
     await wire.connect(extra={"dimensions": 2, "encoding_format": "base64"}).embed(["a"])
@@ -94,7 +94,7 @@ async def test_what_only_the_server_knows_goes_along(wire: WireBackends) -> None
 
 @pytest.mark.parametrize("path", ["/embeddings", "/embeddings/", "/chat/completions"])
 async def test_an_address_may_end_in_an_endpoint(wire: WireBackends, path: str) -> None:
-    """It is taken away."""
+    """The endpoint is removed."""
     wire.server.script(vectors("a"))
 
     await wire.connect(path).embed(["a"])
@@ -103,7 +103,7 @@ async def test_an_address_may_end_in_an_endpoint(wire: WireBackends, path: str) 
 
 
 async def test_vectors_are_read_in_base64_too(wire: WireBackends) -> None:
-    """32-bit numbers, as some servers send them unasked."""
+    """As 32-bit numbers, which some servers send without being asked."""
     packed = base64.b64encode(array("f", [0.5, -2.0]).tobytes()).decode()
     wire.server.script(answer({"index": 0, "embedding": packed}))
 
@@ -111,14 +111,14 @@ async def test_vectors_are_read_in_base64_too(wire: WireBackends) -> None:
 
 
 async def test_where_no_vector_has_an_index_their_order_counts(wire: WireBackends) -> None:
-    """Some servers leave it out."""
+    """Some servers omit the index."""
     wire.server.script(answer({"embedding": [1]}, {"embedding": [2], "index": None}))
 
     assert await wire.connect().embed(["a", "b"]) == [[1.0], [2.0]]
 
 
 async def test_nothing_is_asked_about_no_texts(wire: WireBackends) -> None:
-    """Nor counted in limits."""
+    """Limits do not count it either."""
     limits = Limits(budget=0)
 
     assert await wire.connect(limits=limits).embed([]) == []
@@ -128,7 +128,7 @@ async def test_nothing_is_asked_about_no_texts(wire: WireBackends) -> None:
 @pytest.mark.parametrize("texts", ["one", b"one", [b"x"], ["a", 1], [None], 7, [["a"]]])
 @pytest.mark.parametrize("kind", ["server", "scripted", "cassette"])
 async def test_what_is_no_list_of_texts_is_refused(kind: str, texts: Any) -> None:
-    """Before anything is asked: one text by itself too, which is a list of letters to Python."""
+    """Before a request. A single text is refused too, although Python can iterate over it."""
     backends = {
         "server": partial(connect, "http://127.0.0.1:9/v1", model="m"),
         "scripted": ScriptedBackend,
@@ -139,7 +139,7 @@ async def test_what_is_no_list_of_texts_is_refused(kind: str, texts: Any) -> Non
 
 
 async def test_a_half_surrogate_is_sent_as_a_question_mark(wire: WireBackends) -> None:
-    """The one of Unicode, as in a message: no server takes the half."""
+    """As U+FFFD, as in a message, because no server accepts the half."""
     wire.server.script(vectors("a"))
 
     await wire.connect().embed(["a\ud800b"])
@@ -148,7 +148,7 @@ async def test_a_half_surrogate_is_sent_as_a_question_mark(wire: WireBackends) -
 
 
 async def test_a_connection_is_used_for_replies_and_embeddings_alike(wire: WireBackends) -> None:
-    """An answer read to its end gives it back."""
+    """An answer that was read to its end frees the connection."""
     wire.server.script(vectors("a"), text("Hi"), vectors("a"))
     backend = wire.connect()
 
@@ -174,7 +174,7 @@ async def test_a_connection_is_used_for_replies_and_embeddings_alike(wire: WireB
     ids=["503", "429", "drop", "cut", "error"],
 )
 async def test_a_failure_is_tried_again(wire: WireBackends, first: Reply) -> None:
-    """Nobody has seen anything of the answer before it is whole."""
+    """The caller has seen nothing of an incomplete answer."""
     wire.server.script(first, first, vectors(*TEXTS))
     assert await wire.connect().embed(TEXTS) == VECTORS
 
@@ -196,7 +196,7 @@ async def test_a_failure_is_tried_again(wire: WireBackends, first: Reply) -> Non
 async def test_a_refusal_is_the_error_that_it_stands_for(
     wire: WireBackends, status: int, error: str, kind: type[BackendError]
 ) -> None:
-    """Asked once, and told without the key."""
+    """It is asked once, and the error does not show the key."""
     wire.server.script(Reply.error(status, error))
 
     assert type(await failure_of(wire.connect())) is kind
@@ -204,7 +204,7 @@ async def test_a_refusal_is_the_error_that_it_stands_for(
 
 
 async def test_a_429_holds_back_all_who_share_the_limits(wire: WireBackends) -> None:
-    """For as long as the server says, whether they ask for embeddings or replies."""
+    """For the time that the server asks for, embeddings and replies."""
     wire.server.script(Reply.error(429, "slowly", Retry_After="50"), vectors(*TEXTS))
     limits = Limits()
     now = asyncio.get_running_loop().time
@@ -223,7 +223,7 @@ async def test_a_429_holds_back_all_who_share_the_limits(wire: WireBackends) -> 
 async def test_an_answer_that_is_late_is_unavailable(
     wire: WireBackends, setting: str, begun: list[bytes]
 ) -> None:
-    """It is there when it is whole, for either timeout; each attempt has its own."""
+    """With either timeout, because an answer arrives in one piece; each attempt starts again."""
     hangs = Reply([*begun, partial(advance_clock, 30), Step.HANG], content_type="application/json")
     wire.server.script(hangs)
     timeouts = Timeouts(**{"first_token": None, "whole": None, setting: 30})
@@ -238,7 +238,7 @@ async def test_an_answer_that_is_late_is_unavailable(
 
 @pytest.mark.parametrize("begun", [[], [b'{"data": [']], ids=["silent", "begun"])
 async def test_a_cancel_closes_the_connection(wire: WireBackends, begun: list[bytes]) -> None:
-    """Whether or not something came, before it returns; and gives the turn back."""
+    """Before it returns, whether or not data has arrived; the turn is given back."""
     limits = Limits(concurrency=1)
     wire.server.script(Reply([*begun, Step.HANG], content_type="application/json"), vectors("a"))
     backend = wire.connect(limits=limits)
@@ -254,7 +254,7 @@ async def test_a_cancel_closes_the_connection(wire: WireBackends, begun: list[by
 
 
 async def test_a_breaker_is_shared_with_replies(wire: WireBackends) -> None:
-    """A server that is down is down for both."""
+    """If the server is down, both stop."""
     wire.server.script(Reply.error(503, "down"))
     backend = wire.connect(retries=ONCE, breaker=Breaker(failures=2))
 
@@ -270,7 +270,7 @@ async def test_a_breaker_is_shared_with_replies(wire: WireBackends) -> None:
 
 
 async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(wire: WireBackends) -> None:
-    """Under the model's name, in tokens or money; a spent budget refuses the next."""
+    """Under the model's name, in tokens or money; a used budget refuses the next request."""
     wire.server.script(vectors(*TEXTS, usage=40))
     own = Limits(budget=1.0, prices={"tiny": Price(input=1e6, output=1e9)})
     backend = wire.connect(limits=own)
@@ -299,7 +299,7 @@ def _estimate(texts: list[str]) -> int:
 
 
 async def test_an_estimate_holds_until_the_usage_is_known(wire: WireBackends) -> None:
-    """So that a rate of tokens and a reserved budget are kept; options of replies do not count."""
+    """So a token rate and a reserved budget hold; options of replies do not count."""
     wire.server.script(vectors("a", usage=5))
     text = "word " * 100
     tokens = _estimate([text])
@@ -317,7 +317,7 @@ async def test_an_estimate_holds_until_the_usage_is_known(wire: WireBackends) ->
 
 
 async def test_those_that_make_none_say_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without loading a model; those of the table of conformance among them."""
+    """Without loading a model, and for the backends in the table of conformance."""
     monkeypatch.setattr("anabranch.backends._vllm.find_spec", lambda _: True)
 
     class Own(ModelBackend):
@@ -338,7 +338,7 @@ async def test_those_that_make_none_say_who_does(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_backend_of_ones_own_embeds_with_all_that_a_reply_has() -> None:
-    """It says how to ask once."""
+    """It only implements one attempt."""
 
     class Own(ModelBackend):
         asked = 0
@@ -365,7 +365,7 @@ async def test_a_backend_of_ones_own_embeds_with_all_that_a_reply_has() -> None:
 
 
 class Embeds(Durable[list[list[float]]]):
-    """Embeds by itself, and in a step, whose result is kept; once while a reply comes."""
+    """Embeds in its body, in a step whose result is stored, and once during a reply."""
 
     backend: Live[Backend] = live()
 
@@ -380,7 +380,7 @@ class Embeds(Durable[list[list[float]]]):
 
 
 async def test_a_later_life_asks_again_for_what_no_step_has_kept() -> None:
-    """It is harmless and leaves nothing in the journal, wherever the first life ended."""
+    """The journal has nothing of it, wherever the first execution ended."""
     backends: list[ScriptedBackend] = []
 
     def make() -> Embeds:

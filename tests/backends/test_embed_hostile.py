@@ -1,4 +1,4 @@
-"""Servers that answer anything for embeddings: vectors for the texts or a `BackendError`, soon."""
+"""Servers that answer embeddings with anything: the result is vectors or a `BackendError`, soon."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_backend(kind: str, url: str) -> Backend:
 
 
 async def outcome_of(kind: str, *answer: bytes) -> list[list[float]] | BackendError:
-    """Return what a request to a server that answers so gives; anything else is raised."""
+    """Return the outcome of a request to a server with this answer; raise other errors."""
     async with asyncio.timeout(200), ByteServer(lambda _: answer) as server:
         return await _asked(open_backend(kind, server.url))
 
@@ -129,7 +129,7 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRONG)
 async def test_what_is_not_a_vector_for_each_text_is_a_bad_response(kind: str, name: str) -> None:
-    """Of one size, of finite numbers: an index would keep for ever what is let through."""
+    """Of one size and of finite numbers, because an index would store wrong ones for ever."""
     answer = WRONG[name]
     got = await outcome_of(kind, answer if isinstance(answer, bytes) else body(answer))
 
@@ -148,14 +148,14 @@ async def test_what_is_not_a_vector_for_each_text_is_a_bad_response(kind: str, n
 async def test_an_error_object_is_the_error_that_it_stands_for(
     kind: str, answer: Any, expected: type[BackendError]
 ) -> None:
-    """Though its status says that all is well."""
+    """Even with a status of success."""
     assert type(await outcome_of(kind, body(answer))) is expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("usage", [None, 7, [], {"prompt_tokens": "many"}, {"prompt_tokens": -5}])
 async def test_vectors_are_not_refused_for_their_bill(kind: str, usage: Any) -> None:
-    """Nor for what else stands beside them."""
+    """A wrong usage or other wrong fields do not matter."""
     answer = whole([1], [2.5], packed(3.0), usage=usage, model=None, id="x")
 
     assert await outcome_of(kind, body(answer)) == [[1.0], [2.5], [3.0]]
@@ -163,7 +163,7 @@ async def test_vectors_are_not_refused_for_their_bill(kind: str, usage: Any) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cut_connection_is_unavailable(kind: str) -> None:
-    """Wherever it is cut, if the length was told."""
+    """Wherever it is cut, if the length is known."""
     raw = json.dumps(whole([1.0], [2.0], [3.0])).encode()
     head = (
         f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
@@ -186,7 +186,7 @@ async def test_a_cut_connection_is_unavailable(kind: str) -> None:
 async def test_an_endless_answer_is_not_read_to_its_end(
     kind: str, begin: bytes, expected: type[BackendError]
 ) -> None:
-    """No more is taken than so many vectors may need."""
+    """Reading stops at the size that so many vectors may need."""
     more = b"[1.0, 2.0]," * 6_000
     async with asyncio.timeout(200), ByteServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
@@ -198,7 +198,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_packed_is_bounded_too(kind: str) -> None:
-    """A gigabyte of spaces is a megabyte on the wire, though nobody asked for it to be packed."""
+    """A gigabyte of spaces is a megabyte when compressed, although we do not ask for compression."""
     bomb = gzip.compress(b" " * 2**28, 1) * 4
 
     got = await outcome_of(
@@ -210,7 +210,7 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_hostile_reply_is_none_for_embeddings_either(kind: str) -> None:
-    """Each of `tests/data/hostile_replies.json`."""
+    """For each of `tests/data/hostile_replies.json`."""
     for raw in CORPUS.values():
         assert isinstance(await outcome_of(kind, raw), BackendError)
 
@@ -218,7 +218,7 @@ async def test_a_hostile_reply_is_none_for_embeddings_either(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", seeds(example_count(3, 30)))
 async def test_any_answer_is_vectors_or_a_backend_error(kind: str, seed: int) -> None:
-    """Drawn from valid ones with anything in the place of anything, and from any replies."""
+    """For valid ones with anything replaced by anything, and for any replies."""
     random = Random(seed)
     for _ in range(25):
         raw = hostile_reply(random) if random.random() < 0.3 else body(_odd(random))
@@ -246,7 +246,7 @@ def _odd(random: Random) -> Any:
 
 @given(st.data())
 def test_vectors_come_back_whatever_their_order_and_writing(data: st.DataObject) -> None:
-    """Bit for bit, for any numbers of 32 bits: as JSON or base64, in any order."""
+    """Bit by bit, for any 32-bit numbers, as JSON or base64."""
     size = data.draw(st.integers(1, 5))
     vectors = data.draw(st.lists(st.lists(FLOATS, min_size=size, max_size=size), min_size=1))
     written = [
@@ -264,7 +264,7 @@ def test_vectors_come_back_whatever_their_order_and_writing(data: st.DataObject)
     st.integers(1, 4),
 )
 def test_whatever_json_comes_it_is_vectors_or_a_backend_error(value: Any, count: int) -> None:
-    """In the place of the data, and of one vector."""
+    """In place of the data, and of one vector."""
     for answer in {"data": value}, whole(*[value] * count):
         try:
             vectors, _ = read_embeddings(json.dumps(answer).encode(), count)

@@ -1,4 +1,4 @@
-"""Tokens that nobody has counted: estimated by texts, corrected by what replies report."""
+"""Estimated tokens: counted from texts, corrected by the usage of replies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asking(text: str) -> Request:
 
 @pytest.mark.parametrize("kind", COUNTED)
 def test_a_text_is_estimated_as_tokenizers_count_it(kind: str) -> None:
-    """Within a third of the mean of seven tokenizers, whatever the text is."""
+    """Any text is within a third of the mean of seven tokenizers."""
     sample = COUNTED[kind]
     mean = sum(sample["tokens"].values()) / len(sample["tokens"])
     assert 0.67 * mean < estimate_tokens(sample["text"]) < 1.5 * mean
@@ -43,7 +43,7 @@ def test_a_text_is_estimated_as_tokenizers_count_it(kind: str) -> None:
 
 @given(st.text(), st.text())
 def test_an_estimate_is_between_nothing_and_the_most(text: str, more: str) -> None:
-    """A longer text has no fewer tokens, and half a surrogate is a character like any other."""
+    """A longer text never has fewer tokens; half a surrogate counts as a character."""
     assert (estimate_tokens(text) > 0) == bool(text)
     assert estimate_tokens(text) <= 2 * most_tokens(text)
     assert estimate_tokens(text) <= estimate_tokens(text + more)
@@ -52,7 +52,7 @@ def test_an_estimate_is_between_nothing_and_the_most(text: str, more: str) -> No
 
 @given(st.lists(st.sampled_from(["word", " ", "a", "  ", "你", ", ", "7", "\n"]), max_size=3000))
 def test_a_text_in_pieces_is_estimated_as_in_one(pieces: list[str]) -> None:
-    """However its words are cut."""
+    """Even if words are cut."""
     running = RunningEstimate()
     for piece in pieces:
         running.add(piece)
@@ -68,7 +68,7 @@ def look(where: str) -> str:
 
 
 def test_all_that_a_model_reads_is_counted() -> None:
-    """Texts, calls, results, tools and parts, each in the frame of a chat template."""
+    """Texts, calls, results, tools and parts, each with the overhead of a chat template."""
 
     def tokens(*messages: Message, tools: Any = ()) -> int:
         return Estimator().estimate(Request([*messages], tools), {}).tokens
@@ -104,7 +104,7 @@ def test_all_that_a_model_reads_is_counted() -> None:
 def test_the_longest_reply_is_known_however_it_is_named(
     default: dict[str, Any], own: dict[str, Any], most: int | None
 ) -> None:
-    """As the body of the request has it in the end."""
+    """By the final body of the request."""
     request = Request(asking("Hello?").messages, options=own)
     estimate = Estimator().estimate(request, default)
     assert most == (None if estimate.most is None else estimate.most.output_tokens)
@@ -115,7 +115,7 @@ def test_the_longest_reply_is_known_however_it_is_named(
 
 
 class Provider(ModelBackend):
-    """Counts prompts in its own way, takes a second and all of `max_tokens`, and reports that."""
+    """Counts prompts with a rule of its own, takes a second and all of `max_tokens`, reports that."""
 
     def __init__(self, counts: Callable[[str], int], **settings: Any) -> None:
         super().__init__("m", **settings)
@@ -130,7 +130,7 @@ class Provider(ModelBackend):
         yield Delta("x", usage=usage if self.reports else None, finish_reason="stop")
 
     def expected(self, text: str) -> int:
-        """Return what it expects of a prompt."""
+        """Return the tokens it will count for a prompt."""
         return self._estimator.estimate(asking(text), {}).tokens
 
 
@@ -146,7 +146,7 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=60).map(
 def test_an_estimate_becomes_what_the_provider_reports(
     texts: list[str], factor: float, offset: int
 ) -> None:
-    """Each report makes the estimate of the same prompt right, and none makes it worse."""
+    """Each report makes the estimate of the same prompt exact, and never makes it worse."""
     estimator = Estimator()
     for text in texts:
         plain = Estimator().estimate(asking(text), {}).tokens
@@ -160,7 +160,7 @@ def test_an_estimate_becomes_what_the_provider_reports(
 
 @virtual_time
 async def test_a_short_prompt_tells_of_a_hidden_one_and_a_long_one_of_the_tokenizer() -> None:
-    """What a server puts before each prompt does not make long prompts look longer."""
+    """A prompt that the server adds does not make estimates of long prompts larger."""
     hidden = Provider(
         lambda text: estimate_tokens(text) + 500, limits=Limits(budget=1e9), max_tokens=1
     )
@@ -179,7 +179,7 @@ async def test_a_short_prompt_tells_of_a_hidden_one_and_a_long_one_of_the_tokeni
 
 
 async def test_a_tokenizer_that_is_known_counts() -> None:
-    """In the estimate and at most; what is no function is refused."""
+    """In the estimate and the upper bound; anything but a function is refused."""
     backend = connect("http://127.0.0.1/v1", model="m", count_tokens=len, max_tokens=5)
     assert isinstance(backend, ModelBackend)
     estimate = backend._estimator.estimate(asking("x" * 1000), {"max_tokens": 5})
@@ -226,10 +226,10 @@ def test_a_reserved_budget_is_exceeded_by_one_prompt_at_most(
     concurrency: int | None,
     seed: int,
 ) -> None:
-    """However a provider counts, as long as it makes no more tokens than there are bytes.
+    """For any tokenizer that makes no more tokens than there are bytes.
 
-    That is by what it counts beyond the estimate of that prompt. And no request is refused that
-    would have fitted by its estimate.
+    The excess is the count of that prompt beyond its estimate. No request is refused that would
+    have fitted by its estimate.
     """
     limits = Limits(budget=budget, reserve=True, concurrency=concurrency)
     backend = Provider(COUNTERS[counter], limits=limits, max_tokens=reply)

@@ -1,4 +1,4 @@
-"""What goes wrong on the wire: leaving, drops, refusals, retries, timeouts."""
+"""Failures on the wire: closed streams, broken connections, refusals, retries, timeouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["wire"]  # the fixture
 
 
 async def test_nobody_there_is_unavailable(wire: WireBackends) -> None:
-    """And says so after the attempts it has."""
+    """The error comes after all attempts."""
     await wire.server.__aexit__()
 
     failure = await backend_error(wire.connect())
@@ -39,7 +39,7 @@ async def test_nobody_there_is_unavailable(wire: WireBackends) -> None:
 
 
 async def test_leaving_early_closes_the_connection(wire: WireBackends) -> None:
-    """The server sees it go."""
+    """The server sees it closed."""
     wire.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
 
     async with aclosing(wire.connect().stream(ASK)) as deltas:
@@ -72,7 +72,7 @@ async def test_cancelling_the_reader_closes_the_connection(
 
 
 async def test_connections_are_used_again(wire: WireBackends) -> None:
-    """A reply read to its end gives its connection back."""
+    """A reply that was read to its end frees its connection."""
     backend = wire.connect()
 
     for _ in range(5):
@@ -82,7 +82,7 @@ async def test_connections_are_used_again(wire: WireBackends) -> None:
 
 
 async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(wire: WireBackends) -> None:
-    """Text and usage kept; nothing is tried again."""
+    """The error has the text and usage; nothing is retried."""
     wire.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
 
     failure = await backend_error(wire.connect())
@@ -93,7 +93,7 @@ async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(wire: WireBack
 
 
 async def test_an_end_without_an_end_mark_is_interrupted(wire: WireBackends) -> None:
-    """The connection ended well, the reply did not."""
+    """The connection was closed properly, but the reply is incomplete."""
     wire.server.script(Reply([chunk({"content": "Hel"})]))
 
     assert isinstance(await backend_error(wire.connect()), StreamInterrupted)
@@ -112,7 +112,7 @@ async def test_an_end_without_an_end_mark_is_interrupted(wire: WireBackends) -> 
 async def test_an_error_in_mid_stream_is_interrupted_with_its_words(
     wire: WireBackends, told: Any
 ) -> None:
-    """In any of the forms in which servers send one."""
+    """For each form in which servers send one."""
     wire.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
 
     failure = await backend_error(wire.connect())
@@ -122,7 +122,7 @@ async def test_an_error_in_mid_stream_is_interrupted_with_its_words(
 
 
 async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(wire: WireBackends) -> None:
-    """By its finish reason alone."""
+    """The finish reason alone shows it."""
     wire.server.script(Reply([chunk({"content": "Hel"}), chunk(finish="error"), DONE]))
 
     failure = await backend_error(wire.connect())
@@ -133,7 +133,7 @@ async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(wire: WireBa
 
 @pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])
 async def test_what_happens_after_the_end_does_not_matter(wire: WireBackends, last: bytes) -> None:
-    """A drop behind it loses nothing."""
+    """A broken connection after the end loses nothing."""
     wire.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
 
     assert (await wire.connect().complete(ASK)).content == "Hi"
@@ -167,7 +167,7 @@ async def test_a_failure_before_the_first_delta_is_tried_again(
 async def test_a_refusal_that_will_not_change_is_not_tried_again(
     wire: WireBackends, status: int
 ) -> None:
-    """One attempt."""
+    """There is one attempt."""
     wire.server.script(Reply.error(status, "no"))
 
     await backend_error(wire.connect())
@@ -176,7 +176,7 @@ async def test_a_refusal_that_will_not_change_is_not_tried_again(
 
 
 async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(wire: WireBackends) -> None:
-    """The error says how long."""
+    """The error has the time to wait."""
     wire.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
 
     failure = await backend_error(wire.connect())
@@ -200,7 +200,7 @@ async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(wire: Wi
 async def test_retry_after_is_read_however_it_is_written(
     wire: WireBackends, headers: dict[str, str], seconds: float | None
 ) -> None:
-    """In seconds, or None where it makes no sense."""
+    """In seconds, or None if it makes no sense."""
     wire.server.script(Reply.error(429, "slowly", **headers))
 
     failure = await backend_error(wire.connect(retries=Retries(attempts=1)))
@@ -210,7 +210,7 @@ async def test_retry_after_is_read_however_it_is_written(
 
 
 async def test_retry_after_may_be_a_date(wire: WireBackends) -> None:
-    """The wait is until then."""
+    """The request waits until then."""
     date = format_datetime(datetime.now(UTC) + timedelta(hours=9))
     wire.server.script(Reply.error(429, "slowly", Retry_After=date))
 
@@ -224,7 +224,7 @@ async def test_retry_after_may_be_a_date(wire: WireBackends) -> None:
 async def test_a_date_of_retry_after_is_that_of_the_servers_clock(
     wire: WireBackends, ahead: float
 ) -> None:
-    """However many hours that is from the one here; without its time, ours has to do."""
+    """Even if it differs by hours. If the server sends no time, our clock is used."""
     hour, moment = timedelta(hours=1), datetime.now(UTC) + timedelta(hours=ahead)
     dates = {"Date": format_datetime(moment), "Retry_After": format_datetime(moment + hour)}
     wire.server.script(Reply.error(429, "slowly", **dates))
@@ -243,7 +243,7 @@ async def test_a_date_of_retry_after_is_that_of_the_servers_clock(
 async def test_a_used_up_quota_is_not_asked_again(
     wire: WireBackends, named: dict[str, str]
 ) -> None:
-    """It is no limit of the rate that passes, and a `Fallback` goes on."""
+    """It is not a rate limit that passes; a `Fallback` asks the next backend."""
     error = {"message": "You exceeded your current quota", **named}
     wire.server.script(Reply.error(429, error, Retry_After="1"))
     backend = wire.connect()
@@ -258,7 +258,7 @@ async def test_a_used_up_quota_is_not_asked_again(
 
 
 class Passing(Limits):
-    """Lets the time pass for which a server holds all back."""
+    """Advances the clock over the pause that a server asks for."""
 
     held = 0.0
 
@@ -269,7 +269,7 @@ class Passing(Limits):
 
 
 async def test_retry_after_is_waited_for(wire: WireBackends) -> None:
-    """Instead of the usual pause."""
+    """It replaces the usual pause."""
     wire.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
     limits = Passing()
 
@@ -280,7 +280,7 @@ async def test_retry_after_is_waited_for(wire: WireBackends) -> None:
 
 
 async def test_going_on_asks_for_the_rest_of_the_message(wire: WireBackends) -> None:
-    """As vLLM and SGLang want it; the options of the request stay."""
+    """In the form of vLLM and SGLang, with the options of the request."""
     wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
 
     message = await wire.connect(resume="continue").complete(make_request(seed=3))
@@ -293,7 +293,7 @@ async def test_going_on_asks_for_the_rest_of_the_message(wire: WireBackends) -> 
 
 
 async def test_a_reply_with_calls_does_not_go_on(wire: WireBackends) -> None:
-    """Nobody can say where it was."""
+    """Its position in a call is unknown."""
     begun = calls(("add", '{"a": 1}')).steps[0]
     wire.server.script(Reply([chunk({"content": "So: "}), begun, Step.DROP]), text("no"))
 
@@ -302,7 +302,7 @@ async def test_a_reply_with_calls_does_not_go_on(wire: WireBackends) -> None:
 
 
 async def test_a_silent_server_is_unavailable(wire: WireBackends) -> None:
-    """The first token has its own timeout, and each attempt has it anew."""
+    """The first token has a timeout, which starts again with each attempt."""
     wire.server.script(Reply([partial(advance_clock, 30), Step.HANG]))
 
     failure = await backend_error(wire.connect(timeouts=Timeouts(first_token=30)))
@@ -314,7 +314,7 @@ async def test_a_silent_server_is_unavailable(wire: WireBackends) -> None:
 
 
 async def test_a_server_that_stops_is_interrupted(wire: WireBackends) -> None:
-    """So has the wait between tokens; comments do not count as tokens."""
+    """The wait between tokens has a timeout; comments do not count as tokens."""
     wire.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
 
     failure = await backend_error(wire.connect(timeouts=Timeouts(between_tokens=0.05)))
@@ -325,7 +325,7 @@ async def test_a_server_that_stops_is_interrupted(wire: WireBackends) -> None:
 
 
 async def test_an_endless_reply_is_interrupted(wire: WireBackends) -> None:
-    """The whole has a timeout, however often a token comes."""
+    """The whole reply has a timeout, even if tokens arrive."""
     wire.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
     backend = wire.connect(timeouts=Timeouts(whole=30))
 

@@ -1,4 +1,4 @@
-"""Servers that say anything: what leaves a backend is a reply or a `BackendError`, soon."""
+"""Servers that answer with anything: the result is a reply or a `BackendError`, soon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_backend(kind: str, url: str, **settings: Any) -> Backend:
 
 
 async def outcome_of(kind: str, *answer: bytes) -> Message | BackendError:
-    """Return what a request to a server that answers so gives; anything else is raised."""
+    """Return the outcome of a request to a server with this answer; raise other errors."""
     async with asyncio.timeout(200), ByteServer(lambda _: answer) as server:
         return await _asked(open_backend(kind, server.url))
 
@@ -61,14 +61,14 @@ async def _asked(backend: Backend) -> Message | BackendError:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CORPUS)
 async def test_a_hostile_reply_is_a_backend_error_or_a_reply(kind: str, name: str) -> None:
-    """Each of `tests/data/hostile_replies.json`."""
+    """For each of `tests/data/hostile_replies.json`."""
     assert isinstance(await outcome_of(kind, CORPUS[name]), Message | BackendError)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", seeds(example_count(8, 80)))
 async def test_any_reply_is_a_backend_error_or_a_reply(kind: str, seed: int) -> None:
-    """Drawn from status, headers and body; sent in pieces."""
+    """For any status, headers and body, sent in pieces."""
     random = Random(seed)
     for _ in range(25):
         raw = hostile_reply(random)
@@ -97,7 +97,7 @@ ENDLESS: dict[str, tuple[bytes, bytes, type[BackendError]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> None:
-    """Lines, events, bodies, headers: no more than a bound is taken, and kept."""
+    """Lines, events, bodies and headers are each read up to a bound."""
     begin, more, expected = ENDLESS[name]
     async with asyncio.timeout(200), ByteServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
@@ -109,7 +109,7 @@ async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_packed_is_bounded_too(kind: str) -> None:
-    """A gigabyte of spaces is a megabyte on the wire, though nobody asked for it to be packed."""
+    """A gigabyte of spaces is a megabyte when compressed, although we do not ask for compression."""
     packed = gzip.compress(b" " * 2**28, 1)
     zipped = ("Content-Encoding", "gzip")
 
@@ -149,7 +149,7 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
 async def test_a_hostile_reply_is_the_error_that_it_stands_for(
     kind: str, name: str, expected: type[BackendError]
 ) -> None:
-    """What its status says counts, whatever stands in its body and headers."""
+    """The status counts, with anything in its body and headers."""
     got = await outcome_of(kind, CORPUS[name])
 
     assert type(got) is expected
@@ -159,7 +159,7 @@ async def test_a_hostile_reply_is_the_error_that_it_stands_for(
 async def test_a_refusal_that_hangs_is_told_by_its_status(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Soon, and not as a token that is late: that would be tried again."""
+    """Soon, and not as a late token, which would be retried."""
     monkeypatch.setattr(_failure, "_REFUSAL_SECONDS", 0.01)
     refusal = Reply([b'{"error": ', Step.HANG], 401, content_type="application/json")
     async with asyncio.timeout(200), ScriptedServer(refusal) as server:
@@ -170,7 +170,7 @@ async def test_a_refusal_that_hangs_is_told_by_its_status(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_next_backend_answers_where_a_hostile_one_limits_or_fails(kind: str) -> None:
-    """Retry and fallback go by the kind of the error, and so must hold for all of these."""
+    """Retries and fallbacks depend on the kind of error, so it must be right for all of these."""
     for name in "an error nested deep", "an error whose status is an object", "Retry-After of nan":
         async with asyncio.timeout(200), ByteServer(lambda _, name=name: [CORPUS[name]]) as server:
             backends = open_backend(kind, server.url), ScriptedBackend("Hello")
@@ -179,7 +179,7 @@ async def test_the_next_backend_answers_where_a_hostile_one_limits_or_fails(kind
 
 
 async def test_the_failure_of_all_is_raised_though_a_backend_cannot_be_shown() -> None:
-    """A note for each of the others still stands."""
+    """The other backends still have a note."""
 
     class Mute(ScriptedBackend):
         def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Data that a provider wants back: a server that refuses a request without them answers each turn.
+"""Provider items: servers that refuse a request without their items answer each turn.
 
 `tests/support/strict_server.py` plays the providers. Each conversation has two turns with tools.
 """
@@ -53,7 +53,7 @@ async def ask(node: Node[Any], backend: Backend, talk: Conversation, question: s
 
 
 async def turn(backend: Backend, talk: Conversation, question: str) -> str | None:
-    """Ask a question, and return the answer to it."""
+    """Ask a question, and return the answer."""
     async with Commander() as commander:
         return (await commander.run(ask(backend, talk, question))).content
 
@@ -67,7 +67,7 @@ def items(talk: Conversation) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_server_gets_its_own_data_back(kind: str, scheme: str, fails: bool) -> None:
-    """Over two turns with tools, also where each request is tried twice."""
+    """Over two turns with tools, also if each request is sent twice."""
     retries = Retries(attempts=2, backoff=0)
     async with (
         StrictServer(kind, fails=fails) as server,
@@ -83,7 +83,7 @@ async def test_a_server_gets_its_own_data_back(kind: str, scheme: str, fails: bo
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_without_them_is_refused(kind: str) -> None:
-    """Else the server of these tests would prove nothing."""
+    """Otherwise the server of these tests would prove nothing."""
     async with StrictServer(kind) as server, reach("http", server.url) as backend:
         talk = Conversation()
         await turn(backend, talk, "First?")
@@ -95,7 +95,7 @@ async def test_a_request_without_them_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_they_are_left_out_for_another_server(kind: str) -> None:
-    """And still there for the first, in a conversation that goes from one to the other and back."""
+    """The first server still gets them when the conversation returns to it."""
     async with (
         StrictServer(kind) as one,
         StrictServer("plain") as other,
@@ -113,7 +113,7 @@ async def test_they_are_left_out_for_another_server(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_fallback_sends_each_server_its_own(kind: str) -> None:
-    """The first server is away for the second turn: the other is sent nothing of its data."""
+    """The first server is down in the second turn: the other one gets none of its items."""
     async with StrictServer("plain") as other:
         async with StrictServer(kind) as one:
             both = [reach("http", one.url), reach("http", other.url)]
@@ -154,7 +154,7 @@ async def test_a_stored_conversation_keeps_them(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_remembers_them(kind: str, scheme: str) -> None:
-    """Also where its state is stored between two turns, and where a journal has its sessions."""
+    """Also if its state is stored between two turns, and if a journal has its sessions."""
     async with StrictServer(kind) as server, reach(scheme, server.url) as backend:
         agent = Agent(backend, name="helper", tools=[add])
         assert (await agent("First?", session_id="s")).content == "Answer 1."
@@ -167,7 +167,7 @@ async def test_an_agent_remembers_them(kind: str, scheme: str) -> None:
 
 
 async def test_an_agents_sessions_in_a_journal_keep_them(tmp_path: Path) -> None:
-    """Another process, here another agent, goes on with the session."""
+    """Another process, here another agent, continues the session."""
     async with StrictServer("deepseek") as server, reach("http", server.url) as backend:
         for number, question in enumerate(["First?", "Second?"]):
             journal = str(tmp_path / "sessions.db")
@@ -192,7 +192,7 @@ class Talks(Durable[list[str]]):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_run_that_was_killed_sends_the_same_bytes(kind: str, scheme: str) -> None:
-    """Killed after each journal entry, it resumes with the requests that it would have sent."""
+    """Killed after each journal entry, it resumes with the requests it would have sent."""
     async with StrictServer(kind) as server, reach(scheme, server.url) as backend:
         began: list[int] = []  # how many requests had come before each execution
 
@@ -213,7 +213,7 @@ async def test_a_run_that_was_killed_sends_the_same_bytes(kind: str, scheme: str
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cassette_plays_them(kind: str, scheme: str, tmp_path: Path) -> None:
-    """The requests of the second turn are found by them, and the messages are the same."""
+    """Requests of the second turn are found with them, and the messages are equal."""
     talks: list[Conversation] = []
     file = tmp_path / "talk.jsonl"
     async with StrictServer(kind) as server, reach(scheme, server.url) as backend:
@@ -232,7 +232,7 @@ async def test_a_cassette_plays_them(kind: str, scheme: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_they_come_through_a_server_of_ours(kind: str) -> None:
-    """Each of the two servers gets its own data: the model's, and the one that serves it."""
+    """The model's server and ours each get their own items."""
     async with StrictServer(kind) as server, reach("http", server.url) as backend:
         async with on_uvicorn(serve({"model": backend})) as url:
             for scheme in SCHEMES:
@@ -251,7 +251,7 @@ async def test_they_come_through_a_server_of_ours(kind: str) -> None:
 
 
 async def call_and_answer(url: str, wire: str, key: str, *, spoil: bool = False) -> None:
-    """Ask as "ann"; send the reply and its results back with the usual fields alone, as `key`."""
+    """Ask as "ann"; send the reply and its results back with only the usual fields, as `key`."""
     arguments, question = '{"a": 9, "b": 9}', {"role": "user", "content": "First?"}
     client: Any
     own: Any
@@ -294,7 +294,7 @@ OTHERS = [{"key": "bob"}, {"spoil": True}, {"keep": 0}]
 async def test_a_server_of_ours_adds_what_its_client_has_dropped(
     kind: str, wire: str, change: dict[str, Any]
 ) -> None:
-    """To a reply that calls tools and comes back as it was; for its owner, and while it is kept."""
+    """To an unchanged reply with tool calls, for its owner, as long as it is stored."""
     settings: dict[str, Any] = {"keep": 300, "key": "ann", "spoil": False, **change}
     keep = settings.pop("keep")
     async with StrictServer(kind) as model, reach("http", model.url) as backend:
@@ -320,7 +320,7 @@ TOOL: Any = {"name": add.name, "description": add.description, "parameters": {**
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_client_that_adds_what_it_got_sends_them_back(kind: str) -> None:
-    """OpenAI's own, with the tools of the client, over chat completions and over Responses."""
+    """OpenAI's client with client tools, over chat completions and Responses."""
     async with StrictServer(kind) as server, reach("http", server.url) as backend:
         async with talk_to({"model": backend}) as client:
             tools: Any = [{"type": "function", "function": TOOL}]
@@ -358,7 +358,7 @@ async def test_a_client_that_adds_what_it_got_sends_them_back(kind: str) -> None
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_key_in_them_is_not_written(scheme: str, tmp_path: Path) -> None:
-    """A server that echoes the key sends it in an item too: no file has it."""
+    """If a server echoes the key in an item, no file has it."""
     key = "sk-secret-0123456789/+="
     echo = chunk({"reasoning_content": f"The key is {key[:9]}"})
     call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
@@ -397,7 +397,7 @@ class Asks(Durable[str]):
 
 
 async def test_a_reply_without_tools_has_none() -> None:
-    """No server asks for the reasoning of such a reply, so it is not stored twice."""
+    """No server needs the reasoning of such a reply, so it is not stored twice."""
     async with StrictServer("deepseek") as server, reach("http", server.url) as backend:
         talk = Conversation()
         talk.add("First?")
@@ -407,7 +407,7 @@ async def test_a_reply_without_tools_has_none() -> None:
 
 
 def test_who_has_made_them_is_the_host_of_a_server() -> None:
-    """One service has one name by whatever way it is reached; other backends have their own."""
+    """A service has one name by any address; other backends have names of their kind."""
     for spec, settings, name in (
         ("openai:m", {}, "api.openai.com"),
         ("https://api.OpenAI.com/v1", {"model": "m"}, "api.openai.com"),

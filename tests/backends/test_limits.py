@@ -1,4 +1,4 @@
-"""Limits that many share, on a clock that jumps."""
+"""Shared limits, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _ask(
 def test_no_limit_is_ever_passed_and_the_order_is_kept(
     per_minute: int, tokens: int | None, at_once: int, asked: list[tuple[float, float, int]]
 ) -> None:
-    """Whenever requests come and however long they take."""
+    """For any arrival times and durations."""
 
     @virtual_time
     async def run() -> None:
@@ -81,7 +81,7 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
 
 @virtual_time
 async def test_tokens_are_estimated_then_corrected() -> None:
-    """A reply that took less makes room; one that is too long by itself goes alone."""
+    """A cheaper reply frees the rest; a single request above the limit runs alone."""
     limits = Limits(tokens_per_minute=100)
     async with limits.request("m", 90) as turn:
         turn.usage = Usage(input_tokens=10, output_tokens=10)
@@ -98,7 +98,7 @@ async def test_tokens_are_estimated_then_corrected() -> None:
 
 @virtual_time
 async def test_a_429_holds_back_all() -> None:
-    """For as long as was said."""
+    """For the time that the server asks for."""
     limits = Limits()
     starts: list[tuple[int, float]] = []
     limits.slow_down(7)
@@ -110,7 +110,7 @@ async def test_a_429_holds_back_all() -> None:
 
 @virtual_time
 async def test_cancelling_a_wait_lets_the_others_go_on() -> None:
-    """First in the queue, in its midst, and at the moment when its turn came."""
+    """At the head of the queue, inside it, and at the moment of its turn."""
     limits = Limits(concurrency=1)
     starts: list[tuple[int, float]] = []
     tasks = [asyncio.create_task(_ask(limits, starts, n, takes=10)) for n in range(5)]
@@ -131,7 +131,7 @@ async def test_cancelling_a_wait_lets_the_others_go_on() -> None:
 
 @virtual_time
 async def test_a_spent_budget_refuses_all_that_wait() -> None:
-    """And every later one; without usage the estimate counts."""
+    """And every later request; without usage the estimate counts."""
     limits = Limits(budget=100, concurrency=1)
     async with limits.request("m", 60):
         waiting = asyncio.create_task(_ask(limits, [], 1))
@@ -149,7 +149,7 @@ async def test_a_spent_budget_refuses_all_that_wait() -> None:
 
 @virtual_time
 async def test_a_budget_of_money_needs_prices() -> None:
-    """Cached input at its own price; a model without one is refused."""
+    """Cached input has its own price; a model without a price is refused."""
     limits = Limits(budget=1.0, prices={"m": Price(input=1, output=10, cached_input=0.1)})
     async with limits.request("m") as turn:
         turn.usage = Usage(
@@ -162,7 +162,7 @@ async def test_a_budget_of_money_needs_prices() -> None:
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
-    """Nothing could ever start."""
+    """With such a limit nothing could start."""
     for nothing in ({"budget": math.nan}, {"concurrency": math.nan}):
         with pytest.raises(ConfigurationError, match="=nan: it must be"):
             Limits(**nothing)  # pyright: ignore[reportArgumentType]

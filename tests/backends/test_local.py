@@ -1,4 +1,4 @@
-"""The local backend on the real small model: what it says, how it stops, whom it serves first."""
+"""The local backend on the real small model: its replies, cancellation and order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def complete(request: Request, **settings: Any) -> Message:
 
 
 async def test_a_question_is_answered_in_pieces() -> None:
-    """Text as it is made, then the reason for the end with the usage."""
+    """Text as it is made, then the finish reason with the usage."""
     async with LocalBackend() as backend:
         deltas = await deltas_of(backend, make_request(FRANCE))
 
@@ -71,7 +71,7 @@ async def test_a_question_is_answered_in_pieces() -> None:
 
 
 async def test_a_tool_is_called_in_pieces() -> None:
-    """The head with id and name first, then the arguments as they are written."""
+    """First id and name, then the arguments as they are written."""
     async with LocalBackend() as backend:
         deltas = await deltas_of(
             backend, make_request("What is the weather in Paris?", WEATHER, TIME)
@@ -87,12 +87,12 @@ async def test_a_tool_is_called_in_pieces() -> None:
 
 
 async def test_a_question_that_needs_no_tool_is_answered_as_if_there_were_none() -> None:
-    """The tools do not spoil the answer."""
+    """The tools do not make the answer worse."""
     assert await said(make_request(FRANCE, WEATHER, TIME)) == await said(make_request(FRANCE))
 
 
 async def test_a_tools_result_is_answered_in_text() -> None:
-    """With what the tool has said, although the question alone would call it once more."""
+    """With the result, although the question alone would call the tool again."""
     question = Message(role="user", content="What is the weather in Paris?")
     call = ToolCall(id="a", name=WEATHER.name, arguments={"location": "Paris"})
     called = Message(role="assistant", tool_calls=[call])
@@ -114,7 +114,7 @@ async def test_a_tools_result_is_answered_in_text() -> None:
     ],
 )
 async def test_tool_choice_is_obeyed(choice: Any, called: list[str]) -> None:
-    """Whatever the question would rather have."""
+    """For any question."""
     question = "What is the weather?" if isinstance(choice, dict) else "What time is it in Rome?"
     request = make_request(question, WEATHER, TIME, tool_choice=choice, max_tokens=30)
 
@@ -127,13 +127,13 @@ async def test_tool_choice_is_obeyed(choice: Any, called: list[str]) -> None:
     "choice", ["sometimes", {"type": "function", "function": {"name": "no_such_tool"}}]
 )
 async def test_a_tool_choice_that_is_none_is_an_error(choice: Any) -> None:
-    """Of the caller's, said before the model speaks."""
+    """It is the caller's error, raised before the model starts."""
     with pytest.raises(ConfigurationError, match="tool_choice"):
         await complete(make_request(FRANCE, WEATHER, tool_choice=choice))
 
 
 async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
-    """S19: what a request begins with is read before there is one; a cancel loses none of it."""
+    """S19: the beginning of requests is read in advance; a cancel loses none of it."""
     tools = [WEATHER, TIME]
     async with asyncio.timeout(PATIENCE), LocalBackend() as backend:
         warming = asyncio.create_task(backend.warm(Request([], tools)))
@@ -154,13 +154,13 @@ async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
 
 
 async def test_generation_stops_at_a_stop_string_and_leaves_it_out() -> None:
-    """Also one that is made of several tokens."""
+    """Also at one of several tokens."""
     assert await said(make_request(FRANCE), stop=[" is Par"]) == "The capital of France"
     assert await said(make_request(FRANCE, stop=" of")) == "The capital"
 
 
 async def test_max_tokens_cuts_a_reply_off() -> None:
-    """With the finish reason that says so."""
+    """The finish reason says so."""
     message = await complete(story_request(max_tokens=7))
     assert message.finish_reason == "length"
     assert message.usage is not None
@@ -186,7 +186,7 @@ async def test_max_tokens_cuts_a_reply_off() -> None:
     ],
 )
 async def test_estimates_learn_how_the_model_counts(text: str) -> None:
-    """From one reply, for a longer prompt of its kind; no prompt takes more than the most."""
+    """One reply corrects the estimate of a longer prompt; no prompt exceeds the upper bound."""
     async with LocalBackend(limits=Limits(budget=1e6), max_tokens=1) as backend:
         for count in 2, 4:
             request = make_request(text * count)
@@ -200,7 +200,7 @@ async def test_estimates_learn_how_the_model_counts(text: str) -> None:
 
 
 async def test_at_temperature_0_a_reply_repeats() -> None:
-    """Whatever was asked in between."""
+    """With any other requests in between."""
     first = await said(story_request(max_tokens=30))
     await said(story_request("a bear", max_tokens=3))
     assert await said(story_request(max_tokens=30)) == first
@@ -224,19 +224,19 @@ async def test_a_response_format_is_obeyed() -> None:
 
 @pytest.mark.parametrize("options", [{"tempo": 1}, {"response_format": "json"}])
 def test_an_option_nobody_knows_is_refused_when_the_backend_is_made(options: Any) -> None:
-    """In one line that names it."""
+    """The error is one line with its name."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         LocalBackend(**options)
 
 
 async def test_an_option_of_a_wrong_type_is_refused() -> None:
-    """As a setting that is unusable, not as a failure of the model."""
+    """As a wrong setting, not as a failure of the model."""
     with pytest.raises(ConfigurationError, match="options"):
         await said(make_request(FRANCE, top_k="many"))
 
 
 async def test_a_conversation_that_does_not_fit_is_an_error_that_says_so() -> None:
-    """And the model serves the next."""
+    """The model then serves the next request."""
     with pytest.raises(ContextTooLong):
         await said(make_request("word " * 12_000))
     assert await said(make_request(FRANCE, max_tokens=2)) == "The capital"
@@ -246,7 +246,7 @@ async def test_a_conversation_that_does_not_fit_is_an_error_that_says_so() -> No
 
 
 async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> None:
-    """What it was making is dropped, nothing more is drawn, and its thread waits for work."""
+    """The current token is dropped, no other one is drawn, and the thread waits for work."""
     async with (
         asyncio.timeout(PATIENCE),
         LocalBackend(max_tokens=4000) as backend,
@@ -264,7 +264,7 @@ async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> Non
 
 
 async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> None:
-    """As one that leaves; and the next is served."""
+    """The next request is served."""
     async with (
         asyncio.timeout(PATIENCE),
         LocalBackend() as backend,
@@ -313,7 +313,7 @@ async def test_requests_made_together_are_served_in_order_and_do_not_mix(
 
 
 async def test_the_loop_turns_while_the_model_speaks() -> None:
-    """The owner thread leaves the interpreter to others."""
+    """The engine's thread releases the interpreter."""
     turns = 0
 
     async def turn() -> None:
@@ -330,7 +330,7 @@ async def test_the_loop_turns_while_the_model_speaks() -> None:
 
 
 async def test_a_reply_breaks_off_when_the_last_user_closes_the_model() -> None:
-    """With what had been said; another copy of the model is loaded for this, and freed."""
+    """The error has the text so far. The test loads and frees its own copy of the model."""
     async with asyncio.timeout(PATIENCE):
         backend = LocalBackend(in_situ_quant="Q8_0")
         with pytest.raises(StreamInterrupted) as caught:
@@ -345,7 +345,7 @@ async def test_a_reply_breaks_off_when_the_last_user_closes_the_model() -> None:
 
 
 async def test_a_silent_model_runs_into_the_timeout() -> None:
-    """Of the whole reply, if one is set: what was said is kept."""
+    """Of the whole reply, if set; the error has the text so far."""
     from anabranch.backends import Timeouts
 
     async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=0.5)) as backend:
@@ -355,7 +355,7 @@ async def test_a_silent_model_runs_into_the_timeout() -> None:
 
 
 def test_it_can_be_read_without_a_loop() -> None:
-    """The model is loop-independent."""
+    """The model does not depend on a loop."""
     backend = LocalBackend(max_tokens=12)
     assert "Paris" in "".join(delta.text for delta in backend.stream_sync(make_request(FRANCE)))
     asyncio.run(backend.aclose())
@@ -366,13 +366,13 @@ def test_it_can_be_read_without_a_loop() -> None:
 
 @pytest.mark.parametrize("name", ["nowhere.gguf", "./a/b/nowhere.gguf", "smollm", "org/repo"])
 def test_a_model_that_is_not_there_is_an_error_that_says_what_to_name(name: str) -> None:
-    """When the backend is made."""
+    """It is raised when the backend is made."""
     with pytest.raises(ConfigurationError, match="GGUF file"):
         connect(f"local:{name}")
 
 
 def test_a_file_on_a_hub_is_told_from_one_on_the_disk(tmp_path: Path) -> None:
-    """By whether the file is there."""
+    """By the existence of the file."""
     file = tmp_path / "model.gguf"
     file.touch()
 
@@ -395,12 +395,12 @@ async def test_a_file_that_is_no_model_is_a_one_line_error(tmp_path: Path) -> No
 
 
 def test_the_log_setting_of_the_engine_is_left_as_it_was() -> None:
-    """It is only silenced while it loads."""
+    """It is only changed while the model loads."""
     assert "RUST_LOG" not in os.environ
 
 
 def test_the_figure_is_the_small_models_alone(tmp_path: Path) -> None:
-    """Nothing is claimed for a model that was not measured."""
+    """Other models have not been measured."""
     file = tmp_path / "model.gguf"
     file.touch()
     assert "of 40" in LocalBackend().tool_choice_accuracy

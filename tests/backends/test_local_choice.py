@@ -1,4 +1,4 @@
-"""Choosing a tool or none with the small model, on the forty questions kept with the tests."""
+"""The small model's choice of a tool or none, on the forty questions in the test data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def picks_right(backend: LocalBackend, question: dict[str, Any], tools: li
 @pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 async def test_the_figure_that_users_are_shown_is_reached() -> None:
-    """On all forty questions, of which half need no tool and half were not tuned on."""
+    """On all forty questions. Half need no tool, and half were not used for tuning."""
     tools = [Tool(**tool) for tool in QUESTIONS["tools"]]
     questions = QUESTIONS["tune"] + QUESTIONS["held_out"]
     assert sum(question["tool"] is None for question in questions) == len(questions) // 2 == 20
@@ -50,7 +50,7 @@ TIME = Tool("get_time", "Get the current local time in a place.", {})
 
 @pytest.mark.usefixtures("small_model")
 async def test_a_tool_that_is_offered_alone_is_called_where_it_is_needed() -> None:
-    """As in the first program that anybody writes."""
+    """As in most first programs."""
     parameters = {"type": "object", "properties": {"location": {"type": "string"}}}
     alone = [Tool(WEATHER.name, WEATHER.description, {**parameters, "required": ["location"]})]
     async with asyncio.timeout(600), LocalBackend() as backend:
@@ -62,7 +62,7 @@ async def test_a_tool_that_is_offered_alone_is_called_where_it_is_needed() -> No
 
 
 class Sorts:
-    """A model that finds the weather likelier by so much than it does without a reason."""
+    """A model that finds the weather likelier than its baseline by a given amount."""
 
     def __init__(self, gain: float) -> None:
         self.gain = gain
@@ -88,7 +88,7 @@ class Sorts:
 def test_a_tool_alone_needs_to_gain_less(
     tools: list[Tool], gain: float, picked: Tool | None
 ) -> None:
-    """By what the small model was seen to give."""
+    """By the amounts measured with the small model."""
     choosing = choose(Sorts(gain), "?", tools, must=False)
     with pytest.raises(StopIteration) as end:
         while True:
@@ -110,12 +110,12 @@ def test_a_tool_alone_needs_to_gain_less(
     ],
 )
 def test_every_tool_gets_a_heading_of_its_own(names: list[str], headings: list[str]) -> None:
-    """The last word that no other has; numbers if there is none."""
+    """The last word that no other tool has; otherwise numbers."""
     assert _headings(names) == headings
 
 
 def test_a_parameter_that_takes_anything_is_offered_so() -> None:
-    """`true` is a schema, as servers of tools write it."""
+    """`true` is a schema, which MCP servers use."""
     tool = Tool("f", "", {"type": "object", "properties": {"x": True, "y": {"type": "string"}}})
 
     assert '{"x": any, "y": string}' in _argument_prompt(tool, "?")[-1]["content"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("small_model")
 
 
 class LocalSubject(Subject):
-    """The small model. It says what it likes, so replies cannot be dictated."""
+    """The small model. Its text is free, so replies cannot be scripted."""
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         backend = LocalBackend(**settings)
@@ -30,5 +30,5 @@ class LocalSubject(Subject):
 
 @pytest.mark.parametrize(("kind", "case"), cases("local"))
 async def test_the_local_model_shows(kind: str, case: str, tmp_path: Path) -> None:
-    """Each case, or declares why it cannot."""
+    """It passes each case, or declares why it cannot."""
     await show(LocalSubject(tmp_path), case, seconds=240)

@@ -1,4 +1,4 @@
-"""The owner thread of a local model and its queue, without a model."""
+"""The thread of a local model and its queue, without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[Any], Steps]
 
 @asynccontextmanager
 async def an_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalEngine, None]:
-    """Open an engine whose model is nothing: its work makes the deltas itself."""
+    """Open an engine without a model: the work makes the deltas."""
     monkeypatch.setattr("anabranch.backends._local.Model", lambda *_: object())
     engine = LocalEngine.open(ModelFile("nowhere", "none.gguf"))
     try:
@@ -52,7 +52,7 @@ def saying(*words: str) -> Answer:
 
 
 async def test_deltas_arrive_in_order_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much faster than the loop they are made."""
+    """Even if they are made much faster than the loop turns."""
     words = [str(number) for number in range(20_000)]
     async with an_engine(monkeypatch) as engine:
         assert await texts(engine, saying(*words)) == words
@@ -81,7 +81,7 @@ async def test_requests_are_served_first_come_first_served(
 async def test_a_request_that_is_left_while_it_waits_never_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And those behind it are served."""
+    """The requests behind it are served."""
     go_on, begun, started = threading.Event(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -110,7 +110,7 @@ async def test_a_request_that_is_left_while_it_waits_never_starts(
 
 
 async def test_leaving_waits_until_the_work_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nothing is left running behind the reader's back."""
+    """So nothing runs after the reader has left."""
     stopped = threading.Event()
 
     def endless(_: Any) -> Steps:
@@ -129,7 +129,7 @@ async def test_leaving_waits_until_the_work_has_stopped(monkeypatch: pytest.Monk
 async def test_work_that_has_said_nothing_yet_is_stopped_where_it_offers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the steps of choosing a tool, say; leaving does not wait for that."""
+    """For example between the steps of choosing a tool. Leaving does not wait for it."""
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
@@ -154,7 +154,7 @@ async def test_work_that_has_said_nothing_yet_is_stopped_where_it_offers(
 async def test_an_error_comes_after_what_was_made_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one of the family, whatever it was, and does not hurt the next request."""
+    """It becomes a `BackendError`, and does not affect the next request."""
 
     def failing(_: Any) -> Steps:
         yield Delta(text="first")
@@ -173,7 +173,7 @@ async def test_an_error_comes_after_what_was_made_before_it(
 async def test_a_model_that_did_not_load_is_tried_again_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A network that was down may be back."""
+    """The network may be up again."""
     failures = [OSError("no network")]
 
     def load(*_: object) -> object:
@@ -191,7 +191,7 @@ async def test_a_model_that_did_not_load_is_tried_again_for_the_next(
 async def test_one_source_has_one_engine_and_the_last_to_close_ends_its_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others keep it."""
+    """Earlier ones do not end it."""
     async with an_engine(monkeypatch) as engine:
         again = LocalEngine.open(ModelFile("nowhere", "none.gguf"))
         assert again is engine
@@ -203,7 +203,7 @@ async def test_one_source_has_one_engine_and_the_last_to_close_ends_its_thread(
 def test_an_engine_serves_one_loop_after_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A loop that ended in the midst of a reply does not stop the thread."""
+    """A loop that ended during a reply does not stop the thread."""
     monkeypatch.setattr("anabranch.backends._local.Model", lambda *_: object())
     engine = LocalEngine.open(ModelFile(str(tmp_path), "none.gguf"))
     assert asyncio.run(texts(engine, saying("one"))) == ["one"]
@@ -212,7 +212,7 @@ def test_an_engine_serves_one_loop_after_another(
 
 
 def test_every_request_of_a_loop_that_was_closed_is_left() -> None:
-    """Though a wake-up was under way when it was closed: nobody will ever answer it."""
+    """Even if a wake-up was pending when it was closed."""
 
     async def two() -> list[Ticket[None]]:
         mailbox = _Mailbox()

@@ -1,4 +1,4 @@
-"""The suite's own guard against the network."""
+"""The guard that keeps tests off the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def test_a_connection_beyond_loopback_is_refused() -> None:
-    """Before a packet leaves, with words that say what to do."""
+    """Before a packet is sent, with a message that says what to do."""
     with socket.socket() as made, pytest.raises(Exception, match="only this machine"):
         made.connect(("192.0.2.1", 80))
     with pytest.raises(Exception, match="only this machine"):
@@ -22,7 +22,7 @@ def test_a_connection_beyond_loopback_is_refused() -> None:
 
 
 async def test_the_event_loop_is_guarded_too() -> None:
-    """asyncio connects by itself and resolves names in threads."""
+    """asyncio opens connections itself and resolves names in threads."""
     for host in "192.0.2.1", "example.com":
         with pytest.raises(Exception, match="only this machine"):
             await asyncio.open_connection(host, 80)

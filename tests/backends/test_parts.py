@@ -1,4 +1,4 @@
-"""Images and files on their way to models: to those that take them, and to no other."""
+"""Images and files are sent to the models that take them, and to no others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def asking(*parts: Part, content: str = "What is this?") -> Request:
 
 @pytest.mark.parametrize("part", [PIXEL, ADDRESS, Part.from_bytes(PDF), Part.from_bytes(MP3)])
 async def test_a_model_that_cannot_take_a_part_says_so_before_the_request(part: Part) -> None:
-    """Nothing is sent, nothing is loaded; text is taken by every model."""
+    """Nothing is sent or loaded; every model takes text."""
     local = LocalBackend()
     blind = ScriptedBackend("Hm.", takes=())
     for backend in (local, blind):
@@ -63,7 +63,7 @@ async def test_a_model_that_cannot_take_a_part_says_so_before_the_request(part: 
 
 
 async def test_what_a_server_takes_is_its_own_to_say() -> None:
-    """Nobody knows the model behind an address, so all is let through."""
+    """The model behind an address is unknown, so everything is sent."""
     assert connect("http://127.0.0.1:1/v1", model="any").takes is None
     seeing = ScriptedBackend("A dot.", "A dot.", takes=["image"])
     await seeing.complete(asking(PIXEL))
@@ -75,7 +75,7 @@ async def test_what_a_server_takes_is_its_own_to_say() -> None:
 
 
 async def test_what_another_model_has_seen_is_a_note_to_one_that_cannot_see() -> None:
-    """So a conversation goes on with it; only what is asked now is refused."""
+    """So the conversation can continue; only parts of the newest message are refused."""
     seeing, blind = ScriptedBackend("A dot."), ScriptedBackend("It was a dot.", takes=())
     agent = Agent(seeing, name="eye")
     await agent("What is this?", PIXEL, session_id="s")
@@ -92,7 +92,7 @@ async def test_what_another_model_has_seen_is_a_note_to_one_that_cannot_see() ->
 
 
 async def test_an_agent_hears_and_remembers_parts() -> None:
-    """In one message with the words around them; saved, loaded, counted and summed up."""
+    """In one message with its text; saved, loaded, counted and summarized."""
     backend = ScriptedBackend("A dot.", "A summary.", "Yes.")
     memory = SummaryMemory(backend, max_tokens=1008)
     agent = Agent(backend, name="eye", memory=memory)
@@ -117,7 +117,7 @@ async def test_an_agent_hears_and_remembers_parts() -> None:
 
 
 async def test_a_fallback_passes_over_those_that_cannot() -> None:
-    """The first one that can take it is asked; if none can, nobody is."""
+    """It asks the first backend that takes the part, or none."""
     blind, down = ScriptedBackend(takes=()), ScriptedBackend(BackendUnavailable("down"))
     seeing = ScriptedBackend("A dot.", takes=["image"])
     assert (await Fallback([blind, down, seeing]).complete(asking(PIXEL))).content == "A dot."
@@ -129,7 +129,7 @@ async def test_a_fallback_passes_over_those_that_cannot() -> None:
 
 
 async def test_what_a_tool_gives_and_a_model_cannot_take_is_a_note_to_it() -> None:
-    """The call goes on with what it can see, or with another model, if there is one that can."""
+    """The call continues without the part, or with another model that takes it."""
 
     @tool
     def look() -> list[Part]:
@@ -151,7 +151,7 @@ async def test_what_a_tool_gives_and_a_model_cannot_take_is_a_note_to_it() -> No
 
 
 async def test_a_cassette_finds_a_request_by_its_parts(tmp_path: Path) -> None:
-    """Another image is another request; the file has digests of images, and not their bytes."""
+    """Another image is another request; the file has digests of images, not their bytes."""
     file = tmp_path / "talk.jsonl"
     large = Part.from_bytes(PNG + bytes(10_000))
     other = Part.from_bytes(PNG + bytes(10_001))
@@ -169,7 +169,7 @@ async def test_a_cassette_finds_a_request_by_its_parts(tmp_path: Path) -> None:
 
 
 async def test_a_journal_keeps_an_image_once(tmp_path: Path) -> None:
-    """A session of many turns: what was said comes back with it, and it stands there once."""
+    """Over many turns, the journal returns the messages and has the image once."""
     file = tmp_path / "notes.db"
     picture = Part.from_bytes(PNG + bytes(300_000), name="big.png")
     backend = ScriptedBackend(otherwise="A dot.")
@@ -190,7 +190,7 @@ async def test_a_journal_keeps_an_image_once(tmp_path: Path) -> None:
 
 
 async def test_who_is_called_with_an_image_is_known_by_a_digest_of_it() -> None:
-    """Whoever is called with another image, or another name of it, is somebody else."""
+    """A call with another image, or another name of it, has another identity."""
     big, other = PNG + bytes(300_000), PNG + bytes(299_999) + b"1"
     parts = [Part.from_bytes(big), Part.from_bytes(big, name="a.png"), Part.from_bytes(other)]
     texts = [canonical([AgentMessage(content="", parts=[part])]) for part in parts]
@@ -200,7 +200,7 @@ async def test_who_is_called_with_an_image_is_known_by_a_digest_of_it() -> None:
 
 
 def test_images_are_counted_in_limits() -> None:
-    """About a thousand tokens each; a file of text as its text."""
+    """As about a thousand tokens each; a text file as its text."""
 
     def tokens(*parts: Part) -> int:
         return Estimator().estimate(asking(*parts), {}).tokens
@@ -210,7 +210,7 @@ def test_images_are_counted_in_limits() -> None:
 
 
 def test_models_in_this_process_read_plain_chats_with_parts() -> None:
-    """Neighbours of one role are joined with their parts; a text stands in the words."""
+    """Neighbors with one role are joined, with their parts; text files become text."""
     messages = [
         Message(role="user", content="one", parts=[PIXEL]),
         Message(role="user", content="two", parts=[Part.from_bytes(b"a,b")]),
@@ -255,7 +255,7 @@ DATA = {"data": Part.from_bytes(MP3).to_wire()["input_audio"]["data"], "format":
     ],
 )
 async def test_served_models_and_agents_hear_parts(part: dict[str, Any], kind: str | None) -> None:
-    """S17: bytes and https addresses go to the model; no path is read, nothing is fetched here."""
+    """S17: bytes and https addresses reach the model; no path is read, nothing is fetched here."""
     backend = ScriptedBackend(otherwise="Seen.")
     server = serve({"model": backend, "agent": Agent(backend, name="agent")})
     said = [{"role": "user", "content": [{"type": "input_text", "text": "see"}, part]}]
@@ -271,7 +271,7 @@ async def test_served_models_and_agents_hear_parts(part: dict[str, Any], kind: s
 
 @pytest.mark.parametrize("detail", ["low", "high", "original", "auto", None])
 async def test_a_served_model_hears_how_closely_to_look(detail: str | None) -> None:
-    """Each value of both wires reaches the model's request; "auto" is its own choice."""
+    """Each value of both wires reaches the model's request; "auto" leaves it to the model."""
     backend = ScriptedBackend(otherwise="Seen.")
     server = serve({"model": backend})
     chat = {"type": "image_url", "image_url": {"url": URL, "detail": detail}}
@@ -288,14 +288,14 @@ async def test_a_served_model_hears_how_closely_to_look(detail: str | None) -> N
 
 
 def test_a_conversation_is_asked_with_parts() -> None:
-    """As an ordinary message."""
+    """The parts are in an ordinary message."""
     conversation = Conversation()
     conversation.add(Message(role="user", content="What is this?", parts=[PIXEL]))
     assert conversation.request().messages[0].parts == [PIXEL]
 
 
 async def test_an_agent_takes_messages_of_the_user_with_parts() -> None:
-    """Also while it answers; what another has said is none of the user's."""
+    """Also while it answers; messages of other roles are refused."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -324,7 +324,7 @@ async def test_an_agent_takes_messages_of_the_user_with_parts() -> None:
 
 
 async def test_a_recording_has_the_names_of_parts_and_never_their_bytes(tmp_path: Path) -> None:
-    """S6: without content not even these."""
+    """S6: without content it has not even the names."""
     for content in (True, False):
         file = tmp_path / f"{content}.jsonl"
         async with Commander() as commander, record(commander, str(file), content=content):
@@ -336,7 +336,7 @@ async def test_a_recording_has_the_names_of_parts_and_never_their_bytes(tmp_path
 
 
 async def test_a_durable_run_goes_on_with_the_image_that_it_was_asked_about(tmp_path: Path) -> None:
-    """Its reply is found again by the image, and no model is asked a second time."""
+    """The stored reply is found by the image, and the model is not asked again."""
     file = str(tmp_path / "runs.db")
     large = Part.from_bytes(PNG + bytes(100_000))
 

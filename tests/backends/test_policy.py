@@ -1,4 +1,4 @@
-"""What is done around one attempt: pauses, timeouts, the breaker, resuming, falling back."""
+"""Around one attempt: pauses, timeouts, the breaker, continuations, fallbacks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DOWN = BackendUnavailable("down")
 
 @virtual_time
 async def test_pauses_double_and_vary() -> None:
-    """Within half of what they would be at most."""
+    """Each is at least half of its maximum."""
     backend = Scripted([DOWN], retries=Retries(attempts=6, backoff=1, max_backoff=4))
 
     with pytest.raises(BackendUnavailable):
@@ -69,7 +69,7 @@ async def test_pauses_double_and_vary() -> None:
 @pytest.mark.contract("B2")
 @virtual_time
 async def test_a_429_slows_all_who_share_the_backend() -> None:
-    """The one that was refused waits as long as was asked, and so does one that comes later."""
+    """The refused request waits as long as the server asks, and so does a later one."""
     backend = Scripted([RateLimited("slowly", retry_after=20)], [END])
 
     await asyncio.gather(backend.complete(ASK), _later(1, backend))
@@ -81,7 +81,7 @@ async def test_a_429_slows_all_who_share_the_backend() -> None:
 @pytest.mark.contract("B2")
 @virtual_time
 async def test_a_429_is_not_run_into_by_the_next_in_line() -> None:
-    """The place of the one that was refused is not given on before all are told to wait."""
+    """The refused request keeps its turn until all others are delayed."""
     backend = Scripted([RateLimited("slowly", retry_after=20)], [END], limits=Limits(concurrency=1))
 
     await asyncio.gather(*(backend.complete(ASK) for _ in range(5)))
@@ -98,7 +98,7 @@ async def _later(seconds: float, backend: Scripted) -> Message:
 @pytest.mark.contract("B2")
 @virtual_time
 async def test_shared_limits_slow_other_backends_too() -> None:
-    """One object for both."""
+    """Backends with one `Limits` object wait together."""
     limits = Limits()
     one = Scripted([RateLimited("slowly", retry_after=20)], [END], limits=limits)
     other = Scripted([END], limits=limits)
@@ -138,7 +138,7 @@ async def test_each_timeout_is_kept_to_the_moment(
 
 @virtual_time
 async def test_a_cancel_is_never_taken_for_a_timeout() -> None:
-    """Not even when both come at once."""
+    """Not even if both happen at once."""
     backend = Scripted([9.0, END], timeouts=Timeouts(first_token=3))
     task = asyncio.create_task(backend.complete(ASK))
     asyncio.get_running_loop().call_later(3, task.cancel)
@@ -157,7 +157,7 @@ async def test_no_limit_is_no_limit() -> None:
 
 @virtual_time
 async def test_a_server_that_stays_after_its_last_word_is_left() -> None:
-    """The reply is whole."""
+    """The reply is complete."""
     backend = Scripted([Delta("a"), Delta(done=True), 30.0])
 
     assert (await backend.complete(ASK)).content == "a"
@@ -166,7 +166,7 @@ async def test_a_server_that_stays_after_its_last_word_is_left() -> None:
 
 @virtual_time
 async def test_a_breaker_opens_and_half_opens() -> None:
-    """After so many failures in a row nothing is asked; then one attempt decides."""
+    """After the failures nothing is sent; later one attempt decides."""
     time = asyncio.get_running_loop().time
     breaker = Breaker(failures=2, reset_after=30, clock=time)
     backend = Scripted([DOWN], [DOWN], [DOWN], [END], breaker=breaker)
@@ -190,7 +190,7 @@ async def test_a_breaker_opens_and_half_opens() -> None:
 
 @virtual_time
 async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
-    """Cancelled, it tells nothing and the next one may try."""
+    """If it is cancelled it decides nothing, and the next one may try."""
     breaker = Breaker(failures=1, reset_after=1, clock=asyncio.get_running_loop().time)
     backend = Scripted([DOWN], [5.0, END], [END], breaker=breaker, retries=Retries(attempts=1))
     with pytest.raises(BackendUnavailable):
@@ -210,7 +210,7 @@ async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
 
 @virtual_time
 async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
-    """One that began before the breaker opened ends, left by its reader, while the trial runs."""
+    """It began before the breaker opened, and its reader leaves it during the trial."""
     breaker = Breaker(failures=1, reset_after=1, clock=asyncio.get_running_loop().time)
     once = Retries(attempts=1)
     early = Scripted([9.0, END], breaker=breaker, retries=once)
@@ -234,7 +234,7 @@ async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
 
 @virtual_time
 async def test_a_reply_that_broke_off_goes_on() -> None:
-    """The model is asked to go on after what came; the reader sees one reply."""
+    """The model is asked to continue the text; the reader sees one reply."""
     backend = Scripted([Delta("Once "), DOWN], [DOWN], [Delta("upon"), END], resume="continue")
 
     assert (await backend.complete(ASK)).content == "Once upon"
@@ -243,7 +243,7 @@ async def test_a_reply_that_broke_off_goes_on() -> None:
 
 @virtual_time
 async def test_going_on_fails_with_all_that_came() -> None:
-    """After the attempts it has."""
+    """The error comes after all attempts."""
     backend = Scripted([Delta("Once "), DOWN], [Delta("upon "), DOWN], [DOWN], resume="continue")
 
     with pytest.raises(StreamInterrupted) as caught:
@@ -254,7 +254,7 @@ async def test_going_on_fails_with_all_that_came() -> None:
 
 @virtual_time
 async def test_the_next_backend_answers_when_one_is_down() -> None:
-    """And the first is not asked for a while."""
+    """The first is not asked for a while."""
     once = Retries(attempts=1)
     first = Scripted([DOWN], retries=once)
     second = Scripted([Delta("two"), END], retries=once)
@@ -268,7 +268,7 @@ async def test_the_next_backend_answers_when_one_is_down() -> None:
 
 @virtual_time
 async def test_if_all_are_down_each_says_why() -> None:
-    """In notes."""
+    """In notes of the error."""
     once = Retries(attempts=1)
     backend = Fallback(
         [Scripted([DOWN], retries=once), Scripted([RateLimited("busy")], retries=once)]
@@ -297,7 +297,7 @@ async def test_what_another_backend_would_hide_is_raised(steps: list[Any]) -> No
 @pytest.mark.contract("B2")
 @virtual_time
 async def test_usage_reaches_the_limits() -> None:
-    """Also of a reply that its reader left."""
+    """Also that of a reply that its reader left."""
     limits = Limits(budget=1000)
     spent = Delta("a", usage=Usage(input_tokens=30, output_tokens=3))
     backend = Scripted([spent, 9.0, END], limits=limits)

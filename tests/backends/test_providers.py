@@ -1,4 +1,4 @@
-"""Prefixes of `connect` that other people's packages bring."""
+"""Prefixes of `connect` that other packages register."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RAY.init = None
 
 
 def parrot() -> tuple[str, str]:
-    """Return the module that the page shows, and its entry points as an installer writes them."""
+    """Return the module on the documentation page, and its entry points as an installer writes them."""
     section = PAGE.partition("## A backend of your own")[2].partition("\n## ")[0]
     module, table = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)
     points = tomllib.loads(table)["project"]["entry-points"][GROUP]
@@ -37,7 +37,7 @@ def parrot() -> tuple[str, str]:
 
 
 def contents(package: str, module: str, points: str) -> dict[str, str]:
-    """Return the files that a wheel holds and an installer leaves, by their paths."""
+    """Return the files that a wheel has and an installer leaves, by path."""
     info = f"{package}-1.0.dist-info"
     return {
         f"{package}.py": module,
@@ -57,7 +57,7 @@ def install(folder: Path, package: str, module: str, points: str) -> None:
 async def test_an_installed_package_brings_a_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one of the page, which is not imported before it is asked for."""
+    """That of the page; it is imported only when it is used."""
     install(tmp_path, "parrot", *parrot())
     monkeypatch.syspath_prepend(tmp_path)
     connect("cassette:x")
@@ -72,7 +72,7 @@ async def test_an_installed_package_brings_a_prefix(
 
 
 def test_a_package_that_pip_installed_brings_a_prefix(tmp_path: Path) -> None:
-    """In another process, where its backend is also made again."""
+    """In another process, where its backend is made again."""
     wheel, target = tmp_path / "parrot-1.0-py3-none-any.whl", tmp_path / "target"
     with ZipFile(wheel, "w") as archive:
         for path, text in contents("parrot", *parrot()).items():
@@ -100,7 +100,7 @@ def test_a_package_that_pip_installed_brings_a_prefix(tmp_path: Path) -> None:
 
 
 def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends import nothing of it."""
+    """Backends do not import it."""
     monkeypatch.setitem(sys.modules, "ray", RAY)
     assert "ray" in plugin_names(GROUP)
     assert connect("ray:llm").provider == "ray"
@@ -113,7 +113,7 @@ def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.Mo
 def test_an_unknown_prefix_lists_those_of_packages_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And guesses among them."""
+    """Suggestions include them."""
     install(tmp_path, "cockatoo", "", "cockatoo = cockatoo:Cockatoo")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -151,7 +151,7 @@ def test_a_broken_package_breaks_its_own_prefix_alone(
 def test_a_list_that_cannot_be_read_registers_nothing(
     points: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever package it belongs to, the others keep theirs."""
+    """Prefixes of other packages stay."""
     install(tmp_path, "dodo", "", "")
     (tmp_path / "dodo-1.0.dist-info" / "entry_points.txt").write_bytes(points)
     install(tmp_path, "parrot", *parrot())
@@ -167,7 +167,7 @@ def test_a_list_that_cannot_be_read_registers_nothing(
 def test_a_prefix_of_two_packages_without_names_is_refused_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an uninstall that broke off may leave them."""
+    """An interrupted uninstall may leave such packages."""
     for package in "auk", "moa":
         install(tmp_path, package, "", "extinct = builtins:repr")
         (tmp_path / f"{package}-1.0.dist-info" / "METADATA").unlink()
@@ -180,7 +180,7 @@ def test_a_prefix_of_two_packages_without_names_is_refused_too(
 def test_a_package_may_ask_for_an_extra_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That error stays what it is: it says what to install."""
+    """Its error is unchanged and says what to install."""
     module = "import anabranch\nraise anabranch.MissingExtra('the finch', 'finch')"
     install(tmp_path, "finch", module, "finch = finch:Finch")
     monkeypatch.syspath_prepend(tmp_path)
@@ -192,7 +192,7 @@ def test_a_package_may_ask_for_an_extra_of_this_one(
 def test_a_prefix_that_two_packages_bring_is_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which one is found first on the path should decide nothing."""
+    """The order of the path must not decide."""
     for package in "wren", "robin":
         install(tmp_path, package, "make = None", f"songbird = {package}:make")
     monkeypatch.syspath_prepend(tmp_path)
@@ -204,7 +204,7 @@ def test_a_prefix_that_two_packages_bring_is_neither(
 def test_a_package_cannot_take_a_prefix_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the documents say of it would not hold."""
+    """Otherwise our documentation would be wrong."""
     install(tmp_path, "cuckoo", "1 / 0", "cassette = cuckoo:Cuckoo")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -224,7 +224,7 @@ def test_a_provider_makes_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_nobody_registered_is_none() -> None:
-    """Whatever the group."""
+    """For any group."""
     assert find_plugin(GROUP, "no-such-prefix") is None
     assert find_plugin("anabranch.no-such-group", "x") is None
     assert plugin_names("anabranch.no-such-group") == []

@@ -1,9 +1,8 @@
-"""What real servers send: `tests/data/server_quirks.json`, each reply with its public source.
+"""Replies of real servers: `tests/data/server_quirks.json`, each with its public source.
 
 An entry has the `server`, a `name`, the `source`, the reply as in `hostile_replies.json`, and what
-it `gives`: parts of the message, or the kind of an `error`, words that it `says`, how many
-`requests` are made of two that may be, and the content of its `partial`. One with a `reason` does
-not hold.
+it `gives`: parts of the message, or the kind of an `error`, words that it `says`, how many of two
+possible `requests` are sent, and the content of its `partial`. An entry with a `reason` fails.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def entries() -> Iterable[Any]:
 
 
 async def given_by(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a reply gives, of the things that its entry names."""
+    """Return the outcome of a reply, in the fields that its entry has."""
     requests = 0
 
     def answer(_: bytes) -> list[bytes]:
@@ -80,12 +79,12 @@ def read(message: Message) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["http", "openai"])
 @pytest.mark.parametrize("entry", [*entries()])
 async def test_a_reply_of_a_real_server_is_read(kind: str, entry: dict[str, Any]) -> None:
-    """As what it means."""
+    """With its intended meaning."""
     assert await given_by(kind, entry) == entry["gives"]
 
 
 def test_the_replies_that_are_not_read_are_told_of() -> None:
-    """In docs/backends-servers.md, in the words of their names."""
+    """docs/backends-servers.md lists them by their names."""
     page = (ROOT / "docs" / "backends-servers.md").read_text()
     missing = [entry for entry in QUIRKS if "reason" in entry]
 
@@ -94,7 +93,7 @@ def test_the_replies_that_are_not_read_are_told_of() -> None:
 
 
 def test_the_corpus_holds_for_the_servers_that_people_use() -> None:
-    """19 of 20 quirks and more; each from a public thread, and none twice."""
+    """At least 19 of 20 quirks, each from a public thread, none twice."""
     counted = Counter(entry["server"] for entry in QUIRKS)
 
     assert len(QUIRKS) >= 103

@@ -1,4 +1,4 @@
-"""A budget that sets aside what a request may cost is not overspent, and nothing gets stuck."""
+"""A budget that reserves the highest possible cost is not exceeded, and nothing gets stuck."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = Estimator().estimate(ASK, {}).tokens
 
 
 class Paid(ModelBackend):
-    """Takes a second and all that it is allowed, else 100 tokens."""
+    """Takes a second and all tokens that it is allowed, else 100."""
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         await sleep_virtual(1)
@@ -50,7 +50,7 @@ async def _ask_all(limits: Limits, backend: ModelBackend, count: int) -> list[st
 
 @virtual_time
 async def test_five_that_leave_at_once_do_not_overspend() -> None:
-    """Those for which there is no room wait for what the others leave; the rest is refused."""
+    """Requests that do not fit wait for the rest of the others, or are refused."""
     takes = PROMPT + 50
     limits = Limits(budget=11 * takes - 1, reserve=True)
     answers = await _ask_all(limits, Paid("m", max_tokens=50), 15)
@@ -64,7 +64,7 @@ async def test_five_that_leave_at_once_do_not_overspend() -> None:
 
 @virtual_time
 async def test_without_reserve_those_under_way_go_over_the_budget() -> None:
-    """It is asked for: a budget is otherwise kept by what has been spent."""
+    """Without `reserve`, only the usage so far counts."""
     limits = Limits(budget=110)
     assert (await _ask_all(limits, Paid("m", max_tokens=50), 5)).count("answered") == 5
     assert limits.spent == 5 * (PROMPT + 50)
@@ -74,9 +74,9 @@ async def test_without_reserve_those_under_way_go_over_the_budget() -> None:
 async def test_a_request_that_may_cost_anything_goes_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without `max_tokens` nobody can tell: it is the last one that may go over the budget.
+    """Without `max_tokens` its cost is unknown: it is the last one that may exceed the budget.
 
-    The log says once why they go one by one, and what to do.
+    The log says once why such requests run alone, and what to do.
     """
     limits = Limits(budget=150, reserve=True)
     assert (await _ask_all(limits, Paid("m"), 5)).count("answered") == 2
@@ -91,7 +91,7 @@ async def test_a_request_that_may_cost_anything_goes_alone(
 async def test_one_that_goes_alone_anyway_is_not_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As it holds nobody back, and nobody holds it back."""
+    """It delays no other request, and none delays it."""
     limits = Limits(budget=1000, reserve=True)
     for _ in range(2):
         assert await _ask_all(limits, Paid("m"), 1) == ["answered"]
@@ -101,7 +101,7 @@ async def test_one_that_goes_alone_anyway_is_not_warned_about(
 
 @virtual_time
 async def test_a_prompt_that_alone_exceeds_the_budget_is_refused() -> None:
-    """With `max_tokens` or without, of tokens or of money; without `reserve` it is sent."""
+    """With `max_tokens` or without, in tokens or money; without `reserve` it is sent."""
     long = Request([Message(role="user", content="word " * 100)])
     tokens = Estimator().estimate(long, {}).tokens
     prices = {"m": Price(input=1e6, output=1e6)}
@@ -119,7 +119,7 @@ async def test_a_prompt_that_alone_exceeds_the_budget_is_refused() -> None:
 
 @virtual_time
 async def test_money_is_set_aside_by_the_prices() -> None:
-    """Of the prompt and of all that the reply may have."""
+    """For the prompt and the longest reply."""
     prices = {"m": Price(input=1e6, output=2e6)}
     limits = Limits(budget=3 * (PROMPT + 100) - 1, prices=prices, reserve=True)
     answers = await _ask_all(limits, Paid("m", max_tokens=50), 5)
@@ -135,14 +135,14 @@ def test_a_model_without_a_price_has_no_cost() -> None:
 
 
 def test_reserve_is_of_a_budget() -> None:
-    """Without one there is nothing to set aside."""
+    """Without a budget there is nothing to reserve."""
     with pytest.raises(ConfigurationError, match="needs a budget"):
         Limits(reserve=True)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: when it comes, what it may take and takes, for how long, and when it is left."""
+    """A request: when it comes, its estimate and usage, how long it takes, when it is left."""
 
     at: int
     needs: tuple[int, ...]
@@ -178,7 +178,7 @@ ASKS = st.builds(
 def test_no_budget_is_overspent_whatever_comes_and_goes(
     asks: list[Ask], budgets: tuple[int, int], concurrency: int | None, seed: int
 ) -> None:
-    """But by those that may cost anything, of which one at a time runs; and all come to an end."""
+    """Except by requests with unknown cost, which run alone. All requests end."""
     limits = [Limits(budget=each, reserve=True, concurrency=concurrency) for each in budgets]
     over = [0.0, 0.0]  # what the unbounded have taken beyond what was left
     running: list[list[Ask]] = [[], []]

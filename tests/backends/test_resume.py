@@ -1,4 +1,4 @@
-"""`resume="continue"`: what is sent again for a reply that broke off, and what it adds up to."""
+"""`resume="continue"`: the requests after a broken reply, and their sum."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 async def test_a_reply_that_follows_a_grammar_does_not_go_on(
     wire: WireBackends, name: str, *, by_default: bool
 ) -> None:
-    """The server would begin the grammar again in the middle of the JSON."""
+    """The server would start the grammar again in the middle of the JSON."""
     options = GRAMMARS[name]
     wire.server.script(ONCE, text("1}"))
     backend = wire.connect(resume="continue", **(options if by_default else {}))
@@ -61,7 +61,7 @@ def look(place: str) -> str:
 
 
 async def test_a_reply_that_must_call_a_tool_does_not_go_on(wire: WireBackends) -> None:
-    """A forced call follows a grammar, too; a call that the model may make does not."""
+    """A forced call follows a grammar; an optional one does not."""
     for choice, requests in ("required", 1), ("auto", 2):
         wire.server.requests.clear()
         wire.server.script(ONCE, text("1}"))
@@ -74,7 +74,7 @@ async def test_a_reply_that_must_call_a_tool_does_not_go_on(wire: WireBackends) 
 
 
 async def test_a_refusal_does_not_go_on(wire: WireBackends) -> None:
-    """Its rest would come as text, behind a refusal that is none any more."""
+    """The rest would come as text after the refusal."""
     wire.server.script(Reply([chunk({"refusal": "I can"}), Step.DROP]), text("not"))
 
     with pytest.raises(StreamInterrupted):
@@ -84,7 +84,7 @@ async def test_a_refusal_does_not_go_on(wire: WireBackends) -> None:
 
 
 async def test_plain_text_as_a_format_is_no_grammar(wire: WireBackends) -> None:
-    """Nor is an option that was taken back."""
+    """Neither is an option with the value None."""
     wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
     backend = wire.connect(resume="continue", response_format=SCHEMA)
 
@@ -95,7 +95,7 @@ async def test_plain_text_as_a_format_is_no_grammar(wire: WireBackends) -> None:
 
 
 async def test_the_rest_may_be_as_long_as_what_is_left(wire: WireBackends) -> None:
-    """Wherever the bound was given; by the usage that came, or by the deltas."""
+    """For each place of the bound; counted by usage, or by deltas."""
     spent = {"prompt_tokens": 5, "completion_tokens": 12}
     told = [chunk({"content": "Once "}, usage=spent), Step.DROP]
     counted = [*[chunk({"content": "a"})] * 12, Step.DROP]
@@ -115,7 +115,7 @@ async def test_the_rest_may_be_as_long_as_what_is_left(wire: WireBackends) -> No
 
 
 async def test_usage_is_that_of_all_attempts(wire: WireBackends) -> None:
-    """Those that broke off were paid for, too."""
+    """Broken attempts are paid for too."""
     spent = {"prompt_tokens": 5, "completion_tokens": 1}
     wire.server.script(
         Reply([chunk({"content": "Once "}, usage=spent), Step.DROP]), text("upon", usage=(6, 2))
@@ -140,7 +140,7 @@ async def test_what_came_of_the_reasoning_is_kept(wire: WireBackends) -> None:
 
 
 async def test_a_reply_that_only_reasoned_begins_again(wire: WireBackends) -> None:
-    """The same request, also under a grammar: nothing of the answer has come."""
+    """The same request is sent, also with a grammar, because no text has arrived."""
     wire.server.script(
         Reply([*THOUGHTS, Step.DROP]),
         Reply([chunk({"reasoning": "Ah."}), chunk({"content": "{}"}), chunk(finish="stop"), DONE]),
@@ -169,7 +169,7 @@ async def test_a_reply_that_only_reasoned_begins_again(wire: WireBackends) -> No
 async def test_a_text_that_goes_on_as_reasoning_is_not_lost(
     wire: WireBackends, rest: Reply
 ) -> None:
-    """Servers with a parser of reasoning take the rest of a text for it: the reply fails."""
+    """Servers that parse reasoning may take the rest for reasoning: the reply fails."""
     wire.server.script(Reply([*THOUGHTS, chunk({"content": "Once "}), Step.DROP]), rest)
 
     failure = await backend_error(wire.connect(resume="continue"))
@@ -180,7 +180,7 @@ async def test_a_text_that_goes_on_as_reasoning_is_not_lost(
 
 
 async def test_a_text_that_goes_on_may_be_followed_by_reasoning(wire: WireBackends) -> None:
-    """Once some of the rest has come as text."""
+    """After some of the rest has arrived as text."""
     rest = [chunk({"content": "upon"}), chunk({"reasoning": "Ah."}), chunk(finish="stop"), DONE]
     wire.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), Reply(rest))
 
@@ -190,7 +190,7 @@ async def test_a_text_that_goes_on_may_be_followed_by_reasoning(wire: WireBacken
 
 
 async def test_what_came_before_nonsense_is_kept(wire: WireBackends) -> None:
-    """Also where the reply is not the protocol."""
+    """Also if the reply breaks the protocol."""
     wire.server.script(Reply([*THOUGHTS, chunk({"content": "Hel"}), b"data: {broken\n\n"]))
 
     failure = await backend_error(wire.connect(resume="continue"))
@@ -201,7 +201,7 @@ async def test_what_came_before_nonsense_is_kept(wire: WireBackends) -> None:
 
 
 async def test_what_came_before_a_failure_that_will_not_change_is_kept(wire: WireBackends) -> None:
-    """It is not tried again either."""
+    """It is not retried either."""
     error = {"message": "maximum context length is 9 tokens", "code": 400}
     wire.server.script(Reply([chunk({"content": "Hel"}), event({"error": error})]))
 
@@ -252,7 +252,7 @@ CUTS = {
 @pytest.mark.parametrize("kind", ["http", "openai"])
 @pytest.mark.parametrize("where", CUTS)
 async def test_a_cut_connection_is_told_in_words(kind: str, where: str) -> None:
-    """And what had come is there."""
+    """The error has the text so far."""
     raw, words = CUTS[where]
     async with asyncio.timeout(200), ByteServer(lambda _: [raw]) as server:
         spec = server.url if kind == "http" else "openai:m"
@@ -273,7 +273,7 @@ async def test_a_cut_connection_is_told_in_words(kind: str, where: str) -> None:
 
 
 class Writer(ModelBackend):
-    """Writes `a` for each token, as many as it may, and breaks off after those in `cuts`."""
+    """Writes `a` for each token, up to its limit, and breaks off after those in `cuts`."""
 
     def __init__(self, cuts: list[tuple[int, bool]], *, each: int, **settings: Any) -> None:
         settings["retries"] = Retries(attempts=len(cuts) + 1, backoff=0)
@@ -311,7 +311,7 @@ class Writer(ModelBackend):
 async def test_however_often_it_breaks_off_a_reply_is_as_long_as_it_may_be(
     cuts: list[tuple[int, bool]], most: int, each: int
 ) -> None:
-    """Never longer by more than the one token that is always asked for; and usage adds up."""
+    """At most one token longer, because one is always requested; the usage adds up."""
     backend = Writer([*cuts], each=each, max_tokens=most)
 
     message = await backend.complete(ASK)

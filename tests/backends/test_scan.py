@@ -1,4 +1,4 @@
-"""The scan: keys planted at random, then looked for in everything that a run writes."""
+"""Plant random keys, then search everything that a run writes for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ODD = "%&+/=<>\"'\\;:#?@[]{}|^~`!$(),. _-"
 
 
 def drawn(random: Random) -> str:
-    """Draw a key: of letters alone or of anything that a header can hold, short or long."""
+    """Draw a key: only letters or anything that a header can hold, short or long."""
     letters = random.choice([_SAFE, _SAFE + "-_", _SAFE + "+/=", _SAFE + _ODD])
     size = random.choice([10, 24, 51, 164])
     key = "".join(random.choices(letters, k=size))
@@ -40,7 +40,7 @@ def drawn(random: Random) -> str:
 
 
 def shows(text: str, secret: str) -> bool:
-    """Say whether a key, or half of it, can be read from `text`, by one who tries."""
+    """Return whether a key, or half of it, can be found in `text` with some effort."""
     half = secret[: max(8, len(secret) // 2)]
     readings = [text, unquote(text), html.unescape(text), unquote(html.unescape(text))]
     readings += [each.replace("\\", "") for each in readings]
@@ -78,14 +78,14 @@ _WRITERS: dict[str, Callable[[str], str]] = {
 
 
 def _heard(request: bytes) -> list[str]:
-    """Return what a request gives away: its address and what authorizes it."""
+    """Return the address and credentials that a request shows."""
     lines = request.decode("latin-1").split("\r\n\r\n")[0].split("\r\n")
     named = [line for line in lines if line.lower().startswith("authorization")]
     return [lines[0].split()[1], *(line.partition(": ")[2] for line in named)]
 
 
 def echo(request: bytes, random: Random, key: str) -> bytes:
-    """Answer with what came, or with the key in some writing, in some place."""
+    """Answer with the request, or with the key in some writing, in some place."""
     write = random.choice([*_WRITERS.values()])
     told = random.choice([*_heard(request), write(key), write(key), f"Bearer {write(key)}"])
     line = "".join(told.split())
@@ -125,7 +125,7 @@ def echo(request: bytes, random: Random, key: str) -> bytes:
 
 
 def _backends(url: str, key: str) -> list[Backend]:
-    """Return backends with the key in each place where one can stand."""
+    """Return backends with the key in each possible place."""
     once: dict[str, Any] = {"model": "m", "retries": Retries(attempts=1)}
     written = quote(key, safe="")
     return [
@@ -169,7 +169,7 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
 
 
 async def _use(backend: Backend, key: str, *, embeds: bool = False) -> Any:
-    """Yield all that is seen of one request in a tree; the request itself tells the key too."""
+    """Yield all that is visible of one request in a tree; the request has the key too."""
 
     @handler
     async def asks(node: Node[Any]) -> str:
@@ -201,7 +201,7 @@ def _pickled(backend: Backend) -> Iterable[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and all those it was made from, hidden ones too."""
+    """Yield an error and all its causes, hidden ones too."""
     links = [error]
     while links:
         if (link := links.pop()) is not None:
@@ -235,7 +235,7 @@ _MALFORMED = [
 def test_an_address_that_is_refused_is_shown_without_its_key(
     address: str, written: Callable[[str], str]
 ) -> None:
-    """As a spec and as `base_url`, with a model and without."""
+    """As a spec and as `base_url`, with and without a model."""
     for seed in range(5):
         key = drawn(Random(seed))
         spec = address.replace("{}", written(key))

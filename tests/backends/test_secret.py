@@ -1,4 +1,4 @@
-"""Keys stay out of everything that comes out."""
+"""Keys stay out of all output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WRITERS = {
 @pytest.mark.parametrize("way", _WRITERS)
 @given(key=_KEYS, around=st.text("abc \\\"'"))
 def test_a_key_is_found_however_it_is_written(way: str, key: str, around: str) -> None:
-    """And nothing else is taken, but perhaps backslashes."""
+    """Nothing else is removed, except perhaps backslashes."""
     redactor, write = Redactor(SecretStr(key)), _WRITERS[way]
 
     assert write(key) not in redactor.text(around + write(key) + around)
@@ -53,7 +53,7 @@ def test_a_key_is_found_however_it_is_written(way: str, key: str, around: str) -
 @pytest.mark.parametrize("way", _WRITERS)
 @given(key=st.text("abcXYZ019-_/+=.", min_size=9), cut=st.integers(8, 40))
 def test_a_key_that_an_error_cut_short_is_found(way: str, key: str, cut: int) -> None:
-    """From eight characters of it on."""
+    """From its eighth character on."""
     begun = _WRITERS[way](key[:cut])
     error = Redactor(SecretStr(key)).error(BackendError(f"told: {begun}"))
 
@@ -65,7 +65,7 @@ _PROSE = "The user said: none of the messages is empty; call get_weather and sto
 
 @pytest.mark.parametrize("key", ["a", "the", "user", "none", "EMPTY", "get_weather", "2024"])
 def test_a_key_that_is_a_word_is_left_in_prose(key: str) -> None:
-    """A placeholder, as servers without keys get it; what a server says is cut all the same."""
+    """Such a placeholder is used for servers without keys; texts of servers are still redacted."""
     redactor = Redactor(SecretStr(key))
 
     assert redactor.prose(_PROSE) == _PROSE
@@ -73,7 +73,7 @@ def test_a_key_that_is_a_word_is_left_in_prose(key: str) -> None:
 
 
 def test_blanks_around_a_key_are_dropped_and_nothing_shows_it() -> None:
-    """A newline from a file is no part of it."""
+    """A line break from a file is not part of it."""
     for key in " sk-1234\n", SecretStr(" sk-1234\n"):
         secret = as_secret(key)
 
@@ -84,7 +84,7 @@ def test_blanks_around_a_key_are_dropped_and_nothing_shows_it() -> None:
 
 @pytest.mark.parametrize("key", ["sk-sn\N{SNOWMAN}wman", "sk-one\nsk-two"])
 def test_what_no_header_can_hold_is_refused(key: str) -> None:
-    """And not shown."""
+    """The error does not show it."""
     with pytest.raises(ConfigurationError) as caught:
         connect("http://127.0.0.1/v1", model="tiny", api_key=key)
 
@@ -102,7 +102,7 @@ ASK = Request([Message(role="user", content="Hello?")])
 
 
 def _planted(key: str) -> list[Reply]:
-    """Return replies of a server that tells the key wherever it can."""
+    """Return replies of a server that has the key in every place."""
     told = f"the key {key} is wrong"
     wide = b"data: " + b" " * 175 + told.encode() + b"\n\n"
     begun = chunk({"content": "a"})
@@ -127,7 +127,7 @@ def _planted(key: str) -> list[Reply]:
 
 
 def _backends(url: str, key: str) -> list[Backend]:
-    """Return backends with the key in each place where one can stand."""
+    """Return backends with the key in each possible place."""
     once: dict[str, Any] = {"model": "tiny", "retries": Retries(attempts=1)}
     query, password = f"{url}?key={quote(key, safe='')}", quote(key, safe="")
     in_place = url.replace("http://", f"http://me:{password}@")
@@ -144,7 +144,7 @@ def _backends(url: str, key: str) -> list[Backend]:
 async def test_a_key_shows_nowhere(
     key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planted everywhere; then all that comes out is searched for it, and for half of it."""
+    """It is planted everywhere, then all output is searched for it and for half of it."""
     caplog.set_level(logging.DEBUG)
     came_out: list[str] = []
     tape = tmp_path / "tape.jsonl"
@@ -169,7 +169,7 @@ async def test_a_key_shows_nowhere(
 
 
 async def _use(backend: Backend) -> list[str]:
-    """Return all that is seen of one request in a tree: events, errors, tracebacks, reprs."""
+    """Return all that is visible of one request in a tree: events, errors, tracebacks, reprs."""
 
     @handler
     async def asks(node: Node[Any]) -> str:
@@ -185,14 +185,14 @@ async def _use(backend: Backend) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those it was made from, hidden ones too."""
+    """Yield an error and its causes, hidden ones too."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _traceback(error: BaseException) -> str:
-    """Write it with the variables of each frame but this file's, as some tools do."""
+    """Return it with the variables of each frame except this file's, as some tools do."""
     frames = traceback.TracebackException.from_exception(error, capture_locals=True)
     kept = [frame for frame in frames.stack if frame.filename != __file__]
     frames.stack = traceback.StackSummary.from_list(kept)
@@ -202,7 +202,7 @@ def _traceback(error: BaseException) -> str:
 async def test_a_logger_of_the_sdk_that_nobody_knew_shows_no_key(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever its modules are called: each logger of the package is filtered."""
+    """Each logger of the package is filtered, whatever its name."""
     caplog.set_level(logging.DEBUG)
     logger = logging.getLogger("openai._renamed.module")
     async with ScriptedServer(text("Nile")) as server:

@@ -1,4 +1,4 @@
-"""Replies as the usual servers write them, each in its own way: all read the same."""
+"""Replies in the forms of common servers: all are read the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _piece(index: int | None, name: str | None, arguments: Any, call_id: str = "
 
 
 def _vllm(*deltas: Any, finish: str) -> list[bytes]:
-    """Fields that are not set come as null; usage has a chunk of its own."""
+    """Unset fields are null; usage has its own chunk."""
     unset = {"reasoning": None, "reasoning_content": None}
     choices = [{"index": 0, "delta": {**unset, **d}, "logprobs": None} for d in deltas]
     end = {"delta": {"content": ""}, "index": 0, "finish_reason": finish, "stop_reason": None}
@@ -34,7 +34,7 @@ def _vllm(*deltas: Any, finish: str) -> list[bytes]:
 
 
 def _llama_server(*deltas: Any, finish: str) -> list[bytes]:
-    """The first content is null; timings stand beside the choices, where usage may be too."""
+    """The first content is null; timings are beside the choices, and usage may be too."""
     first = {"role": "assistant", "content": None}
     choices = [{"finish_reason": None, "index": 0, "delta": d} for d in (first, *deltas)]
     end = {"finish_reason": finish, "index": 0, "delta": {}}
@@ -43,7 +43,7 @@ def _llama_server(*deltas: Any, finish: str) -> list[bytes]:
 
 
 def _ollama(*deltas: Any, finish: str) -> list[bytes]:
-    """The role comes with every chunk; a reply with calls may end as one of text does."""
+    """Each chunk has the role; a reply with calls may end as one of text."""
     said = [{"index": 0, "delta": {"role": "assistant", "content": "", **d}} for d in deltas]
     end = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": finish}
     chunks = [{"choices": [each]} for each in (*said, end)]
@@ -51,7 +51,7 @@ def _ollama(*deltas: Any, finish: str) -> list[bytes]:
 
 
 def _lmdeploy(*deltas: Any, finish: str) -> list[bytes]:
-    """Lists of calls are empty rather than left out; every piece of a call has an id of its own."""
+    """Lists of calls are empty, not omitted; each piece of a call has another id."""
     unset = {"role": "assistant", "reasoning_content": None, "gen_tokens": None, "tool_calls": []}
     for number, piece in enumerate(p for d in deltas for p in d.get("tool_calls", ())):
         piece["id"] = f"chatcmpl-tool-{number}"
@@ -101,7 +101,7 @@ async def _read(steps: list[bytes]) -> Message:
 
 @pytest.mark.parametrize("server", TEXTS)
 async def test_text_of_every_server_is_read(server: str) -> None:
-    """And what it took."""
+    """With its usage."""
     message = await _read(TEXTS[server])
 
     assert (message.content, message.finish_reason) == ("Hi there", "stop")
@@ -111,7 +111,7 @@ async def test_text_of_every_server_is_read(server: str) -> None:
 
 @pytest.mark.parametrize("server", CALLS)
 async def test_calls_of_every_server_are_read(server: str) -> None:
-    """Cut or whole; each has an id of its own."""
+    """In pieces or complete, each with an id."""
     message = await _read(CALLS[server])
 
     assert [(call.name, call.arguments) for call in message.tool_calls] == [
@@ -124,7 +124,7 @@ async def test_calls_of_every_server_are_read(server: str) -> None:
 
 @pytest.mark.parametrize("status", [400, 404])
 async def test_a_refusal_without_an_envelope_is_read(status: int) -> None:
-    """As LMDeploy and older vLLM write it."""
+    """LMDeploy and older vLLM send these."""
     said = {"message": "no such thing", "type": "invalid", "code": status, "object": "error"}
     refusal = Reply([event(said).removeprefix(b"data: ")], status, content_type="application/json")
     async with ScriptedServer(refusal) as server, connect(server.url, model="m") as backend:

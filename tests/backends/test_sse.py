@@ -27,7 +27,7 @@ def test_comments_fields_and_blank_lines_are_passed_over() -> None:
 
 
 def test_lines_may_end_in_lf_crlf_or_cr_after_a_byte_order_mark() -> None:
-    """All three, mixed."""
+    """Also mixed."""
     raw = b"\xef\xbb\xbfdata: a\r\n\r\ndata: b\r\rdata: c\n\n"
 
     assert _events(raw) == [b"a", b"b", b"c"]
@@ -64,7 +64,7 @@ ERRORS: dict[bytes, list[bytes]] = {
 
 @pytest.mark.parametrize("raw", ERRORS)
 def test_errors_that_are_no_data_are_events(raw: bytes) -> None:
-    """By the type of the event, in a field of their own, or without any."""
+    """By the event's type, in a field `error`, or without a field."""
     assert _events(raw) == ERRORS[raw]
 
 

@@ -1,4 +1,4 @@
-"""A client in a thread that waits for a model is told at once when its node is cancelled."""
+"""A client in a thread that waits for a model stops at once when its node is cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASK = Request([Message(role="user", content="?")])
 
 
 class Stalls(Backend):
-    """Gives some deltas and then nothing; notes when a stream is closed."""
+    """Sends some deltas and then nothing; records when a stream is closed."""
 
     def __init__(self, given: int) -> None:
         super().__init__("stalls")
@@ -58,7 +58,7 @@ async def wait(event: threading.Event) -> None:
 async def test_a_cancel_closes_the_connection_of_a_client_that_waits(
     given: int, abandon: bool
 ) -> None:
-    """At once, though the server says nothing; whether or not the thread is waited for."""
+    """At once, although the server sends nothing, and whether or not the thread is awaited."""
     backend, seen = Stalls(given), list[str]()
     async with asyncio.timeout(60), Commander() as commander:
         job = commander.put_job(Reads(backend, seen, abandon))
@@ -71,7 +71,7 @@ async def test_a_cancel_closes_the_connection_of_a_client_that_waits(
 
 
 async def test_a_client_that_is_told_between_two_deltas_stops_at_the_next() -> None:
-    """It is not asked for another."""
+    """No other delta is requested."""
     backend, seen = Stalls(2), list[str]()
     between, go_on = threading.Event(), threading.Event()
 
@@ -94,7 +94,7 @@ async def test_a_client_that_is_told_between_two_deltas_stops_at_the_next() -> N
 
 @pytest.mark.parametrize("runs", [False, True])
 async def test_a_plain_tool_that_asks_a_model_is_told(runs: bool) -> None:
-    """By itself or through an agent: its thread is left behind, and its connection is not."""
+    """Directly or through an agent: its thread continues, its connection does not."""
     backend = Stalls(1)
 
     @tool

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.contract("B2")
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: what it needs, what becomes of it, and the second and turn of its cancel."""
+    """A request: its needs, its end, and the second and turn of its cancel."""
 
     at: int
     needs: tuple[int, ...]  # which of the limits
@@ -61,7 +61,7 @@ ASKS = st.builds(
 
 
 class Distant(TurnLimits):
-    """Limits that are kept elsewhere: it takes seconds to ask for a turn and to give it back."""
+    """Limits of another process: asking for a turn and giving it back take seconds."""
 
     counts_tokens = True
 
@@ -81,7 +81,7 @@ class Distant(TurnLimits):
 
 
 class World:
-    """Plays requests on some limits, and looks after each step whether all of them hold."""
+    """Plays requests on some limits, and checks all limits after each step."""
 
     def __init__(self, limits: list[Limits]) -> None:
         self.limits = limits
@@ -184,7 +184,7 @@ class World:
 def test_all_limits_hold_whatever_comes_and_goes(
     limits: list[Limits], asks: list[Ask], seed: int
 ) -> None:
-    """Each is served, refused or cancelled; nothing is running, waiting or timed in the end."""
+    """Each request is served, refused or cancelled; at the end nothing runs, waits or is timed."""
 
     async def run() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ def test_all_limits_hold_whatever_comes_and_goes(
 
 
 class Place:
-    """A request that stands in some limits until it is let go."""
+    """A request that holds its turn in some limits until it is released."""
 
     def __init__(self, *limits: Limits, tokens: int = 0) -> None:
         self.began = False
@@ -248,7 +248,7 @@ async def test_who_waits_for_one_limit_has_no_turn_in_another() -> None:
 
 
 async def test_one_that_is_passed_on_both_sides_is_served_in_the_end() -> None:
-    """Though its two limits are never free at once: neither is given away for ever."""
+    """Although its two limits are never free at once: neither goes to others for ever."""
     one, other = Limits(concurrency=1), Limits(concurrency=1)
     first, second = Place(one), Place(other)
     both = Place(one, other)
@@ -275,7 +275,7 @@ async def test_one_that_is_passed_on_both_sides_is_served_in_the_end() -> None:
 
 @virtual_time
 async def test_one_that_needs_little_does_not_pass_one_that_needs_much() -> None:
-    """Neither when it comes nor when its other limit lets it go on."""
+    """Neither when it arrives nor when its other limit allows it."""
     tree, own = Limits(tokens_per_minute=40), Limits(concurrency=1)
     own_runs = Place(own)
     await Place(tree, tokens=20).end()
@@ -329,7 +329,7 @@ async def test_a_start_that_was_cancelled_at_once_does_not_count_for_the_rate() 
 
 @virtual_time
 async def test_a_timer_that_is_early_is_set_again() -> None:
-    """Loops run what is due within the resolution of their clock."""
+    """Loops run timers early within the resolution of their clock."""
     asyncio.get_running_loop()._clock_resolution = 0.01  # type: ignore[attr-defined]
     limits = Limits()
     limits.slow_down(7)
@@ -344,7 +344,7 @@ async def test_a_timer_that_is_early_is_set_again() -> None:
 @pytest.mark.parametrize("hops", range(4))
 @virtual_time
 async def test_a_refusal_and_a_cancel_in_one_turn_leave_nothing(hops: int) -> None:
-    """The place was never had, so it is not given back."""
+    """It had no turn, so none is given back."""
     limits = Limits(concurrency=2, budget=100)
     holding = [Place(limits) for _ in range(2)]
     await settle_loop()
@@ -369,7 +369,7 @@ async def _ask(limits: Limits) -> None:
 
 
 def test_a_second_loop_finds_no_trace_of_the_first() -> None:
-    """Neither after an orderly end nor where the first was closed under all it had."""
+    """Neither after an orderly end nor if the first loop was closed while requests ran."""
     limits = Limits(concurrency=1, requests_per_minute=60)
 
     async def one() -> None:
@@ -406,7 +406,7 @@ async def _started(limits: Limits, loop: asyncio.AbstractEventLoop) -> asyncio.T
 
 
 def test_loops_of_several_threads_share_limits() -> None:
-    """A turn that ends in one lets somebody start in the other; none is lost or had twice."""
+    """A turn that ends in one loop lets a request of the other start; none is lost or counted twice."""
     limits, own = Limits(concurrency=2), Limits(concurrency=2)
     running: list[int] = []
     most: list[int] = []

@@ -1,4 +1,4 @@
-"""What a tree has spent, and the limits that a whole commander keeps."""
+"""The usage of a tree, and limits of a commander."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK = Request([Message(role="user", content="Hello?")])
 
 
 class Paid(ModelBackend):
-    """Takes a second and 10 + 5 tokens for each reply; counts what is open."""
+    """Takes a second and 10 + 5 tokens for each reply; counts open ones."""
 
     opened = 0
 
@@ -47,7 +47,7 @@ def _spent(replies: int) -> Usage:
 
 @virtual_time
 async def test_usage_is_summed_up_the_tree_for_each_model() -> None:
-    """Once a reply, whatever it told on its way."""
+    """Once for each reply, whatever usage its deltas have."""
     small, large = Paid("small"), Paid("large")
 
     class Round(Job[Any]):
@@ -67,7 +67,7 @@ async def test_usage_is_summed_up_the_tree_for_each_model() -> None:
 
 
 async def test_what_a_broken_reply_told_is_charged_too() -> None:
-    """Each attempt that told its usage, and none that did not."""
+    """For each attempt that sent usage, and no other."""
     paid = {"usage": {"prompt_tokens": 3, "completion_tokens": 1}}
     broken = Reply([chunk({"content": "a"}, **paid), Step.DROP])
     async with (
@@ -85,13 +85,13 @@ async def test_what_a_broken_reply_told_is_charged_too() -> None:
 
 @virtual_time
 async def test_outside_a_tree_nothing_is_charged() -> None:
-    """And nothing fails."""
+    """The reply still works."""
     assert (await Paid("small").complete(ASK)).usage == _spent(1)
 
 
 @virtual_time
 async def test_a_commanders_limits_hold_for_all_its_backends() -> None:
-    """And for no other commander; the same object may be on a backend as well."""
+    """And for no other commander. A backend may have the same object."""
     limits = Limits(concurrency=1)
     one, other = Paid("one", limits=limits), Paid("other")
     time = asyncio.get_running_loop().time
@@ -105,7 +105,7 @@ async def test_a_commanders_limits_hold_for_all_its_backends() -> None:
 
 @virtual_time
 async def test_a_spent_budget_stops_the_tree_cleanly() -> None:
-    """Replies under way are cancelled, those that wait are refused, nothing is left behind."""
+    """Running replies are cancelled, waiting ones refused, and nothing remains."""
     backend = Paid("m", limits=Limits(concurrency=2))
 
     class Swarm(Job[None]):
@@ -132,7 +132,7 @@ async def test_a_spent_budget_stops_the_tree_cleanly() -> None:
 
 @virtual_time
 async def test_a_reply_that_is_left_gives_its_place_back() -> None:
-    """In the tree's limits and in the backend's own."""
+    """In the limits of the tree and of the backend."""
     backend = Paid("m", limits=Limits(concurrency=1))
 
     @handler
@@ -149,7 +149,7 @@ async def test_a_reply_that_is_left_gives_its_place_back() -> None:
 
 @virtual_time
 async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
-    """Another server has not complained."""
+    """Other servers have not sent one."""
 
     class Refused(Paid):
         async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:

@@ -59,7 +59,7 @@ def _read(pieces: Iterable[str], **settings: Any) -> Message:
 
 @given(st.sampled_from(REPLIES), st.lists(st.integers(0, 120), max_size=8))
 def test_a_reply_reads_the_same_however_it_is_cut(reply: str, cuts: list[int]) -> None:
-    """Put together, the deltas are those of the whole text."""
+    """Together, the deltas have the complete text."""
     edges = [0, *sorted(min(cut, len(reply)) for cut in cuts), len(reply)]
     pieces = [reply[a:b] for a, b in pairwise(edges)]
 
@@ -67,7 +67,7 @@ def test_a_reply_reads_the_same_however_it_is_cut(reply: str, cuts: list[int]) -
 
 
 def test_marked_calls_become_tool_calls() -> None:
-    """And the text around them stays text, the line breaks between them nobody's."""
+    """The text around them stays, without the line breaks next to them."""
     message = _read([REPLIES[3]])
 
     assert message.content == "Wait.\n"
@@ -78,21 +78,21 @@ def test_marked_calls_become_tool_calls() -> None:
 
 
 def test_marks_inside_a_string_are_part_of_the_string() -> None:
-    """JSON escapes line breaks, so the end of a call cannot stand in its arguments."""
+    """JSON escapes line breaks, so arguments cannot contain the end of a call."""
     (call,) = _read([REPLIES[4]]).tool_calls
 
     assert call.arguments == {"text": "</tool_call> }\n</tool_call> <tool_call>"}
 
 
 def test_reasoning_is_kept_apart() -> None:
-    """Whether the reply opens it or the prompt has."""
+    """Whether the reply or the prompt opens it."""
     opened = Message(role="assistant", content="It is 2.", reasoning="\nTwo.")
     assert _read([REPLIES[5]]) == opened
     assert _read(["\nTwo.</think>It is 2."], thinking=True) == opened
 
 
 def test_a_call_cut_off_is_not_made_whole() -> None:
-    """What of the end mark had come is no part of the arguments."""
+    """A part of the end mark does not become arguments."""
     whole = marked_call("add", '{"a": 1}')
     (call,) = _read([whole[:-5]]).tool_calls
     (broken,) = _read([whole.partition("1}")[0]]).tool_calls
@@ -103,14 +103,14 @@ def test_a_call_cut_off_is_not_made_whole() -> None:
 
 
 def test_text_passes_without_tools_whatever_it_holds() -> None:
-    """A mark is a mark only where a tool may be called."""
+    """Marks only count if a tool may be called."""
     reader = ReplyReader([])
 
     assert [delta.text for delta in reader.read(REPLIES[2])] == [REPLIES[2]]
 
 
 def test_the_grammar_offers_what_tool_choice_allows() -> None:
-    """Text and calls, calls alone, or one call of one tool."""
+    """Text and calls, only calls, or one call of one tool."""
     auto = json.loads(structural_tag(TOOLS, "auto", parallel=True))["format"]
     required = json.loads(structural_tag(TOOLS, "required", parallel=True))["format"]
     choice = {"type": "function", "function": {"name": "add"}}
@@ -127,13 +127,13 @@ def test_the_grammar_offers_what_tool_choice_allows() -> None:
 
 @pytest.mark.parametrize("choice", ["any", {"type": "function", "function": {"name": "missing"}}])
 def test_a_tool_choice_that_is_none_is_refused(choice: Any) -> None:
-    """And the message names it."""
+    """The message names it."""
     with pytest.raises(ConfigurationError, match=r"any|missing"):
         structural_tag(TOOLS, choice, parallel=True)
 
 
 def test_an_engine_argument_among_the_options_is_refused() -> None:
-    """The message says where it belongs."""
+    """The message says where to pass it."""
     with pytest.raises(ConfigurationError, match=r"tensor_parallel_size.*engine=\{\}"):
         check_options({"temperature": 0, "tensor_parallel_size": 2})
 
@@ -146,7 +146,7 @@ def test_without_vllm_the_extra_is_named() -> None:
 
 
 async def test_a_test_on_ray_gives_its_orders_in_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an option that every backend passes on; the engine itself is not asked."""
+    """As an option that every backend passes on; the engine is not asked."""
     monkeypatch.setattr("anabranch.backends._vllm.find_spec", lambda _: True)
     processor = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
     engine = SimpleNamespace(output_processor=processor)

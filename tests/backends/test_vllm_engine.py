@@ -1,4 +1,4 @@
-"""The loop and thread of the vLLM engine, without vLLM: the suite in `vllm_engine` has the rest."""
+"""The loop and thread of the vLLM engine, without vLLM. `tests/vllm_engine` tests the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Work = Callable[[Any], AsyncGenerator[Delta, None]]
 
 
 class Model:
-    """Stands for what is loaded: it can only be shut down."""
+    """Stands for a loaded model: it can only be shut down."""
 
     def __init__(self) -> None:
         self.llm = SimpleNamespace(shutdown=self.shut_down)
@@ -58,7 +58,7 @@ async def endless(_: Any) -> AsyncGenerator[Delta, None]:
 
 
 async def test_requests_of_any_loop_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets its own deltas, all of them."""
+    """Each gets all its deltas."""
     words = [[f"{name}{number}" for number in range(2000)] for name in "abc"]
     async with an_engine(monkeypatch) as engine:
         *here, there = await asyncio.gather(
@@ -70,7 +70,7 @@ async def test_requests_of_any_loop_are_answered_in_order(monkeypatch: pytest.Mo
 
 
 async def test_leaving_cancels_the_work_and_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on."""
+    """Other requests continue."""
     stopped: list[str] = []
 
     async def work(_: Any) -> AsyncGenerator[Delta, None]:
@@ -89,7 +89,7 @@ async def test_leaving_cancels_the_work_and_waits_for_that(monkeypatch: pytest.M
 
 
 async def test_work_that_is_left_before_it_began_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving returns, at whatever moment it comes."""
+    """Leaving returns at any moment."""
     async with an_engine(monkeypatch) as engine:
         for turns in range(40):
             reader = asyncio.create_task(texts(engine, endless))
@@ -104,7 +104,7 @@ async def test_work_that_is_left_before_it_began_is_over(monkeypatch: pytest.Mon
 async def test_the_last_to_close_breaks_off_what_is_being_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The model is shut down and the thread has ended; nobody is left waiting, nor starts anew."""
+    """The model is shut down and the thread has ended; no request waits or starts."""
     async with an_engine(monkeypatch) as engine:
         model: Any = engine.model
         assert VLLMEngine.open({"model": "none"}) is engine
@@ -124,7 +124,7 @@ async def test_the_last_to_close_breaks_off_what_is_being_said(
 
 
 async def test_work_that_begins_as_the_engine_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order the two reach its loop."""
+    """Whichever of the two reaches the loop first."""
     async with an_engine(monkeypatch) as engine:
         readers = [asyncio.create_task(texts(engine, endless)) for _ in range(20)]
         await asyncio.sleep(0)  # they have begun; most of the work has not
@@ -137,7 +137,7 @@ async def test_work_that_begins_as_the_engine_ends_is_told(monkeypatch: pytest.M
 async def test_a_model_that_does_not_load_is_tried_again_by_another_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever waits is told why."""
+    """All waiting requests get the error."""
 
     def fail(_: Any) -> Any:
         raise ConfigurationError("no such model")

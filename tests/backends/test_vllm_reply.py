@@ -1,4 +1,4 @@
-"""What one request says to vLLM and what is made of its answer, with a stand-in for vLLM."""
+"""The request that vLLM gets and the deltas made from its answer, with a stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EngineDeadError(VLLMError):
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Put something in the place of vLLM's modules; its `said` is what the model says."""
+    """Replace vLLM's modules; its `said` is the model's text."""
     model = SimpleNamespace(said=[("Hi", "stop")], prompt="<user>", params=None, error=None)
 
     async def render(messages: Any, params: Any) -> Any:
@@ -77,7 +77,7 @@ async def ask(model: SimpleNamespace, *tools: Any, template: str = "", **options
 
 
 async def test_a_reply_of_the_engine_becomes_a_message(stand_in: SimpleNamespace) -> None:
-    """With the model's own sampling defaults, and what was asked for over them."""
+    """With the model's sampling defaults, and the request's options over them."""
     stand_in.said = [("Hel", None), ("lo", "length")]
 
     message = await ask(stand_in, temperature=0.5, max_completion_tokens=7)
@@ -93,7 +93,7 @@ async def test_a_reply_of_the_engine_becomes_a_message(stand_in: SimpleNamespace
 async def test_a_model_whose_template_knows_no_calls_is_told_how_to_call(
     stand_in: SimpleNamespace,
 ) -> None:
-    """And what it calls is read back; its grammar allows one call."""
+    """Its calls are read back; its grammar allows one call."""
     stand_in.said = [(marked_call("add", '{"a": 1}'), "stop")]
 
     message = await ask(stand_in, ADD)
@@ -108,7 +108,7 @@ async def test_a_model_whose_template_knows_no_calls_is_told_how_to_call(
 
 
 async def test_a_template_that_knows_calls_gets_the_tools(stand_in: SimpleNamespace) -> None:
-    """Nothing is written into the conversation."""
+    """Nothing is added to the conversation."""
     await ask(stand_in, ADD, template="... <tool_call> ...")
 
     assert [tool["function"]["name"] for tool in stand_in.rendered["tools"]] == ["add"]
@@ -129,7 +129,7 @@ async def test_a_template_that_knows_calls_gets_the_tools(stand_in: SimpleNamesp
 async def test_a_response_format_is_a_bound_of_vllms(
     wanted: dict[str, Any], bounds: object, stand_in: SimpleNamespace
 ) -> None:
-    """In its own terms; with tools it is refused."""
+    """In vLLM's terms; together with tools it is refused."""
     await ask(stand_in, response_format=wanted)
 
     assert stand_in.params.structured_outputs == bounds
@@ -150,7 +150,7 @@ async def test_a_response_format_is_a_bound_of_vllms(
 async def test_a_failure_of_vllm_is_one_of_the_family(
     error: Exception, kind: type[Exception], stand_in: SimpleNamespace
 ) -> None:
-    """But for the engine's death, which is the engine's own affair."""
+    """Except the engine's death, which the engine handles."""
     stand_in.said, stand_in.error = [("Hi", None)], error
 
     with pytest.raises(kind) as caught:
@@ -161,7 +161,7 @@ async def test_a_failure_of_vllm_is_one_of_the_family(
 async def test_a_reply_that_the_engine_breaks_off_is_no_whole_one(
     stand_in: SimpleNamespace,
 ) -> None:
-    """It may be tried again."""
+    """It may be retried."""
     stand_in.said = [("Hi", "abort")]
 
     with pytest.raises(BackendUnavailable, match="aborted"):
@@ -169,7 +169,7 @@ async def test_a_reply_that_the_engine_breaks_off_is_no_whole_one(
 
 
 async def test_reasoning_that_the_prompt_began_is_told_apart(stand_in: SimpleNamespace) -> None:
-    """From the text after it."""
+    """It is separate from the text after it."""
     stand_in.prompt, stand_in.said = "<user><think>\n", [("hm</think>Yes", "stop")]
 
     message = await ask(stand_in)

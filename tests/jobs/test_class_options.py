@@ -1,4 +1,4 @@
-"""What the class of a job says of its attempts: attributes, class keywords, and what is refused."""
+"""Options of a job class: attributes, class keywords, and refused ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = st.tuples(st.sampled_from(RETRIES), st.sampled_from(TIMEOUTS))
 def test_a_job_has_the_options_of_its_put_else_those_of_the_nearest_class(
     chain: list[Any], put: Any
 ) -> None:
-    """Attributes and keywords count alike; a field or a method of such a name is the job's own."""
+    """Attributes and keywords are equivalent; a field or method with such a name is not an option."""
     kind: Any = Job
     expected: dict[str, Any] = {"retry": None, "timeout": None}
     for *ways, values in chain:
@@ -58,7 +58,7 @@ def test_a_job_has_the_options_of_its_put_else_those_of_the_nearest_class(
 
 
 def test_a_class_s_options_hold_wherever_its_jobs_start() -> None:
-    """Run, put, awaited, and tried again in a durable run."""
+    """Run, put, awaited, and retried in a durable run."""
     tries: list[str] = []
 
     class Flaky(Job[str], retry=Retry(attempts=3)):
@@ -110,13 +110,13 @@ def test_a_class_s_timeout_ends_its_jobs() -> None:
 def test_an_unknown_class_keyword_is_refused_with_the_nearest_name(
     base: Any, keyword: str, says: str
 ) -> None:
-    """Where the class is made, and not where it is put."""
+    """When the class is made, not when a job is put."""
     with pytest.raises(TypeError, match=rf"Mine has no class keyword '{keyword}': {says}"):
         type(base)("Mine", (base,), {}, **{keyword: 1})
 
 
 def test_a_keyword_of_another_base_is_left_to_that() -> None:
-    """Whether it stands before `Job` or after it."""
+    """Before or after `Job` in the bases."""
     colors: list[str] = []
 
     class Colored:
@@ -154,7 +154,7 @@ def test_a_value_that_is_no_option_is_refused(name: str, value: object, says: st
 
 
 async def test_elsewhere_a_job_makes_one_attempt() -> None:
-    """Those of its class, and its time, are counted where it was put."""
+    """The process that put it counts attempts and time."""
     tries: list[int] = []
 
     class Fails(Job[None], retry=Retry(attempts=3), timeout=10):

@@ -33,7 +33,7 @@ async def test_an_edge_starts_the_next_node_beside_the_first() -> None:
 
 
 async def test_several_edges_are_followed_in_the_order_in_which_they_were_added() -> None:
-    """One node may lead to many."""
+    """One node may start many."""
     seen: list[str] = []
     first = Step("a", seen)
     for name in "bcd":
@@ -44,7 +44,7 @@ async def test_several_edges_are_followed_in_the_order_in_which_they_were_added(
 
 
 async def test_a_cycle_runs_copies_with_the_same_inputs_and_shared_data() -> None:
-    """What a body changes in its own fields is not there in the next run; shared data is."""
+    """Changes of a body to its fields are not in the next run; shared data is."""
     runs: list[int] = []
     ended: list[int] = []
     guess = Guess(runs)
@@ -57,7 +57,7 @@ async def test_a_cycle_runs_copies_with_the_same_inputs_and_shared_data() -> Non
 
 
 async def test_a_condition_chooses_by_result_and_falls_back_to_the_default() -> None:
-    """Results that are not named go to the default, and nowhere without one."""
+    """Other results start the default; without one the path ends."""
     seen: list[str] = []
     first = Step("a", seen, answer="left")
     add_conditional_edge(first, {"left": Step("l", seen), "right": Step("r", seen)})
@@ -100,7 +100,7 @@ async def test_handlers_and_jobs_are_joined_by_the_same_edges() -> None:
 
 
 async def test_a_failed_or_cancelled_node_follows_no_edge() -> None:
-    """Edges are for completion."""
+    """Edges need completion."""
     seen: list[str] = []
 
     class Fails(Job[None]):
@@ -130,7 +130,7 @@ async def test_a_started_node_gets_no_more_edges() -> None:
 
 
 async def test_an_unhashable_result_fails_the_node() -> None:
-    """The failure is the node's, with its path on it."""
+    """The failure has the node's path."""
 
     class Lists(Job[list[int]]):
         async def task(self) -> list[int]:
@@ -144,7 +144,7 @@ async def test_an_unhashable_result_fails_the_node() -> None:
 
 
 async def test_copies_have_the_callbacks_of_the_maker_and_not_those_of_a_run():
-    """What the body and the start callbacks of the first run add is that run's own."""
+    """Callbacks that a body or a start callback adds belong to that run."""
     seen: list[str] = []
     runs: list[int] = []
 
@@ -166,7 +166,7 @@ async def test_copies_have_the_callbacks_of_the_maker_and_not_those_of_a_run():
 
 
 async def test_a_copy_made_before_the_first_run_began_has_the_same_callbacks():
-    """Two edges lead to one node in one turn: the node itself and a copy of it."""
+    """Two edges start one node in one turn: the node itself and a copy of it."""
     seen: list[str] = []
     runs: list[int] = []
 
@@ -185,7 +185,7 @@ async def test_a_copy_made_before_the_first_run_began_has_the_same_callbacks():
 
 
 async def test_an_edges_function_may_return_its_own_node_round_after_round():
-    """A copy of a copy is what a copy of the first would be."""
+    """A copy of a copy equals a copy of the first."""
     seen: list[str] = []
     runs: list[int] = []
 
@@ -239,7 +239,7 @@ async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
 
 @given(st.lists(st.sampled_from(["maker", "putter", "start", "body", "callback"]), max_size=6))
 def test_every_run_of_a_cycle_calls_the_same_callbacks(who: list[str]):
-    """Whoever adds them, and however many."""
+    """Whoever adds them, and any number of them."""
     seen: list[list[int]] = []
 
     class Round(Job[bool]):
@@ -276,7 +276,7 @@ CALLBACKS = ("edge", "join", "choice", "recover", "recover late", "fail at end",
 def test_edges_are_followed_by_a_node_that_has_completed_in_the_end(
     fails: bool, order: list[str]
 ) -> None:
-    """Whatever callbacks it has, in any order: one may recover it, another may fail it."""
+    """With any callbacks in any order: one may recover it, another may fail it."""
     seen: list[str] = []
 
     @handler

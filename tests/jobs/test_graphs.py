@@ -1,4 +1,4 @@
-"""Graphs of nodes: what is awaited where edges lead on (jobs/_edge.py)."""
+"""Graphs of nodes and their results (jobs/_edge.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anabranch.testing import pause, run_seeded
 
 
 class Add(Job[int]):
-    """Adds up what it is given, and notes it."""
+    """Adds its inputs, and records the sum."""
 
     numbers: tuple[int, ...]
     seen: list[int]
@@ -32,7 +32,7 @@ class Add(Job[int]):
 
 
 async def test_the_target_of_an_edge_is_not_started_by_being_awaited() -> None:
-    """It would run before its source, and then again: the message names what to await."""
+    """It would run before its source, and then again. The message says what to await."""
     seen: list[str] = []
     first, second = Step("a", seen), Step("b", seen)
     add_edge(first, second)
@@ -50,7 +50,7 @@ async def test_the_target_of_an_edge_is_not_started_by_being_awaited() -> None:
 
 
 async def test_a_node_that_leads_to_itself_may_be_awaited() -> None:
-    """It is where its graph begins."""
+    """It is the beginning of its graph."""
     runs: list[int] = []
     guess = Guess(runs)
     add_conditional_edge(guess, {"again": guess})
@@ -65,7 +65,7 @@ async def test_a_node_that_leads_to_itself_may_be_awaited() -> None:
 
 
 def test_a_graph_gives_what_its_last_node_gave() -> None:
-    """And ends when all of it has."""
+    """It ends when all its nodes have ended."""
     seen: list[str] = []
     nodes = [Step(name, seen, answer=name.upper()) for name in "abc"]
     for source, target in pairwise(nodes):
@@ -76,7 +76,7 @@ def test_a_graph_gives_what_its_last_node_gave() -> None:
 
 
 async def test_a_graph_with_a_cycle_gives_what_the_last_round_gave() -> None:
-    """However many rounds there were."""
+    """For any number of rounds."""
     guess = Guess([])
     add_conditional_edge(guess, {"again": guess})
     async with Commander() as commander:
@@ -85,7 +85,7 @@ async def test_a_graph_with_a_cycle_gives_what_the_last_round_gave() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 async def test_a_conditional_diamond_meets_again_once(side: str) -> None:
-    """Single edges from both branches lead on from the one that was taken."""
+    """Edges from both branches start it once, from the chosen one."""
     seen: list[str] = []
     first, last = Step("a", seen, answer=side), Step("z", seen, answer="end")
     left, right = Step("left", seen), Step("right", seen)
@@ -98,7 +98,7 @@ async def test_a_conditional_diamond_meets_again_once(side: str) -> None:
 
 
 async def test_a_node_that_fails_fails_its_graph() -> None:
-    """What it leads to does not run, and what runs beside it is cancelled."""
+    """Its targets do not start, and its siblings are cancelled."""
     seen: list[str] = []
 
     class Fails(Job[None]):
@@ -121,7 +121,7 @@ async def test_a_node_that_fails_fails_its_graph() -> None:
 
 
 async def test_a_graph_that_is_tried_again_begins_anew() -> None:
-    """What had completed before the failure does not count."""
+    """Nodes that completed before the failure run again."""
     seen: list[int] = []
     fails = iter([True, False])
 
@@ -140,7 +140,7 @@ async def test_a_graph_that_is_tried_again_begins_anew() -> None:
 
 
 async def test_an_edge_from_several_starts_its_target_once_after_all() -> None:
-    """Without a graph too, whoever put them."""
+    """Also without a graph, whoever put the sources."""
     seen: list[str] = []
     sources = Step("a", seen), Step("b", seen)
     assert add_edge(sources, Step("c", seen)) is sources
@@ -152,7 +152,7 @@ async def test_an_edge_from_several_starts_its_target_once_after_all() -> None:
 
 
 async def test_an_edge_from_several_leads_nowhere_if_one_never_completes() -> None:
-    """A graph then ends with what there was."""
+    """A graph then ends with the other results."""
     seen: list[str] = []
     first, taken, other = Step("a", seen, answer="x"), Step("b", seen, answer="B"), Step("o", seen)
     add_conditional_edge(first, {"x": taken, "y": other})
@@ -163,7 +163,7 @@ async def test_an_edge_from_several_leads_nowhere_if_one_never_completes() -> No
 
 
 async def test_an_edge_from_several_in_a_cycle_waits_for_all_of_them_again() -> None:
-    """Round after round."""
+    """In each round."""
     seen: list[str] = []
     runs: list[int] = []
     one, other, guess = Step("a", seen), Step("b", seen), Guess(runs)
@@ -177,7 +177,7 @@ async def test_an_edge_from_several_in_a_cycle_waits_for_all_of_them_again() -> 
 
 
 class Alike(Job[str]):
-    """Equal to all others of its class, and so without a hash."""
+    """Equal to all others of its class, so it cannot be hashed."""
 
     name: str
     seen: list[str]
@@ -195,7 +195,7 @@ class Alike(Job[str]):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
 def test_nodes_that_are_equal_are_still_several(turns: list[int], each: bool) -> None:
-    """An edge from them waits for all, and the result is that of the node where the graph ended."""
+    """An edge from them waits for all, and the result is that of the last node."""
     seen: list[str] = []
     starts = tuple(Alike(str(number), seen, wait) for number, wait in enumerate(turns))
     last = Alike("last", seen, 0)
@@ -210,7 +210,7 @@ def test_nodes_that_are_equal_are_still_several(turns: list[int], each: bool) ->
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))])
 async def test_a_graph_is_neither_sent_nor_copied_without_its_edges(copied: Any) -> None:
-    """It would end after its first nodes. By `copy`, as a cycle does, it has the same nodes."""
+    """It would end after its first nodes. A `copy`, as in a cycle, has the same nodes."""
     seen: list[str] = []
     graph = Graph(add_edge(Step("a", seen), Step("b", seen, "end")))
     with pytest.raises(TypeError, match="its nodes would lose their edges"):
@@ -222,7 +222,7 @@ async def test_a_graph_is_neither_sent_nor_copied_without_its_edges(copied: Any)
 
 
 def test_edges_and_graphs_need_a_node() -> None:
-    """None at all is a mistake."""
+    """An empty one is refused."""
     with pytest.raises(ValueError, match="needs at least one source"):
         add_edge((), Step("a", []))
     with pytest.raises(ValueError, match="needs at least one node"):
@@ -236,7 +236,7 @@ def test_edges_and_graphs_need_a_node() -> None:
 def test_every_node_of_a_graph_without_cycles_runs_once_after_all_before_it(
     layers: list[set[int]], seed: int
 ) -> None:
-    """Whatever leads where, and in whatever order they end."""
+    """For any edges and any order of ends."""
     order: list[int] = []
     before: dict[int, set[int]] = {0: set()}
 

@@ -1,4 +1,4 @@
-"""Lines from the standard input, whatever that is."""
+"""Lines from any kind of standard input."""
 
 import asyncio
 import io
@@ -10,7 +10,7 @@ from anabranch.jobs import read_line
 
 
 class Input:
-    """Has a `readline` and nothing else that a file has."""
+    """Has a `readline` and no other method of a file."""
 
     def __init__(self, outcome: object) -> None:
         self.outcome = outcome
@@ -42,7 +42,7 @@ def closed() -> io.StringIO:
 async def test_a_line_or_the_end_of_the_input(
     monkeypatch: pytest.MonkeyPatch, stdin: object, line: str | None
 ) -> None:
-    """Where there is no input, or it was closed, it has ended."""
+    """Missing or closed input counts as ended."""
     monkeypatch.setattr(sys, "stdin", stdin)
     async with asyncio.timeout(5):
         assert await read_line() == line
@@ -62,7 +62,7 @@ async def test_a_line_or_the_end_of_the_input(
 async def test_what_the_input_raises_is_raised_by_the_call(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, seen: type[BaseException]
 ) -> None:
-    """Of whatever kind; nobody waits for ever."""
+    """For any exception; no caller waits for ever."""
     monkeypatch.setattr(sys, "stdin", Input(raised))
     async with asyncio.timeout(5):
         with pytest.raises(seen):
@@ -70,7 +70,7 @@ async def test_what_the_input_raises_is_raised_by_the_call(
 
 
 async def test_a_cancelled_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread may end before or after it, and in neither case disturbs the loop."""
+    """Its thread may end earlier or later, and never disturbs the loop."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("a line\n"))
     task = asyncio.create_task(read_line())
     await asyncio.sleep(0)

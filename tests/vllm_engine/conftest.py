@@ -1,4 +1,4 @@
-"""The suite of the real vLLM engine. `run.sh` gives it a model; else it says it did not run."""
+"""The suite of the real vLLM engine. `run.sh` passes a model; otherwise it reports "not run"."""
 
 from __future__ import annotations
 

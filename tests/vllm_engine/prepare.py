@@ -2,8 +2,8 @@
 
     python tests/vllm_engine/prepare.py FOLDER
 
-vLLM does not load this GGUF file itself. The folder appears under its name only when it is whole;
-where it already stands nothing is done.
+vLLM cannot load this GGUF file. The folder gets its name only when it is complete; an existing one
+is not changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What only the real engine can show."""
+"""Behavior that only the real engine can show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anabranch.messages import Message, Request
 
 
 def ask(text: str, **options: Any) -> Request:
-    """Make a request of one question."""
+    """Return a request with one question."""
     return Request([Message(role="user", content=text)], options=options)
 
 
@@ -36,21 +36,21 @@ def _llm(engine: VLLMEngine) -> Any:
 
 
 class Steps:
-    """How many requests the engine's scheduler ran in each of its steps."""
+    """The number of requests in each step of the engine's scheduler."""
 
     def __init__(self) -> None:
         self.running: list[int] = []
         self._waiting: list[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def reach(self, running: int) -> None:
-        """Wait for a step with so many requests."""
+        """Wait for a step with this many requests."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waiting.append((running, loop, future))
         await future
 
     def record(self, *, scheduler_stats: Any, **_: Any) -> None:
-        """Take note of a step; called by vLLM in the engine's thread."""
+        """Record a step; called by vLLM in the engine's thread."""
         if scheduler_stats is None:
             return
         self.running.append(scheduler_stats.num_running_reqs)
@@ -74,7 +74,7 @@ def _recorded(engine: VLLMEngine) -> Iterator[Steps]:
 async def test_loading_writes_nothing_to_the_standard_output(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """What the engine has to say goes to stderr, or it would write over a chat."""
+    """The engine logs to stderr, because stdout would disturb a chat."""
     async with asyncio.timeout(600):
         await keep_engine()
         async with vllm() as backend:
@@ -85,7 +85,7 @@ async def test_loading_writes_nothing_to_the_standard_output(
 
 
 async def test_an_abandoned_reply_leaves_the_scheduler_within_one_step(engine: VLLMEngine) -> None:
-    """Of two replies one is closed: the engine's next step but the one under way runs one."""
+    """One of two replies is closed: after the current step the engine runs one."""
     backend = vllm()
     async with asyncio.timeout(120), backend, aclosing(backend.stream(LONG)) as stays:
         await anext(stays)
@@ -100,7 +100,7 @@ async def test_an_abandoned_reply_leaves_the_scheduler_within_one_step(engine: V
 
 
 async def test_cancelling_a_task_aborts_its_request(engine: VLLMEngine) -> None:
-    """And the task ends only when the engine knows."""
+    """The task ends only when the engine has aborted it."""
     backend = vllm()
     async with asyncio.timeout(120), backend:
         with _recorded(engine) as steps:
@@ -114,7 +114,7 @@ async def test_cancelling_a_task_aborts_its_request(engine: VLLMEngine) -> None:
 
 
 async def test_backends_with_the_same_settings_share_an_engine(engine: VLLMEngine) -> None:
-    """Whatever their options; closing one leaves it to the others."""
+    """With any options; closing one backend does not close the engine."""
     first, second = vllm(), vllm(temperature=0.7, max_tokens=5)
     async with asyncio.timeout(120), second:
         async with first:
@@ -124,7 +124,7 @@ async def test_backends_with_the_same_settings_share_an_engine(engine: VLLMEngin
 
 
 async def test_one_engine_serves_code_of_any_loop_or_none(engine: VLLMEngine) -> None:
-    """A loop in another thread, and a thread without one, while this loop reads too."""
+    """A loop in another thread and a thread without one, while this loop reads."""
     backend = vllm()
 
     def in_a_loop() -> Message:
@@ -144,7 +144,7 @@ async def test_one_engine_serves_code_of_any_loop_or_none(engine: VLLMEngine) ->
 
 
 async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: VLLMEngine) -> None:
-    """Ctrl-C goes to every process of a terminal's group; it may stop a reply, not the engine."""
+    """Ctrl-C reaches all processes of a terminal; it may stop a reply, not the engine."""
     async with asyncio.timeout(120), vllm() as backend:
         for process in engine_processes(_llm(engine)):
             os.kill(process.pid, signal.SIGINT)
@@ -154,7 +154,7 @@ async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: VL
 
 
 async def test_the_options_of_a_request_reach_the_engine(engine: VLLMEngine) -> None:
-    """A seed repeats a reply that chance makes; a stop word ends it; top_k leaves no chance."""
+    """A seed repeats a random reply, a stop word ends it, top_k=1 makes it deterministic."""
     backend = vllm(temperature=1.0, max_tokens=12)
     async with asyncio.timeout(120), backend:
 
@@ -170,7 +170,7 @@ async def test_the_options_of_a_request_reach_the_engine(engine: VLLMEngine) -> 
 
 
 async def test_the_arguments_of_the_engine_reach_it(engine: VLLMEngine) -> None:
-    """They are its own: what is said here of its length holds for its parallelism as well."""
+    """The length is checked here; parallelism is passed the same way."""
     config = _llm(engine).vllm_config
 
     assert config.model_config.max_model_len == 1024
@@ -179,7 +179,7 @@ async def test_the_arguments_of_the_engine_reach_it(engine: VLLMEngine) -> None:
 
 
 async def test_a_template_of_the_users_is_used(engine: VLLMEngine) -> None:
-    """Instead of the tokenizer's own."""
+    """It replaces the tokenizer's."""
     async with asyncio.timeout(120):
         usage = (await vllm(chat_template="1 2 3").complete(ask("?", max_tokens=1))).usage
 
@@ -188,7 +188,7 @@ async def test_a_template_of_the_users_is_used(engine: VLLMEngine) -> None:
 
 
 async def test_a_response_format_bounds_the_reply(engine: VLLMEngine) -> None:
-    """In the wire's terms."""
+    """With the option of chat completions."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     bound = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
     async with asyncio.timeout(120):
@@ -205,7 +205,7 @@ async def test_an_engine_argument_that_is_none_is_refused() -> None:
 
 
 class _Scripted(ChatJob):
-    """A chat whose user says what is written here."""
+    """A chat with a scripted user."""
 
     lines: ClassVar = ["What is the capital of France?", "What is 1 plus 2?"]
 
@@ -223,7 +223,7 @@ class _Heard(View):
 
 
 async def test_a_chat_on_it(engine: VLLMEngine) -> None:
-    """Two rounds; nothing above the backend knows which it is."""
+    """Two rounds; code above the backend is the same."""
     conversation, view = Conversation(), _Heard()
     backend = vllm(max_tokens=30)
     async with asyncio.timeout(120), backend, Commander() as commander:
@@ -234,7 +234,7 @@ async def test_a_chat_on_it(engine: VLLMEngine) -> None:
 
 
 async def test_a_tool_is_called_and_its_result_answered(engine: VLLMEngine) -> None:
-    """The model is made to call; its call is run; the answer to the result is text."""
+    """The model is forced to call; its call runs; the answer is text."""
 
     @tool(read_only=True)
     def get_time(city: str) -> str:
@@ -259,7 +259,7 @@ async def test_a_tool_is_called_and_its_result_answered(engine: VLLMEngine) -> N
 
 
 async def test_a_reply_goes_on_when_its_engine_dies(engine: VLLMEngine) -> None:
-    """With resume="continue" a new engine is started, and asked to go on after what came."""
+    """With resume="continue" a new engine starts and continues the text."""
     backend = vllm(resume="continue", retries=Retries(backoff=0))
     text = ""
     async with asyncio.timeout(600), backend:

@@ -22,7 +22,7 @@ from anabranch.backends._vllm_engine import VLLMEngine
 
 
 class VLLMSubject(Subject):
-    """The small model on vLLM. It says what it likes, so replies cannot be dictated."""
+    """The small model on vLLM. Its text is free, so replies cannot be scripted."""
 
     settings: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {},
@@ -50,5 +50,5 @@ class VLLMSubject(Subject):
 
 @pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm")))
 async def test_vllm_shows(kind: str, case: str, engine: VLLMEngine, tmp_path: Path) -> None:
-    """Each case, or declares why it cannot."""
+    """It passes each case, or declares why it cannot."""
     await show(VLLMSubject(tmp_path, engine), case, seconds=120)

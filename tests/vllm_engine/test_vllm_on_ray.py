@@ -1,4 +1,4 @@
-"""The real engine in an actor of a Ray cluster: the same suite, and what ends with the actor."""
+"""The real engine in an actor of a Ray cluster: the same suite, and the actor's end."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ async def _served() -> Engine:
 
 
 async def ask(order: str) -> int:
-    """Have the actor tell something of itself."""
+    """Let the actor report about itself."""
     message = await connect("ray:llm", **control(order)).complete(HELLO)
     return int(message.content or "")
 
 
 class RaySubject(Subject):
-    """The model in its actor. It says what it likes, so replies cannot be dictated."""
+    """The model in its actor. Its text is free, so replies cannot be scripted."""
 
     settings: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {},
@@ -89,20 +89,20 @@ class RaySubject(Subject):
 @pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm on ray")))
 @pytest.mark.usefixtures("served")
 async def test_vllm_on_ray_shows(kind: str, case: str, tmp_path: Path) -> None:
-    """Each case, or declares why it cannot."""
+    """It passes each case, or declares why it cannot."""
     await show(RaySubject(tmp_path), case, seconds=120)
 
 
 @pytest.mark.usefixtures("served")
 async def test_an_engine_that_died_in_its_actor_is_started_anew() -> None:
-    """By the next request, as in this process. It comes after the case that has killed it."""
+    """By the next request, as in this process. Runs after the case that kills it."""
     async with asyncio.timeout(300):
         assert (await connect("ray:llm").complete(HELLO)).content
 
 
 @pytest.mark.usefixtures("served")
 async def test_an_actor_that_is_killed_takes_the_engine_along() -> None:
-    """What it had said has come; none of vLLM's processes is left, and its memory is free."""
+    """Its text has arrived; no process of vLLM remains, and its memory is free."""
     pid = await ask("pid")
     below = child_processes(pid)
     assert below
@@ -118,12 +118,12 @@ async def test_an_actor_that_is_killed_takes_the_engine_along() -> None:
 
 @pytest.mark.usefixtures("cluster")
 async def test_a_model_that_is_not_there_is_refused_when_it_is_served() -> None:
-    """By the failure that this process would have given, and nothing keeps the name."""
+    """With the error that this process would raise, and the name stays free."""
     for _ in range(2):
         with pytest.raises(ModelNotFound, match="nobody/no-such-model"):
             await serve("other", "vllm:nobody/no-such-model", engine=ARGUMENTS)
 
 
 def test_the_backend_is_one_of_ray() -> None:
-    """Or the suite above would have tried another one."""
+    """Otherwise the suite above would have tested another one."""
     assert isinstance(connect("ray:llm"), RayBackend)

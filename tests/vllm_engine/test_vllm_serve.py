@@ -1,4 +1,4 @@
-"""The conformance suite over `vllm serve`: backends of the wire against a server of others."""
+"""The conformance suite over `vllm serve`: our HTTP backends and another server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _wait_until_ready(process: Popen[str]) -> None:
 
 
 def reach(kind: str, address: str, **settings: Any) -> Backend:
-    """Make a backend of this kind for the server."""
+    """Return a backend of this kind for the server."""
     settings = {"model": "tiny", "api_key": KEY} | settings
     if kind == "http":
         return connect(address, **settings)
@@ -96,7 +96,7 @@ def reach(kind: str, address: str, **settings: Any) -> Backend:
 
 
 async def ask_server(address: str, path: str, body: bytes | None = None) -> str:
-    """Get a page of the server that is beside the wire, or post to it."""
+    """Get another page of the server, or post to it."""
     request = HttpRequest(address.removesuffix("/v1") + path, body)
     with await asyncio.to_thread(urlopen, request) as answer:
         return answer.read().decode()
@@ -127,7 +127,7 @@ class ServeSubject(Subject):
         return backend
 
     async def left(self) -> None:
-        """Wait until the engine has no request; the last one did not run to its full length."""
+        """Wait until the engine is idle. The last request did not run to its full length."""
         while await self._count(_RUNNING):  # noqa: ASYNC110 - the server sets no event
             await asyncio.sleep(POLL_SECONDS)
         assert await self._count(_FULL_LENGTH) == self.full_length
@@ -142,14 +142,14 @@ class ServeSubject(Subject):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", SHOWN + REFUSED)
 async def test_vllm_serve_shows(case: str, kind: str, address: str, tmp_path: Path) -> None:
-    """What it can be made to show."""
+    """The cases that it can be made to show."""
     assert case in CASES
     await show(ServeSubject(tmp_path, kind, address), case, seconds=120)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_vllm_serve_goes_on_where_a_reply_broke_off(kind: str, address: str) -> None:
-    """Asked as `resume="continue"` asks, it writes what it would have written next."""
+    """With the request of `resume="continue"`, it writes the same text as without the break."""
     async with asyncio.timeout(120), reach(kind, address) as backend:
         ask = Request(HELLO.messages, options={**GREEDY, "max_tokens": 12})
         whole = (await backend.complete(ask)).content or ""
@@ -198,7 +198,7 @@ async def _read_aborted(backend: Backend, address: str, ask: Request) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_calls_that_vllm_serve_streams_are_read(kind: str, address: str) -> None:
-    """Behind the text before them."""
+    """After the text before them."""
     options = {"structured_outputs": {"regex": TWO_CALLS}, "max_tokens": 200, "temperature": 0}
     async with asyncio.timeout(120), reach(kind, address) as backend:
         message = await backend.complete(Request(SUM.messages, SUM.tools, options))
