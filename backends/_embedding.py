@@ -73,7 +73,7 @@ def as_vectors(value: Any) -> list[list[float]]:
 
 
 def _in_order(data: list[Any], count: int) -> list[dict[str, Any]]:
-    """Return the embeddings in the order of `index`, or as they are if none has an index."""
+    """Return the embeddings in the order of `index`; unchanged if none has an index."""
     if len(data) != count:
         raise BadResponse(f"{len(data)} vectors came for {count} texts")
     every: list[dict[str, Any]] = []

@@ -61,7 +61,7 @@ class _Mailbox:
 class Ticket(Generic[_W]):
     """A request to an engine: its work, and the items that its reader has not taken yet.
 
-    `left`: the reader is gone, and the work must stop.
+    `left`: the reader has left, and the work must stop.
     """
 
     __slots__ = ("_items", "_mailbox", "_ready", "begun", "left", "over", "work")
@@ -202,7 +202,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
 
     @abstractmethod
     async def leave(self, ticket: Ticket[_W]) -> None:
-        """Stop the work on a ticket that has no reader any more."""
+        """Stop the work on a ticket without a reader."""
 
     @abstractmethod
     def stop(self) -> None:

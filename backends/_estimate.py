@@ -33,7 +33,7 @@ _FACTOR_VARIANCE, _OFFSET_VARIANCE = 0.3**2, 100.0**2
 class Estimate:
     """The tokens that a request may take.
 
-    `tokens` are those of its prompt and of the longest reply it allows. `most` is an upper bound,
+    `tokens` includes its prompt and the longest reply it allows. `most` is an upper bound,
     None without `max_tokens`. `uncorrected` are the prompt's tokens before the correction.
     """
 

@@ -46,8 +46,7 @@ _RESERVED_HEADERS = frozenset(
 class HttpBackend(WireBackend):
     """A model on the server at `base_url`.
 
-    Its connections are opened by the first request, reused, and closed by `aclose`. Their number
-    has no limit of its own; use `limits`. The key, if there is one, is sent as a bearer token.
+    Its connections are opened by the first request, reused, and closed by `aclose`. Use `limits` to bound their number. The key, if there is one, is sent as a bearer token.
 
     `headers` are sent with each request. `proxy` is the address of an http or https proxy. Without
     it the environment's proxy is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`),
@@ -156,7 +155,7 @@ class HttpBackend(WireBackend):
             return
         except BackendError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever the library makes of what it gets
+        except Exception as error:  # noqa: BLE001 - any error of the library
             failure = failure_from_library(error, where)
         finally:
             # Close the connection unless the reply was read to its end. Then it can be used again.

@@ -44,11 +44,11 @@ class Work:
 
 
 class _Stopped(BaseException):
-    """Unwinds the work on a ticket that has no reader any more."""
+    """Unwinds the work on a ticket without a reader."""
 
 
 class LocalEngine(SharedEngine[ModelFile, Work]):
-    """Serves one request at a time, in the order in which they arrive.
+    """Serves one request at a time, first come, first served.
 
     The first request loads the model. If that fails, the next one tries again. Closing a reply
     removes a request that waits, and stops one that runs at the next token, which `leave` waits

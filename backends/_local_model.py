@@ -26,8 +26,8 @@ __all__ = ["Model", "ModelFile"]
 
 # Enough likely tokens to include the headings of some tens of tools, see `Model.first_tokens`.
 _TOP_LOGPROBS = 3000
-# A prompt is read in pieces: at least so many tokens, and at most so many pieces, because the
-# engine stores a copy of its state after each.
+# A prompt is read in pieces of at least this size, and in at most this number of pieces, because
+# the engine stores a copy of its state after each.
 _MIN_PIECE_TOKENS: Final = 128
 _MAX_PIECES: Final = 6
 # The tokens that a template adds to each message, approximately.

@@ -1,8 +1,8 @@
 """Answer a request with a local model: plain text, or a tool call under a grammar.
 
-The model's template has no tools. So a call takes two steps: choose a tool or none
+The model's template cannot describe tools. So a call takes two steps: choose a tool or none
 (`_local_choice`), then write its arguments under its JSON schema. A plain answer never mentions
-tools, so it is as good as without them. The deltas are those that a hosted model would send.
+tools, so it is as good as without them. A hosted model would send the same kinds of deltas.
 """
 
 from __future__ import annotations

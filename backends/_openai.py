@@ -163,7 +163,7 @@ class OpenAIBackend(WireBackend):
             return
         except BackendError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever the libraries make of what they get
+        except Exception as error:  # noqa: BLE001 - any error of the libraries
             failure = failure_from_library(error, self._where)
         finally:
             if response is not None:

@@ -62,7 +62,7 @@ _USAGE: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken
 
 
 def key_of(request: Request) -> str:
-    """Return the text by which a request is found, with digests for images and files."""
+    """Return the text that identifies a request, with digests for images and files."""
     body = request_body("", request, stream=False)
     del body["model"]
     items = [
@@ -70,7 +70,7 @@ def key_of(request: Request) -> str:
         for place, message in enumerate(request.messages)
         for item in message.provider_items
     ]
-    if items:  # otherwise the key is that of versions without provider items
+    if items:  # otherwise the key equals that of versions without provider items
         body["provider_items"] = items
     for message in body["messages"]:
         if isinstance(message["content"], list):

@@ -1,4 +1,4 @@
-"""Remove keys from text, in every form in which a key may be written."""
+"""Remove keys from text, however they are written in it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _E = TypeVar("_E", bound=AnabranchError)
 Redact: TypeAlias = Callable[[str], str]
 
 _MIN_KEY_CHARS = 4  # a shorter "key" (a placeholder such as "x") would only spoil the text
-_PIECE_CHARS = 8  # so many characters of a key in a row are removed,
-_PROSE_PIECE_CHARS = 12  # but in prose so many: many keys begin with the same words
+_PIECE_CHARS = 8  # a run of this many characters of a key is removed
+_PROSE_PIECE_CHARS = 12  # in prose only a longer one, because many keys begin with the same words
 _PLAIN_WORDS = re.compile(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[ _-](?!$)|$))+|[0-9]{1,7}")
 _AUTH_SCHEME = re.compile(
     r"^(?:bearer|basic|token|key) +", re.IGNORECASE
@@ -62,7 +62,7 @@ def as_secret(key: str | SecretStr | None) -> SecretStr | None:
 
 
 class Redactor:
-    """Removes keys from text, whoever wrote it.
+    """Removes keys from texts of any author.
 
     It finds a key itself; a key written as JSON, URL, HTML, Python, base64 or hexadecimal digits,
     also several times over; and one with blanks inside. It also finds each piece of eight

@@ -7,7 +7,7 @@ import json
 __all__ = ["BOM", "EventReader"]
 
 BOM = b"\xef\xbb\xbf"
-# Added to the data lines of an event with the type `error`, in case it has no data.
+# Added to the data lines of an event with the type `error`, which may come without data.
 _UNNAMED_ERROR = b'{"error": "the server sent an error without a message"}'
 
 

@@ -1,4 +1,4 @@
-"""The four timeouts of a request, three of which `enforce_timeouts` applies."""
+"""The four timeouts of a request; `enforce_timeouts` applies three of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOSE_SECONDS = 1.0  # seconds until the server closes the connection after the
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Four limits in seconds, each for one attempt; None is no limit.
+    """Four limits in seconds, each for one attempt; None means unlimited.
 
         connect("openai:gpt-5", timeouts=Timeouts(first_token=30))
 

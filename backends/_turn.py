@@ -107,7 +107,8 @@ class Turn:
         # does.
         self._blocked_by: AbstractSet[Limiter] = _NO_LIMITERS
         self._start_time: float | None = None
-        # The limiters in which younger turns passed it, and those in which none may pass it again.
+        # `_passed_in`: younger turns passed it in these. `_reserved_in`: no turn may pass it in
+        # these again.
         self._passed_in: AbstractSet[Limiter] = _NO_LIMITERS
         self._reserved_in: AbstractSet[Limiter] = _NO_LIMITERS
         self._loop = asyncio.get_running_loop()
@@ -115,7 +116,7 @@ class Turn:
 
     @property
     def took(self) -> Usage:
-        """The usage as far as it is known."""
+        """The usage known so far."""
         if not self.was_sent:
             return Usage()
         return Usage(input_tokens=self.tokens) if self.usage is None else self.usage

@@ -58,7 +58,7 @@ def vllm_module(name: str = "vllm") -> Any:
 
 
 class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
-    """Loads the model as soon as it is opened, and works on all requests at once.
+    """Loads the model when it is opened, and works on all requests at once.
 
     `dead`: it has failed, and the next request must open a new one.
     """

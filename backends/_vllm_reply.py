@@ -86,7 +86,7 @@ class _PreparedRequest:
         return CALL_START in self.template
 
     def wire_messages(self) -> list[dict[str, Any]]:
-        """Return the messages for the template, with an instruction if it has no calls."""
+        """Return the messages for the template; add an instruction if it cannot write calls."""
         if self.knows_calls:
             return self.body["messages"]
         messages: list[Message] = []

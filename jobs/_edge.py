@@ -37,7 +37,7 @@ class Graph(Job[Any]):
     Its result is that of the node where the graph ended: among the nodes that started no other one,
     the last to start. A node that fails or is cancelled fails the graph, which cancels the others.
     A graph with `retry` starts again with copies. The graph itself stays in this process: to send
-    it or to copy it by `deepcopy` raises `TypeError`. Its nodes may run elsewhere.
+    it or to copy it by `deepcopy` raises `TypeError`. Its nodes may run in other processes.
     """
 
     def __init__(self, *starts: Node[Any]) -> None:
@@ -79,7 +79,7 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     target does not start. A target function is called with the completed nodes, in the order of the
     sources.
 
-    A node's edges are followed in the order in which they were added. The first time `target`
+    A node's edges are followed in the order of their addition. The first time `target`
     itself runs. After that, as in a cycle, a copy runs with the same inputs, callbacks (with its
     edges) and options of the put (priority, timeout, retry, policy, place, limits). The inputs are
     those from before the node's first edge was added, and the copies share them: a list or an

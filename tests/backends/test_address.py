@@ -1,4 +1,4 @@
-"""Addresses of servers: malformed ones are refused at once; this machine is reached without a proxy."""
+"""Addresses of servers: malformed ones are refused at once; no proxy is used for this machine."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_a_backend_that_is_held_back_does_not_hold_back_another(
         commander.exit()
 
 
-# --- what is charged
+# --- charges
 
 
 @virtual_time

@@ -31,7 +31,7 @@ from anabranch.commander import (
 )
 
 PEM = DATA / "localhost.pem"
-AWAY = "http://models.example/v1"  # an address to which only a proxy leads
+AWAY = "http://models.example/v1"  # an address that only a proxy reaches
 LOCAL = ["localhost", "LocalHost", "a.localhost", "127.0.0.1", "127.9.9.9", "[::1]"]
 AWAY_HOSTS = ["models.example", "10.0.0.1", "[2001:db8::1]", "localhost.example"]
 ONCE = Retries(attempts=1)

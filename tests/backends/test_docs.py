@@ -56,7 +56,7 @@ async def test_every_block_of_the_pages_runs(
 
 
 def test_the_pages_timeouts_are_the_defaults() -> None:
-    """The numbers on the page are those of `Timeouts`."""
+    """The page has the numbers of `Timeouts`."""
     names = signature(Timeouts).parameters
     assert f"Timeouts({', '.join(f'{n}={p.default:g}' for n, p in names.items())})" in TEXT
 

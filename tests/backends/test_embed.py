@@ -65,7 +65,7 @@ async def failure_of(backend: Backend) -> BackendError:
     return caught.value
 
 
-# --- what is asked, and what is read
+# --- requests and answers
 
 
 async def test_texts_go_in_one_request_and_vectors_come_in_their_order(wire: WireBackends) -> None:
@@ -159,7 +159,7 @@ async def test_a_connection_is_used_for_replies_and_embeddings_alike(wire: WireB
     assert len({request.headers["Peer"] for request in wire.server.requests}) == 1
 
 
-# --- what goes wrong
+# --- failures
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ async def test_a_breaker_is_shared_with_replies(wire: WireBackends) -> None:
     assert len(wire.server.requests) == 2
 
 
-# --- what it costs
+# --- costs
 
 
 async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(wire: WireBackends) -> None:

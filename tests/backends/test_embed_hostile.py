@@ -186,7 +186,7 @@ async def test_a_cut_connection_is_unavailable(kind: str) -> None:
 async def test_an_endless_answer_is_not_read_to_its_end(
     kind: str, begin: bytes, expected: type[BackendError]
 ) -> None:
-    """Reading stops at the size that so many vectors may need."""
+    """Reading stops at the largest size that the vectors may need."""
     more = b"[1.0, 2.0]," * 6_000
     async with asyncio.timeout(200), ByteServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
@@ -198,7 +198,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_packed_is_bounded_too(kind: str) -> None:
-    """A gigabyte of spaces is a megabyte when compressed, although we do not ask for compression."""
+    """A gigabyte of spaces is a megabyte when compressed, although we ask for no compression."""
     bomb = gzip.compress(b" " * 2**28, 1) * 4
 
     got = await outcome_of(

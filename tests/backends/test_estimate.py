@@ -115,7 +115,7 @@ def test_the_longest_reply_is_known_however_it_is_named(
 
 
 class Provider(ModelBackend):
-    """Counts prompts with a rule of its own, takes a second and all of `max_tokens`, reports that."""
+    """Counts prompts with its rule, takes a second and all of `max_tokens`, reports that."""
 
     def __init__(self, counts: Callable[[str], int], **settings: Any) -> None:
         super().__init__("m", **settings)
@@ -172,7 +172,7 @@ async def test_a_short_prompt_tells_of_a_hidden_one_and_a_long_one_of_the_tokeni
     await double.complete(asking(long))
     assert hidden.expected(long) == pytest.approx(hidden.counts(long), rel=0.1)
     assert double.expected(2 * long) == pytest.approx(double.counts(2 * long), rel=0.1)
-    hidden.reports = False  # what it does not report is charged as was learned
+    hidden.reports = False  # unreported usage is charged by the corrected estimate
     before = hidden.limits.spent
     await hidden.complete(asking(short))
     assert hidden.limits.spent - before == pytest.approx(hidden.counts(short), rel=0.1)

@@ -112,7 +112,7 @@ async def test_an_end_without_an_end_mark_is_interrupted(wire: WireBackends) -> 
 async def test_an_error_in_mid_stream_is_interrupted_with_its_words(
     wire: WireBackends, told: Any
 ) -> None:
-    """For each form in which servers send one."""
+    """For each form that servers use."""
     wire.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
 
     failure = await backend_error(wire.connect())

@@ -109,7 +109,7 @@ async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_packed_is_bounded_too(kind: str) -> None:
-    """A gigabyte of spaces is a megabyte when compressed, although we do not ask for compression."""
+    """A gigabyte of spaces is a megabyte when compressed, although we ask for no compression."""
     packed = gzip.compress(b" " * 2**28, 1)
     zipped = ("Content-Encoding", "gzip")
 

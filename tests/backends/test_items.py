@@ -106,7 +106,7 @@ async def test_they_are_left_out_for_another_server(kind: str) -> None:
         await turn(backend, talk, "First?")
         assert await turn(plain, talk, "Second?") == "Answer 3."
         assert other.refusals == []
-        del talk.messages[5:]  # of which the first server has made nothing
+        del talk.messages[5:]  # they have no items of the first server
         assert await turn(backend, talk, "Third?") == "Answer 3."
         assert one.refusals == []
 
@@ -294,7 +294,7 @@ OTHERS = [{"key": "bob"}, {"spoil": True}, {"keep": 0}]
 async def test_a_server_of_ours_adds_what_its_client_has_dropped(
     kind: str, wire: str, change: dict[str, Any]
 ) -> None:
-    """To an unchanged reply with tool calls, for its owner, as long as it is stored."""
+    """To an unchanged reply with tool calls, for its owner, while it is stored."""
     settings: dict[str, Any] = {"keep": 300, "key": "ann", "spoil": False, **change}
     keep = settings.pop("keep")
     async with StrictServer(kind) as model, reach("http", model.url) as backend:

@@ -53,11 +53,11 @@ async def complete(request: Request, **settings: Any) -> Message:
         return await backend.complete(request)
 
 
-# --- what it says
+# --- replies
 
 
 async def test_a_question_is_answered_in_pieces() -> None:
-    """Text as it is made, then the finish reason with the usage."""
+    """Text in pieces, then the finish reason with the usage."""
     async with LocalBackend() as backend:
         deltas = await deltas_of(backend, make_request(FRANCE))
 
@@ -71,7 +71,7 @@ async def test_a_question_is_answered_in_pieces() -> None:
 
 
 async def test_a_tool_is_called_in_pieces() -> None:
-    """First id and name, then the arguments as they are written."""
+    """First id and name, then the arguments in pieces."""
     async with LocalBackend() as backend:
         deltas = await deltas_of(
             backend, make_request("What is the weather in Paris?", WEATHER, TIME)
@@ -142,7 +142,8 @@ async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
         await asyncio.gather(warming, return_exceptions=True)
         await backend.warm(Request([], tools))
         await backend.warm(Request([], tools))
-        # A question of this test's own: a prompt that is repeated to its end is read anew.
+        # A question that no other test asks: the engine reads an identical prompt from the start
+        # again.
         message = await backend.complete(make_request("What is the weather in Vienna?", *tools))
 
     assert [call.name for call in message.tool_calls] == [WEATHER.name]

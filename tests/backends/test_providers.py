@@ -29,7 +29,7 @@ RAY.init = None
 
 
 def parrot() -> tuple[str, str]:
-    """Return the module on the documentation page, and its entry points as an installer writes them."""
+    """Return the page's module, and its entry points as an installer writes them."""
     section = PAGE.partition("## A backend of your own")[2].partition("\n## ")[0]
     module, table = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)
     points = tomllib.loads(table)["project"]["entry-points"][GROUP]
@@ -134,7 +134,7 @@ def test_an_unknown_prefix_lists_those_of_packages_too(
 def test_a_broken_package_breaks_its_own_prefix_alone(
     module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its error names the package and what it registers."""
+    """Its error names the package and its entry point."""
     package = f"moulting{abs(hash(module))}"
     install(tmp_path, package, module, f"moulting = {package}:Moulting")
     monkeypatch.syspath_prepend(tmp_path)

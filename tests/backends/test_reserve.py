@@ -180,7 +180,7 @@ def test_no_budget_is_overspent_whatever_comes_and_goes(
 ) -> None:
     """Except by requests with unknown cost, which run alone. All requests end."""
     limits = [Limits(budget=each, reserve=True, concurrency=concurrency) for each in budgets]
-    over = [0.0, 0.0]  # what the unbounded have taken beyond what was left
+    over = [0.0, 0.0]  # the excess of requests without `max_tokens`
     running: list[list[Ask]] = [[], []]
 
     async def play(ask: Ask) -> None:

@@ -280,7 +280,7 @@ class Writer(ModelBackend):
         super().__init__("m", resume="continue", **settings)
         self.cuts = cuts
         self.each = each
-        self.told: list[int] = []  # tokens, of the attempts that told their usage
+        self.told: list[int] = []  # tokens, of attempts that sent usage
         self.estimated = False
 
     def continuation(self, request: Request, partial: Message) -> Request | None:

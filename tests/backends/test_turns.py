@@ -32,7 +32,7 @@ class Ask:
     needs: tuple[int, ...]  # which of the limits
     estimate: int
     takes: int
-    distant: bool  # whether it needs the first limits too, which are kept elsewhere
+    distant: bool  # whether it also needs the first limits, which are remote
     end: str
     used: int
     cancel: tuple[int, int] | None
@@ -86,18 +86,18 @@ class World:
     def __init__(self, limits: list[Limits]) -> None:
         self.limits = limits
         self.running: Counter[Limits] = Counter()
-        # When each began, and what was known of its tokens since when.
+        # The start of each, and since when its tokens are known.
         self.starts: dict[Limits, list[tuple[float, list[tuple[float, int]]]]] = {
             each: [] for each in limits
         }
         self.spent: Counter[Limits] = Counter()
         # How many others ran when the budget was reached, and have not ended yet.
         self.over: dict[Limits, int] = {}
-        self.came: list[int] = []  # in the order in which they came
+        self.came: list[int] = []  # in order of arrival
         self.began: dict[int, float] = {}
 
     async def play(self, number: int, ask: Ask) -> None:
-        # What is elsewhere for one is not here for another who has something elsewhere.
+        # Requests with remote limits also need the first limits, which are remote for them.
         needs = dict.fromkeys((0, *ask.needs) if ask.distant else ask.needs)
         mine = [self.limits[n] for n in needs]
         await sleep_virtual(ask.at)
@@ -135,10 +135,10 @@ class World:
         for each in mine:
             self.running[each] += 1
             if ask.distant and each is mine[0]:
-                self.starts[each].append((now - 1, used))  # it hears of it a second later
+                self.starts[each].append((now - 1, used))  # it learns of it a second later
                 continue
             self.starts[each].append((now, used))
-            # What was told in this very moment may have been told after the turn was given.
+            # Usage of this moment may have arrived after the turn was given.
             minute = [
                 min(count for _, count in known) if known[-1][0] == now else known[-1][1]
                 for at, known in self.starts[each]
@@ -319,7 +319,7 @@ async def test_a_start_that_was_cancelled_at_once_does_not_count_for_the_rate() 
     async with limits.request("m"):
         cancelled = Place(limits, tokens=100)
         await settle_loop()
-    assert len(limits._running) == 1  # it has started, but has not gone on yet
+    assert len(limits._running) == 1  # it has started, but its task has not continued yet
     cancelled.task.cancel()
     await Place(limits, tokens=100).end()
 
@@ -344,7 +344,7 @@ async def test_a_timer_that_is_early_is_set_again() -> None:
 @pytest.mark.parametrize("hops", range(4))
 @virtual_time
 async def test_a_refusal_and_a_cancel_in_one_turn_leave_nothing(hops: int) -> None:
-    """It had no turn, so none is given back."""
+    """It never had a turn, so none is given back."""
     limits = Limits(concurrency=2, budget=100)
     holding = [Place(limits) for _ in range(2)]
     await settle_loop()
@@ -406,7 +406,7 @@ async def _started(limits: Limits, loop: asyncio.AbstractEventLoop) -> asyncio.T
 
 
 def test_loops_of_several_threads_share_limits() -> None:
-    """A turn that ends in one loop lets a request of the other start; none is lost or counted twice."""
+    """A turn that ends in one loop lets a request of the other start; each counts once."""
     limits, own = Limits(concurrency=2), Limits(concurrency=2)
     running: list[int] = []
     most: list[int] = []

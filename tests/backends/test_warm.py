@@ -247,7 +247,7 @@ def test_a_prompt_is_read_in_pieces_that_grow_and_never_twice(model: Model) -> N
     assert [step.done for step in steps] == sorted(step.done for step in steps)
     assert list(model.read(long, whole=True)) == []  # twice is free
     list(model.read(chat("a" * 900, "b" * 300, "d" * 300), whole=True))
-    assert len(model._runner.prompts) <= len(prompts) + 2  # what is new, no more
+    assert len(model._runner.prompts) <= len(prompts) + 2  # only the new part
 
 
 def test_reading_may_be_left_at_every_piece_and_goes_on_there(model: Model) -> None:

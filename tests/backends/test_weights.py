@@ -64,7 +64,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_OFFLINE", "1")  # it has no variable for "no index"
+    monkeypatch.setenv("UV_OFFLINE", "1")  # uv cannot disable the index by a variable
     for tool in ("PIP", "UV"):
         monkeypatch.setenv(f"{tool}_FIND_LINKS", str(shelf))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

@@ -200,7 +200,7 @@ async def test_an_address_may_end_in_the_endpoint(wire: WireBackends, path: str)
 async def test_a_refusal_is_the_error_of_its_status(
     wire: WireBackends, status: int, error: Any, kind: type[BackendError]
 ) -> None:
-    """With the server's text and the status; the traceback has no other errors."""
+    """With the server's text and the status; the traceback shows no other errors."""
     wire.server.script(Reply.error(status, error))
 
     failure = await backend_error(wire.connect())
@@ -233,7 +233,7 @@ NOT_THERE = [b'{"detail": "Not Found"}', b"404 page not found", b"<html>no</html
 async def test_an_address_that_is_not_there_is_named(
     wire: WireBackends, body: bytes, status: int
 ) -> None:
-    """With a suggestion if it has no version."""
+    """With a suggestion for an address without a version."""
     wire.server.script(Reply([body], status, content_type="application/json"))
     root = wire.server.url.removesuffix("/v1")
 
@@ -263,7 +263,7 @@ async def test_a_redirect_is_not_followed(wire: WireBackends) -> None:
 
 
 async def test_a_redirect_to_nowhere_is_a_refusal(wire: WireBackends) -> None:
-    """There is no address to suggest."""
+    """No address can be suggested."""
     wire.server.script(Reply(status=304))
 
     assert str(await backend_error(wire.connect())).endswith("answered with status 304 (304)")
@@ -271,7 +271,7 @@ async def test_a_redirect_to_nowhere_is_a_refusal(wire: WireBackends) -> None:
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
 async def test_a_reply_may_have_another_status_of_success(wire: WireBackends, kind: str) -> None:
-    """Web frameworks answer a POST with 201; a status without content has no reply."""
+    """Web frameworks answer a POST with 201; a status without content means no reply."""
     wire.server.script(Reply([_HI, _END, DONE], status=201, content_type=kind))
 
     assert (await wire.connect().complete(ASK)).content == "Hi"

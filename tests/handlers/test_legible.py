@@ -19,7 +19,7 @@ from anabranch.cli._call_layout import escape_unclear, replace_unfit
 from anabranch.handlers import ConsoleView
 from anabranch.handlers.legible import legible
 
-# Characters that have fooled somebody, more often than chance would draw them.
+# Deceptive characters, more often than a random choice would have them.
 ODD = (
     "\x00\x07\x08\t\n\x0b\x0c\r\x1b\x7f\x85\x9b\xa0\xad\u034f\u061c\u115f\u1160\u180e\u2028\u2029"
     "\u200b\u200c\u200d\u200e\u200f\u202a\u202e\u2060\u2066\u2069\u2800\u3000\u3164\ufe0f\ufeff"

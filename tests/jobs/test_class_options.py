@@ -25,7 +25,7 @@ VALUES = st.tuples(st.sampled_from(RETRIES), st.sampled_from(TIMEOUTS))
 def test_a_job_has_the_options_of_its_put_else_those_of_the_nearest_class(
     chain: list[Any], put: Any
 ) -> None:
-    """Attributes and keywords are equivalent; a field or method with such a name is not an option."""
+    """Attributes and keywords are equivalent. Fields and methods are never options."""
     kind: Any = Job
     expected: dict[str, Any] = {"retry": None, "timeout": None}
     for *ways, values in chain:

@@ -239,7 +239,7 @@ async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
 
 @given(st.lists(st.sampled_from(["maker", "putter", "start", "body", "callback"]), max_size=6))
 def test_every_run_of_a_cycle_calls_the_same_callbacks(who: list[str]):
-    """Whoever adds them, and any number of them."""
+    """For any number of callbacks, added anywhere."""
     seen: list[list[int]] = []
 
     class Round(Job[bool]):

@@ -140,7 +140,7 @@ async def test_a_graph_that_is_tried_again_begins_anew() -> None:
 
 
 async def test_an_edge_from_several_starts_its_target_once_after_all() -> None:
-    """Also without a graph, whoever put the sources."""
+    """Also without a graph, and if several nodes put the sources."""
     seen: list[str] = []
     sources = Step("a", seen), Step("b", seen)
     assert add_edge(sources, Step("c", seen)) is sources
@@ -195,7 +195,7 @@ class Alike(Job[str]):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
 def test_nodes_that_are_equal_are_still_several(turns: list[int], each: bool) -> None:
-    """An edge from them waits for all, and the result is that of the last node."""
+    """An edge from them waits for all; the last node gives the result."""
     seen: list[str] = []
     starts = tuple(Alike(str(number), seen, wait) for number, wait in enumerate(turns))
     last = Alike("last", seen, 0)

@@ -33,7 +33,7 @@ def _convert(weights: Path, target: Path) -> None:
     source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     loaded = AutoModelForCausalLM.from_pretrained(**source)
     config = loaded.config
-    if hasattr(config, "quantization_config"):  # it describes the file, not what is saved here
+    if hasattr(config, "quantization_config"):  # it describes the GGUF file, not the saved folder
         del config.quantization_config
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.load_state_dict(loaded.state_dict())

@@ -26,8 +26,8 @@ from anabranch.backends import Backend, ModelBackend, Retries, connect
 from anabranch.commander import StreamInterrupted
 from anabranch.messages import Message, Request
 
-# Not a call: asked for one by `tool_choice`, this server lets the small model write `"1"` for the
-# arguments, streamed or not, and that is no object.
+# "call" is missing: with `tool_choice`, this server lets the small model write `"1"` for the
+# arguments, streamed or not, which is not an object.
 SHOWN = ["text", "usage", "length", "left", "cancelled", "many", "again"]
 REFUSED = ["unknown model", "wrong key", "too long"]
 KINDS = ["http", "openai"]
