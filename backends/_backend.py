@@ -44,12 +44,12 @@ class Backend(ABC):
 
     `model` is its name, `provider` the kind of backend (`openai`, `http`, `local`, `vllm`).
     `default_options` have the names of chat completions; a request's own options win. `formats` are
-    the formats of calls in the model's text. `respond` and `complete` use them,
-    and so can your own code that forks a reply. Leave them empty if the server or `stream` reads
-    such calls.
+    the formats of calls in the model's text. `respond` and `complete` use them, and so can your own
+    code that forks a reply. Leave them empty if the server or `stream` reads such calls.
 
     Entering opens connections or loads the model, leaving closes them; both can be repeated. One
-    backend serves any number of streams at once. `connect` sets `factory`, which makes a backend picklable: the other process makes it again and finds its key in the environment.
+    backend serves any number of streams at once. `connect` sets `factory`, which makes a backend
+    picklable: the other process makes it again and finds its key in the environment.
 
     Below a durable job the journal stores each complete reply, and a resumed run replays it. A
     subclass does nothing for this. A replayed reply takes no turn of limits. Its usage is charged

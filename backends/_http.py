@@ -46,7 +46,8 @@ _RESERVED_HEADERS = frozenset(
 class HttpBackend(WireBackend):
     """A model on the server at `base_url`.
 
-    Its connections are opened by the first request, reused, and closed by `aclose`. Use `limits` to bound their number. The key, if there is one, is sent as a bearer token.
+    Its connections are opened by the first request, reused, and closed by `aclose`. Use `limits` to
+    bound their number. The key, if there is one, is sent as a bearer token.
 
     `headers` are sent with each request. `proxy` is the address of an http or https proxy. Without
     it the environment's proxy is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`),

@@ -35,8 +35,9 @@ __all__ = ["ModelBackend"]
 class _Reply:
     """The deltas and the usage of a reply, over all attempts.
 
-    `attempt_usage` counts the last attempt, `earlier_usage` all before it, None if there was none. `written_tokens` are the tokens of the text that the next attempt continues.
-    `is_continuation`: this attempt continues a text, and has not sent text yet.
+    `attempt_usage` counts the last attempt, `earlier_usage` all before it, None if there was none.
+    `written_tokens` are the tokens of the text that the next attempt continues. `is_continuation`:
+    this attempt continues a text, and has not sent text yet.
     """
 
     __slots__ = (

@@ -90,8 +90,8 @@ def ensure_weights(progress: Callable[[Progress], None], weights: Weights = SMOL
 
     The file gets its name only when it is complete and verified. An interrupted fetch starts again.
     If another process is fetching, it waits for that. Blocks; `progress` is called ten times a
-    second and may raise to stop. Raises `ConfigurationError` without connection,
-    space or permission to write, and for a wrong checksum.
+    second and may raise to stop. Raises `ConfigurationError` without connection, space or
+    permission to write, and for a wrong checksum.
     """
     path = cache_folder() / weights.file
     if _is_complete(path, weights):

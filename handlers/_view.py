@@ -118,7 +118,8 @@ async def show(
 
     Without `write` it goes to the standard output. Each piece is also an event of kind `text`.
     Exceptions of `write` are raised. If `write` itself raises `CancelledError`, that becomes a
-    `RuntimeError`, because the failure of a cancelled node is not reported and the text would be lost silently.
+    `RuntimeError`, because the failure of a cancelled node is not reported and the text would be
+    lost silently.
     """
     write = write or ConsoleView().write
     parts: list[str] = []
