@@ -319,7 +319,7 @@ async def test_an_agent_takes_messages_of_the_user_with_parts() -> None:
     assert list(backend.requests[0].messages) == [said]
     heard = backend.requests[1].messages[3:]
     assert [part for each in heard for part in each.parts] == [ADDRESS, PIXEL]
-    with pytest.raises(TypeError, match="Messages of the user"):
+    with pytest.raises(TypeError, match="must be a user's"):
         await agent(Message(role="assistant", content="no"))
 
 

@@ -36,7 +36,7 @@ TEXTS = st.text(st.one_of(st.sampled_from(ODD), st.characters(), st.sampled_from
 
 
 def read_back(shown: str) -> str:
-    """Return the text that `exact` has written."""
+    """Return the text that `escape_unclear` has written."""
     return re.sub(r"\\u\{([0-9a-f]+)\}", lambda found: chr(int(found[1], 16)), shown)
 
 
