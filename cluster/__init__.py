@@ -13,7 +13,7 @@ Between processes:
 
 Jobs:
 - `_placement`: `Ray`, and the machines that can run it
-- `_job`: the job at home, and the Ray task that runs it
+- `_job`: the job in the home process, and the Ray task that runs it
 
 Actors:
 - `_actor`, `_stream`: named actors with their handles, and the streams that they return

@@ -1,4 +1,4 @@
-"""A job on Ray: the body of its node at home, and the Ray task that runs it.
+"""A job on Ray: the body of its node in the home process, and the Ray task that runs it.
 
 The Ray task has `max_retries=0`: only the job's own `retry` repeats it. Jobs that it puts are
 placed when they are put, so there is no placement group.
@@ -57,7 +57,7 @@ class RemoteJob(RemoteNode):
         self.payload, self.large, self.references = pack_job(job)
 
     def explain(self) -> str:
-        """Describe where the body runs, or what it waits for."""
+        """Describe where the body runs, or its wait."""
         if self.host is None:
             return f"waits for a Ray worker ({self.place.describe()})"
         return f"in the Ray worker {self.pid} on {self.host}"
@@ -228,7 +228,7 @@ FIRST_REPORT_SECONDS = 0.02
 
 
 def run_task(packed: bytes, references: list[Any], *large: Any) -> TaskResult:
-    """Run the job of a `TaskSpec` to its end; return the reports that have not arrived at home.
+    """Run the job of a `TaskSpec` to its end; return the reports that have not reached home.
 
     Ray itself sends `references` and `large`, which are parts of the job's fields.
     """
@@ -300,7 +300,7 @@ class TaskTree:
         self._timer: asyncio.TimerHandle | None = None
         # When to report the start of the job; None after the first report.
         self._begin_report: float | None = None
-        # The number of reports that arrived at home, and the one that is being sent.
+        # The number of reports that reached home, and the one that is being sent.
         self._received = 0
         self._pending: bytes | None = None
         self._sending: asyncio.Task[None] | None = None

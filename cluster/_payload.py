@@ -197,9 +197,9 @@ def refuse_secrets(packed: bytes) -> bytes:
     for name, value in _secrets[1]:
         if value in packed:
             raise ConfigurationError(
-                f"it contains the value of {name}, and keys are not sent. Set {name} on the other "
-                "machines and read it in task(), or send a backend that connect() made without "
-                "api_key="
+                f"it contains the value of {name}, and keys are not sent. Set {name} in the "
+                "environment of the other machines and read it in task(), or send a backend that "
+                "connect() made without api_key="
             )
     return packed
 

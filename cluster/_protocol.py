@@ -95,7 +95,7 @@ Outcome: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 
 """The end of a node: its pickled result or failure, or the reason of a cancel or refusal."""
 
 TaskResult: TypeAlias = "tuple[int, bytes | None, bytes]"
-"""The value of a Ray task: the number of reports that arrived at home, the report that was being
+"""The value of a Ray task: the number of reports that reached home, the report that was being
 sent, if any, and the last report, with the outcome."""
 
 
@@ -105,7 +105,7 @@ class Report(NamedTuple):
     `charges` and `messages` (a count of agents' messages) are those since the last report. If
     events were lost before these, `nodes` are all unfinished nodes. Times are of the worker's
     monotonic clock, whose zero was at `epoch` of its wall clock; `began` and `sent` place them
-    between the start and the arrival at home.
+    between the start and the arrival.
     """
 
     host: str
@@ -202,7 +202,7 @@ class AgentRequest:
 class CallerRequest:
     """A request of an agent to its caller: "find", or a method of the participant `name`.
 
-    `messages` is the number of messages since the caller was last told.
+    `messages` is the number of messages since the last update of the caller.
     """
 
     name: str

@@ -175,7 +175,7 @@ class ServiceActor:
         """Create the service with an async function; return the packed outcome."""
         try:
             self._service = await unpack(packed)()
-        except BaseException as error:  # noqa: BLE001 - raised at home
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
             return Result(failure=error).dump()
         return Result().dump()
 

@@ -1,8 +1,8 @@
 """Both ends of a subtree that runs in another process.
 
-`RemoteNode` is the body of a node at home: it turns reports into events, charges and snapshots of
-the local tree. `RemoteCommander` runs the node's body in the other process, and a `Reporter`
-collects the reports.
+`RemoteNode` is the body of a node in the home process: it turns reports into events, charges and
+snapshots of the local tree. `RemoteCommander` runs the node's body in the other process, and a
+`Reporter` collects the reports.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _RemoteEntry:
 
 
 class _ClockOffset:
-    """Converts times of another machine to the clock at home.
+    """Converts times of another machine to the clock of home.
 
     A report is not sent after its arrival, and a body does not start before home starts it: the
     offset is the smallest one within these bounds.
@@ -201,7 +201,7 @@ class _ClockOffset:
         self._offset = min(max(0.0, self._lower_bound), self._upper_bound)
 
     def at_home(self, time: float) -> float:
-        """Return the time on the clock at home."""
+        """Return the time on home's clock."""
         return time + self._offset
 
 
@@ -209,7 +209,7 @@ class _ClockOffset:
 
 
 class RemoteCommander(SubtreeCommander, internal=True):
-    """A commander whose paths and numbers are those of the tree at home."""
+    """A commander whose paths and numbers match the home tree."""
 
     def __init__(self, context: TreeContext) -> None:
         super().__init__(context.parent, slow_after=context.slow_after)

@@ -1,7 +1,7 @@
 """An index in an SQLite file: words by FTS5, vectors beside the pieces.
 
 The tables are created in one transaction. A document is added in one and removed in one, so a kill
-leaves the file as it was before. Several processes may use one file.
+does not change the file. Several processes may use one file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TABLES = (
         text text not null, line integer not null, page integer not null, vector blob
     ) strict""",
     "create index piece_source on piece (source)",
-    # Its words are those of `separate_words`; the table stores no text of its own.
+    # Its words come from `separate_words`; the table does not store the text.
     """create virtual table words using fts5(
         heading, text, content = '', tokenize = 'porter unicode61 remove_diacritics 2'
     )""",

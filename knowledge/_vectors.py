@@ -51,7 +51,7 @@ class Vectors:
     def nearest(self, vector: bytes, limit: int) -> list[int]:
         """Return the pieces nearest to a vector of `pack_vector`, the nearest first.
 
-        Equal ones keep the order in which they were added. The order is that of float64; float32
+        Equal ones keep their order. The order is exact in float64; float32
         only excludes pieces that cannot be among the nearest.
         """
         np = _numpy()

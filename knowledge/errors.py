@@ -10,7 +10,7 @@ __all__ = ["KnowledgeError"]
 class KnowledgeError(AnabranchError):
     """The index cannot be opened, read, written or changed as requested.
 
-    Its documents stay as they were. Attributes: `index`, its name; `why`, what happened; `remedy`,
+    Its documents do not change. Attributes: `index`, its name; `why`, what happened; `remedy`,
     what to do.
     """
 

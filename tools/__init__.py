@@ -5,7 +5,7 @@ A `ToolCall` goes into `calls.start_call`, and a `ToolResult` comes out.
 Define tools:
 - `_tool`: `Tool` and `@tool`; runs the function and writes its result as text
 - `_schema`: the JSON schema of a signature and its docstring, and the check of arguments
-- `_remote_schema`: the check of arguments by a schema that somebody else wrote
+- `_remote_schema`: the check of arguments by a schema from another author
 - `toolkits`: tools that share state, lists of tools, and the import of an extra
 - `_load`: tools by name, also those of installed packages
 - `_describe`: tools as text for a prompt, and tools that talk to the user while they run
@@ -25,7 +25,7 @@ Built-in tools (imported at first use, their extras at the first call):
   (`_kernel`), talks to it on a thread (`_kernel_loop`), and `_kernel_main` is the kernel's process
 - `_web`: `WebBrowser`; `_search` has the search engines, `_web_fetch` fetches and reads pages
   (`_web_charset` finds the encoding, `_web_main` is the process that reads)
-- `_mcp`: `McpServer`; `_mcp_connection` holds the connection, `_mcp_wire` bounds what it receives
+- `_mcp`: `McpServer`; `_mcp_connection` holds the connection, `_mcp_wire` bounds its input
 - `examples`: three tools to try
 """
 

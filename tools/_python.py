@@ -27,7 +27,7 @@ __all__ = ["FigureFolder", "KernelPool", "PythonKernel", "ResourceLimits"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits of the operating system for each process of the kernel; None is no limit.
+    """Limits of the operating system for each process of the kernel; None means no limit.
 
     `memory` is in bytes of data, `cpu` in seconds for the whole session, `file_size` in bytes for
     each file. They apply to each process that the code starts, not to their sum. Windows has none
@@ -64,15 +64,15 @@ class PythonKernel(Toolkit):
     processes that its code started.
 
     An unused kernel ends after `idle` seconds. At most `max_kernels` run: one more replaces the
-    least recently used one, or waits while all are busy. None is no limit, and neither applies to
-    the kernel of a block. The model is told when a new kernel has replaced an earlier one.
+    least recently used one, or waits while all are busy. None means no limit, and
+    neither applies to the kernel of a block. The model learns when a new kernel replaces another.
 
     Calls of one session run one after the other. After `timeout` seconds, or when a call is
     cancelled, the code is interrupted. If it still runs `grace` seconds later, its process is
     killed. Output is shortened in the middle to `max_output` characters. Figures are returned as
     images and saved in the folder `figures`, by default a new temporary one.
 
-    This is no sandbox: the code can use the files and the network of the program's user. See
+    This is not a sandbox: the code can use the files and the network of the program's user. See
     `docs/builtin-tools.md`. The code sees only harmless environment variables, and `env`.
     """
 
@@ -173,7 +173,7 @@ class KernelPool:
 
     async def make_room(self, newcomer: Interpreter) -> None:
         """Add an interpreter; first end the least recently used idle one, or wait for one."""
-        if self._process != os.getpid():  # a fork has no kernels
+        if self._process != os.getpid():  # kernels belong to the parent process
             self._reset()
         while self.max_kernels is not None and len(self._running - {newcomer}) >= self.max_kernels:
             if idle := [each for each in self._running if each.is_idle]:

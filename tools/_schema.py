@@ -95,7 +95,7 @@ class Arguments:
     """The arguments of one function: `parameters` is their JSON schema.
 
     A `Field(...)`, as a default or in `Annotated`, has the meaning of pydantic's `validate_call`.
-    `descriptions`, from the docstring, apply to parameters without a description of their own.
+    `descriptions`, from the docstring, apply to parameters without another description.
     `names` are the names of the parameters, also where a field has an alias.
     """
 

@@ -48,7 +48,7 @@ class Tool(Generic[P, R]):
     the default.
 
     - `read_only`: a call changes nothing, so it may start while the reply still streams.
-    - `timeout`: seconds for one attempt; None is no limit.
+    - `timeout`: seconds for one attempt; None means no limit.
     - `approve`: a call waits for a person's approval.
     - `retry`: failures that it names are tried again, each with the full `timeout`; the model reads
       the last one only.

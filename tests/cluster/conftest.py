@@ -71,11 +71,11 @@ class Nodes:
         return self.cluster.add_node(num_cpus=cpus, resources={name: 100})
 
     def remove(self, node: Any) -> None:
-        """Take a machine away, without a word to what runs on it."""
+        """Remove a machine without notice to its processes."""
         self.cluster.remove_node(node, allow_graceful=False)
 
     async def lose_mailbox(self) -> None:
-        """End the actor by which this program hears of what runs elsewhere."""
+        """Kill the mailbox of this program."""
         from anabranch.cluster._cluster import join
         from anabranch.cluster._mailbox import _mailboxes
 
@@ -99,7 +99,7 @@ def nodes() -> Generator[Nodes]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    """Return the name of a file in which jobs note what they do."""
+    """Return the path of a file for the notes of jobs."""
     path = tmp_path / "noted"
     path.touch()
     return str(path)
@@ -110,7 +110,7 @@ Noted = Callable[[str], Any]
 
 @pytest.fixture
 def noted(file: str) -> Noted:
-    """Return a function that waits for a line that begins so, and returns it."""
+    """Return a function that waits for a line with this start, and returns it."""
 
     from support.ray_jobs import wait_for_line
 

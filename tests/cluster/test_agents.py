@@ -1,4 +1,4 @@
-"""Agents on other machines: conversations with them are as with agents that are here."""
+"""Agents on other machines behave in conversations like local ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def a_user(**options: Any) -> UserProxyAgent:
 
 
 async def test_a_remote_agent_answers_from_another_process() -> None:
-    """And what is said is what a local one says, part for part."""
+    """It sends the same parts as a local one."""
     said: dict[str, list[Any]] = {}
     async with remote(Bob, "bob", on=LEFT) as bob:
         assert isinstance(bob, Participant)
@@ -62,7 +62,7 @@ async def test_a_remote_agent_answers_from_another_process() -> None:
 
 
 async def test_it_keeps_its_state_in_its_actor() -> None:
-    """From call to call; what is read of it is a copy."""
+    """Between calls; attributes that callers read are copies."""
     async with remote(Bob, "bob") as bob:
         user = a_user()
         for _ in range(2):
@@ -75,7 +75,7 @@ async def test_it_keeps_its_state_in_its_actor() -> None:
 
 
 async def test_a_chat_that_is_tried_again_tells_it_nothing_twice() -> None:
-    """It answers the message that it has heard already."""
+    """It answers the message that it already has."""
     async with remote(Counting, "bob") as bob, Commander() as commander:
         chat = Chat(a_user(), bob, "Well?", max_turns=1)
         result = await commander.call_handler(chat, retry=Retry(attempts=2, on=OSError))
@@ -84,7 +84,7 @@ async def test_a_chat_that_is_tried_again_tells_it_nothing_twice() -> None:
 
 
 async def test_a_reply_is_heard_while_it_is_given(tmp_path: Path) -> None:
-    """The model stops in the middle until the first half has been heard."""
+    """The model stops in the middle until the listener has the first half."""
     async with remote(ConversableAgent, "bob", Held(tmp_path)) as bob:
         parts = []
         async with aclosing(a_user().stream_chat(bob, "Well?")) as heard:
@@ -101,7 +101,7 @@ async def test_a_reply_is_heard_while_it_is_given(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_with_it_ends_by_the_same_rules() -> None:
-    """Its own limits and marks, and the messages of the whole."""
+    """Its own limits and marks apply, and the limit of the conversation."""
     async with remote(Bob, "bob", max_consecutive_auto_reply=2) as bob:
         echo = Bob("echo", max_consecutive_auto_reply=None)
         assert (await echo.initiate_chat(bob, "Hello")).status == "auto_reply_limit"
@@ -110,7 +110,7 @@ async def test_a_conversation_with_it_ends_by_the_same_rules() -> None:
 
 
 async def test_those_who_ask_each_other_for_ever_are_stopped_by_the_limit_of_all() -> None:
-    """One of them here, one there; each message counts, whoever says it."""
+    """One is local and one remote; the messages of both count."""
     directory = Directory()
     here = Circular("here", "there", directory=directory)
     heard: list[Any] = []
@@ -121,7 +121,7 @@ async def test_those_who_ask_each_other_for_ever_are_stopped_by_the_limit_of_all
 
 
 async def test_remote_agents_find_each_other_and_those_at_home() -> None:
-    """Alice there asks for Bob: elsewhere, then here, and never knows the difference."""
+    """A remote agent finds another remote agent, then a local one, in the same way."""
     directory = Directory()
     async with remote(Alice, "alice", directory=directory):
         user = a_user(directory=directory)
@@ -142,7 +142,7 @@ async def test_remote_agents_find_each_other_and_those_at_home() -> None:
 
 
 async def test_an_agent_is_found_by_its_name_alone() -> None:
-    """From here, and by an agent there that shares no directory with it."""
+    """From here, and by a remote agent without a shared directory."""
     async with remote(Bob, "bob"), remote(Alice, "alice"):
         alice = await ClusterDirectory().find("alice")
         assert (await a_user().send("Who?", alice)).text == "Bob says: I am bob."
@@ -154,19 +154,19 @@ async def test_an_agent_is_found_by_its_name_alone() -> None:
 
 
 async def test_a_failure_there_is_raised_here_as_itself() -> None:
-    """With where it was raised."""
+    """With its remote traceback."""
     async with remote(Faulty, "faulty") as faulty:
         with pytest.raises(KeyError, match="no answer") as failed:
             await a_user().send("Well?", faulty)
     notes = "".join(failed.value.__notes__)
-    assert "ray_people.py" in notes
+    assert "ray_agents.py" in notes
     assert "while faulty answered user" in notes
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("method", ["leave", "leave_below"])
 async def test_one_who_would_end_its_program_fails(kind: type[BaseException], method: str) -> None:
-    """This program goes on, and so does the agent."""
+    """This program and the agent continue."""
     async with remote(Leaver, "leaver") as leaver:
         with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3"):
             await leaver.invoke(method, kind)
@@ -174,7 +174,7 @@ async def test_one_who_would_end_its_program_fails(kind: type[BaseException], me
 
 
 async def test_the_failure_of_one_who_is_here_reaches_the_one_who_asked_there() -> None:
-    """And, as nobody takes it, comes home again."""
+    """If the agent does not handle it, it is raised here again."""
     directory = Directory()
     Faulty("bob", directory=directory)
     async with remote(Alice, "alice", directory=directory) as alice:
@@ -183,7 +183,7 @@ async def test_the_failure_of_one_who_is_here_reaches_the_one_who_asked_there() 
 
 
 async def test_cancelling_here_reaches_the_connection_there() -> None:
-    """The server sees it closed, and the agent can be asked again."""
+    """The server sees the connection close, and the agent can be called again."""
     script = ServerReply([chunk({"content": "Hel"}), Step.HANG])
     async with ScriptedServer(script) as server:
         model = connect(server.url, model="tiny")
@@ -212,7 +212,7 @@ async def test_a_timeout_here_ends_the_answer_there(tmp_path: Path) -> None:
 
 
 async def test_users_of_one_name_share_no_history_there() -> None:
-    """Be they of one program or of two; each goes on with its own."""
+    """Whether of one program or two, each continues its own conversation."""
     async with remote(Counter, "counter") as counter:
         one, other = a_user(), a_user()
         said = [(await user.send("And now?", counter)).text for user in (one, other, one, other)]
@@ -222,11 +222,11 @@ async def test_users_of_one_name_share_no_history_there() -> None:
 async def test_an_agent_that_blocks_its_process_keeps_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither who gives it up nor who closes it."""
+    """Neither a cancel of its call nor its close waits for it."""
     from anabranch.cluster import _actor, _stream
 
     for module in (_actor, _stream):
-        monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.5)
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.5)
     async with remote(Blocked, "blocked") as blocked:
         asked = asyncio.ensure_future(blocked.invoke("block", tmp_path / "begun"))
         await wait_until((tmp_path / "begun").exists)
@@ -238,7 +238,7 @@ async def test_an_agent_that_blocks_its_process_keeps_nobody(
 
 
 async def test_who_is_not_asked_any_more_is_cancelled_here(tmp_path: Path) -> None:
-    """Alice there gives up waiting for Bob here, whose model then stops."""
+    """A remote agent cancels its request to a local one, whose model then stops."""
     directory = Directory()
     ConversableAgent("bob", Held(tmp_path), directory=directory)
     async with remote(Hasty, "alice", directory=directory) as alice:
@@ -247,7 +247,7 @@ async def test_who_is_not_asked_any_more_is_cancelled_here(tmp_path: Path) -> No
 
 
 async def test_a_group_may_have_members_anywhere() -> None:
-    """A group here with a member there, a group there with a member here."""
+    """A local group with a remote member, and a remote group with a local member."""
     directory = Directory()
     Bob("bob", directory=directory)
     async with (
@@ -265,7 +265,7 @@ async def test_a_group_may_have_members_anywhere() -> None:
 
 
 async def test_what_it_spends_is_counted_here() -> None:
-    """Below the node that asked."""
+    """Below the node that called it."""
     async with ScriptedServer(text("Yes", ".")) as server:
         model = connect(server.url, model="tiny")
         async with remote(ConversableAgent, "bob", model) as bob, Commander() as commander:
@@ -276,7 +276,7 @@ async def test_what_it_spends_is_counted_here() -> None:
 
 
 async def test_what_it_does_is_seen_here() -> None:
-    """Its tree, with the machine, while it answers; what happens there, in order, with the text."""
+    """Its tree, with the machine, and its events in order, with the text."""
     script = ServerReply([chunk({"content": "Hel"}), Step.HANG])
     async with ScriptedServer(script) as server:
         model = connect(server.url, model="tiny")
@@ -304,7 +304,7 @@ async def test_what_it_does_is_seen_here() -> None:
 
 
 async def test_a_reply_that_is_given_up_is_heard_to_break_off(tmp_path: Path) -> None:
-    """As a local one is, so that a transcript does not wait for its end."""
+    """As for a local agent, so that a transcript does not wait for its end."""
     heard: list[Any] = []
     async with remote(ConversableAgent, "bob", Held(tmp_path)) as bob:
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""When an agent's process, machine or caller goes away: one clear error, and nothing hangs."""
+"""The loss of an agent's process, machine or caller is one clear error, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def kill(agent: RemoteAgent) -> None:
 
 
 class Loss:
-    """Takes a machine away, or kills a process, once half a reply was heard."""
+    """Removes a machine, or kills a process, after the first half of a reply."""
 
     def __init__(self, lose: Callable[[], Any]) -> None:
         self.lose = lose
@@ -54,7 +54,7 @@ HALF = [("end", "Well?"), ("begin", "Half of it"), ("failed", "Half of it")]
 
 
 async def test_a_process_killed_in_the_middle_of_a_reply_is_lost(tmp_path: Path) -> None:
-    """The first half was heard, and is told to have broken off; its name is free again."""
+    """The listener gets the first half and its failure; the agent's name is free again."""
     async with asyncio.timeout(60):
         bob = await remote(Bob, "bob", Held(tmp_path), introduces=False)
         loss = Loss(lambda: kill(bob))
@@ -73,7 +73,7 @@ async def test_a_process_killed_in_the_middle_of_a_reply_is_lost(tmp_path: Path)
 async def test_a_machine_that_goes_away_in_the_middle_of_a_reply_is_lost(
     nodes: Any, tmp_path: Path
 ) -> None:
-    """As its process is; others go on."""
+    """As for a lost process; other agents continue."""
     node = nodes.add("doomed")
     async with asyncio.timeout(60):
         doomed = Ray(num_cpus=0, resources={"doomed": 1})
@@ -90,7 +90,7 @@ async def test_a_machine_that_goes_away_in_the_middle_of_a_reply_is_lost(
 
 
 async def test_who_asks_a_lost_agent_from_there_is_told(tmp_path: Path) -> None:
-    """Alice waits for Bob in another actor: his loss is her failure, and comes home."""
+    """A remote agent that waits for the lost one fails, and the failure is raised here."""
     directory = Directory()
     async with asyncio.timeout(60), remote(Alice, "alice", directory=directory):
         bob = await remote(Bob, "bob", Held(tmp_path), introduces=False, directory=directory)
@@ -103,7 +103,7 @@ async def test_who_asks_a_lost_agent_from_there_is_told(tmp_path: Path) -> None:
 
 
 async def test_closing_an_agent_ends_what_it_says(tmp_path: Path) -> None:
-    """Its model stops, and who hears it is told."""
+    """Its model stops, and the listener gets the end."""
     async with asyncio.timeout(60):
         bob = await remote(Bob, "bob", Held(tmp_path), introduces=False)
         loss = Loss(bob.close)
@@ -133,7 +133,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_a_driver_that_is_killed_takes_its_agents_with_it(nodes: Any) -> None:
-    """All but the detached one, whose model is stopped after a while."""
+    """Except the detached one, whose model stops after the lease."""
     script = ServerReply([chunk({"content": "Hel"}), Step.HANG])
     async with asyncio.timeout(90), ScriptedServer(script) as server:
         driver = await asyncio.create_subprocess_exec(
@@ -175,7 +175,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_a_head_that_goes_away_is_the_loss_of_its_agents(tmp_path: Path) -> None:
-    """At once for who waits, and for who asks next; closing them is harmless."""
+    """Running and later calls fail at once; closing the agents is harmless."""
     from ray.cluster_utils import Cluster
 
     small: Any = Cluster(
@@ -201,21 +201,21 @@ async def test_a_head_that_goes_away_is_the_loss_of_its_agents(tmp_path: Path) -
 
 
 async def test_a_name_is_taken_once() -> None:
-    """Until the one who has it is closed."""
+    """Until its agent is closed."""
     async with asyncio.timeout(60), remote(Bob, "bob"):
         with pytest.raises(ConfigurationError, match="'bob' already"):
             await remote(Bob, "bob")
 
 
 async def test_what_no_machine_has_is_refused_at_once() -> None:
-    """With what there is."""
+    """With the resources that exist."""
     async with asyncio.timeout(10):
         with pytest.raises(ConfigurationError, match="3 GPU"):
             await remote(Bob, "bob", on=Ray(num_gpus=3))
 
 
 async def test_a_class_that_cannot_be_made_there_says_so() -> None:
-    """Its own failure, and no actor is left."""
+    """Its own error is raised, and no actor is left."""
     async with asyncio.timeout(60):
         with pytest.raises(ValueError, match="human_input_mode"):
             await remote(Bob, "bob", human_input_mode="SOMETIMES")

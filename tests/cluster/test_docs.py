@@ -1,4 +1,4 @@
-"""What docs/cluster-agents.md shows runs as it stands."""
+"""The examples in docs/cluster-agents.md run unchanged."""
 
 from __future__ import annotations
 

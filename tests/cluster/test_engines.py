@@ -1,4 +1,4 @@
-"""Engines: backends that live in an actor, reached by their name from every tree."""
+"""Engines: backends in actors, which all trees of the cluster use by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_engine_shows(kind: str, case: str, tmp_path: Path) -> None:
 
 
 async def test_an_engine_is_used_like_any_backend_in_a_tree() -> None:
-    """Tools stay here, options and limits are this tree's, usage is charged to its name."""
+    """Tools run locally, options and limits are this tree's, usage is charged to its name."""
     lock = threading.Lock()  # which nothing can send
 
     @tool
@@ -95,7 +95,7 @@ async def test_an_engine_is_used_like_any_backend_in_a_tree() -> None:
 
 
 async def test_what_only_the_engine_knows_reaches_it_in_extra() -> None:
-    """From a backend's settings and from a request; any other unknown option is refused here."""
+    """From the settings of a backend and of a request; other unknown options are refused here."""
     async with asyncio.timeout(60), ScriptedServer(text("Hi")) as server:
         async with serve("llm", connect(server.url, model="tiny")):
             backend = connect("ray:llm", extra={"order": "count"})
@@ -106,7 +106,7 @@ async def test_what_only_the_engine_knows_reaches_it_in_extra() -> None:
 
 
 async def test_an_engine_embeds_for_every_tree() -> None:
-    """What it took there is charged to its name here; its errors are raised here."""
+    """Its usage is charged to its name in this tree, and its errors are raised here."""
     refused = Reply.error(429, "slowly", Retry_After="900")
     async with asyncio.timeout(60), ScriptedServer(vectors("a", "bc", usage=40), refused) as server:
         async with serve("llm", connect(server.url, model="tiny", retries=Retries(1))):
@@ -123,7 +123,7 @@ async def test_an_engine_embeds_for_every_tree() -> None:
 
 
 async def test_leaving_an_embedding_ends_it_there() -> None:
-    """The connection of the engine is closed before the cancel is over."""
+    """The engine's connection closes before the cancel is over."""
     async with (
         asyncio.timeout(60),
         ScriptedServer(Reply([Step.HANG])) as server,
@@ -138,7 +138,7 @@ async def test_leaving_an_embedding_ends_it_there() -> None:
 
 
 async def test_an_agent_elsewhere_uses_an_engine_elsewhere() -> None:
-    """By its name, which is all that is sent."""
+    """By its name, and nothing else is sent."""
     async with (
         asyncio.timeout(60),
         serve("llm", ScriptedBackend("The Nile."), on=Ray(num_cpus=0, resources={"left": 1})),
@@ -149,7 +149,7 @@ async def test_an_agent_elsewhere_uses_an_engine_elsewhere() -> None:
 
 
 def test_code_without_a_loop_reads_the_same_stream() -> None:
-    """Each call in a loop of its own."""
+    """Each call runs in a separate loop."""
     engine = asyncio.run(_served("llm", ScriptedBackend(otherwise="The Nile.")))
     backend = connect("ray:llm")
     for _ in range(2):
@@ -162,7 +162,7 @@ async def _served(name: str, backend: Backend) -> Engine:
 
 
 class Killing(View):
-    """Kills the process of a model as soon as it says something."""
+    """Kills the process of a model after its first text."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -172,7 +172,7 @@ class Killing(View):
 
 
 async def test_an_engine_that_is_killed_is_lost(tmp_path: Path) -> None:
-    """What it had said is kept; when another takes its name, the same backend reaches that."""
+    """The received text stays; the same backend reaches a new engine with the name."""
     async with asyncio.timeout(60):
         await serve("llm", Held(tmp_path))
         backend = connect("ray:llm")
@@ -187,7 +187,7 @@ async def test_an_engine_that_is_killed_is_lost(tmp_path: Path) -> None:
 
 
 async def test_a_cancel_is_heard_whatever_is_under_way() -> None:
-    """Also in the moment in which the engine is found."""
+    """Also while the engine is located."""
     async with asyncio.timeout(60), serve("llm", ScriptedBackend(otherwise="Hello.", delay=0.1)):
         for tenths in range(1, 81):
             timeouts = Timeouts(first_token=tenths / 10_000)
@@ -196,7 +196,7 @@ async def test_a_cancel_is_heard_whatever_is_under_way() -> None:
 
 
 async def test_a_reader_who_takes_its_time_is_waited_for(tmp_path: Path) -> None:
-    """Its process is there: that is all that counts."""
+    """A slow reader renews its lease while its process runs."""
     (tmp_path / "go").touch()
     async with asyncio.timeout(60), serve("llm", Held(tmp_path)):
         said = ""
@@ -208,7 +208,7 @@ async def test_a_reader_who_takes_its_time_is_waited_for(tmp_path: Path) -> None
 
 
 async def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way in which one might be is refused, and told what to do."""
+    """Each way to send one is refused with a remedy."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
     for make in (
         lambda: serve("llm", "openai:tiny", api_key="sk-secret-0123456789"),
@@ -222,13 +222,13 @@ async def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_that_nothing_would_use_are_refused() -> None:
-    """They are for `connect`; a backend that is made has its own."""
+    """They are for `connect`; an existing backend has its own."""
     with pytest.raises(TypeError, match="temperature"):
         serve("llm", ScriptedBackend([text("said")]), temperature=0)
 
 
 async def test_what_cannot_be_loaded_says_so_as_it_does_here() -> None:
-    """And the name stays free."""
+    """The name stays free."""
     async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=r"no/such\.gguf"):
             await serve("llm", "local:/no/such.gguf")
@@ -237,7 +237,7 @@ async def test_what_cannot_be_loaded_says_so_as_it_does_here() -> None:
 
 
 async def test_where_no_cluster_is_an_error_says_so() -> None:
-    """In a process of its own, whose address leads nowhere."""
+    """In a separate process with a wrong address."""
     program = (
         "import asyncio, anabranch as a\n"
         "from anabranch.messages import Request\n"

@@ -32,7 +32,7 @@ def load(name: str) -> ModuleType:
 def test_alice_passes_on_to_bob_on_another_machine(
     nodes: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it stands: the reply functions answer, no model is loaded."""
+    """Unchanged: its reply functions answer without a model."""
     monkeypatch.setattr(sys, "argv", ["remote_alice_and_bob.py", "--address", nodes.address])
     load("remote_alice_and_bob").main()
     bob = "I am Bob, Alice's good friend. Glad to meet you!"

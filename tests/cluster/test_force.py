@@ -1,4 +1,4 @@
-"""A job that does not end when it is cancelled is ended by force, after its grace."""
+"""A cancelled job that does not end is killed after its grace period."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = Ray(num_cpus=0, resources={"right": 100}, grace=0.5)
 async def test_a_body_that_does_not_listen_ends_at_its_timeout(
     how: str, file: str, noted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its process is gone, and what it held is free for others."""
+    """Its process ends, and its resources are free."""
     async with Commander() as commander:
         job = commander.put_job(Block(file, how), on=WHOLE, claim=True)
         pid = int((await noted("standing")).split()[1])
@@ -44,7 +44,7 @@ async def test_a_body_that_does_not_listen_ends_at_its_timeout(
 async def test_a_worker_that_ray_cannot_end_is_given_up(
     file: str, noted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its body keeps Python's own lock; whoever waits for it is not kept."""
+    """Its body holds Python's global lock, and its node ends without it."""
     async with Commander() as commander:
         job = commander.put_job(Block(file, "match"), on=RIGHT, claim=True)
         pid = int((await noted("standing")).split()[1])
@@ -70,7 +70,7 @@ async def test_what_cleans_up_within_its_grace_is_left_to_do_so(file: str, noted
 
 
 async def test_what_a_job_has_sent_on_does_not_outlive_it(file: str, noted: Any) -> None:
-    """The one below does not listen."""
+    """A job below it that ignores the cancel ends too."""
     async with Commander() as commander:
         job = commander.put_job(Block(file, "below"), on=RIGHT, claim=True)
         pid = int((await noted("standing")).split()[1])

@@ -1,4 +1,4 @@
-"""What is large travels once, however many jobs have it; what is Ray's own as Ray sends it."""
+"""Large inputs are sent once for all their jobs, and Ray's own objects are sent by Ray."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(value: Any) -> int:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list of what is handed to Ray to be shared."""
+    """Return a list of the values that are put into Ray's store."""
     import ray
 
     found: list[Any] = []
@@ -46,7 +46,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(len(MAKERS)))
 async def test_equal_large_inputs_are_sent_once(seed: int, sent: list[Any]) -> None:
-    """And arrive whole, each as the job's own."""
+    """Each job gets a complete, separate copy."""
     make = MAKERS[seed]
     values = [make(random.Random(seed)), make(random.Random(seed)), make(random.Random(-1 - seed))]
     async with Commander() as commander:
@@ -60,7 +60,7 @@ async def test_equal_large_inputs_are_sent_once(seed: int, sent: list[Any]) -> N
 
 
 async def test_a_large_input_is_as_it_was_when_the_job_was_put(sent: list[Any]) -> None:
-    """Whatever becomes of it here."""
+    """Later changes here have no effect."""
     value = [float(number) for number in range(200_000)]
     async with Commander() as commander:
         jobs: list[Any] = []
@@ -73,7 +73,7 @@ async def test_a_large_input_is_as_it_was_when_the_job_was_put(sent: list[Any]) 
 
 
 async def test_what_is_rays_own_is_sent_in_a_field() -> None:
-    """References and handles, wherever they stand; the job gets them as they are."""
+    """References and handles, at any depth, reach the job unchanged."""
     import ray
 
     async with remote(Bob, "bob") as bob, Commander() as commander:
@@ -87,7 +87,7 @@ async def test_what_is_rays_own_is_sent_in_a_field() -> None:
 
 
 async def test_what_is_rays_own_is_refused_where_ray_does_not_send_it() -> None:
-    """Instead of a wait without end."""
+    """Otherwise the receiver would wait forever."""
     import ray
 
     reference = ray.put(1)

@@ -46,7 +46,7 @@ RIGHT = Ray(num_cpus=0, resources={"right": 1})
 
 
 async def test_a_job_gives_its_result_and_runs_its_callbacks_at_home() -> None:
-    """Under its own path, in the order in which they were added."""
+    """Under its own path, in the order of their registration."""
     seen: list[Any] = []
     async with Commander() as commander:
         job = Double(21).at_start(lambda node: seen.append(node.state))
@@ -70,7 +70,7 @@ async def test_a_class_says_where_its_jobs_run() -> None:
 
 
 async def test_a_class_of_a_script_is_sent_by_value() -> None:
-    """As one that was made in a function is."""
+    """A class that was created in a function, for example."""
 
     class Local(Job[Any]):
         base: int
@@ -104,7 +104,7 @@ async def test_a_failure_that_is_its_own_cause_arrives_as_itself() -> None:
 
 
 async def test_what_cannot_be_sent_home_is_told() -> None:
-    """A failure that cannot be pickled, and a result."""
+    """For a failure that cannot be pickled, and for a result."""
     async with Commander() as commander:
         with pytest.raises(RuntimeError, match="Unsendable: it holds a lock"):
             await commander.run(Fail("unsendable"), on=LEFT)
@@ -114,7 +114,7 @@ async def test_what_cannot_be_sent_home_is_told() -> None:
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 async def test_a_body_that_would_end_its_program_fails(kind: type[BaseException]) -> None:
-    """Here it is a failure; the worker goes on to other jobs."""
+    """It is a failure here, and the worker continues with other jobs."""
     async with Commander() as commander:
         with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3") as caught:
             await commander.run(End(kind), on=LEFT)
@@ -123,14 +123,14 @@ async def test_a_body_that_would_end_its_program_fails(kind: type[BaseException]
 
 
 async def test_a_failure_that_cannot_say_what_it_is_arrives() -> None:
-    """As itself, whatever its own methods raise."""
+    """Whatever its own methods raise."""
     async with Commander() as commander:
         with pytest.raises(Mute):
             await commander.run(End(Mute), on=LEFT)
 
 
 async def test_what_is_not_known_at_home_is_told() -> None:
-    """An exception, and the data of an event, of a class that only the worker has."""
+    """An exception, and the data of an event, whose class only the worker has."""
     async with Commander() as commander:
         events = commander.events(("text",))
         with pytest.raises(RuntimeError, match="Odd: raised"):
@@ -154,7 +154,7 @@ async def test_a_failure_follows_the_policy_at_home(file: str, noted: Any) -> No
 
 
 async def test_a_failure_is_tried_again_only_if_the_job_says_so(file: str) -> None:
-    """Once without `retry`, as often as it says with it."""
+    """Once without `retry`, otherwise as `retry` allows."""
     async with Commander() as commander:
         with pytest.raises(Refusal):
             await commander.run(Fail(file=file), on=LEFT)
@@ -200,7 +200,7 @@ async def test_a_cancel_closes_the_http_connection() -> None:
 
 
 async def test_a_job_that_waits_for_a_machine_is_cancelled_at_once(file: str, noted: Any) -> None:
-    """It never begins."""
+    """It never starts."""
     whole = Ray(num_cpus=0, resources={"left": 100})
     async with Commander() as commander:
         first = commander.put_job(Stand(file), on=whole)
@@ -216,7 +216,7 @@ async def test_a_job_that_waits_for_a_machine_is_cancelled_at_once(file: str, no
 
 
 async def test_cancelled_before_its_turn_it_is_never_sent(file: str) -> None:
-    """Its body does not begin, here or there."""
+    """Its body does not start anywhere."""
     async with Commander() as commander:
         job = commander.put_job(Fail(file=file), on=LEFT)
         job.cancel()
@@ -226,7 +226,7 @@ async def test_cancelled_before_its_turn_it_is_never_sent(file: str) -> None:
 
 
 async def test_what_happens_there_is_seen_at_home(file: str, noted: Any) -> None:
-    """In order, with the machine's name, under the numbers that the nodes have there."""
+    """In order, with the machine's name and the numbers of the remote nodes."""
     async with Commander() as commander:
         events = commander.events()
         job = commander.put_job(Fan(3), on=LEFT)
@@ -274,7 +274,7 @@ async def _until(events: Any, name: str, kind: str) -> Any:
 
 
 async def test_deltas_come_home_in_order_while_the_job_runs() -> None:
-    """All of them, if home keeps up."""
+    """All of them, if the reader is fast enough."""
     async with Commander() as commander:
         events = commander.events(("text",))
         job = commander.put_job(Speak(1000, pause=0.0001), on=LEFT)
@@ -290,7 +290,7 @@ async def test_deltas_come_home_in_order_while_the_job_runs() -> None:
 
 
 async def test_a_flood_is_bounded_and_told() -> None:
-    """Events that home is too slow for are missed and counted, as of any slow listener."""
+    """Events that a slow reader misses are counted, as for any slow listener."""
     async with Commander() as commander:
         events = commander.events(("text", "missed"), capacity=1_000_000)
         assert await commander.run(Speak(200_000), on=LEFT) == 200_000
@@ -304,7 +304,7 @@ async def test_a_flood_is_bounded_and_told() -> None:
 
 
 async def test_the_last_words_of_a_cancelled_job_are_heard(file: str, noted: Any) -> None:
-    """What it says and spends while it is being cancelled."""
+    """Events and usage during the cancel arrive."""
     async with Commander() as commander:
         events = commander.events(("text",))
         job = commander.put_job(Last(file), on=LEFT)
@@ -317,7 +317,7 @@ async def test_the_last_words_of_a_cancelled_job_are_heard(file: str, noted: Any
 
 
 async def test_what_is_spent_there_is_charged_here() -> None:
-    """To the job and to all above it."""
+    """To the job and its ancestors."""
     async with Commander() as commander:
         one, two = commander.put_job(Spend(3), on=LEFT), commander.put_job(Spend(4, 0.1), on=RIGHT)
         await one
@@ -327,7 +327,7 @@ async def test_what_is_spent_there_is_charged_here() -> None:
 
 
 async def test_events_name_the_agent_that_acts_there() -> None:
-    """The nearest above the node, there first: what is above the job acts only where none does."""
+    """The nearest remote agent, else the one above the job."""
     async with Commander() as commander:
         events = commander.events(("started",))
         job = Talk()
@@ -339,7 +339,7 @@ async def test_events_name_the_agent_that_acts_there() -> None:
 
 
 async def test_a_conversation_goes_on_in_a_job() -> None:
-    """What is said there counts here, and the limit that it began with ends it there too."""
+    """Its messages there count here, and the limit ends it there too."""
     with open_scope(5) as (scope, _):
         async with Commander() as commander:
             left: list[int] = []
@@ -351,7 +351,7 @@ async def test_a_conversation_goes_on_in_a_job() -> None:
 
 
 async def test_a_job_there_sends_jobs_on() -> None:
-    """However many wait for others: those who wait lend out what they hold."""
+    """Any number: jobs that wait lend their CPUs."""
     async with Commander() as commander:
         pids = await commander.run(Nest(2, width=3), on=Ray(num_cpus=1))
     assert len(pids) == 13
@@ -359,7 +359,7 @@ async def test_a_job_there_sends_jobs_on() -> None:
 
 
 async def test_a_job_may_cancel_itself_or_leave_from_there() -> None:
-    """The commander at home is left; a cancel has its reason."""
+    """`exit` leaves the commander here, and a cancel has its reason."""
     async with Commander() as commander:
         with pytest.raises(NodeCancelled, match="by itself"):
             await commander.run(Leave("cancel"), on=LEFT)
@@ -367,7 +367,7 @@ async def test_a_job_may_cancel_itself_or_leave_from_there() -> None:
 
 
 async def test_nothing_is_left_behind(nodes: Any) -> None:
-    """Neither tasks here nor claims on the machines there."""
+    """Neither tasks here nor resources there."""
     before = asyncio.all_tasks()
     async with Commander() as commander:
         for job in [commander.put_job(Double(n), on=LEFT) for n in range(20)]:

@@ -1,4 +1,4 @@
-"""Jobs that hold all CPUs and wait for what needs CPUs lend theirs, whatever they wait for."""
+"""Jobs that hold all CPUs lend them while they wait for something that needs CPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Wait(Job[str]):
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_those_who_wait_lend_what_they_hold(seed: int) -> None:
-    """For jobs, for agents that start, for agents that put jobs; one below the other."""
+    """While they wait for jobs, for the start of agents, or for agents that put jobs, nested."""
     chance = random.Random(seed)
     kinds = ["job", "agent", chance.choice(("job", "agent"))]
     chance.shuffle(kinds)
@@ -49,7 +49,7 @@ async def test_those_who_wait_lend_what_they_hold(seed: int) -> None:
 
 
 class Seek(Job[str]):
-    """Holds all CPUs of a machine, and looks for one who waits for these."""
+    """Holds all CPUs of a machine, and locates an agent that waits for them."""
 
     file: str
 

@@ -1,4 +1,4 @@
-"""A tree's limits hold for all of it, wherever its parts run."""
+"""The limits of a tree apply to all of it, on all machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT = Ray(num_cpus=0, resources={"right": 1})
 
 
 class Counted:
-    """Counts the replies that are being given, and lets them end when as many came as are to."""
+    """Counts running replies, and ends them when the expected number runs."""
 
     def __init__(self, together: int = 1) -> None:
         self.now = self.most = 0
@@ -52,7 +52,7 @@ def hanging_first(counted: Counted) -> tuple[Reply, Reply]:
 
 @pytest.mark.parametrize("most", [1, 2])
 async def test_so_many_replies_come_at_once_on_all_machines_together(most: int) -> None:
-    """Those of the tree at home among them."""
+    """Including those of the local tree."""
     counted = Counted(together=most)
     async with ScriptedServer(counted.reply) as server, Commander() as commander:
         commander.limits = Limits(concurrency=most)
@@ -63,7 +63,7 @@ async def test_so_many_replies_come_at_once_on_all_machines_together(most: int) 
 
 
 async def test_a_budget_is_one_for_all_machines() -> None:
-    """What they spend is counted at home, and refused everywhere once it is spent."""
+    """Usage is counted here, and requests are refused everywhere once it is spent."""
     counted = Counted()
     async with ScriptedServer(counted.reply) as server, Commander() as commander:
         prices = {"tiny": Price(input=1e6, output=1e6)}
@@ -79,7 +79,7 @@ async def test_a_budget_is_one_for_all_machines() -> None:
 
 
 async def test_jobs_that_are_sent_on_share_them_too() -> None:
-    """A worker's own jobs on other machines, and what it does itself meanwhile."""
+    """For the jobs of a worker on other machines, and for its own requests."""
     counted = Counted()
     async with ScriptedServer(counted.reply) as server, Commander() as commander:
         commander.limits = Limits(concurrency=1)
@@ -89,7 +89,7 @@ async def test_jobs_that_are_sent_on_share_them_too() -> None:
 
 
 async def test_a_cancel_gives_the_turn_back() -> None:
-    """Also one that comes while a turn is waited for."""
+    """Also a cancel while waiting for a turn."""
     async with ScriptedServer(*hanging_first(Counted())) as server, Commander() as commander:
         commander.limits = Limits(concurrency=1)
         backend = connect(server.url, model="tiny")
@@ -105,7 +105,7 @@ async def test_a_cancel_gives_the_turn_back() -> None:
 
 
 async def test_a_lost_worker_gives_the_turn_back() -> None:
-    """As soon as its loss is known."""
+    """When its loss is noticed."""
     async with ScriptedServer(*hanging_first(Counted())) as server, Commander() as commander:
         commander.limits = Limits(concurrency=1)
         backend = connect(server.url, model="tiny")
@@ -122,7 +122,7 @@ async def test_a_lost_worker_gives_the_turn_back() -> None:
 
 
 async def test_an_agent_elsewhere_keeps_the_limits_of_whoever_asks_it() -> None:
-    """A conversation in a tree; one outside has none."""
+    """A call from a tree has its limits; a call outside of trees has none."""
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
     async with ScriptedServer(Counted().reply) as server:
         backend = connect(server.url, model="tiny")
@@ -136,7 +136,7 @@ async def test_an_agent_elsewhere_keeps_the_limits_of_whoever_asks_it() -> None:
 
 
 async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> None:
-    """The process beside the program that passes them on: whoever needs it then may try again."""
+    """After the loss of the mailbox, a new attempt works."""
     async with ScriptedServer(Counted().reply) as server, Commander() as commander:
         commander.limits = Limits(concurrency=1)
         backend = connect(server.url, model="tiny")
@@ -147,5 +147,5 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> No
 
 
 async def waiting(limits: Any, count: int) -> None:
-    """Wait until so many requests wait for their turn, here and elsewhere."""
+    """Wait until `count` requests wait for a turn, on any machine."""
     await wait_until(lambda: sum(map(len, limits.queues.values())) == count)

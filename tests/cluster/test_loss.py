@@ -1,4 +1,4 @@
-"""What goes away fails its node with `WorkerLost`, quickly and once; nothing runs twice."""
+"""A loss fails its nodes with `WorkerLost`, quickly and once; nothing runs twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MORTAL = Ray(num_cpus=0, resources={"mortal": 1})
 
 
 def make(kind: str, file: str) -> Job[Any]:
-    """Return a job that is in the midst of a stream, of a tool, of a join."""
+    """Return a job that is in a stream, a tool or a join."""
     return {
         "stream": Speak(1_000_000, file, pause=0.001),
         "tool": Tool(file),
@@ -35,7 +35,7 @@ def make(kind: str, file: str) -> Job[Any]:
 
 
 async def test_a_machine_that_goes_away_fails_its_nodes(nodes: Any, tmp_path: Path) -> None:
-    """In a stream, a tool, a join; siblings keep their results, and nothing runs twice or on."""
+    """In a stream, a tool or a join; siblings keep their results, and nothing runs twice."""
     machine = nodes.add("mortal", cpus=3)
     files = {kind: str(tmp_path / kind) for kind in ("stream", "tool", "join")}
     ended: list[str] = []
@@ -63,7 +63,7 @@ async def test_a_machine_that_goes_away_fails_its_nodes(nodes: Any, tmp_path: Pa
 async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
     nodes: Any, file: str, noted: Any
 ) -> None:
-    """The node ends as cancelled, though nobody there can say that all is over."""
+    """The node ends as cancelled, without an answer of the machine."""
     machine = nodes.add("mortal")
     async with Commander() as commander:
         job = commander.put_job(Tool(file), on=MORTAL, claim=True)
@@ -75,7 +75,7 @@ async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
         await _ended(job)
         assert job.state == "cancelled"
     assert read_notes(file).count("standing") == 1
-    with suppress(ProcessLookupError):  # stopped, it may not have seen that its machine is gone
+    with suppress(ProcessLookupError):  # a stopped process may not have noticed the loss
         os.kill(pid, signal.SIGKILL)
 
 
@@ -87,7 +87,7 @@ async def _ended(node: Node[Any]) -> None:
 @pytest.mark.parametrize("kind", ["stream", "tool", "join", "body"])
 @pytest.mark.usefixtures("nodes")
 async def test_a_worker_that_is_killed_fails_its_node(kind: str, file: str, noted: Any) -> None:
-    """Nothing is tried again by itself."""
+    """Nothing is tried again without `retry`."""
     async with Commander() as commander:
         job = commander.put_job(make(kind, file), on=RIGHT, claim=True)
         os.kill(int((await noted("standing")).split()[1]), signal.SIGKILL)
@@ -99,7 +99,7 @@ async def test_a_worker_that_is_killed_fails_its_node(kind: str, file: str, note
 
 @pytest.mark.usefixtures("nodes")
 async def test_a_lost_job_runs_again_if_it_says_so(file: str, noted: Any) -> None:
-    """As often as `retry` says."""
+    """As often as `retry` allows."""
     async with Commander() as commander:
         job = commander.put_job(
             Stand(file), on=RIGHT, claim=True, retry=Retry(attempts=3, on=WorkerLost)
@@ -115,7 +115,7 @@ async def test_a_lost_job_runs_again_if_it_says_so(file: str, noted: Any) -> Non
 async def test_a_job_whose_only_machine_went_away_is_refused(
     nodes: Any, file: str, noted: Any
 ) -> None:
-    """It has not begun, and would wait without end."""
+    """It has not started, and would wait forever."""
     from anabranch import ConfigurationError
 
     machine = nodes.add("mortal")
@@ -132,7 +132,7 @@ async def test_a_job_whose_only_machine_went_away_is_refused(
 
 
 async def test_a_job_outlives_the_way_by_which_it_is_heard(nodes: Any, file: str) -> None:
-    """All that it said comes with its end, once and in order; a cancel reaches it as before."""
+    """After the loss of the mailbox all events arrive at its end, once and in order."""
     async with Commander() as commander:
         events = commander.events(("text",))
         job = commander.put_job(Speak(300, pause=0.005), on=RIGHT)
@@ -203,7 +203,7 @@ sys.exit(3)
 
 
 def driver(*arguments: str, source: str = DRIVER) -> subprocess.Popen[str]:
-    """Start another program that puts jobs on a cluster."""
+    """Start a program that puts jobs on a cluster."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -221,7 +221,7 @@ async def test_a_driver_that_goes_away_takes_its_subtrees_along(
 
 
 async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> None:
-    """Another one may have been joined since."""
+    """It may have joined another one since."""
     import ray
 
     from anabranch.cluster._cluster import Cluster, join
@@ -232,10 +232,10 @@ async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> No
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
-    """Within seconds, each with one clear error; the program goes on, and its workers do not.
+    """Within seconds, each with one clear error; the program continues without its workers.
 
-    A program that does not catch it ends with it, and says so. All end with their own exit status,
-    also one that ends before the loss is noticed, or for which Ray's own clean-up hangs.
+    A program that does not catch the error ends with it and reports it. Each program has its own
+    exit status, also if it ends before the loss is noticed, or if Ray's cleanup hangs.
     """
     from ray.cluster_utils import Cluster
 
@@ -266,7 +266,7 @@ async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, 
         last = [line for line in complaint.splitlines() if line.startswith("anabranch.")][-1]
         assert last.endswith(f"the head of the Ray cluster at {small.address} went away")
         assert careless.returncode == 1
-        assert "SIGTERM" not in complaint  # Ray's own business, as it is joined in a thread
+        assert "SIGTERM" not in complaint  # Ray's own warning, because it is joined in a thread
         assert await asyncio.to_thread(has_exited, pid)
     finally:
         small.shutdown()

@@ -1,6 +1,6 @@
-"""Random trees with some of their nodes on Ray behave as the same trees do at home.
+"""Random trees with some nodes on Ray behave like the same trees without Ray.
 
-`ANABRANCH_RAY_PROGRAMS` sets how many are played (default 24).
+`ANABRANCH_RAY_PROGRAMS` sets the number of trees (default 24).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Plan = dict[str, Any]
 
 
 class Author:
-    """Makes plans; those of a `strict` one await each child before they go on."""
+    """Makes plans; nodes of a `strict` one await each child before they continue."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -59,7 +59,7 @@ class Author:
 
 
 def at_home(plan: Plan) -> Plan:
-    """Return the same plan with all nodes at home."""
+    """Return the same plan with all nodes in this process."""
     steps = [("put", at_home(step[1])) if step[0] == "put" else step for step in plan["steps"]]
     return {**plan, "on": None, "steps": steps}
 
@@ -74,7 +74,7 @@ def labels(plan: Plan) -> dict[str, list[str]]:
 
 
 async def play(plan: Plan, file: str) -> str:
-    """Run a plan; one that stands is cancelled after a while. Return how it ended."""
+    """Run a plan; cancel it after a while if it waits forever. Return the outcome."""
     async with Commander() as commander:
         root = Planned(plan, file).noting()
         commander.put_job(root, policy=plan["policy"], claim=True)
@@ -118,7 +118,7 @@ def check(plan: Plan, noted: str) -> dict[str, str]:
 async def test_every_invariant_holds_in_random_trees_over_machines(
     part: int, tmp_path: Path
 ) -> None:
-    """Each node runs once and ends after its children; strict plans end as they do at home."""
+    """Each node runs once and ends after its children; strict plans end as without Ray."""
     for seed in range(part, PROGRAMS, 4):
         author = Author(seed)
         plan = author.plan()

@@ -1,4 +1,4 @@
-"""A job ends at home as it ended there, whatever the code of what it brings home does."""
+"""A remote job's outcome arrives, whatever the code of its result or failure does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from anabranch.commander.remote import type_name
 
 
 class Kept(Frozen, ValueError):
-    """Frozen, and whole."""
+    """A frozen exception."""
 
 
 @pytest.mark.usefixtures("nodes")
 async def test_a_failure_arrives_whatever_its_own_code_does() -> None:
-    """As itself, or as a `RuntimeError` with its name: the job ends, and so do those after it."""
+    """Unchanged, or as a `RuntimeError` with its name; later jobs run."""
     chance = random.Random(SEED)
     async with Commander() as commander:
         for seed in chance.sample(range(1_000_000), 100):
@@ -35,7 +35,7 @@ async def test_a_failure_arrives_whatever_its_own_code_does() -> None:
 
 @pytest.mark.usefixtures("nodes")
 async def test_a_charge_that_cannot_be_sent_fails_its_job() -> None:
-    """Home is told at once; it does not wait for an end that is never reported."""
+    """It fails at once, without waiting for a report that never comes."""
     async with Commander() as commander:
         with pytest.raises(TypeError, match="cannot pickle"):
             await commander.run(Owing(), on=Ray(num_cpus=0))
@@ -44,7 +44,7 @@ async def test_a_charge_that_cannot_be_sent_fails_its_job() -> None:
 @pytest.mark.usefixtures("nodes")
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 async def test_an_agent_that_would_end_what_makes_it_fails(kind: type[BaseException]) -> None:
-    """Here it is a failure, and no cancel; its name is free again."""
+    """It is a failure here, not a cancel; the agent's name is free again."""
 
     def leave(name: str) -> None:
         raise kind(name)
@@ -55,7 +55,7 @@ async def test_an_agent_that_would_end_what_makes_it_fails(kind: type[BaseExcept
 
 
 def test_a_frozen_failure_is_sent_with_its_cause() -> None:
-    """As any other, with a note of where it was."""
+    """Like others, with a note of its place."""
     error = Kept("whole")
     object.__setattr__(error, "__cause__", KeyError("cause"))
     arrived = load_error(load(dump(dump_error(error, "there"))))

@@ -1,4 +1,4 @@
-"""What cannot work is refused within seconds, by a message that says what to do."""
+"""Impossible requests are refused within seconds, by a message with a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.ray_jobs import Ask, Double
 from anabranch import Commander, ConfigurationError, Job, MissingExtra, connect
 from anabranch.cluster import Ray, remote, serve
 
-KEY = 'sk-01\\\\23"45'  # as it is written, it looks different in a repr and in JSON
+KEY = 'sk-01\\\\23"45'  # its repr and its JSON differ from the text
 
 
 class Take(Job[Any]):
@@ -43,7 +43,7 @@ class Hidden(Job[None]):
 
 
 async def refused(job: Job[Any], on: Any = "ray") -> Exception:
-    """Return what `put_job` raises; nothing has started then."""
+    """Return the error of `put_job`; nothing has started."""
     async with Commander() as commander:
         with pytest.raises((ConfigurationError, TypeError, ValueError)) as caught:
             commander.put_job(job, on=on)
@@ -52,7 +52,7 @@ async def refused(job: Job[Any], on: Any = "ray") -> Exception:
 
 
 async def test_what_cannot_be_sent_is_named() -> None:
-    """By its field, before anything starts."""
+    """The error names the field, before anything starts."""
     error = await refused(Take(1, other=threading.Lock()))
     assert isinstance(error, TypeError)
     assert "Take.other cannot be sent to another machine" in str(error)
@@ -60,7 +60,7 @@ async def test_what_cannot_be_sent_is_named() -> None:
 
 
 async def test_a_secret_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it is written; the message names the field and the variable, not the key."""
+    """In any encoding; the message names the field and the variable, not the key."""
     monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
     for value in ("sk-0123456789", {"header": ["Bearer sk-0123456789"]}, SecretStr("sk-other")):
         error = await refused(Take("x", other=value))
@@ -87,7 +87,7 @@ async def test_a_secret_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_secret_is_not_sent_in_a_runtime_env(
     runtime_env: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for a job, an agent nor an engine: Ray would write it to its logs."""
+    """Neither for a job, an agent nor an engine: Ray would log it."""
     monkeypatch.setenv("MY_API_KEY", KEY)
     place = Ray(runtime_env=runtime_env)
     errors = [await refused(Double(1), place)]
@@ -101,7 +101,7 @@ async def test_a_secret_is_not_sent_in_a_runtime_env(
 
 
 async def test_what_is_no_key_is_sent_in_a_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though there is a KEY or a TOKEN in its name, or its name is a key's alone."""
+    """A name with KEY or TOKEN inside a word, or a harmless value."""
     monkeypatch.setenv("KEYCLOAK_URL", "https://keycloak.example")
     runtime_env = {
         "env_vars": {
@@ -116,7 +116,7 @@ async def test_what_is_no_key_is_sent_in_a_runtime_env(monkeypatch: pytest.Monke
 
 
 async def test_a_secret_is_not_sent_in_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of a script goes by value, with the variables that it names."""
+    """A class of a script is sent by value, with the variables that it uses."""
     monkeypatch.setenv("MY_API_KEY", KEY)
     script: dict[str, Any] = {"Job": Job, "KEY": KEY, "__name__": "__main__"}
     exec("class Study(Job[str]):\n    async def task(self):\n        return KEY\n", script)
@@ -127,7 +127,7 @@ async def test_a_secret_is_not_sent_in_a_class(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "memory", "grace", "resources"])
 @pytest.mark.parametrize("amount", [math.nan, -1, "5", None])
 async def test_an_amount_is_a_number(name: str, amount: Any) -> None:
-    """Of machines, and of grace: the cancel that needs it would be too late to say so."""
+    """For resources, and for `grace`, whose cancel would fail later."""
     place: Any = {name: {"left": amount} if name == "resources" else amount}
     assert "must be a number of at least 0" in str(await refused(Double(1), Ray(**place)))
 
@@ -144,7 +144,7 @@ async def test_a_name_is_one_that_can_be_written(name: str) -> None:
 async def test_another_that_is_called_ray_is_named(
     package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder is none, and is passed over where Ray is installed; a package is in its way."""
+    """A folder is ignored; a package with Ray's name is refused."""
     (tmp_path / "ray").mkdir()
     expected = r"anabranch\[ray\]"
     if package:
@@ -162,7 +162,7 @@ async def test_another_that_is_called_ray_is_named(
 
 
 async def test_no_such_place_is_told() -> None:
-    """With those that there are."""
+    """The error lists the known places."""
     assert "there is no place 'spark'" in str(await refused(Double(1), "spark"))
     assert "on= must be" in str(await refused(Double(1), Ray))
 
@@ -203,7 +203,7 @@ asyncio.run(main(*sys.argv[2:]))
 
 
 async def told(*addresses: str, version: str = "own") -> str:
-    """Return how a program of its own is refused."""
+    """Return the error of a separate program."""
     import os
 
     paths = os.pathsep.join(path for path in sys.path if "tests" in path)
@@ -221,7 +221,7 @@ async def told(*addresses: str, version: str = "own") -> str:
 
 
 async def test_where_there_is_no_cluster_is_told() -> None:
-    """Whether nobody listens there or something else does."""
+    """Whether no server or another server listens."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         said = await told("127.0.0.1:1", "ray://127.0.0.1:1", "here", address)
@@ -233,7 +233,7 @@ async def test_where_there_is_no_cluster_is_told() -> None:
 
 
 async def test_another_version_is_told(nodes: Any) -> None:
-    """Of Ray or of Python, with both."""
+    """Of Ray or Python; the error has both versions."""
     said = await told(nodes.address, version="other")
     assert "ersion mismatch" in said
     assert "0.1" in said
@@ -241,7 +241,7 @@ async def test_another_version_is_told(nodes: Any) -> None:
 
 
 async def test_another_cluster_is_refused(nodes: Any) -> None:
-    """A process is in one at a time."""
+    """A process is in one cluster at a time."""
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="cannot join the one at"):
             await commander.run(Double(1), on=Ray(address="127.0.0.1:1"))
@@ -249,7 +249,7 @@ async def test_another_cluster_is_refused(nodes: Any) -> None:
 
 
 async def test_a_cluster_is_known_by_all_its_addresses(nodes: Any) -> None:
-    """Names and numbers of one machine, whichever it was joined by, as often as one likes."""
+    """By each name and address of its machine, any number of times."""
     port = nodes.address.rpartition(":")[2]
     addresses = [f"127.0.0.1:{port}", nodes.address, f"localhost:{port}"] * 2
     async with Commander() as commander:
@@ -261,7 +261,7 @@ async def test_a_cluster_is_known_by_all_its_addresses(nodes: Any) -> None:
 
 @pytest.mark.usefixtures("nodes")
 async def test_what_no_machine_has_is_told() -> None:
-    """With what there is."""
+    """With the existing resources."""
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="has 1 CPU and 1 GPU: 3 machines"):
             await commander.run(Double(1), on=Ray(num_gpus=1))
@@ -294,7 +294,7 @@ async def test_a_class_that_the_worker_cannot_import_is_told(
 
 @pytest.mark.usefixtures("nodes")
 async def test_a_worker_that_cannot_begin_is_told() -> None:
-    """As when its environment cannot be made."""
+    """For example because its environment cannot be created."""
     place = Ray(runtime_env={"working_dir": "/no/such/folder"})
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="runtime_env"):

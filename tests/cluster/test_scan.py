@@ -1,4 +1,4 @@
-"""Keys that travel to the cluster stand in none of Ray's logs, and in nothing that comes back."""
+"""Keys that a program uses appear in none of Ray's logs, and in no result or failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "sk-planted-4f9d1c7be2a8"
 
 
 def files_with_it(folder: Path) -> list[str]:
-    """Return the files of Ray's in which the key can be read."""
+    """Return the files of Ray that contain the key."""
     return [
         str(path)
         for path in folder.rglob("*")
@@ -33,7 +33,7 @@ def files_with_it(folder: Path) -> list[str]:
 async def test_a_key_of_this_program_is_in_no_log_of_rays_and_in_no_failure_that_comes_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither by a job that has the backend, nor by an engine in an actor: it stays at home."""
+    """Neither for a job with the backend nor for an engine in an actor."""
     import ray
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

@@ -1,4 +1,4 @@
-"""The spans of a tree on Ray are those of a tree here."""
+"""The spans of a tree on Ray equal those of a local tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("nodes")
 
 
 async def test_what_runs_on_other_machines_has_its_parent_here() -> None:
-    """However deep it goes, one job putting others on Ray; each says on which machine it was."""
+    """At any depth of jobs that put jobs; each span names its machine."""
     kept = CollectedSpans()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         pids = await commander.run(Nest(2), on=Ray(num_cpus=1))

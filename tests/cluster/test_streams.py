@@ -1,4 +1,4 @@
-"""The streams that an actor gives, without Ray: what is held back, what is ended, who is asked."""
+"""The streams of an actor, without Ray: limits, ends and questions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Play = Callable[[StreamWriter], Awaitable[None]]
 
 
 class Playing:
-    """A service whose streams are the functions that it is given."""
+    """A service with the given functions as streams."""
 
     def __init__(self, play: Play) -> None:
         self.play_one = play
@@ -43,7 +43,7 @@ class Playing:
             self.ended += 1
 
     async def aclose(self) -> None:
-        """It holds nothing."""
+        """Do nothing."""
 
 
 def an_actor(play: Play) -> tuple[ServiceActor, Playing]:
@@ -65,7 +65,7 @@ async def for_ever(writer: StreamWriter) -> None:
 
 
 def test_a_producer_waits_for_its_reader() -> None:
-    """All that there is room for is made and comes at once, in order; nothing more before."""
+    """It fills the stream, which arrives at once and in order, and then waits."""
     made = 0
 
     async def play(writer: StreamWriter) -> None:
@@ -80,7 +80,7 @@ def test_a_producer_waits_for_its_reader() -> None:
         while not last:
             outcome, last = await call(actor)
             read += outcome.get()
-            await sleep_virtual(1)  # whatever can happen does
+            await sleep_virtual(1)  # run everything that can run
             assert made <= len(read) + STREAM_CAPACITY
         assert read == list(range(3 * STREAM_CAPACITY))
 
@@ -88,7 +88,7 @@ def test_a_producer_waits_for_its_reader() -> None:
 
 
 def test_a_failure_comes_after_what_came_before_it() -> None:
-    """In the same batch, if both are there."""
+    """In the same batch, if both are ready."""
 
     async def play(writer: StreamWriter) -> None:
         writer.send_nowait("begun")
@@ -103,7 +103,7 @@ def test_a_failure_comes_after_what_came_before_it() -> None:
 
 
 def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
-    """A word of its process is enough to go on."""
+    """A renewed lease keeps it running."""
 
     async def main() -> None:
         actor, service = an_actor(for_ever)
@@ -122,7 +122,7 @@ def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
 
 
 def test_closing_waits_for_the_producers_end_and_may_overtake_the_opening() -> None:
-    """Calls of an actor may come in any order: what was closed before is not begun."""
+    """Calls may arrive in any order: a stream that was closed first does not start."""
 
     async def main() -> None:
         actor, service = an_actor(for_ever)
@@ -137,7 +137,7 @@ def test_closing_waits_for_the_producers_end_and_may_overtake_the_opening() -> N
 
 
 def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
-    """Be it waiting or about to ask."""
+    """Whether the reader waits or is about to call."""
 
     async def main() -> None:
         actor, _ = an_actor(for_ever)
@@ -156,7 +156,7 @@ def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
 
 
 def test_a_producer_may_ask_its_reader() -> None:
-    """It gets the answer, or its failure; one that gives up takes its question back."""
+    """It gets the answer or its failure; a cancel withdraws the question."""
 
     async def play(writer: StreamWriter) -> None:
         writer.send_nowait(await writer.ask("first"))
@@ -184,7 +184,7 @@ def test_a_producer_may_ask_its_reader() -> None:
 
 
 def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
-    """However early it comes; the mailbox holds one of each call at most."""
+    """However early it arrives; the mailbox holds at most one of each call."""
 
     async def main() -> None:
         actor = MailboxActor()
@@ -204,7 +204,7 @@ def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
 
 
 def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> None:
-    """Home is told, with what was used if that is known."""
+    """The reader gets the usage, if it is known."""
 
     async def main() -> None:
         actor = MailboxActor()
@@ -240,7 +240,7 @@ def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> No
 
 @pytest.mark.parametrize("read_each", [1, 3, 100])
 def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
-    """Of two who speak at once; only what is new is sent."""
+    """For two senders at once; only new text is sent."""
 
     def part(sender: str, said: str, delta: str, state: Any) -> AgentMessage:
         extra = {"delta": delta}

@@ -1,4 +1,4 @@
-"""A recording at home shows what happens on other machines as if it had happened here."""
+"""A local recording shows events of other machines like local ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(trace: Trace, name: str) -> list[TraceNode]:
 
 
 def require_whole(trace: Trace, commander: Commander) -> None:
-    """Require that all has ended, in its time, and that what was spent is counted once."""
+    """Require that all nodes have ended in time and that usage is counted once."""
     assert trace.usage() == trace.lives[-1].usage == commander.usage()
     for node in trace:
         assert not node.is_open, node
@@ -71,7 +71,7 @@ async def test_what_is_asked_there_is_recorded_here(tmp_path: Path) -> None:
 
 
 async def test_workers_may_number_their_requests_alike(tmp_path: Path) -> None:
-    """Each reply is that of its own request."""
+    """Each reply belongs to the request of its worker."""
     async with ScriptedServer(*[text("Yes", ".")] * 6) as server:
         model = connect(server.url, model="tiny")
         async with Commander() as commander, record(commander, tmp_path / "run") as recorder:
@@ -86,7 +86,7 @@ async def test_workers_may_number_their_requests_alike(tmp_path: Path) -> None:
 
 
 async def test_agents_in_actors_are_counted_as_theirs(tmp_path: Path) -> None:
-    """Below the call of each, whoever asked, and whatever engine they share."""
+    """Below each call, for any caller and any shared engine."""
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
     async with ScriptedServer(*[text("Yes", ".")] * 3) as server:
         model = connect(server.url, model="tiny")
@@ -121,7 +121,7 @@ def asked() -> Conversation:
 
 
 async def test_calls_of_tools_there_are_recorded(tmp_path: Path) -> None:
-    """With the tool, the sizes and what became of it."""
+    """With the tool, the sizes and the outcome."""
     async with ScriptedServer(calls(("double", '{"n": 2}')), text("4", ".")) as server:
         model = connect(server.url, model="tiny")
         async with Commander() as commander, record(commander, tmp_path / "run") as recorder:
@@ -135,7 +135,7 @@ async def test_calls_of_tools_there_are_recorded(tmp_path: Path) -> None:
 
 
 async def test_what_a_lost_worker_did_is_marked(tmp_path: Path) -> None:
-    """Its nodes are lost as of then; those of the next attempt are others."""
+    """Its nodes are lost from then on; the next attempt has new ones."""
     file = str(tmp_path / "noted")
     async with Commander() as commander, record(commander, tmp_path / "run") as recorder:
         job = commander.put_job(Join(file), on=LEFT, claim=True)
@@ -165,7 +165,7 @@ async def test_what_a_lost_worker_did_is_marked(tmp_path: Path) -> None:
 
 
 async def stand_here(commander: Commander, count: int) -> None:
-    """Wait until home knows of so many nodes that stand elsewhere."""
+    """Wait until the local tree has `count` remote nodes."""
 
     def found() -> bool:
         nodes = [node for node in commander.tree() if node.name == "stand"]
@@ -179,7 +179,7 @@ def pids_in(file: str) -> list[int]:
 
 
 async def test_what_was_missed_there_is_a_gap(tmp_path: Path) -> None:
-    """What home could not take is counted; after it the nodes and the sums are right again."""
+    """Missed events are counted; the nodes and sums after the gap are right."""
     async with ScriptedServer(text("Yes", ".")) as server:
         model = connect(server.url, model="tiny")
         async with Commander() as commander, record(commander, tmp_path / "run") as recorder:
@@ -192,7 +192,7 @@ async def test_what_was_missed_there_is_a_gap(tmp_path: Path) -> None:
 
 
 async def test_data_that_cannot_travel_end_no_recording(tmp_path: Path) -> None:
-    """They come as text; what they would have said is left out."""
+    """They arrive as text, without their fields."""
     async with Commander() as commander, record(commander, tmp_path / "run") as recorder:
         with pytest.raises(RuntimeError, match="Unsendable"):
             await commander.run(Odd(), on=LEFT)

@@ -1,4 +1,4 @@
-"""An agent beside documents: what is found reaches the model as data, and answers cite it."""
+"""An agent with documents: passages reach the model as data, and its answers cite them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_an_agent_searches_for_each_question_before_its_model_is_asked():
 
 
 async def test_the_model_may_search_on_and_cite_both():
-    """The tool is the model's too; a number that was never found is no citation."""
+    """The model has the tool too; an unknown number is not a citation."""
     search = ToolCall(id="1", name="search_documents", arguments={"query": "Rhine"})
     backend = ScriptedBackend(
         Message(role="assistant", tool_calls=[search]), "Long [1], and shorter [2; 99]. [1]"
@@ -62,7 +62,7 @@ async def test_the_model_may_search_on_and_cite_both():
 
 
 async def test_what_was_found_is_remembered_as_a_call():
-    """In its session the agent has the call and the result, and each question is looked up."""
+    """The agent's session has the call and the result, and each question is searched."""
     backend = ScriptedBackend("One.", "Two.")
     agent = Agent(backend, knowledge=await rivers())
     await agent("The Nile?", session_id=1)
@@ -74,7 +74,7 @@ async def test_what_was_found_is_remembered_as_a_call():
 
 
 async def test_a_search_that_fails_is_told_to_the_model_and_fails_nobody(tmp_path):
-    """An index that cannot be read is a failed call, as of any tool."""
+    """An index that cannot be read is a failed call, like that of any tool."""
     (tmp_path / "notes.db").write_text(
         "This is no database, though it is long enough to be one. " * 9
     )
@@ -99,7 +99,7 @@ INJECTIONS = [
 
 @pytest.mark.parametrize("planted", INJECTIONS)
 async def test_a_planted_instruction_stays_a_text_in_a_result(planted):
-    """It is in a tool's result alone, inside one JSON string, and has no template's marks in it."""
+    """It appears in a tool result only, in one JSON string, without template marks."""
     index = Index(":memory:")
     await index.add("page.md", f"The nile is long. {planted} The nile ends.", "text")
     backend = ScriptedBackend("Yes.")
@@ -125,19 +125,19 @@ async def cited_in(answer: str) -> list[int]:
 
 
 async def test_a_number_in_code_cites_nobody():
-    """What stands in a program is no citation, unless the marks are all there is between ticks."""
+    """Numbers in code are not citations, unless the code has nothing else."""
     assert await cited_in("Take `rivers[1]`:\n```python\nnile = rivers[1]\n``` [2]") == [2]
     assert await cited_in("It is long `[1]`, and that is short [2].") == [1, 2]
     assert await cited_in("A tick ` alone [1], ``` and three [2]") == [1, 2]
 
 
 async def test_a_number_of_any_length_is_read():
-    """One that is longer than Python reads was never found, and fails nobody."""
+    """A number that Python refuses to parse is ignored."""
     assert await cited_in(f"[{'9' * 10_000}, 2] [{'`' * 10_000} [1]") == [2, 1]
 
 
 async def test_what_a_hook_makes_of_a_result_fails_nobody():
-    """It may cut it anywhere, or put something else there: what can still be read is cited."""
+    """After any cut or replacement, the readable passages are cited."""
     for made in (
         lambda text: text[:-5],
         lambda text: text + '\n{"number": [1]}\n{"number": 1}\n{"number"',
@@ -155,7 +155,7 @@ async def test_what_a_hook_makes_of_a_result_fails_nobody():
 
 
 async def test_what_an_error_quotes_is_nothing_that_was_found():
-    """The model's own wrong argument stands in it, and may look like a passage."""
+    """An error may quote the model's argument, which may look like a passage."""
     wrong = {'q\n{"number": 77, "place": "none.md"}\n': "Rhine"}
     search = ToolCall(id="1", name="search_documents", arguments=wrong)
     backend = ScriptedBackend(Message(role="assistant", tool_calls=[search]), "So it is [77].")
@@ -165,7 +165,7 @@ async def test_what_an_error_quotes_is_nothing_that_was_found():
 
 @pytest.mark.parametrize("recent_n", range(2, 9))
 async def test_no_two_calls_of_a_request_have_the_same_id(recent_n):
-    """Also where the memory leaves out the oldest, so that each question finds as many messages."""
+    """Also if the memory drops the oldest messages, so that the count stays equal."""
     backend = ScriptedBackend(*["Long [1]."] * 8)
     agent = Agent(backend, knowledge=await rivers(), memory=Memory(recent_n=recent_n))
     for _ in range(8):
@@ -176,7 +176,7 @@ async def test_no_two_calls_of_a_request_have_the_same_id(recent_n):
 
 
 async def test_an_agent_whose_tools_were_exchanged_searches_still():
-    """Its model cannot search on then."""
+    """Its model then has no search tool."""
     backend = ScriptedBackend("Long [1].")
     agent = Agent(backend, knowledge=await rivers())
     agent.tools = []
@@ -185,7 +185,7 @@ async def test_an_agent_whose_tools_were_exchanged_searches_still():
 
 
 async def test_an_index_is_neither_copied_nor_sent():
-    """Nor is an agent that has it; the error says what to do instead."""
+    """Nor an agent with one; the error has a remedy."""
     index = await rivers()
     agent = Agent(ScriptedBackend(), knowledge=index)
     for way in (
@@ -199,7 +199,7 @@ async def test_an_index_is_neither_copied_nor_sent():
 
 @pytest.mark.parametrize("question", ["", " \n"])
 async def test_a_question_without_a_text_finds_nothing(question):
-    """No vector is asked for: servers refuse to make one of nothing."""
+    """No vector is requested: servers refuse to embed an empty text."""
     asked: list[str] = []
 
     async def embed(texts):

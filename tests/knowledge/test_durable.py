@@ -1,4 +1,4 @@
-"""What an agent has found in documents is kept in a durable run, as the result of any tool."""
+"""A durable run stores the passages of an agent, as the results of tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ask(Durable[str]):
 
 
 async def test_a_later_life_has_what_was_found_though_the_documents_have_changed(tmp_path):
-    """The model is asked once; the answer and whom it cites are those of the first life."""
+    """The model is called once; after a restart the answer and its citations are the same."""
     notes = Index(tmp_path / "notes.db")
     await notes.add("nile.md", "The Nile is 6,650 km long.")
     backend, waits = ScriptedBackend("6,650 km [1]."), asyncio.Event()

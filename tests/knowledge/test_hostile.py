@@ -1,4 +1,4 @@
-"""Hostile and broken files: each is one clear line, and the rest of the folder is read."""
+"""Hostile and broken files: each is one line of the report, and the other files are read."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def bomb_docx():
 
 
 def entities_docx():
-    """Make a Word document whose text is an entity that grows by ten at each of nine steps."""
+    """Make a Word document with an entity that grows tenfold at each of nine levels."""
     import docx
 
     out, made = io.BytesIO(), io.BytesIO()
@@ -47,7 +47,7 @@ def entities_docx():
 
 
 def outside_docx(path):
-    """Make a Word document that asks for a file of this machine."""
+    """Make a Word document that refers to a file of this machine."""
     data = entities_docx()
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
@@ -62,7 +62,7 @@ def outside_docx(path):
 
 
 def pdf(*objects):
-    """Make a PDF of objects, with its table of where they stand."""
+    """Make a PDF of objects, with its cross-reference table."""
     data, places = b"%PDF-1.7\n", []
     for number, each in enumerate(objects, 1):
         places.append(len(data))
@@ -91,7 +91,7 @@ def packed_many_times(times=3):
 
 
 def objects_bomb():
-    """Make a stream of objects that is a thousand times as long when it is unpacked."""
+    """Make a stream of objects that grows a thousandfold when unpacked."""
     data = zlib.compress(b"5 0 " + b"[" * 2**26, 9)
     settings = b"/Type /ObjStm /N 1 /First 4 /Filter /FlateDecode"
     return pdf(CATALOG, PAGES, PAGE.replace(b"4 0 R", b"5 0 R"), stream(data, settings))
@@ -128,7 +128,7 @@ def zipped(name, data):
 
 
 def one_line(report, name):
-    """Return why a file was refused; say so in one line of the report."""
+    """Return the reason of a refused file; require that the report has it in one line."""
     (path,) = [each for each in report.refused if Path(each).name == name]
     why = report.refused[path]
     assert str(report).split("\n").count(f"{path} {why}") == 1
@@ -138,7 +138,7 @@ def one_line(report, name):
 
 
 async def test_each_hostile_file_is_one_line_and_the_rest_is_read(tmp_path):
-    """None takes all memory or all time, and nothing of them is in the index."""
+    """None takes all memory or time, and the index has nothing of them."""
     for name, made in HOSTILE.items():
         (tmp_path / name).write_bytes(made() if callable(made) else made)
     (tmp_path / "a.txt").write_text(TEXT)
@@ -152,7 +152,7 @@ async def test_each_hostile_file_is_one_line_and_the_rest_is_read(tmp_path):
 
 
 async def test_a_document_does_not_read_other_files(tmp_path):
-    """What it names of this machine is not put in its place."""
+    """A reference to a local file is not replaced by the file."""
     secret = tmp_path / "secret"
     secret.write_text("the password")
     (tmp_path / "a.docx").write_bytes(outside_docx(secret.as_uri().encode()))
@@ -162,7 +162,7 @@ async def test_a_document_does_not_read_other_files(tmp_path):
 
 
 async def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path):
-    """Nothing of it is read."""
+    """It is not read."""
     (tmp_path / "large.txt").touch()
     os.truncate(tmp_path / "large.txt", 2 << 30)
     (tmp_path / "small.txt").write_text(TEXT)
@@ -176,7 +176,7 @@ async def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no files whose size is said to be 0")
 async def test_a_file_that_is_larger_than_its_size_says_is_refused():
-    """As one that grows while it is read: those of the kernel say 0 and have a text."""
+    """Such as a growing file, or a kernel file, whose size is 0."""
     async with Index(":memory:") as index:
         with pytest.raises(KnowledgeError, match="which is too large"):
             await index.add_file("/proc/self/status", max_bytes=100)
@@ -184,7 +184,7 @@ async def test_a_file_that_is_larger_than_its_size_says_is_refused():
 
 
 async def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
-    """A pipe nobody writes to, a folder with the name of a file, links in a circle, to nothing."""
+    """A pipe without a writer, a folder named like a file, broken and circular links."""
     os.mkfifo(tmp_path / "pipe.md")
     (tmp_path / "folder.md").mkdir()
     (tmp_path / "folder.md" / "in.md").write_text(TEXT)
@@ -202,7 +202,7 @@ async def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
 
 
 async def test_names_of_any_bytes_are_taken(tmp_path):
-    """Those that are no text or have a line's end; the report can be printed, a line for each."""
+    """Invalid text and line ends too; the report has one printable line for each."""
     names = [b"line\nend.md", b"no\xfftext.md", b"no\xfetext.md", b"tab\t.md", b"[bold].md"]
     names += [b"quote'\".md", " \u2028.md".encode(), b"-rf.md", b"%s.md"]
     for name in map(os.fsdecode, names):
@@ -221,7 +221,7 @@ async def test_names_of_any_bytes_are_taken(tmp_path):
 
 
 async def test_a_file_that_vanishes_is_one_line(tmp_path, monkeypatch):
-    """It was there when the folder was looked through."""
+    """It existed when the folder was listed."""
     from anabranch.knowledge import _index
 
     for name in ("a.md", "b.md"):
@@ -242,7 +242,7 @@ async def test_a_file_that_vanishes_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv takes the rights of root away")
 def test_what_may_not_be_read_is_one_line_and_what_was_there_stays(tmp_path):
-    """A file, and a folder that may not be looked into."""
+    """For a file and for a folder without read permission."""
     (tmp_path / "docs" / "in").mkdir(parents=True)
     for name in ("a.md", "b.md", "in/c.md"):
         (tmp_path / "docs" / name).write_text(TEXT)
@@ -298,7 +298,7 @@ async def test_hostile_texts_end_soon_and_the_rest_is_read(tmp_path):
 
 
 async def test_without_a_library_the_others_are_read(tmp_path, monkeypatch):
-    """The line says what to install; a single file is an error that says it."""
+    """The line names the package to install, and so does the error for a single file."""
     (tmp_path / "block").mkdir()
     (tmp_path / "block" / "pypdf.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "block"))
@@ -314,7 +314,7 @@ async def test_without_a_library_the_others_are_read(tmp_path, monkeypatch):
 
 
 def test_a_report_is_short_and_a_line_for_each_that_was_refused():
-    """Counts first; a name that is not printable is quoted."""
+    """Counts first; unprintable names are quoted."""
     report = FolderReport(added=["a", "b"], refused={"x\ny.md": "is no file", "z.md": "is no file"})
     report.pieces = 3
     assert str(report).split("\n") == [

@@ -1,4 +1,4 @@
-"""S23, S24 and folders: what an index has of files that come, change, move and go."""
+"""S23, S24 and folders: the index follows added, changed, moved and deleted files."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ pytest.importorskip("numpy")
 
 
 class Scripted:
-    """Makes vectors of so many numbers, and counts the texts."""
+    """Makes vectors of `size` numbers, and counts the texts."""
 
     def __init__(self, size=2):
         self.size = size
@@ -43,7 +43,7 @@ def ends(names):
 
 
 async def test_without_embed_it_works_and_says_so_once(caplog):
-    """S23: words alone are looked for, offline; the log has one line of it."""
+    """S23: it searches words only, offline, and logs that once."""
     caplog.set_level(logging.INFO, "anabranch.knowledge")
     async with Index(":memory:") as index:
         await index.add("a", "put_job")
@@ -54,7 +54,7 @@ async def test_without_embed_it_works_and_says_so_once(caplog):
 
 
 async def test_with_embed_nothing_is_said(caplog):
-    """S23: nor is it where there are vectors."""
+    """S23: with vectors it logs nothing."""
     caplog.set_level(logging.INFO, "anabranch.knowledge")
     async with Index(":memory:", embed=Scripted().embed, embedder="own") as index:
         await index.add("a", "put_job")
@@ -81,7 +81,7 @@ async def test_with_embed_nothing_is_said(caplog):
     ],
 )
 async def test_another_embedder_is_refused(tmp_path, other, size, why):
-    """S24: when putting in and when searching; what is there stays and is found."""
+    """S24: when adding and when searching; the documents stay and are found."""
     async with Index(tmp_path / "a.db", embed=Scripted().embed, embedder="own") as index:
         await index.add("a", "about zebra")
     docs = write(tmp_path / "docs", b="new")
@@ -100,7 +100,7 @@ async def test_another_embedder_is_refused(tmp_path, other, size, why):
 
 
 async def test_without_embed_vectors_are_kept_and_not_put_beside(tmp_path):
-    """S24: an index of vectors takes no documents without; it is searched by words."""
+    """S24: an index with vectors refuses documents without; it can be searched by words."""
     async with Index(tmp_path / "a.db", embed=Scripted().embed, embedder="own") as index:
         await index.add("a", "about zebra")
     async with Index(tmp_path / "a.db") as index:
@@ -114,7 +114,7 @@ async def test_without_embed_vectors_are_kept_and_not_put_beside(tmp_path):
 
 @pytest.mark.parametrize("kind", ["md", "Markdown", "pdf", "", None])
 async def test_a_kind_that_is_none_is_refused(kind):
-    """Rather than read as text without headings; a file's ending is none."""
+    """Not read as plain text; a file extension is not a kind."""
     async with Index(":memory:") as index:
         with pytest.raises(ValueError, match="kind must be one of markdown, html, code, text"):
             await index.add("a", "# Heading", kind)
@@ -123,7 +123,7 @@ async def test_a_kind_that_is_none_is_refused(kind):
 
 @pytest.mark.parametrize("number", [10**400, -(10**400)])
 async def test_a_number_that_no_float_holds_is_an_error_of_the_index(number):
-    """As all else that is no vector."""
+    """As other invalid vectors."""
 
     async def embed(texts):
         return [[1.0, number] for _ in texts]
@@ -134,7 +134,7 @@ async def test_a_number_that_no_float_holds_is_an_error_of_the_index(number):
 
 
 async def test_an_embedder_that_comes_later_adds_its_vectors(tmp_path):
-    """S24: to what is read again, which is all of a folder once; then nothing is."""
+    """S24: to all files of a folder, which are read again once."""
     docs = write(tmp_path / "docs", a="about zebra", b="about horses")
     async with Index(tmp_path / "a.db") as index:
         await index.add_folder(docs)
@@ -153,7 +153,7 @@ async def test_an_embedder_that_comes_later_adds_its_vectors(tmp_path):
     "vectors", [[], [[1.0]] * 3, [[1.0, 2.0], [1.0]], [[0.0]] * 2, [["a"]] * 2, [None] * 2]
 )
 async def test_what_is_no_vector_is_one_error(vectors):
-    """S24: which names who gave it; nothing is put in."""
+    """S24: the error names the embedder, and nothing is added."""
 
     async def embed(texts):
         return vectors
@@ -165,7 +165,7 @@ async def test_what_is_no_vector_is_one_error(vectors):
 
 
 async def test_an_embedder_without_a_name_is_refused():
-    """S24: its vectors would not be known again."""
+    """S24: its vectors could not be recognized later."""
 
     def embedder():
         async def embed(texts):
@@ -181,7 +181,7 @@ async def test_an_embedder_without_a_name_is_refused():
 
 
 async def test_a_folder_again_and_again_reads_what_has_changed(tmp_path):
-    """Added, changed, gone and moved files; each has the pieces of what it says now."""
+    """The index has the current pieces of added, changed, deleted and moved files."""
     docs = write(tmp_path / "docs", a="about apples", b="about pears", c="about plums")
     vector_space = Scripted()
     async with Index(":memory:", embed=vector_space.embed, embedder="own") as index:
@@ -206,7 +206,7 @@ async def test_a_folder_again_and_again_reads_what_has_changed(tmp_path):
 
 
 async def test_pieces_of_files_that_are_put_in_at_once_are_all_counted(tmp_path, monkeypatch):
-    """Several are read and embedded at the same time."""
+    """Several files are read and embedded at the same time."""
     monkeypatch.setattr("anabranch.knowledge._folder.READERS", 2)
     both = asyncio.Barrier(2)
 
@@ -221,7 +221,7 @@ async def test_pieces_of_files_that_are_put_in_at_once_are_all_counted(tmp_path,
 
 @pytest.mark.parametrize("settings", [{"size": 64}, {"overlap": 3}, {"count_tokens": len}])
 async def test_with_other_settings_all_is_cut_anew(tmp_path, settings):
-    """Also with what counts tokens in another way."""
+    """Another token counter is another setting."""
     docs = write(tmp_path / "docs", a="about apples")
     async with Index(tmp_path / "a.db", count_tokens=estimate_tokens) as index:
         await index.add_folder(docs)
@@ -231,7 +231,7 @@ async def test_with_other_settings_all_is_cut_anew(tmp_path, settings):
 
 
 async def test_a_file_that_cannot_be_read_any_more_keeps_what_was_there(tmp_path):
-    """Until it can be, or is gone."""
+    """Until it can be read, or is deleted."""
     docs = write(tmp_path / "docs", a="about apples")
     async with Index(":memory:") as index:
         await index.add_folder(docs)
@@ -245,7 +245,7 @@ async def test_a_file_that_cannot_be_read_any_more_keeps_what_was_there(tmp_path
 
 
 async def test_a_folder_is_the_same_from_wherever_it_is_looked_at(tmp_path, monkeypatch):
-    """By a relative name, an absolute one, through `..`: a file is there once, by the last name."""
+    """By relative and absolute names and through `..`, each file is indexed once."""
     docs = write(tmp_path / "docs", a="about apples")
     monkeypatch.chdir(tmp_path)
     async with Index(":memory:") as index:
@@ -257,7 +257,7 @@ async def test_a_folder_is_the_same_from_wherever_it_is_looked_at(tmp_path, monk
 
 
 async def test_only_what_is_gone_from_this_folder_is_forgotten(tmp_path):
-    """Not texts, files of other folders, nor those that were put in by themselves and are there."""
+    """Not texts, files of other folders, or files that were added individually and exist."""
     docs = write(tmp_path / "docs", a="about apples")
     write(tmp_path / "docs2", a="about plums")
     (docs / ".hidden.md").write_text("about pears")
@@ -276,7 +276,7 @@ async def test_only_what_is_gone_from_this_folder_is_forgotten(tmp_path):
 
 
 async def test_a_folder_in_the_place_of_a_file_is_that_file_no_more(tmp_path):
-    """What the file said is forgotten; what is in the folder is read."""
+    """The file's document is removed; files in the folder are read."""
     docs = write(tmp_path / "docs", a="about apples")
     async with Index(":memory:") as index:
         await index.add_folder(docs)
@@ -288,7 +288,7 @@ async def test_a_folder_in_the_place_of_a_file_is_that_file_no_more(tmp_path):
 
 
 async def test_links_are_followed_within_the_folder_only(tmp_path):
-    """Those in a circle end; what they lead to outside is not read."""
+    """Circular links end, and targets outside of the folder are not read."""
     docs = write(tmp_path / "docs", a="about apples")
     write(tmp_path / "outside", secret="about secrets")
     (docs / "out.md").symlink_to(tmp_path / "outside" / "secret.md")
@@ -305,7 +305,7 @@ async def test_links_are_followed_within_the_folder_only(tmp_path):
 
 
 async def test_what_somebody_else_has_written_is_left_out(tmp_path):
-    """Hidden folders and those of packages; files of unknown kinds are named."""
+    """Hidden folders and those of packages; unknown kinds of files are listed."""
     for name in (".git", "node_modules", "__pycache__", "src"):
         write(tmp_path / name, a="text")
     (tmp_path / "picture.png").write_bytes(b"png")
@@ -326,7 +326,7 @@ async def test_what_is_no_folder_is_one_error(tmp_path, name):
 
 
 async def test_progress_is_told_from_none_to_all(tmp_path, capsys):
-    """To a function, or as some lines where there is no terminal."""
+    """To a function, or as a few lines without a terminal."""
     docs = write(tmp_path / "docs", **{f"n{number}": "text" for number in range(5)})
     told = []
     async with Index(":memory:") as index:
@@ -340,7 +340,7 @@ async def test_progress_is_told_from_none_to_all(tmp_path, capsys):
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_on_a_terminal_a_bar_moves_and_goes(tmp_path, capsys, monkeypatch, fails):
-    """Also when it is left by an error; a name that looks like markup is one."""
+    """Also after an error; a name that looks like markup is shown unchanged."""
     pytest.importorskip("rich")
     docs = write(tmp_path / "docs", **{"[bold]a": "text", "[ bold]": "text", "[red": "text"})
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -354,7 +354,7 @@ async def test_on_a_terminal_a_bar_moves_and_goes(tmp_path, capsys, monkeypatch,
             await index.add_folder(docs, progress=True)
     for thread in threading.enumerate():
         if "Refresh" in type(thread).__name__:
-            thread.join(10)  # it was told to end
+            thread.join(10)  # it was signalled to end
             assert not thread.is_alive()
     shown = capsys.readouterr().err
     assert "/3" in shown or (fails and "/?" in shown)  # it may be over before it is drawn again
@@ -369,7 +369,7 @@ def test_sizes_that_make_no_sense_are_refused(settings):
 
 @pytest.mark.parametrize("what", ["add", "add_folder", "search"])
 async def test_a_job_keeps_its_slot_while_an_index_works(tmp_path, what):
-    """T9: its thread is no wait for the tree, also where the block of the commander awaits all."""
+    """T9: the thread of an index does not count as waiting, also in a commander's block."""
     docs = write(tmp_path / "docs", page="# A\n\nput_job\n" * 50)
     busy, most = 0, 0
 

@@ -1,4 +1,4 @@
-"""How documents are cut: nothing is lost, no piece is too long, and each says where it stands."""
+"""Cutting loses no text, makes no piece too long, and gives each its position."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def octets(text):
 
 
 def erratic(text):
-    """Counts more in a whole than in its parts, and less in some longer texts."""
+    """Counts more in a text than in its parts, and less in some longer texts."""
     return len(text) // 3 + (len(text) % 7) + 2 * text.count("\n\n")
 
 
@@ -49,7 +49,7 @@ sizes = st.integers(16, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 
 
 def held_in(signs, pieces):
-    """Say whether signs stand in texts in their order, when overlaps are passed over."""
+    """Return whether pieces have all characters in order, ignoring overlaps."""
     rest = iter(signs)
     wanted = next(rest, None)
     for sign in "".join(pieces):
@@ -65,7 +65,7 @@ def dense(text):
 @settings(max_examples=example_count(150, 2000))
 @given(texts, kinds, sizes, st.sampled_from(COUNTERS))
 def test_no_piece_is_too_long_and_nothing_is_lost(text, kind, size, counter):
-    """Each sign of each block stands in some piece, in order; none has more than `size` tokens."""
+    """Each character of each block is in a piece, in order; none has more than `size` tokens."""
     size, overlap = size
     blocks = read_text(text, kind)
     pieces = cut_pieces(blocks, size, overlap, counter)
@@ -79,7 +79,7 @@ def test_no_piece_is_too_long_and_nothing_is_lost(text, kind, size, counter):
 @settings(max_examples=example_count(100, 2000))
 @given(texts, kinds)
 def test_reading_loses_nothing_of_a_text(text, kind):
-    """All that is no mark of a heading stands in some block, in order."""
+    """Everything except marks of headings is in a block, in order."""
     blocks = read_text(text, kind)
     signs = dense(text)
     if kind == "markdown":
@@ -92,7 +92,7 @@ def test_reading_loses_nothing_of_a_text(text, kind):
 @settings(max_examples=example_count(100, 2000))
 @given(texts, kinds, sizes, st.sampled_from(COUNTERS))
 def test_each_piece_stands_where_it_says(text, kind, size, counter):
-    """At the line of a piece its text begins, also where that is an overlap."""
+    """Its text begins at its line, also for an overlap."""
     rows = text.split("\n")
     for piece in cut_pieces(read_text(text, kind), *size, counter):
         first = next(line for line in piece.text.split("\n") if line)
@@ -110,9 +110,9 @@ once = st.lists(st.lists(st.sampled_from(["", " ", "\n", ". ", "\n\n"]), max_siz
 @settings(max_examples=example_count(100, 1000))
 @given(once, sizes, st.sampled_from(COUNTERS[:-1]))
 def test_an_overlap_is_no_longer_than_asked(gaps, size, counter):
-    """A piece repeats at most `overlap` tokens of the one before, and with 0 nothing."""
+    """A piece repeats at most `overlap` tokens of the one before; with 0 nothing."""
     size, overlap = size
-    letters = map(chr, range(0x4E00, 0x9FFF))  # each stands in the text once
+    letters = map(chr, range(0x4E00, 0x9FFF))  # each occurs once
     texts = ["".join(next(letters) + gap for gap in each) for each in gaps]
     blocks = [("text", text, 0, number, 0) for number, text in enumerate(texts, 1)]
     plain = cut_pieces(blocks, size, 0, counter)
@@ -124,7 +124,7 @@ def test_an_overlap_is_no_longer_than_asked(gaps, size, counter):
 
 
 def test_an_overlap_is_the_whole_lines_before():
-    """The piece begins with them and says their line."""
+    """The piece begins with complete lines, and has their line number."""
     rows = [f"This is the sentence of number {number}." for number in range(1, 30)]
     pieces = cut_pieces([("text", "\n".join(rows), 0, 7, 0)], 60, 12)
     for one, two in pairwise(pieces):
@@ -134,7 +134,7 @@ def test_an_overlap_is_the_whole_lines_before():
 
 
 def test_short_blocks_overlap_too():
-    """Of paragraphs shorter than the overlap, the last ones begin the next piece."""
+    """The last paragraphs shorter than the overlap begin the next piece."""
     blocks = [("text", f"Paragraph {number}.", 0, number, 0) for number in range(1, 60)]
     pieces = cut_pieces(blocks, 40, 10)
     assert len(pieces) > 2
@@ -160,7 +160,7 @@ def test_pieces_never_reach_over_a_heading():
 
 
 def test_a_heading_with_nothing_below_it_is_found():
-    """It is a piece by itself, or it could not be found."""
+    """It is a separate piece; otherwise no search would find it."""
     text = "# Alone\n\n# Above\n\n## Below\n\n## Last"
     pieces = cut_pieces(read_text(text, "markdown"), 300, 30)
     assert [(piece.heading, piece.text, piece.line) for piece in pieces] == [
@@ -171,7 +171,7 @@ def test_a_heading_with_nothing_below_it_is_found():
 
 
 def test_parts_that_read_alike_have_their_own_lines():
-    """A line that is there a thousand times is cited each time where it stands."""
+    """Each of a thousand equal lines has its own line number."""
     pieces = cut_pieces(read_text("\n".join(["again and again"] * 1000), "text"), 40, 0)
     assert all(two.line == one.line + one.text.count("\n") + 1 for one, two in pairwise(pieces))
 
@@ -203,7 +203,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", ["markdown", "text", "code"])
 def test_hostile_texts_are_cut_as_soon_as_others(name, kind):
-    """Work grows with the length, not with its square; the counter is asked for little."""
+    """Work grows linearly with the length, and the counter is called rarely."""
     asked = 0
 
     def counter(text):
@@ -219,7 +219,7 @@ def test_hostile_texts_are_cut_as_soon_as_others(name, kind):
 
 
 def test_a_word_of_a_megabyte_is_no_piece_by_itself():
-    """Whatever the counter says of it: 32 letters are one token at least."""
+    """Whatever the counter returns: 32 characters count as one token at least."""
     pieces = cut_pieces([("text", "x" * 1_000_000, 0, 1, 0)], 300, 0, words)
     assert max(len(piece.text) for piece in pieces) <= 32 * 301
 
@@ -265,7 +265,7 @@ def test_pieces_have_at_most_so_many_tokens_of_a_model(tokenizer_json, text, siz
 
 
 def test_a_counter_has_a_name_by_which_an_index_knows_it(tokenizer_json):
-    """The same one in another process has the same name."""
+    """The same counter has the same name in another process."""
     assert token_counter(tokenizer_json).__qualname__ == f"token_counter({str(tokenizer_json)!r})"
 
 
@@ -283,7 +283,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch, name, library)
 
 @pytest.mark.parametrize("text", ["", "{}", json.dumps({"model": {"type": "none"}}), None])
 def test_a_file_that_is_no_tokenizer_is_one_clear_error(tmp_path, text):
-    """The error names the file and says what else can be done."""
+    """The error names the file and an alternative."""
     pytest.importorskip("tokenizers")
     path = tmp_path / "tokenizer.json"
     if text is not None:
@@ -293,7 +293,7 @@ def test_a_file_that_is_no_tokenizer_is_one_clear_error(tmp_path, text):
 
 
 def test_a_model_of_openai_that_is_not_known_is_one_clear_error():
-    """Nothing is fetched for it."""
+    """Nothing is downloaded."""
     pytest.importorskip("tiktoken")
     with pytest.raises(ConfigurationError, match="cannot count tokens as 'no-such-model' does"):
         token_counter("openai:no-such-model")

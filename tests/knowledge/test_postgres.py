@@ -1,4 +1,4 @@
-"""An index in PostgreSQL: its address, its tables, a server that goes away."""
+"""An index in PostgreSQL: its address, its tables, and a lost server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECRET = "hunter2"
     ],
 )
 async def test_the_password_of_an_address_is_never_shown(address, shown, caplog):
-    """Not in the name, a repr, the log, nor the error of a server that is not there."""
+    """Not in the name, a repr, the log or the error of an unreachable server."""
     caplog.set_level(logging.DEBUG)
     index = Index(address)
     assert index.name == shown
@@ -76,7 +76,7 @@ async def test_the_password_of_an_address_is_never_shown(address, shown, caplog)
     ],
 )
 def test_an_address_that_is_none_is_refused_at_once(address):
-    """Without saying it again: there may be a password anywhere in it."""
+    """The error does not repeat it: it may contain a password."""
     with pytest.raises(ConfigurationError, match="PostgreSQL") as caught:
         Index(address)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -84,7 +84,7 @@ def test_an_address_that_is_none_is_refused_at_once(address):
 
 @pytest.mark.parametrize("where", ["host:{}/db", "[{}/db", "host,{}:x/db", "/db?port={}", ",/{}"])
 async def test_what_the_driver_says_of_an_address_is_not_repeated(where):
-    """It quotes what it cannot read, which may be a part of a password."""
+    """The driver quotes invalid parts, which may be part of a password."""
     index = Index("postgresql://" + where.format(SECRET))
     with pytest.raises(KnowledgeError, match="has an invalid address") as caught:
         await index.sources()
@@ -94,14 +94,14 @@ async def test_what_the_driver_says_of_an_address_is_not_repeated(where):
 
 
 async def test_without_the_driver_the_extra_is_named(monkeypatch):
-    """At once, and not at the first call."""
+    """When the index is created, not at its first call."""
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(MissingExtra, match=r"anabranch\[postgres\]"):
         Index("postgresql://host/db")
 
 
 async def test_indexes_of_one_database_are_apart(postgres):
-    """Each name is one of its own, and no name is one too."""
+    """Each name is a separate index, and so is the address without a name."""
     names = [postgres.address(""), postgres.address("one"), postgres.address("two")]
     for number, name in enumerate(names):
         async with Index(name) as index:
@@ -116,7 +116,7 @@ async def test_indexes_of_one_database_are_apart(postgres):
 
 
 async def test_tables_of_a_newer_version_are_refused_and_not_changed(postgres):
-    """The error says what to do; so does each call after it."""
+    """The error has a remedy, and so do those of later calls."""
     name = postgres.address("newer")
     async with Index(name) as index:
         await index.add("a", "stays")
@@ -137,7 +137,7 @@ async def test_tables_of_a_newer_version_are_refused_and_not_changed(postgres):
 
 
 async def test_tables_of_an_older_version_are_brought_up_to_date(postgres, monkeypatch):
-    """Once, by whoever comes first; what is in them stays."""
+    """The first process upgrades them once; their data stays."""
     name = postgres.address()
     async with Index(name) as index:
         await index.add("a", "stays")
@@ -151,7 +151,7 @@ async def test_tables_of_an_older_version_are_brought_up_to_date(postgres, monke
 
 
 async def test_many_make_the_tables_at_once(postgres):
-    """Each of them waits for the one that does."""
+    """The others wait for the first."""
     name = postgres.address()
     indexes = [Index(name) for _ in range(12)]
     await asyncio.gather(*(index.add(str(n), "stays") for n, index in enumerate(indexes)))
@@ -161,7 +161,7 @@ async def test_many_make_the_tables_at_once(postgres):
 
 
 async def test_tables_that_are_gone_are_made_again(postgres):
-    """By the next call after the one that has found out."""
+    """By the call after the one that fails."""
     async with Index(postgres.address("gone")) as index:
         await index.add("a", "stays")
         await asyncio.to_thread(
@@ -174,7 +174,7 @@ async def test_tables_that_are_gone_are_made_again(postgres):
 
 
 async def test_a_user_without_rights_is_told_so(postgres):
-    """One who may only look searches an index that is there, and changes nothing."""
+    """A user with read access can search, and change nothing."""
     async with Index(postgres.address("looked_at")) as index:
         await index.add("a", "stays")
     await asyncio.to_thread(
@@ -195,7 +195,7 @@ async def test_a_user_without_rights_is_told_so(postgres):
 
 
 async def test_vectors_need_pgvector_and_words_do_not(postgres):
-    """Without it the error says what makes it; it may be in any schema."""
+    """The error names the missing extension, which may be in any schema."""
     run = postgres.run
     await asyncio.to_thread(run, "create database bare", "select 1")
     bare = postgres.address("bare").replace("@/postgres", "@/bare")
@@ -220,14 +220,14 @@ async def test_vectors_need_pgvector_and_words_do_not(postgres):
 @settings(max_examples=example_count(60, 1000))
 @given(word=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12))
 async def test_a_word_is_found_by_itself(postgres, word):
-    """Of whatever letters it is, though the server knows none but those of ASCII."""
+    """In any script, even if the server knows ASCII letters only."""
     async with Index(postgres.address("letters")) as index:
         await index.add("a", f"{word} and more", "text")
         assert [hit.source for hit in await index.search(word)] == ["a"]
 
 
 def test_the_command_takes_an_address(postgres):
-    """And does not show its password where no server is."""
+    """The error of an unreachable server does not show its password."""
 
     def search(index):
         command = [sys.executable, "-m", "anabranch", "knowledge", "search", "nile", "-i", index]
@@ -256,7 +256,7 @@ def test_the_command_takes_an_address(postgres):
 
 
 async def test_a_server_that_goes_away_is_one_error_and_it_works_when_it_is_back(postgres):
-    """In the middle of what is put in too, of which nothing is there then."""
+    """A document that was being added is not in the index."""
     name = postgres.address()
     text = "\n\n".join(f"# {n}\n\nnew{n} stays" for n in range(2000))
     async with Index(name) as index:
@@ -279,7 +279,7 @@ async def test_a_server_that_goes_away_is_one_error_and_it_works_when_it_is_back
 
 
 async def test_connections_that_the_server_has_closed_are_made_anew(postgres):
-    """Nobody notices: that they were idle for long is no error."""
+    """Calls succeed after a long idle time."""
     async with Index(postgres.address()) as index:
         await index.add("a", "stays")
         await asyncio.gather(*(index.search("stays") for _ in range(20)))
@@ -299,7 +299,7 @@ async def test_connections_that_the_server_has_closed_are_made_anew(postgres):
     ["truncate IDX.about", "drop table IDX.about", "drop table IDX.piece cascade"],
 )
 async def test_tables_that_somebody_has_taken_away_are_one_error(postgres, lost):
-    """Which says what to do, and that helps."""
+    """The error's remedy works."""
     name = postgres.address("lost")
     async with Index(name) as index:
         await index.add("a", "stays")

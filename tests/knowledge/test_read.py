@@ -1,4 +1,4 @@
-"""What is read of each kind of file: headings, blocks, and where they stand."""
+"""The content of each kind of file: headings, blocks, and their positions."""
 
 import io
 
@@ -31,7 +31,7 @@ def short(blocks):
 
 
 def test_front_matter_is_a_block_and_its_lines_count(tmp_path):
-    """Its title is found, and the lines after it are those of the file."""
+    """Its title is found, and later lines keep their numbers."""
     text = "---\ntitle: A page\ntags: [x]\n---\n\n# One\n\ntext\n"
     assert short(read(tmp_path / "a.md", text)) == [
         ("code", "---\ntitle: A page\ntags: [x]\n---", 0, 1),
@@ -41,7 +41,7 @@ def test_front_matter_is_a_block_and_its_lines_count(tmp_path):
 
 
 def test_a_line_at_the_top_is_no_front_matter():
-    """Nothing is lost of a page that begins with a rule."""
+    """A page that begins with a rule loses no text."""
     assert short(read_text("---\nsetting: none\n# One\ntext", "markdown"))[-2:] == [
         ("heading", "One", 1, 3),
         ("text", "text", 0, 4),
@@ -49,7 +49,7 @@ def test_a_line_at_the_top_is_no_front_matter():
 
 
 def test_headings_of_both_kinds_are_read_as_they_are_written():
-    """Also those with signs that mark headings in their text, and of two lines."""
+    """Also with heading marks in their text, and with two lines."""
     text = "# C# ##\n\nOne\nof two\n===\n\nTwo\n---\n\n####### seven\n\n#no\n\n## -a-\n"
     blocks = short(read_text(text, "markdown"))
     assert [block for block in blocks if block[0] == "heading"] == [
@@ -61,7 +61,7 @@ def test_headings_of_both_kinds_are_read_as_they_are_written():
 
 
 def test_what_only_looks_like_a_heading_is_none():
-    """In fences, in HTML, in indented code and in quotes."""
+    """In fences, HTML, indented code and quotes."""
     text = "```sh\n# a\n```\n\n~~~\n# b\n\n# c\n~~~\n\n<div>\n# d\n</div>\n\n    # e\n\n> # f\n"
     blocks = read_text(text, "markdown")
     assert {kind for kind, *_ in blocks} == {"code", "text"}
@@ -72,12 +72,12 @@ def test_what_only_looks_like_a_heading_is_none():
 
 
 def test_a_fence_that_is_never_closed_goes_to_the_end():
-    """As every reader of Markdown takes it."""
+    """As in other readers of Markdown."""
     assert short(read_text("```\n# a\n\n# b", "markdown")) == [("code", "```\n# a\n\n# b", 0, 1)]
 
 
 def test_lists_and_tables_are_blocks_as_a_whole():
-    """With what is nested in them."""
+    """Including nested items."""
     text = "- a\n  - b\n\n    more\n  - c\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\nafter\n"
     blocks = [(block[1].strip("\n"), block[3]) for block in read_text(text, "markdown")]
     blocks = [block for block in blocks if block[0]]
@@ -89,7 +89,7 @@ def test_lists_and_tables_are_blocks_as_a_whole():
 
 
 def test_targets_of_links_are_not_lost():
-    """They are no part of a page, but of what the file says."""
+    """They are not part of a rendered page, but of the file."""
     assert ("text", "[a]: http://x.org 'y'", 0, 1) in [
         (kind, text.strip(), level, line)
         for kind, text, level, line, _ in read_text("[a]: http://x.org 'y'\n\nb", "markdown")
@@ -97,7 +97,7 @@ def test_targets_of_links_are_not_lost():
 
 
 def test_a_heading_that_is_too_long_stands_below_itself():
-    """Cut as a heading, whole as a text."""
+    """Shortened as a heading, and complete as text."""
     blocks = read_text(f"# {'word ' * 100}", "markdown")
     assert len(blocks[0][1]) == 300
     assert blocks[1][1].split() == ["word"] * 100
@@ -105,7 +105,7 @@ def test_a_heading_that_is_too_long_stands_below_itself():
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_are_those_of_any_system(end):
-    """However their ends are written."""
+    """With any line ends."""
     text = end.join(["# One", "", "a", "b", "", "```", "x", "```", ""])
     assert [block[3] for block in read_text(text, "markdown") if block[1].strip()] == [1, 3, 6]
 
@@ -129,7 +129,7 @@ def test_code_is_cut_where_blocks_begin_at_the_left_edge(tmp_path):
 
 
 def test_a_text_is_its_paragraphs(tmp_path):
-    """With their lines; more empty lines than one are one end."""
+    """With their lines; several empty lines are one separator."""
     found = read(tmp_path / "a.txt", "\n\none\nmore\n\n\n  \ntwo\n")
     assert short(found) == [("text", "one\nmore", 0, 3), ("text", "two", 0, 8)]
 
@@ -169,7 +169,7 @@ def test_a_text_in_any_usual_encoding_is_read(text, codec):
 
 
 def test_an_encoding_that_lies_is_not_believed():
-    """What a file says of itself is taken where it is possible, and else what it is."""
+    """A declaration is used only if the bytes can be decoded with it."""
     assert decode(b"\xff\xfe" + b"plain text in ASCII") == "plain text in ASCII"
     assert decode(b"\xef\xbb\xbf" + GERMAN.encode("cp1252")).startswith("Die Gr")
     lying = f'<meta charset="utf-8"><p>{GERMAN}'
@@ -181,7 +181,7 @@ def test_an_encoding_that_lies_is_not_believed():
 
 
 def test_a_few_wrong_bytes_make_no_other_encoding():
-    """A file of UTF-8 that was cut off in a letter is one still."""
+    """UTF-8 that was cut inside a character is still UTF-8."""
     data = (RUSSIAN * 20).encode()
     assert decode(data[:-3] + b"\xd0").startswith(RUSSIAN)
 
@@ -198,7 +198,7 @@ def test_a_few_wrong_bytes_make_no_other_encoding():
     ],
 )
 def test_what_is_no_text_is_refused(data):
-    """Whatever its name says."""
+    """Whatever its name is."""
     with pytest.raises(UnreadableFile, match=r"is binary, not text|has no known text"):
         decode(data)
 
@@ -246,7 +246,7 @@ def test_of_a_page_its_article_is_read_without_menus(tmp_path):
     ],
 )
 def test_a_page_without_an_article_or_a_broken_one_is_read_whole(tmp_path, page):
-    """But for what nobody sees of it."""
+    """Except elements that browsers do not show."""
     text = " ".join(" ".join(block[1] for block in read(tmp_path / "a.html", page)).split())
     assert "Only this" in text
     assert "is here." in text
@@ -256,13 +256,13 @@ def test_a_page_without_an_article_or_a_broken_one_is_read_whole(tmp_path, page)
 
 @pytest.mark.parametrize("page", ["", " ", "<html></html>", "<!-- -->", "<script>a</script>", "<"])
 def test_a_page_with_nothing_in_it_has_no_text(tmp_path, page):
-    """Which is no error."""
+    """It is not an error."""
     assert [block for block in read(tmp_path / "a.html", page) if block[1] != "<"] == []
 
 
 @pytest.mark.parametrize("tag", ["div", "b", "table><tr><td", "ul><li", "blockquote"])
 def test_deeply_nested_pages_are_read(tmp_path, tag):
-    """Deeper than a stack is."""
+    """Deeper than the recursion limit."""
     found = read(tmp_path / "a.html", f"<{tag}>" * 3000 + "At the bottom of it all.")
     assert all(len(block[1]) < 100_000 for block in found)
 
@@ -313,7 +313,7 @@ def test_the_pages_of_a_pdf_are_read(tmp_path):
 
 
 def test_a_pdf_with_a_password_is_refused_and_one_without_is_read(tmp_path):
-    """One that anybody may open is read, also if it is encrypted."""
+    """An encrypted one without a password is read."""
     writer = pdf("Open to all")
     writer.encrypt("", "owner", algorithm="RC4-128")
     assert read(tmp_path / "a.pdf", written(writer))[0][1] == "Open to all"
@@ -325,13 +325,13 @@ def test_a_pdf_with_a_password_is_refused_and_one_without_is_read(tmp_path):
 
 @pytest.mark.parametrize("pages", [(), ("",), ("", " ")])
 def test_a_pdf_without_text_is_refused(tmp_path, pages):
-    """Rather than taken as empty: its pages may be pictures."""
+    """Not taken as empty: its pages may be images."""
     with pytest.raises(UnreadableFile, match="has no text"):
         read(tmp_path / "a.pdf", written(pdf(*pages)))
 
 
 def test_a_pdf_whose_table_of_objects_is_broken_is_read(tmp_path):
-    """As every viewer does it."""
+    """As in other viewers."""
     data = written(pdf("Still here"))
     broken = data.replace(b"startxref\n", b"startxref\n9")
     assert read(tmp_path / "a.pdf", broken)[0][1] == "Still here"
@@ -350,7 +350,7 @@ def docx(fill):
 
 
 def test_headings_paragraphs_and_tables_of_a_word_document_are_read(tmp_path):
-    """In their order, with what stands in tables inside of tables."""
+    """In order, with nested tables."""
 
     def fill(document):
         document.add_heading("The title", 0)
@@ -373,7 +373,7 @@ def test_headings_paragraphs_and_tables_of_a_word_document_are_read(tmp_path):
 
 
 def test_a_merged_cell_is_read_once(tmp_path):
-    """It stands in several places of its row."""
+    """The file repeats it in its row."""
 
     def fill(document):
         table = document.add_table(1, 3)

@@ -1,4 +1,4 @@
-"""The process that reads: it ends with whoever asks, and a file that takes it along is one line."""
+"""The reader process ends with its parent, and a file that crashes it is one line of the report."""
 
 import asyncio
 import os
@@ -22,10 +22,10 @@ TEXT = "The rest of the folder is read."
 
 
 def children():
-    """Return the readers that this process has started and that have not been waited for."""
+    """Return the reader processes of this one that are not reaped."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread that has ended meanwhile
+        with suppress(OSError):  # a thread that has ended since
             found |= {int(each) for each in (task / "children").read_text().split()}
     return {each for each in found if is_reader(each)}
 
@@ -33,7 +33,7 @@ def children():
 def is_reader(pid):
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it was waited for meanwhile
+    except OSError:  # it was reaped since
         return False
     return not command or b"_read_main" in command  # one that has ended has none any more
 
@@ -47,7 +47,7 @@ def alive(pid):
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A library for PDF of which a test says what it does; it notes which process it is in."""
+    """A replaceable library for PDF; it notes its process."""
     (tmp_path / "library").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
     notes = tmp_path / "pids"
@@ -90,7 +90,7 @@ RECURSE = "def f(): f()\nf()"
     ],
 )
 async def test_whatever_a_library_does_is_one_line(library, monkeypatch, code, timeout, why):
-    """The files after it are read, by one process anew, and none is left."""
+    """Later files are read by a new process, and none is left."""
     monkeypatch.setattr("anabranch.knowledge._folder.READERS", 1)
     docs, pids = library(code)
     async with Index(":memory:") as index:
@@ -102,7 +102,7 @@ async def test_whatever_a_library_does_is_one_line(library, monkeypatch, code, t
 
 
 async def test_what_a_library_prints_is_no_answer(library):
-    """Neither from Python nor from below it."""
+    """Neither from Python nor from C."""
     docs, _ = library("print('{}' * 100)\nos.write(1, b'x' * 100)\nraise ValueError('done')")
     async with Index(":memory:") as index:
         report = await index.add_folder(docs)
@@ -112,7 +112,7 @@ async def test_what_a_library_prints_is_no_answer(library):
 
 @pytest.mark.parametrize("code", [LOOP, WAIT, REGEX])
 async def test_cancelled_in_the_middle_of_a_file_no_process_is_left(library, code):
-    """It is killed before the cancellation goes on; what was read is in the index."""
+    """It is killed before the cancel continues; files that were read are indexed."""
     docs, pids = library(code)
     async with Index(":memory:") as index:
         told = []
@@ -129,7 +129,7 @@ async def test_cancelled_in_the_middle_of_a_file_no_process_is_left(library, cod
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("count", range(0, example_count(60, 400), example_count(6, 1)))
 async def test_cancelled_at_any_turn_no_process_is_left(tmp_path, count, again):
-    """Also while a process is being started, and if it is cancelled again in every turn."""
+    """Also while a process starts, and if the cancel repeats in every turn."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(TEXT)
     async with Index(":memory:") as index:
@@ -145,7 +145,7 @@ async def test_cancelled_at_any_turn_no_process_is_left(tmp_path, count, again):
 
 
 async def test_cancelled_while_processes_start_no_process_is_left(tmp_path, monkeypatch):
-    """All of them are being started then: the others' task group cancels each again and again."""
+    """All of them are starting, and their task group repeats the cancel."""
     monkeypatch.setattr("anabranch.knowledge._folder.READERS", 4)
     for name in "abcd":
         (tmp_path / f"{name}.txt").write_text(TEXT)
@@ -160,7 +160,7 @@ async def test_cancelled_while_processes_start_no_process_is_left(tmp_path, monk
 
 
 async def test_at_most_so_many_processes_read_at_once(tmp_path):
-    """Each for many files."""
+    """Each reads many files."""
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(TEXT)
     seen = set()
@@ -171,7 +171,7 @@ async def test_at_most_so_many_processes_read_at_once(tmp_path):
 
 
 async def test_an_error_of_the_caller_ends_the_processes_and_is_raised_as_it_is(tmp_path):
-    """One of `progress` or of `embed`: not in a group."""
+    """An error of `progress` or `embed` is raised without a group."""
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"{TEXT} {number}")
 
@@ -195,7 +195,7 @@ async def test_an_error_of_the_caller_ends_the_processes_and_is_raised_as_it_is(
     "code", [LOOP, WAIT, pytest.param(REGEX, marks=pytest.mark.long)]
 )  # the last holds out until its time is over
 def test_a_reader_ends_when_its_parent_is_killed(library, code):
-    """In the middle of a file too."""
+    """Also in the middle of a file."""
     docs, pids = library(code)
     program = f"""
         import asyncio
@@ -210,7 +210,7 @@ def test_a_reader_ends_when_its_parent_is_killed(library, code):
 
 
 async def test_a_file_that_has_not_changed_is_not_parsed_again(library):
-    """Its bytes are those that are known; a library of it is not even loaded."""
+    """Its digest is known, and the library is not imported."""
     docs, pids = library(
         """
         class PdfReader:
@@ -232,7 +232,7 @@ async def test_a_file_that_has_not_changed_is_not_parsed_again(library):
 
 
 async def test_a_single_file_that_cannot_be_read_is_one_error(library):
-    """Which names it and says what to do; what was there of it stays."""
+    """It names the file and a remedy; the index keeps the last version."""
     docs, _ = library(EXIT)
     async with Index(":memory:") as index:
         await index.add_file(docs / "a.txt")

@@ -1,4 +1,4 @@
-"""S26: what is put in or removed is so as a whole, and a file that cannot be used says why."""
+"""S26: documents are added and removed completely, and an unusable file has a clear error."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def python(program, *before, **options):
 
 
 def test_killed_at_any_moment_each_document_is_whole_or_gone(tmp_path):
-    """SIGKILL at any time or statement: all old pieces or all new ones, and their words."""
+    """SIGKILL at any time or statement leaves all old or all new pieces, with their words."""
     program = [
         "-m",
         "programs.index_killed",
@@ -54,7 +54,7 @@ def test_killed_at_any_moment_each_document_is_whole_or_gone(tmp_path):
 
 
 def test_two_processes_add_the_same_folder_at_once(tmp_path):
-    """And make the file at once: each document is there once, and none of them fails."""
+    """Both may create the file; each document is there once, and neither fails."""
     (tmp_path / "docs").mkdir()
     for number in range(12):
         text = "\n\n".join(f"# {part}\n\npage {number} part {part}" for part in range(5))
@@ -80,7 +80,7 @@ def test_two_processes_add_the_same_folder_at_once(tmp_path):
 
 
 async def test_what_one_process_puts_in_another_finds(tmp_path):
-    """By words and by vectors, though it has read all vectors before."""
+    """By words and by vectors, although it has cached all vectors."""
 
     async def embed(texts):
         return [[1.0, 0.0] if "zebra" in text else [0.0, 1.0] for text in texts]
@@ -99,7 +99,7 @@ async def test_what_one_process_puts_in_another_finds(tmp_path):
 
 @pytest.mark.parametrize("pages", [0, 5, 12])
 def test_a_full_disk_is_one_error_and_what_was_there_stays(tmp_path, pages):
-    """Also when the file cannot even be made."""
+    """Also if the file cannot be created."""
     path = tmp_path / "a.db"
     if pages:
         asyncio.run(Index(path).add("kept", "put_job stays"))
@@ -156,7 +156,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_file_that_is_no_index_is_refused_and_not_changed(tmp_path, kind):
-    """The error says what it is and what to do; so does each call after it."""
+    """The error has the reason and a remedy, and so do those of later calls."""
     path = tmp_path / "a.db"
     prepare, why = BAD[kind]
     prepare(path)
@@ -174,14 +174,14 @@ async def test_a_file_that_is_no_index_is_refused_and_not_changed(tmp_path, kind
     [("", "no name that a file"), ("a\0b", "no name that a file"), ("no/such/a.db", "no folder")],
 )
 async def test_a_name_that_no_file_can_have_is_one_error(tmp_path, monkeypatch, name, why):
-    """Rather than a file that is gone with the process."""
+    """SQLite would open a temporary file for it."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KnowledgeError, match=why):
         await Index(name).sources()
 
 
 async def test_a_damaged_file_is_one_error(tmp_path):
-    """Cut off or overwritten anywhere: each call answers or says that the file is damaged."""
+    """Truncated or overwritten anywhere: each call answers or reports the damage."""
     async with Index(tmp_path / "good.db") as index:
         for number in range(30):
             await index.add(f"{number}", f"page {number} put_job\n\n" * 100)
@@ -212,7 +212,7 @@ async def test_a_damaged_file_is_one_error(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv takes the rights of root away")
 def test_in_a_folder_that_may_not_be_written_to_it_says_so(tmp_path):
-    """A new index cannot be made there; one that is there cannot be changed, and stays."""
+    """A new index cannot be created, and an existing one cannot change."""
     folder = tmp_path / "docs"
     folder.mkdir()
     asyncio.run(_put_and_close(folder / "a.db"))
@@ -246,7 +246,7 @@ async def _put_and_close(path):
 
 
 def test_a_fork_has_a_connection_of_its_own(tmp_path):
-    """What it puts in is there, and its parent goes on."""
+    """Its documents are stored, and its parent continues."""
     program = f"""
         import asyncio, os
         from anabranch.knowledge import Index
@@ -266,7 +266,7 @@ def test_a_fork_has_a_connection_of_its_own(tmp_path):
 
 
 def test_a_fork_while_a_search_is_under_way_goes_on(tmp_path):
-    """Nobody in the fork waits for a thread that is in its parent alone."""
+    """The fork does not wait for a thread that only its parent has."""
     program = f"""
         import asyncio, os, signal, threading
         from anabranch.knowledge import Index
@@ -309,7 +309,7 @@ def test_a_fork_while_a_search_is_under_way_goes_on(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no open file can be taken away")
 async def test_a_file_that_was_taken_away_or_replaced_is_said_and_begun_anew(tmp_path):
-    """Nothing is put into a file that nobody will find, and `aclose` opens what is there."""
+    """Nothing is written to the lost file; after `aclose` the current one is opened."""
     index, other = Index(tmp_path / "a.db"), Index(tmp_path / "other.db")
     await index.add("a", "one")
     await other.add("b", "one")
@@ -331,7 +331,7 @@ async def test_a_file_that_was_taken_away_or_replaced_is_said_and_begun_anew(tmp
 
 
 async def test_a_busy_file_is_waited_for(tmp_path):
-    """Another program that writes to it holds a call up, and no more."""
+    """Another writer only delays a call."""
     index = Index(tmp_path / "a.db")
     await index.add("a", "one")
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
@@ -347,7 +347,7 @@ async def test_a_busy_file_is_waited_for(tmp_path):
 
 
 async def test_numbers_are_never_used_again(tmp_path):
-    """A citation of what was removed is of nothing, and not of something else."""
+    """A citation of a removed piece does not refer to another one."""
     async with Index(tmp_path / "a.db") as index:
         await index.add("a", "one put_job")
         (old,) = await index.search("put_job")
@@ -358,7 +358,7 @@ async def test_numbers_are_never_used_again(tmp_path):
 
 
 def test_an_index_that_is_never_closed_closes_its_connection(tmp_path):
-    """When it is garbage, and at exit: without a ResourceWarning, which Python 3.13 gives."""
+    """When collected and at exit: without a ResourceWarning of Python 3.13."""
     program = f"""
         import asyncio, gc, os, threading
         from anabranch.knowledge import Index

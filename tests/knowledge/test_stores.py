@@ -1,4 +1,4 @@
-"""What an index promises wherever it is kept: in a file of SQLite, and in PostgreSQL."""
+"""The promises of an index in both stores: SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ended(life):
 
 
 async def held(name):
-    """Return the texts of each document of an index, found by a word that all of them have."""
+    """Return the texts of each document of an index, found by a word that all have."""
     async with Index(name) as index:
         found: dict[str, list[str]] = {each.name: [] for each in await index.sources()}
         counts = {each.name: each.pieces for each in await index.sources()}
@@ -75,7 +75,7 @@ async def held(name):
 
 
 async def test_a_document_takes_the_place_of_what_was_called_so(place):
-    """All its pieces are the new ones; of what was there nothing is found."""
+    """All its pieces are new; the old ones are not found."""
     async with Index(place()) as index:
         assert await index.add("a", "# One\n\nold horse\n\n# Two\n\nold cow") == 2
         assert await index.add("a", "# One\n\nnew horse") == 1
@@ -90,7 +90,7 @@ async def test_a_document_takes_the_place_of_what_was_called_so(place):
 
 
 async def test_a_piece_says_where_it_is_from(place):
-    """Source, heading, text, line and page come back as they were put in."""
+    """Source, heading, text, line and page return unchanged."""
     async with Index(place()) as index:
         await index.add("b.md", "# Animals\n\n## Cows\n\nThe cow moos.")
         (hit,) = await index.search("cow")
@@ -110,7 +110,7 @@ async def test_sources_are_in_the_order_of_their_names(place):
 
 
 async def test_a_folder_is_followed(place, tmp_path):
-    """What is unchanged is not read again; what is gone is forgotten."""
+    """Unchanged files are not read again, and deleted files are removed."""
     (tmp_path / "a.md").write_text("# A\n\nhorse stays")
     (tmp_path / "b.md").write_text("# B\n\ncow stays")
     async with Index(place()) as index:
@@ -124,7 +124,7 @@ async def test_a_folder_is_followed(place, tmp_path):
 
 
 async def test_numbers_are_never_used_again(place):
-    """A citation of what was removed is of nothing, and not of something else."""
+    """A citation of a removed piece does not refer to another one."""
     name = place()
     async with Index(name) as index:
         await index.add("a", "one put_job")
@@ -143,7 +143,7 @@ async def test_numbers_are_never_used_again(place):
 
 
 async def test_another_embedder_or_size_is_refused(place):
-    """So is none, where vectors are; what was there before is found as before."""
+    """So is none if there are vectors; the documents stay and are found."""
     name = place()
     async with Index(name, embed=embed, embedder="own") as index:
         await index.add("a", "about zebra")
@@ -163,7 +163,7 @@ async def test_another_embedder_or_size_is_refused(place):
 
 
 async def test_a_document_of_no_pieces_fits_beside_any_vectors(place):
-    """It has none, whoever puts it in, also while others put in the first ones."""
+    """It has no vectors, also while others add the first ones."""
     name = place()
     async with Index(name, embed=embed, embedder="own") as index, Index(name) as plain:
         for number in range(20):
@@ -174,7 +174,7 @@ async def test_a_document_of_no_pieces_fits_beside_any_vectors(place):
 
 
 async def test_as_many_passages_as_a_number_can_say(place):
-    """No store is asked for more than it can count; all are found."""
+    """The limit stays within the store's integers; all passages are found."""
     async with Index(place(), embed=embed, embedder="own") as index:
         await index.add("a", "about zebra")
         for k in (2**31, 2**63, 10**30):
@@ -182,7 +182,7 @@ async def test_as_many_passages_as_a_number_can_say(place):
 
 
 async def test_of_two_embedders_at_once_one_is_refused(place):
-    """Never are vectors of both in an index."""
+    """An index never has vectors of both."""
     name = place()
     indexes = [Index(name, embed=embed, embedder=f"own{number}") for number in range(4)]
     done = await asyncio.gather(
@@ -195,7 +195,7 @@ async def test_of_two_embedders_at_once_one_is_refused(place):
 
 
 async def test_vectors_are_searched_exactly(place):
-    """The nearest ones are those of a loop over all."""
+    """The result equals that of a loop over all vectors."""
     np = pytest.importorskip("numpy")
     rng = np.random.default_rng(SEED)
     texts = {f"text {number}": rng.normal(size=48) for number in range(120)}
@@ -252,7 +252,7 @@ PAGES = {
     ],
 )
 async def test_what_is_asked_for_is_found_first(words_place, question, name):
-    """Names with dots and underscores, other forms of a word, scripts that have no spaces."""
+    """Names with dots and underscores, inflected words, scripts without spaces."""
     async with Index(words_place) as index:
         if len(await index.sources()) < len(PAGES):
             for page, text in PAGES.items():
@@ -261,7 +261,7 @@ async def test_what_is_asked_for_is_found_first(words_place, question, name):
 
 
 async def test_the_parts_of_a_name_stand_side_by_side(place):
-    """A page in which they stand apart is not one for the name."""
+    """A page with separated parts does not match the name."""
     async with Index(place()) as index:
         await index.add("apart", "a job that is put aside")
         await index.add("name", "call put_job")
@@ -279,7 +279,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_any_text_is_a_question_and_a_document(words_place, text):
-    """Signs that a store's language knows are letters like others."""
+    """Operators of a store's query language are plain characters."""
     async with Index(words_place) as index:
         await index.add("kept", "put_horse stays")
         await index.add(text, f"{text} put_donkey", "text")
@@ -299,7 +299,7 @@ letters = st.characters(exclude_categories=["Cs"])
 @settings(max_examples=example_count(60, 1000))
 @given(question=st.text(letters, max_size=60))
 async def test_no_text_makes_a_search_fail(words_place, question):
-    """Nor one that is put in: it is taken out again without a trace."""
+    """As a question and as a document, which can be removed without a trace."""
     async with Index(words_place) as index:
         await index.add("kept", "put_horse stays")
         await index.add("new", question, "text")
@@ -313,7 +313,7 @@ async def test_no_text_makes_a_search_fail(words_place, question):
 
 
 def test_killed_while_it_adds_each_document_is_whole(place):
-    """At any moment of putting in: all the old pieces stay and are found, and no new one."""
+    """At any moment all old pieces stay and are found, and no new ones."""
     name = place()
     rng = random.Random(SEED)
     moments = [
@@ -354,7 +354,7 @@ async def _add_old(index):
 
 
 def test_two_processes_add_the_same_folder_at_once(place, tmp_path):
-    """And make the index at once: each document is there once, and none of them fails."""
+    """Both may create the index; each document is there once, and neither fails."""
     for number in range(6):
         text = "\n\n".join(f"# {part}\n\npage {number} part {part} stays" for part in range(5))
         (tmp_path / f"{number}.md").write_text(text)
@@ -378,7 +378,7 @@ def test_two_processes_add_the_same_folder_at_once(place, tmp_path):
 
 
 async def test_what_one_puts_in_another_finds(place):
-    """By words and by vectors, though it has read all vectors before."""
+    """By words and by vectors, although it has cached all vectors."""
     name = place()
     async with (
         Index(name, embed=embed, embedder="own") as one,
@@ -393,7 +393,7 @@ async def test_what_one_puts_in_another_finds(place):
 
 
 def test_an_index_is_used_from_one_loop_after_another_and_a_fork(place):
-    """Nobody has to close it in between; it leaves nothing open behind."""
+    """Without closing it in between; nothing stays open."""
     name = place()
     program = f"""
         import asyncio, os, threading
@@ -419,7 +419,7 @@ def test_an_index_is_used_from_one_loop_after_another_and_a_fork(place):
 
 
 async def test_many_at_once(place):
-    """Of adding, searching and removing, all in one loop."""
+    """Concurrent adds, searches and removals in one loop."""
     async with Index(place()) as index:
 
         async def work(number):
@@ -434,7 +434,7 @@ async def test_many_at_once(place):
 
 
 async def test_a_cancelled_call_leaves_the_index_usable(place):
-    """What it was to put in is there as a whole or not at all."""
+    """Its document is there completely or not at all."""
     name = place()
     async with Index(name) as index:
         await index.add("a", "old stays")

@@ -18,7 +18,7 @@ def floats(vector):
 
 
 def brute(rows, asked, most):
-    """Look at each row, one after the other; of equal ones the lower number comes first."""
+    """Compare each row in a loop; of equal ones the lower number comes first."""
     cosines = [math.fsum(a * b for a, b in zip(row, asked, strict=True)) for _, row in rows]
     order = sorted(range(len(rows)), key=lambda place: (-cosines[place], rows[place][0]))
     return [rows[place][0] for place in order[:most]], sorted(cosines, reverse=True)
@@ -35,7 +35,7 @@ vectors = st.integers(1, 6).flatmap(
 @settings(max_examples=example_count(200, 5000))
 @given(vectors, st.integers(1, 50), st.booleans())
 def test_the_nearest_are_those_of_a_loop_over_all(made, most, doubled):
-    """Also among equal ones, and those that differ by less than float32 can tell."""
+    """Also among equal ones, and among those that float32 cannot distinguish."""
     packed = [pack_vector(vector) for vector in made * (2 if doubled else 1)]
     rows = [(number, floats(vector)) for number, vector in enumerate(packed, 10)]
     found = Vectors(enumerate(packed, 10), len(made[0])).nearest(packed[0], most)
@@ -49,7 +49,7 @@ def test_the_nearest_are_those_of_a_loop_over_all(made, most, doubled):
 
 
 def test_equal_vectors_come_in_the_order_of_their_numbers():
-    """However many there are: not those that a partition happens to leave."""
+    """Independent of the partition."""
     vector = pack_vector([0.1, 0.7, -0.3])
     held = Vectors(((number, vector) for number in range(1, 10_000)), 3)
     assert held.nearest(vector, 50) == list(range(1, 51))
@@ -67,7 +67,7 @@ def test_vectors_that_float32_cannot_tell_apart_are_in_order(monkeypatch):
 
 
 def test_random_vectors_of_a_usual_size():
-    """The order is that of a loop."""
+    """The order equals that of a loop."""
     rng = np.random.default_rng(1)
     rows = [(number, pack_vector(rng.normal(size=384))) for number in range(1, 2001)]
     asked = pack_vector(rng.normal(size=384))
@@ -77,16 +77,16 @@ def test_random_vectors_of_a_usual_size():
 
 @pytest.mark.parametrize("bad", [[], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [[1.0]], 1.0])
 def test_a_vector_without_a_direction_is_refused(bad):
-    """So are those that are none, or whose length is no number."""
+    """So are invalid ones, and those whose length is not a finite number."""
     with pytest.raises(ValueError, match="finite numbers"):
         pack_vector(bad)
 
 
 def test_numbers_of_any_size_have_a_direction():
-    """Their squares need not be floats."""
+    """Even if their squares overflow."""
     assert floats(pack_vector([1e308, -1e308])) == floats(pack_vector([1e-300, -1e-300]))
 
 
 def test_nothing_is_near_where_nothing_is():
-    """An empty index has no vectors."""
+    """An empty index returns nothing."""
     assert Vectors([], 3).nearest(pack_vector([1, 2, 3]), 5) == []

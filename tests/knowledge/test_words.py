@@ -1,4 +1,4 @@
-"""What is looked for by words: any question is one, in any script, and names are found."""
+"""Search by words: any text is a question, in any script, and names are found."""
 
 import unicodedata
 
@@ -69,7 +69,7 @@ async def pages():
     ],
 )
 async def test_what_is_asked_for_is_found_first(pages, question, name):
-    """Names with dots and underscores, other forms of a word, scripts that have no spaces."""
+    """Names with dots and underscores, inflected words, scripts without spaces."""
     assert [hit.source for hit in await pages.search(question)][:1] == [name]
 
 
@@ -95,7 +95,7 @@ QUESTIONS = [
 
 @pytest.mark.parametrize("question", QUESTIONS)
 async def test_any_question_is_one(pages, question):
-    """What FTS5 takes for operators are letters like others."""
+    """Operators of FTS5 are plain characters."""
     await pages.search(question)
     assert await pages.search(f"{question} put_job")
 
@@ -103,7 +103,7 @@ async def test_any_question_is_one(pages, question):
 @settings(max_examples=example_count(150, 5000))
 @given(st.text(st.characters(), max_size=60))
 async def test_no_text_makes_a_search_fail(question):
-    """Nor one that is put in: it is taken out again without a trace."""
+    """As a question and as a document, which can be removed without a trace."""
     async with Index(":memory:") as index:
         await index.add("kept", "put_job stays")
         await index.add(question, question, "text")
@@ -116,7 +116,7 @@ async def test_no_text_makes_a_search_fail(question):
 @settings(max_examples=example_count(150, 5000))
 @given(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12))
 async def test_a_word_is_found_by_itself(word):
-    """Of whatever letters it is: both sides take them alike."""
+    """In any script: documents and questions are treated alike."""
     word = unicodedata.normalize("NFC", word)
     async with Index(":memory:") as index:
         await index.add("a", f"{word} and more", "text")
@@ -133,7 +133,7 @@ async def test_a_word_is_found_by_itself(word):
     "sign", ["a", " ", "a ", "\u4e2d", "_", '"', ".", "a.", "\0", "\U0001f600"]
 )
 async def test_a_question_of_a_megabyte_is_cut(pages, sign):
-    """It is answered, by its beginning."""
+    """Its first words are searched."""
     await pages.search(sign * (1_000_000 // len(sign)))
     words = extract_words("put_job " + sign * (1_000_000 // len(sign)))
     assert words[:1] == ["put_job"]
@@ -141,13 +141,13 @@ async def test_a_question_of_a_megabyte_is_cut(pages, sign):
 
 
 def test_the_commonest_words_say_nothing_beside_others():
-    """But alone they are what is asked for."""
+    """They are searched if the question has no other words."""
     assert extract_words("What is the matter with it?") == ["matter"]
     assert extract_words("to be or not to be") == ["to", "be", "or", "not"]
 
 
 async def test_words_and_pieces_agree_whatever_was_put_in(tmp_path):
-    """What stands in the index of words after many changes is what a new one would have."""
+    """After many changes the index of words equals that of a new index."""
     async with Index(tmp_path / "a.db") as index:
         for turn in range(3):
             for name, text in PAGES.items():

@@ -1,4 +1,4 @@
-"""Calls wait for a person's yes, each as a node of its own."""
+"""Calls wait for a person's approval, each in its own node."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ async def answered(message: AgentMessage, answer: Callable[[Approval], object], 
 
 
 async def test_a_yes_lets_the_call_run():
-    """And only then."""
+    """The call runs after the approval, not before."""
     assert (await answered(calls("Ann"), lambda q: q.approve())).content == "sent 1 to Ann"
 
 
 async def test_a_no_is_told_to_the_model_with_its_reason():
-    """The call has not run."""
+    """The call does not run, and the model reads the reason."""
     answer = await answered(calls("Ann"), lambda q: q.deny("she left"))
 
     assert answer.content == "Error: the user did not allow this call: she left"
@@ -87,14 +87,14 @@ async def test_several_wait_at_once_and_are_answered_in_any_order():
 
 
 async def test_nobody_answering_in_time_is_a_no():
-    """The question ends, the conversation goes on."""
+    """The question ends, and the conversation continues."""
     answer = await answered(calls("Ann"), lambda q: None, timeout=0.01)
 
     assert "did not allow this call: nobody answered in time" in answer.content
 
 
 async def test_a_person_may_edit_the_arguments():
-    """The tool gets those, and the model is told."""
+    """The tool gets the new arguments, and the model reads that they changed."""
     answer = await answered(calls("Ann"), lambda q: q.approve({"to": "Bob", "copies": 2}))
 
     assert answer.content == (
@@ -103,7 +103,7 @@ async def test_a_person_may_edit_the_arguments():
 
 
 async def test_a_wrong_edit_is_the_persons_to_mend():
-    """The question still waits."""
+    """The person's `approve` raises, and the question still waits."""
 
     def clumsy(question: Approval) -> None:
         with pytest.raises(InvalidArguments, match="to: Field required"):
@@ -115,7 +115,7 @@ async def test_a_wrong_edit_is_the_persons_to_mend():
 
 
 async def test_a_question_is_settled_once():
-    """A second answer changes nothing and says so."""
+    """A second answer changes nothing and returns False."""
     said: list[bool] = []
 
     def twice(question: Approval) -> None:
@@ -128,7 +128,7 @@ async def test_a_question_is_settled_once():
 
 
 async def test_wrong_arguments_are_not_asked_about():
-    """No person is bothered with a call that cannot run."""
+    """The call fails without a question to the person."""
     asked: list[Approval] = []
     answer = await answered(calls(3), asked.append)
 
@@ -137,7 +137,7 @@ async def test_wrong_arguments_are_not_asked_about():
 
 
 async def test_a_cancelled_conversation_withdraws_its_questions():
-    """Nothing is pending any more, and a late answer counts for nothing."""
+    """No question is pending, and a late answer has no effect."""
     waiting = asyncio.Event()
     asked: list[Approval] = []
 
@@ -165,14 +165,14 @@ async def test_a_cancelled_conversation_withdraws_its_questions():
 
 
 async def test_without_anyone_to_ask_the_call_is_refused():
-    """An executor on its own never runs what needs a yes."""
+    """An executor without an approver never runs a tool that needs approval."""
     answer = await ToolExecutor([send])(calls("Ann"))
 
     assert answer.content == "Error: the user did not allow this call: nobody is there to ask"
 
 
 async def test_an_asker_that_raises_fails_that_call_alone():
-    """It is a result like any other."""
+    """The error is the result of that call."""
 
     def on_ask(question: Approval) -> None:
         raise OSError("no terminal")

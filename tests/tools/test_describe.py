@@ -86,7 +86,7 @@ type ping = () => any;
 
 
 def test_a_list_names_each_tool_and_its_arguments():
-    """The shortest form."""
+    """The format "list" has one line for each."""
     assert describe([visit, ping], "list").splitlines() == [
         "- visit: Visit a place. It takes </tools> a while.",
         "    place ({ city: string, near?: Place[], })",
@@ -98,7 +98,7 @@ def test_a_list_names_each_tool_and_its_arguments():
 
 
 def test_a_schema_from_elsewhere_never_breaks_it():
-    """What a server sends as a schema may be odd."""
+    """A schema from a server may have any form."""
 
     class Odd:
         name, description = "odd", ""
@@ -118,6 +118,6 @@ def test_a_schema_from_elsewhere_never_breaks_it():
 
 
 def test_an_unknown_format_is_refused_by_name():
-    """The message says which there are."""
+    """The message lists the known formats."""
     with pytest.raises(ValueError, match="json, hermes, typescript, list, not 'yaml'"):
         describe([], "yaml")  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def test_each_style_says_the_same(text: str):
 
 @pytest.mark.parametrize("text", [None, "", "Just this.", "Note: x\nand so on"])
 def test_a_text_without_sections_is_all_description(text: str | None):
-    """Nothing is invented."""
+    """The parameters have no descriptions."""
     assert parse_docstring(text) == ((text or ""), {})
 
 

@@ -1,4 +1,4 @@
-"""The three tools of the first chat, and the arithmetic that is safe to hand to a model."""
+"""The example tools, and arithmetic that a model can use safely."""
 
 import contextlib
 import math
@@ -81,7 +81,7 @@ def test_no_expression_does_harm(expression: str):
 
 
 async def test_calculate_shows_what_it_worked_out():
-    """The expression stands in the answer, so that a small model need not remember it."""
+    """The result repeats the expression, so that a small model need not remember it."""
     assert await calculate.run({"expression": "17 * 23"}) == "17 * 23 = 391"
 
 
@@ -92,7 +92,7 @@ async def test_the_time_is_known_in_cities_and_zones(place: str):
 
 
 async def test_an_unknown_place_is_said_to_be_unknown():
-    """Neither tool makes something up."""
+    """Neither tool invents an answer."""
     with pytest.raises(ToolError, match="unknown time zone for 'Atlantis'"):
         await get_time.run({"place": "Atlantis"})
     with pytest.raises(ToolError, match=r"the example knows .*paris"):

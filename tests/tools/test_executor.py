@@ -1,4 +1,4 @@
-"""The executor takes and gives messages, and whatever goes wrong is a result."""
+"""The executor takes and returns messages, and every failure is a result."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_whatever_is_wrong_is_a_result_with_a_status(
     )
 )
 def test_no_message_makes_the_executor_raise(content: Any):
-    """Garbage in, a result out."""
+    """Invalid messages give a result too."""
     answer = asyncio.run(ToolExecutor([add])(AgentMessage(content=content)))
 
     assert answer.extra["status"] in ("ok", "invalid", "failed")
@@ -149,7 +149,7 @@ async def test_one_wrong_call_concerns_no_other():
 
 
 async def test_each_call_is_a_node_below_the_node_that_asked():
-    """Its path shows where it stands."""
+    """Its path shows its position in the tree."""
     paths: list[str] = []
 
     @tool
@@ -167,7 +167,7 @@ async def test_each_call_is_a_node_below_the_node_that_asked():
 
 
 async def test_cancelling_the_asker_cancels_the_calls():
-    """Nothing goes on in the background."""
+    """No call continues in the background."""
     started, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -193,7 +193,7 @@ async def test_cancelling_the_asker_cancels_the_calls():
 
 
 async def test_hooks_see_and_change_messages_until_they_are_removed():
-    """Plain or async, before and after, in the order in which they were added."""
+    """Plain and async hooks run before and after, in the order of their registration."""
     executor = ToolExecutor([add])
     seen: list[str] = []
 
@@ -218,7 +218,7 @@ async def test_hooks_see_and_change_messages_until_they_are_removed():
 
 @pytest.mark.parametrize("moment", ["before_action", "after_action"])
 async def test_a_hook_that_raises_is_a_failed_result(moment: str):
-    """The executor says which error it was."""
+    """The result names the error."""
     executor = ToolExecutor([add])
 
     async def bad(owner: Any, message: AgentMessage, session_id: object) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a tool does, its call has a result, the model hears of it, and nothing else ends."""
+"""Whatever a tool does, its call has a result that the model reads, and nothing else fails."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FUNCTIONS = [
 async def test_whatever_a_tool_does_is_told_to_the_model(
     function: Callable[[], Any], approve: bool
 ) -> None:
-    """In a worker thread or on the loop, asked about or not; the exchange goes on."""
+    """With and without a thread and an approval; the conversation continues."""
     odd = tool(name="odd", approve=approve)(function)
     made = [ToolCall(id=name, name=name, arguments={}) for name in ("odd", "sound")]
 
@@ -125,7 +125,7 @@ async def test_whatever_a_tool_does_is_told_to_the_model(
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")])
 async def test_a_tool_that_would_end_the_program_is_a_failed_call(error: BaseException) -> None:
-    """Also without a tree of its own around it."""
+    """Also outside of a tree."""
     for function in raising(error):
         answer = await ToolExecutor([tool(name="odd")(function)])(
             AgentMessage(content={"name": "odd", "parameters": {}})
@@ -136,7 +136,7 @@ async def test_a_tool_that_would_end_the_program_is_a_failed_call(error: BaseExc
 
 @pytest.mark.parametrize("error", [Mute(), Leaving(), Nameless()])
 async def test_what_fails_without_words_is_a_failure(error: Exception) -> None:
-    """A tool, and a hook of an executor's before the call and after it."""
+    """For a tool and for an executor's hooks, also if the error has no text."""
     for function in raising(error):
         executor = ToolExecutor([tool(name="odd")(function)])
         answer = await executor(AgentMessage(content={"name": "odd", "parameters": {}}))
@@ -156,7 +156,7 @@ async def test_what_fails_without_words_is_a_failure(error: Exception) -> None:
 
 @pytest.mark.parametrize("kind", ["ask", "message"])
 async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
-    """Whoever changes the call meanwhile, in the question or in the message, changes nothing."""
+    """Changes of the question or of the message during the approval have no effect."""
     ran: list[Any] = []
 
     @tool(approve=True)
@@ -181,7 +181,7 @@ async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["another", "in place", "later", "not", "exit"])
 @pytest.mark.parametrize("edit", [None, {"to": ["Bob"]}])
 async def test_an_agents_hooks_come_before_the_question(kind: str, edit: Any) -> None:
-    """So no hook changes what a person has allowed; what one raises is told, as of any call."""
+    """So no hook changes an approved call; a hook's error is the call's result."""
     ran: list[Any] = []
     asked: list[Any] = []
     seen: list[ToolCall] = []

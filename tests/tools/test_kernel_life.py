@@ -1,4 +1,4 @@
-"""How long a Python kernel lives, and whose it is (Linux, which can count processes)."""
+"""When Python kernels start and end, and which sessions share them (Linux, to count processes)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def doing(code: str) -> AgentMessage:
 
 
 def obedient() -> ScriptedBackend:
-    """A model that runs what the user says, and answers with what came of it."""
+    """A model that runs the user's code, and replies with the result."""
 
     def reply(request: Request) -> Message | str:
         last = request.messages[-1]
@@ -44,7 +44,7 @@ def obedient() -> ScriptedBackend:
 
 
 async def test_sessions_of_one_agent_run_at_once_and_share_nothing():
-    """Each has variables of its own, and its own output."""
+    """Each session has separate variables and output."""
     code = "n = {}\nimport time\nfor _ in range(5): print(n); time.sleep(0.01)"
     async with Agent(obedient(), tools=[PythonKernel()]) as agent:
         said = await asyncio.gather(*(agent(code.format(n), session_id=n) for n in range(2)))
@@ -54,7 +54,7 @@ async def test_sessions_of_one_agent_run_at_once_and_share_nothing():
 
 
 async def test_a_call_that_names_no_session_leaves_no_kernel():
-    """It keeps variables to itself, as it keeps what was said."""
+    """Its variables and its memory are used for that call only."""
     before, agent = child_processes(), Agent(obedient(), tools=[PythonKernel()])
     await agent("x = 1")
     assert "NameError" in (await agent("x")).content
@@ -82,7 +82,7 @@ def test_a_session_outlives_calls_commanders_and_loops():
 
 
 async def test_an_executor_keeps_sessions_and_forgets_them_when_told():
-    """Called twice it has what it had; another session has not; after `reset` nothing is there."""
+    """A second call finds the variables of its session only; `reset` deletes them."""
     async with ToolExecutor([PythonKernel()]) as executor:
         await executor(doing("x = 5"))
         assert (await executor(doing("x"))).content == "5"
@@ -93,13 +93,13 @@ async def test_an_executor_keeps_sessions_and_forgets_them_when_told():
 
 
 class Solver(ExecutorAgent):
-    """Runs what it is told."""
+    """Runs the code in a message."""
 
     tool, argument = "python", "code"
 
 
 async def test_an_executor_in_an_agent_works_for_the_agents_session():
-    """Unless it is told another."""
+    """Unless the caller names another session."""
     async with Solver(PythonKernel()) as agent:
         await agent("x = 'a'", session_id="a")
         assert "NameError" in (await agent("x", session_id="b")).content
@@ -107,7 +107,7 @@ async def test_an_executor_in_an_agent_works_for_the_agents_session():
 
 
 async def test_the_kernel_of_a_block_is_one_for_all_and_ends_with_it():
-    """Agents, sessions and the block itself see the same variables, whatever else is closed."""
+    """Agents, sessions and the block share its variables, even if some of them are closed."""
     before = child_processes()
     async with PythonKernel(idle=0.001) as kernel:
         async with Agent(obedient(), tools=[kernel]) as agent:
@@ -120,7 +120,7 @@ async def test_the_kernel_of_a_block_is_one_for_all_and_ends_with_it():
 
 @pytest.mark.parametrize("kind", ["agent", "step agent"])
 async def test_a_session_that_is_reset_leaves_no_process(kind: str):
-    """However many sessions were used, those that are left have theirs."""
+    """The other sessions keep their kernels."""
 
     def stepping(request: Request) -> str:
         return "done" if request.messages[-1].content != "?" else "```python\nx = 1\n```"
@@ -144,7 +144,7 @@ async def test_a_session_that_is_reset_leaves_no_process(kind: str):
 
 
 async def test_a_closed_agent_goes_on_and_its_model_is_told():
-    """The memory says what there was; the next call says that it is gone."""
+    """The next call reports that the variables in the memory are lost."""
     async with Agent(obedient(), tools=[PythonKernel()]) as agent:
         await agent("x = 1", session_id=1)
         await agent.aclose()
@@ -165,7 +165,7 @@ async def test_a_kernel_that_is_not_used_is_dropped_and_the_model_is_told():
 
 
 async def test_of_too_many_kernels_the_one_least_lately_used_is_dropped():
-    """And of those that are in use none: one more waits for the end of a call."""
+    """A kernel in use is never ended: one more session waits for the end of a call."""
     before, kernel = child_processes(), PythonKernel(max_kernels=2)
     async with ToolExecutor([kernel]) as executor:
         await asyncio.gather(*(executor(doing("x = 1"), session_id=n) for n in range(2)))
@@ -184,7 +184,7 @@ async def test_of_too_many_kernels_the_one_least_lately_used_is_dropped():
 
 
 async def test_a_kernel_goes_with_its_agent():
-    """An agent for one request, with a kernel that all share, leaves nothing when it is gone."""
+    """Kernels end when their agent is collected, also if all agents share a toolkit."""
     before, kernel = child_processes(), PythonKernel()
     agent = Agent(obedient(), tools=[kernel])
     await agent("1", session_id=1)
@@ -195,7 +195,7 @@ async def test_a_kernel_goes_with_its_agent():
 
 
 async def test_a_session_closed_while_its_code_runs_says_so(tmp_path: Path):
-    """The call ends with a failure that the model can read; it is not cancelled."""
+    """The call fails with a text for the model; it is not cancelled."""
     started = tmp_path / "started"
     executor = ToolExecutor([PythonKernel()])
     code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
@@ -206,7 +206,7 @@ async def test_a_session_closed_while_its_code_runs_says_so(tmp_path: Path):
 
 
 async def test_an_output_of_any_length_loses_no_variables():
-    """A text loses its middle; what else is too large is left out, and says so."""
+    """Long texts are shortened; other large output is replaced by a note."""
     async with PythonKernel(max_output=1000) as kernel:
 
         async def say(code: str) -> str:
@@ -245,7 +245,7 @@ print(asyncio.run(kernel.tools[0].run({"code": code})), flush=True)
 
 @pytest.mark.parametrize("number", [0, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_all_that_a_kernel_started_ends_with_the_program(number: int):
-    """However the program ends, and also what left the kernel's session or lost its parent."""
+    """However the program ends, also processes outside of the kernel's session."""
     then = "asyncio.run(asyncio.sleep(1000))" if number else ""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM + then], stdout=subprocess.PIPE, cwd="/"
@@ -261,7 +261,7 @@ def test_all_that_a_kernel_started_ends_with_the_program(number: int):
 
 
 async def test_what_a_dead_kernel_started_ends_with_it():
-    """Its guard sees to that, and does not go on itself."""
+    """The guard ends the processes, and then itself."""
     before, executor = child_processes(), ToolExecutor([PythonKernel()])
     code = "import os, subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
     said = (await executor(doing(code + "os._exit(3)"))).content
@@ -270,7 +270,7 @@ async def test_what_a_dead_kernel_started_ends_with_it():
 
 
 async def test_no_process_is_killed_by_a_number(monkeypatch: pytest.MonkeyPatch):
-    """The number of a kernel that died may be a stranger's: only its guard, its parent, kills."""
+    """The number of a dead kernel may be reused: only the guard, its parent, kills it."""
     killed: list[int] = []
 
     def kill(pid: int, number: int) -> None:
@@ -289,7 +289,7 @@ async def test_no_process_is_killed_by_a_number(monkeypatch: pytest.MonkeyPatch)
 async def test_calls_that_wait_when_a_kernel_is_closed_fail_and_start_no_other(
     tmp_path: Path, begun: bool
 ):
-    """A call that comes after that starts a new one."""
+    """A later call starts a new kernel."""
     kernel, running = PythonKernel(), tmp_path / "running"
     first = f"open({str(running)!r}, 'w')\nimport time; time.sleep(60)"
     before = child_processes()

@@ -1,4 +1,4 @@
-"""Kernels that are ended and called in the same moment (Linux, which can count processes)."""
+"""Kernels that are ended and called at the same moment (Linux, to count processes)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def doing(code: str) -> AgentMessage:
 
 
 async def caught_up() -> None:
-    """Let this loop and that of the kernels do what can be done now."""
+    """Let this loop and the kernels' loop run all that is ready."""
     for _ in range(5):
         await settle_loop()
         await asyncio.wrap_future(submit(asyncio.sleep(0)))
 
 
 class HeldKill:
-    """No kernel is killed until `let_go`; remembers how many were there when one was started."""
+    """Blocks the end of kernels until `let_go`; counts the kernels when one starts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
@@ -63,7 +63,7 @@ class HeldKill:
 
 @pytest.mark.parametrize("how", ["aclose", "reset"])
 async def test_a_kernel_that_only_starts_ends_with_its_session_too(how: str):
-    """Its call ends with a failure that the model can read; it is not cancelled."""
+    """Its call fails with a text for the model; it is not cancelled."""
     before, executor = child_processes(), ToolExecutor([PythonKernel()])
     running = asyncio.create_task(executor(doing("1")))
     await wait_until(lambda: child_processes() > before)
@@ -79,7 +79,7 @@ async def test_a_kernel_that_only_starts_ends_with_its_session_too(how: str):
 async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its cancel waits for the end of that kernel, and is not lost."""
+    """The cancel waits for the end of that kernel, and is not lost."""
     executor, ran = ToolExecutor([PythonKernel(max_kernels=1)]), tmp_path / "ran"
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
@@ -95,7 +95,7 @@ async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
 
 
 async def test_no_more_run_than_allowed_while_one_makes_room(monkeypatch: pytest.MonkeyPatch):
-    """A session that is used again before its kernel has gone waits as any other does."""
+    """A session whose kernel is being ended waits for a place like any other."""
     executor = ToolExecutor([PythonKernel(max_kernels=1)])
     await executor(doing("1"), session_id=1)
     kills = HeldKill(monkeypatch)
@@ -112,7 +112,7 @@ async def test_no_more_run_than_allowed_while_one_makes_room(monkeypatch: pytest
 async def test_whoever_closes_waits_for_the_end_that_another_began(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Two at once: neither returns before the kernel has gone."""
+    """Neither of two closers returns before the kernel has ended."""
     executor = ToolExecutor([PythonKernel()])
     await executor(doing("1"))
     kills = HeldKill(monkeypatch)
@@ -126,7 +126,7 @@ async def test_whoever_closes_waits_for_the_end_that_another_began(
 
 
 async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
-    """Its call has begun by then."""
+    """The call starts before the kernel would be ended."""
     async with PythonKernel() as kernel:
         interpreter = kernel.interpreters.get()
         kernel.interpreters.shared, kernel.idle = False, 600
@@ -140,7 +140,7 @@ async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
 
 
 async def test_the_kernel_of_a_block_takes_no_place_of_the_others(tmp_path: Path):
-    """It neither waits for one nor ends one, however few may run."""
+    """It neither waits for a place nor ends another kernel, whatever the limit."""
     kernel, started, end = PythonKernel(max_kernels=1), tmp_path / "started", tmp_path / "end"
     code = f"import os\nopen({str(started)!r}, 'w')\nwhile not os.path.exists({str(end)!r}): pass"
     async with ToolExecutor([kernel]) as executor:

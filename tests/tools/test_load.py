@@ -62,7 +62,7 @@ def test_tools_functions_and_lists_are_found(module: str, names: str, found: lis
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(module: str, spec: str, said: str):
-    """One line that says what to mend."""
+    """The error is one line with the reason."""
     with pytest.raises(ConfigurationError) as raised:
         load_tools(spec.format(module))
 
@@ -71,7 +71,7 @@ def test_a_wrong_name_says_what_is_wrong(module: str, spec: str, said: str):
 
 
 def test_importing_the_room_imports_no_toolkit_and_no_extra():
-    """A program with tools of its own pays for these alone."""
+    """A program with only its own tools does not import the built-in ones."""
     code = "import sys, anabranch.tools; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     loaded = set(done.stdout.split())

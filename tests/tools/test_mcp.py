@@ -32,7 +32,7 @@ from anabranch.tools import InvalidArguments, McpServer, _mcp_connection, open_t
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 PROGRAM = str(PROGRAMS / "mcp_server.py")
-# Without end, but not all that a processor can: it goes on until it is killed.
+# Prints forever, but slowly enough to leave the processor to others.
 GARBAGE = "import time\nwhile not time.sleep(0.001):\n    print('garbage', flush=True)"
 STDIO = [sys.executable, PROGRAM, "stdio"]
 
@@ -81,7 +81,7 @@ async def test_a_servers_tools_are_tools(server: McpServer):
 
 
 async def test_outside_a_tree_an_open_server_is_no_tree():
-    """What holds its connection is not the user's: nothing becomes a child of that by accident."""
+    """The node of the connection does not become a parent of the user's nodes."""
     async with asyncio.timeout(30), McpServer(STDIO):
         with pytest.raises(LookupError):
             current_node()
@@ -91,7 +91,7 @@ async def test_outside_a_tree_an_open_server_is_no_tree():
 
 
 async def test_odd_names_become_such_as_every_model_may_call(server: McpServer):
-    """And stay apart."""
+    """They remain distinct."""
     names = [tool.name for tool in server.tools]
 
     assert "odd_name_here" in names
@@ -110,7 +110,7 @@ async def test_an_executor_finds_them_by_name(server: McpServer):
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])
 async def test_a_tool_that_hangs_is_given_up(kind: str, url: str):
-    """And the server goes on."""
+    """The server continues."""
     async with McpServer(STDIO if kind == "stdio" else url, timeout=0.3) as server:
         with pytest.raises(ToolError, match=r"hang did not finish within 0.3 s"):
             await use(server, "hang")
@@ -119,7 +119,7 @@ async def test_a_tool_that_hangs_is_given_up(kind: str, url: str):
 
 
 async def test_a_server_that_dies_fails_its_calls_alone(url: str):
-    """Neither the program nor another server notices."""
+    """The program and other servers continue."""
     async with McpServer(STDIO) as one, McpServer(url) as two:
         with pytest.raises(ToolError, match="the MCP server failed: Connection closed"):
             await use(one, "die")
@@ -131,7 +131,7 @@ async def test_a_server_that_dies_fails_its_calls_alone(url: str):
 
 
 async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path):
-    """It is told, and goes on with others."""
+    """The server gets the cancellation, and continues with other calls."""
     async with asyncio.timeout(30), McpServer(STDIO) as server, Commander() as commander:
 
         @handler
@@ -165,7 +165,7 @@ async def test_cancelled_again_in_every_turn_while_connecting_no_process_is_left
 
 
 async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.MonkeyPatch):
-    """And those that the application gives."""
+    """The server also gets the variables in `env`."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     async with McpServer(STDIO, env={"GIVEN": "yes"}) as server:
         assert await use(server, "environment", name="OPENAI_API_KEY") == "unset"
@@ -187,7 +187,7 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
     ids=["missing", "dead", "refusing", "hanging", "garbage", "unreachable", "empty", "quotes"],
 )
 async def test_what_is_no_server_is_a_clear_error(command: Any, said: str):
-    """And leaves nothing behind."""
+    """No process is left."""
     before = child_processes()
     timeout = 0.2 if "within 0.2 s" in said else 20
     with pytest.raises(ConfigurationError, match=r".") as raised:
@@ -200,7 +200,7 @@ async def test_what_is_no_server_is_a_clear_error(command: Any, said: str):
 
 @pytest.mark.parametrize("answer", ["html", "500", "hang"])
 async def test_a_web_server_that_speaks_no_mcp_is_a_clear_error(answer: str):
-    """Whatever it says."""
+    """Whatever the server answers."""
 
     async def reply(request: web.Request) -> web.Response:
         if answer == "hang":
@@ -250,7 +250,7 @@ def test_a_cancelled_conversation_leaves_no_server_behind():
 
 
 async def test_a_server_is_entered_once_at_a_time(url: str):
-    """And may be entered again."""
+    """It may be entered again after its block."""
     server = McpServer(url)
     async with server:
         with pytest.raises(RuntimeError, match="already connected"):
@@ -262,7 +262,7 @@ async def test_a_server_is_entered_once_at_a_time(url: str):
 
 
 async def test_tools_are_opened_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str):
-    """Python, web, servers and modules in one list; what could do harm waits for a yes."""
+    """Python, web, servers and modules in one list; harmful tools wait for approval."""
     (tmp_path / "mine.py").write_text("def one(): 'One.'\ndef two(): 'Two.'\n")
     monkeypatch.chdir(tmp_path)
     async with open_tools("python, web,mine:one,two", f"mcp:{url}") as tools:
@@ -297,7 +297,7 @@ async def test_a_wrong_name_says_what_is_wrong(spec: str, said: str):
 
 
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
-    """When it is entered."""
+    """The error comes when the server is entered."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(MissingExtra, match=r"anabranch\[mcp\]"):
         async with McpServer("x"):
@@ -305,7 +305,7 @@ async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
-    """The model is shown it, and arguments are checked by it."""
+    """The model sees the server's schema, and arguments are checked by it."""
     async with McpServer(url) as server:
         agent = Agent(tools=[server])
         agent.before_action(lambda agent, message, session_id: None)
@@ -317,7 +317,7 @@ async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
 
 
 async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """The second would answer for the first; nothing stays open."""
+    """The second would answer for the first. Nothing stays open."""
     before = child_processes()
     listed = _mcp_connection._list_tools
 

@@ -1,4 +1,4 @@
-"""Hostile MCP servers: none stops the loop or fills memory, and no key gets out."""
+"""Hostile MCP servers cannot stop the loop, fill memory or reveal a key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LITTLE = 0.5  # seconds of the loop's own thread, whatever else the machine does
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_collections():
-    """Collecting what the tests before have left may take longer than what is measured here."""
+    """Collecting the garbage of earlier tests may take longer than the measured time."""
     gc.disable()
     yield
     gc.enable()
@@ -54,7 +54,7 @@ calls = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
 def schemas(*, whole: bool) -> st.SearchStrategy[Any]:
-    """Draw schemas, of what is checked alone, or (`whole`) of everything and of nonsense."""
+    """Draw schemas with checked keywords, or (`whole`) with all keywords and invalid values."""
     kinds = ["null", "boolean", "integer", "number", "string", "array", "object"]
 
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -99,7 +99,7 @@ def schemas(*, whole: bool) -> st.SearchStrategy[Any]:
         return st.fixed_dictionaries({}, optional=checked | others if whole else checked)
 
     one = st.recursive(st.booleans() | st.just({}), extend, max_leaves=4)
-    if not whole:  # what refers to itself has no end for jsonschema
+    if not whole:  # jsonschema does not end on recursive references
         plain_one = st.sampled_from(
             [{"type": "integer"}, {"minimum": 0}, {"enum": ["a", 1]}, False]
         )
@@ -124,14 +124,14 @@ def is_allowed(schema: Any, arguments: dict[str, Any]) -> bool:
 @settings(max_examples=100)
 @given(schemas(whole=False), calls)
 def test_what_is_checked_is_checked_as_the_standard_says(schema: Any, arguments: dict[str, Any]):
-    """Neither more nor less is refused."""
+    """The check and the standard agree."""
     assert bool(refusal(schema, arguments)) != is_allowed(schema, arguments)
 
 
 @settings(max_examples=60)
 @given(schemas(whole=True), calls)
 def test_nothing_is_refused_that_the_whole_schema_allows(schema: Any, arguments: dict[str, Any]):
-    """What is not checked is left to the server."""
+    """Unchecked keywords are left to the server."""
     if said := refusal(schema, arguments):
         try:
             allowed = is_allowed(schema, arguments)
@@ -156,7 +156,7 @@ ODD = [
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_no_schema_takes_long_to_check_or_to_describe(name: str):
-    """Doubling, cycles, patterns that try every way, things that are not what they should be."""
+    """With doubling references, cycles, backtracking patterns and values of wrong types."""
     for arguments in ODD:
         before = time.thread_time()
         assert len(refusal(SCHEMAS[name], arguments)) < 1100
@@ -189,7 +189,7 @@ def test_no_schema_takes_long_to_check_or_to_describe(name: str):
 )
 @settings(max_examples=60, deadline=None)
 def test_schemas_that_refer_to_their_whole_end(inner: Any, arguments: dict[str, Any]):
-    """However many times at every level."""
+    """However many references each level has."""
     before = time.thread_time()
     refusal({**inner, "properties": {"a": inner}}, arguments)
     assert time.thread_time() - before < LITTLE
@@ -207,13 +207,13 @@ def test_schemas_that_refer_to_their_whole_end(inner: Any, arguments: dict[str, 
     ids=["wide", "long", "name", "deep", "formless"],
 )
 def test_a_schema_too_large_for_a_model_is_refused(schema: Any):
-    """Why, in a sentence."""
+    """The error has the reason."""
     with pytest.raises(ValueError, match="the schema"):
         RemoteSchema(schema)
 
 
 def test_few_steps_are_enough_for_what_people_write():
-    """A list of a thousand edits is checked to its last."""
+    """A list of a thousand edits is checked completely."""
     edit = {"type": "object", "properties": {"line": {"type": "integer"}}, "required": ["line"]}
     schema = {"properties": {"edits": {"type": "array", "items": edit}}}
     edits = [{"line": 1}] * 999
@@ -225,7 +225,7 @@ def test_few_steps_are_enough_for_what_people_write():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 async def test_a_hostile_server_costs_the_loop_little(caplog: pytest.LogCaptureFixture):
-    """From the list of its tools to the schema of its results; the rest of its tools is there."""
+    """From the list of tools to the schemas of results; its other tools can be used."""
     before = child_processes()
     started = time.thread_time()
     async with asyncio.timeout(60), McpServer(HOSTILE, timeout=20) as server:
@@ -247,7 +247,7 @@ async def test_a_hostile_server_costs_the_loop_little(caplog: pytest.LogCaptureF
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 async def test_a_line_without_end_fills_no_memory():
-    """Neither before there are tools, nor in place of an answer: it is waited for in vain."""
+    """Neither while connecting, where it times out, nor in place of an answer."""
     before, memory = child_processes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=r"did not answer within 0.3 s"):
@@ -260,7 +260,7 @@ async def test_a_line_without_end_fills_no_memory():
 
 
 async def test_an_answer_too_long_fails_its_call_alone(monkeypatch: pytest.MonkeyPatch):
-    """At once, with what was wrong."""
+    """The call fails at once with the reason."""
     monkeypatch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", 5_000_000)
     async with asyncio.timeout(60), McpServer(HOSTILE) as server:
         with pytest.raises(ToolError, match="has more than 5000000 bytes"):
@@ -276,7 +276,7 @@ ASKED = b'{"jsonrpc":"2.0","id":7,"result":1}'
     st.integers(0, 60),
 )
 def test_lines_come_whole_however_they_are_cut(pieces: list[bytes], most: int):
-    """Each up to its end, or in its place that it was too long, if it was an answer."""
+    """Each line is complete, or replaced by an error response if it was too long."""
     decoder = _mcp_wire._LineDecoder("replace")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", most)
@@ -307,7 +307,7 @@ def test_lines_come_whole_however_they_are_cut(pieces: list[bytes], most: int):
 async def test_an_answer_without_end_is_no_server(
     head: str, forever: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Over HTTP, in whatever form."""
+    """Over HTTP, in any form."""
     monkeypatch.setattr(_mcp_wire, "MAX_MESSAGE_BYTES", 2**20)
     timeout = 0.5 if "within" in said else 20
     answers = {"mcp": (f"HTTP/1.1 200 OK\r\n{head}\r\n".encode(), forever)}
@@ -322,7 +322,7 @@ KEY = "sk-1234567890abcdef"
 
 
 def shown(error: BaseException | None, log: str) -> str:
-    """Return all that may be read of an error: its chain, its traceback, what was logged."""
+    """Return all readable text of an error: its chain, its traceback and the log."""
     parts = [log]
     while error is not None:
         parts += [repr(error), *traceback.format_exception(error), *getattr(error, "__notes__", [])]
@@ -345,7 +345,7 @@ def shown(error: BaseException | None, log: str) -> str:
 async def test_no_key_of_an_address_or_header_gets_out(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
-    """Not by the repr, the logs or the errors, though it gets in and the server says it again."""
+    """Not in reprs, logs or errors, even if the server repeats it."""
     caplog.set_level(logging.DEBUG)
     echo = json.dumps(
         {"jsonrpc": "2.0", "id": 1, "error": {"code": -32000, "message": f"no, {KEY}"}}
@@ -383,7 +383,7 @@ async def test_no_key_of_an_address_or_header_gets_out(
 async def test_no_key_of_a_command_gets_out(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
-    """Nor of what was meant for an address."""
+    """Nor a key of a misspelled address."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises((ConfigurationError, ToolError)) as raised:
         async with asyncio.timeout(30):

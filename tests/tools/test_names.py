@@ -70,7 +70,7 @@ PLACES: list[Callable[[Any], Any]] = [
 async def test_two_tools_of_one_name_are_refused(
     place: Callable[[Any], Any], tools: list[Any]
 ) -> None:
-    """In whatever order; the error says where each comes from."""
+    """In any order; the error has the origin of both."""
     with pytest.raises(ConfigurationError, match="two tools called 'delete'") as raised:
         if (made := place(tools)) is not None and hasattr(made, "__await__"):
             await made
@@ -81,13 +81,13 @@ async def test_two_tools_of_one_name_are_refused(
 
 @pytest.mark.parametrize("tools", [[careful, careless], [careless, careful], [careful, careful]])
 async def test_calls_are_not_run_with_two_tools_of_one_name(tools: list[Any]) -> None:
-    """Nor is the same tool taken twice: a provider would refuse it."""
+    """Nor if the same tool is listed twice, which a provider would refuse."""
     with pytest.raises(ConfigurationError, match="two tools called 'delete'"):
         call_tools(none(), tools)
 
 
 async def test_the_model_is_not_asked_with_two_tools_of_one_name() -> None:
-    """The exchange fails before."""
+    """The exchange fails before the request."""
     backend = ScriptedBackend(["hi"])
     async with Commander() as commander:
         with pytest.raises(ConfigurationError):
@@ -97,13 +97,13 @@ async def test_the_model_is_not_asked_with_two_tools_of_one_name() -> None:
 
 
 def test_no_request_is_made_with_two_tools_of_one_name() -> None:
-    """By whatever way it comes to a backend."""
+    """Whichever way the tools reach a backend."""
     with pytest.raises(ConfigurationError, match="two tools called 'delete'"):
         Conversation().request(tools=[careful, careless])
 
 
 def test_the_second_of_a_thousand_names_is_found_at_once() -> None:
-    """A request of a client may have as many: no name is compared with all others."""
+    """Names are not compared pairwise, because a client's request may have many."""
     compared = 0
 
     class Name(str):
@@ -121,13 +121,13 @@ def test_the_second_of_a_thousand_names_is_found_at_once() -> None:
 
 
 def test_a_toolkit_with_two_tools_of_one_name_has_none() -> None:
-    """Whoever reads its tools is told."""
+    """Reading its tools raises."""
     with pytest.raises(ConfigurationError, match=r"Twins\.one and from .*Twins\.two"):
         _ = Twins().tools
 
 
 def test_an_executor_that_refuses_a_toolkit_takes_nothing_of_it() -> None:
-    """Also what stood before the second of that name."""
+    """Not even the tools before the duplicate."""
 
     class More(Files):
         @tool
@@ -144,7 +144,7 @@ def test_an_executor_that_refuses_a_toolkit_takes_nothing_of_it() -> None:
 
 
 def test_a_long_name_of_two_tools_finds_neither() -> None:
-    """Two toolkits of one class: the second does not answer for the first."""
+    """With two toolkits of one class, the second does not answer for the first."""
 
     class Named(Toolkit):
         def __init__(self, name: str, approve: bool) -> None:
@@ -191,7 +191,7 @@ async def test_tools_opened_by_name_are_refused_too(
 
 @pytest.mark.parametrize("what", [PythonKernel, print, "python"])
 def test_what_is_no_tool_is_refused_where_it_is_given(what: Any):
-    """A toolkit's class too: which session would its tools belong to?"""
+    """Also the class of a toolkit, whose tools would have no session."""
     for take in lambda: Agent(tools=[what]), lambda: ToolExecutor([what]):
         with pytest.raises(TypeError, match="is not a tool; use @tool"):
             take()

@@ -1,4 +1,4 @@
-"""A rule for the calls of one MCP server lets those of no other run."""
+"""An approval rule for calls of one MCP server does not allow calls of another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES = st.sampled_from(["hunter2-one", "hunter2-two"])
 
 @dataclass(frozen=True)
 class Setup:
-    """What a person starts, and what the server shows."""
+    """The settings of a server, and the answers of the server."""
 
     command: tuple[str, ...] = ("mcp-server-sqlite", "--db-path", "test.db")
     url: str | None = None
@@ -55,11 +55,11 @@ class Setup:
 
     @property
     def server(self) -> tuple[object, ...]:
-        """What tells this server from others."""
+        """The values that distinguish this server from others."""
         return self.command if self.url is None else (), self.url, self.env, self.headers, self.cwd
 
     async def open(self) -> AnyTool:
-        """Return the tool, of a server that has answered as this says."""
+        """Return the tool of a server with these answers."""
         server = McpServer(
             self.url or self.command,
             env=self.env,
@@ -110,7 +110,7 @@ NAMES = [each.name for each in fields(Setup)]
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """Digest with one round: the number of rounds is no part of what is claimed here."""
+    """Digest with one round, since the number of rounds does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(origins, "PBKDF2_ROUNDS", 1)
         origins._derive_digest.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -122,7 +122,7 @@ NUMBERS = count()
 
 
 async def allowed(folder: Path, one: Setup, two: Setup) -> bool:
-    """Say whether a rule for the first lets a call of the second run."""
+    """Return whether a rule for the first lets a call of the second run."""
     rules = Rules(folder / f"{next(NUMBERS)}.json", folder)
     rules.add(await one.open())
     other = await two.open()
@@ -131,7 +131,7 @@ async def allowed(folder: Path, one: Setup, two: Setup) -> bool:
 
 @given(st.data())
 def test_any_difference_asks_again(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """In the command, its words, the environment, the address or the definition; equals do not."""
+    """A difference in command, environment, address or definition asks; equal ones do not."""
     folder = tmp_path_factory.getbasetemp()
     one, two = data.draw(SETUPS), data.draw(SETUPS)
     names = data.draw(st.sets(st.sampled_from(NAMES)))
@@ -153,7 +153,7 @@ def test_any_difference_asks_again(tmp_path_factory: pytest.TempPathFactory, dat
 
 @given(SETUPS)
 def test_nothing_that_the_server_says_can_forge_where_it_comes_from(setup: Setup) -> None:
-    """The command or the address comes first, in a row of its own; then the name, quoted."""
+    """The command or address comes first, on its own line; then the server's name, quoted."""
     asked = asyncio.run(setup.open())
     rows = Question(asked, {"query": "select 1"}).rows(10_000)
     place = "server" if setup.url is None else setup.url.partition("://")[0] + "://"
@@ -169,7 +169,7 @@ def test_nothing_that_the_server_says_can_forge_where_it_comes_from(setup: Setup
 def test_no_secret_is_shown_or_stored(
     tmp_path_factory: pytest.TempPathFactory, setup: Setup
 ) -> None:
-    """Values of the environment and of headers, passwords, and what looks like a key."""
+    """Values of the environment and of headers, passwords, and possible keys."""
     folder = tmp_path_factory.getbasetemp()
     asked = asyncio.run(setup.open())
     rules = Rules(folder / f"{next(NUMBERS)}.json", folder)
@@ -194,7 +194,7 @@ def test_no_secret_is_shown_or_stored(
     ],
 )
 async def test_a_command_is_shown_without_what_may_be_a_key(command: str, shown: str) -> None:
-    """And with a piece of a digest where something is left out."""
+    """With part of a digest if something is masked."""
     origin = (await Setup(tuple(shlex.split(command))).open()).origin
     place, _, name = origin.partition(", which calls itself ")
 
@@ -221,7 +221,7 @@ class Shelf(Toolkit):
 async def test_a_packages_toolkit_is_asked_about_for_each_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`shelf:test` and `shelf:prod` are two places."""
+    """`shelf:test` and `shelf:prod` have different origins."""
     from anabranch.tools import _load
 
     def find(group: str, name: str) -> type[Shelf] | None:

@@ -58,7 +58,7 @@ async def failure(kernel: PythonKernel, code: str) -> str:
 
 
 async def late(kernel: PythonKernel, code: str) -> str:
-    """Return the failure of code that is not done in time but has said something by then."""
+    """Return the failure of code that times out after some output."""
     before = kernel.timeout
     try:
         for kernel.timeout in (0.5, 5, TIMEOUT_SECONDS):  # a busy machine takes longer to say it
@@ -88,7 +88,7 @@ async def test_a_session_keeps_its_state_and_shows_what_happens(kernel: PythonKe
 async def test_only_harmless_variables_of_the_environment_are_handed_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """A key is nothing to the model's code; `env` and `cwd` are the application's to give."""
+    """The code does not see keys; it sees `env` and `cwd` of the application."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     (tmp_path / "beside.py").write_text("here = True")
     async with PythonKernel(env={"GIVEN": "yes"}, cwd=tmp_path) as kernel:
@@ -165,7 +165,7 @@ async def test_a_figure_too_many_is_left_out(kernel: PythonKernel):
 
 @shared
 async def test_slow_code_is_interrupted_and_the_state_stays(kernel: PythonKernel):
-    """What it had printed by then is part of the answer."""
+    """The result has the output before the interrupt."""
     assert await run(kernel, "x = 1") == "(no output)"
     said = await late(kernel, "print('begun')\nimport time\ntime.sleep(100)")
     assert said.startswith("begun")
@@ -174,7 +174,7 @@ async def test_slow_code_is_interrupted_and_the_state_stays(kernel: PythonKernel
 
 
 async def test_code_that_ignores_the_interrupt_is_killed():
-    """With all that it started; the next call has a new session and is told."""
+    """With all its processes; the next call reports a new session."""
     code = (
         "import signal, subprocess, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -194,7 +194,7 @@ async def test_code_that_ignores_the_interrupt_is_killed():
 async def test_output_is_cut_in_the_middle_and_a_flood_is_stopped(
     kernel: PythonKernel, monkeypatch: pytest.MonkeyPatch
 ):
-    """The beginning and the end remain; nobody reads without end."""
+    """The start and the end remain, and endless output is interrupted."""
     monkeypatch.setattr(kernel, "max_output", 100)
     cut = await run(kernel, "print('a' * 500 + 'b' * 500)")
     assert cut == f"{'a' * 50}\n[... 900 characters left out ...]\n{'b' * 50}"
@@ -241,7 +241,7 @@ async def test_resource_limits_hold():
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false", "/bin/cat"])
 async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
-    """And nothing is left of it."""
+    """No process is left."""
     before = child_processes()
     kernel = PythonKernel(executable=executable, start_timeout=5)
 
@@ -250,7 +250,7 @@ async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
 
 
 async def test_a_kernel_that_cannot_begin_says_why():
-    """As where the package that it needs is missing, or the memory."""
+    """For example because a package or memory is missing."""
     before, kernel = child_processes(), PythonKernel(limits=ResourceLimits(memory=2**20))
 
     assert "Error" in await failure(kernel, "1")
@@ -307,7 +307,7 @@ def test_a_closed_kernel_leaves_nothing_behind(busy: bool, tmp_path: Path):
                 await job
             assert await run(kernel, "sleeper.poll() is None") == "True"
             await kernel.aclose()
-            assert not find_leaks(child_processes, before)  # while the commander goes on
+            assert not find_leaks(child_processes, before)  # the commander is still open
         assert has_exited(int(started.read_text()))
 
     asyncio.run(main())  # loads what stays loaded, such as numpy's or ZeroMQ's own
@@ -322,7 +322,7 @@ def test_a_closed_kernel_leaves_nothing_behind(busy: bool, tmp_path: Path):
 async def test_a_cancelled_call_is_stopped_and_the_session_stays(
     kernel: PythonKernel, tmp_path: Path
 ):
-    """As when a person interrupts a reply in a chat that goes on."""
+    """As when a person interrupts a reply and continues the chat."""
     started = tmp_path / "started"
     await run(kernel, "x = 5")
     code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"

@@ -1,4 +1,4 @@
-"""A tool that is tried again when it fails as its `retry` names it."""
+"""A tool with `retry` is called again after the failures that it names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anabranch.tools import Approvals, Tool
 
 
 class Unavailable(Exception):
-    """What a service may be for a moment."""
+    """A temporary failure of a service."""
 
 
 def flaky(failures: list[Exception], *, approve: bool = False) -> tuple[Tool[..., Any], list[str]]:
-    """Make a tool that fails so, one failure a call, and then works; and the list of its calls."""
+    """Make a tool that raises one of these failures for each call, then works."""
     tried: list[str] = []
 
     @tool(retry=Retry(attempts=3, on=Unavailable), approve=approve)
@@ -56,7 +56,7 @@ def test_what_it_names_is_tried_again_and_nothing_else(failures: list[Exception]
 
 
 async def test_arguments_that_are_wrong_are_not_tried_again():
-    """However much the retry would take: they stay wrong."""
+    """Whatever `retry` names: they stay wrong."""
     tried: list[BaseException] = []
 
     def take(error: BaseException) -> bool:
@@ -73,7 +73,7 @@ async def test_arguments_that_are_wrong_are_not_tried_again():
 
 
 async def test_a_person_is_asked_once_for_all_attempts():
-    """The yes holds for each."""
+    """One approval holds for all."""
     asked: list[str] = []
     approvals = Approvals(on_ask=lambda question: asked.append(question.path) or question.approve())
     look, tried = flaky([Unavailable("busy")], approve=True)

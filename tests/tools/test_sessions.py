@@ -1,4 +1,4 @@
-"""What tools keep belongs to whoever opened it: any order of calls, resets and closings."""
+"""Tools keep state for the owner of a session, in any order of calls, resets and closings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anabranch.tools import PerSession, Toolkit
 
 
 class Notes:
-    """What one session has, and whether it is open."""
+    """The state of one session."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -41,7 +41,7 @@ class Book(Toolkit):
 
     @tool
     async def note(self, word: str) -> str:
-        """Keep a word; return all that there are."""
+        """Keep a word; return all words so far."""
         notes = self.notes.get()
         notes.open = True
         notes.kept.append(word)
@@ -49,7 +49,7 @@ class Book(Toolkit):
 
 
 class Writer(ExecutorAgent):
-    """Keeps what it is told."""
+    """Keeps the words in its messages."""
 
     tool, argument = "note", "word"
 
@@ -70,7 +70,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=30))
 def test_each_session_sees_what_it_kept_and_nothing_else(steps: list[tuple[str, str, Any]]):
-    """A block has one for all; a reset forgets one session, a closing forgets none."""
+    """A block has one state for all; a reset deletes one session, closing deletes none."""
 
     async def main() -> None:
         book = Book()
@@ -112,7 +112,7 @@ def all_notes(book: Book) -> list[Notes]:
 
 
 async def test_sessions_at_once_do_not_meet():
-    """Also below handlers, in tasks and in threads: the session goes down with the context."""
+    """Also below handlers, in tasks and in threads, which inherit the context."""
     book = Book()
     agents = [Writer(book) for _ in range(3)]
 
@@ -130,7 +130,7 @@ async def test_sessions_at_once_do_not_meet():
 
 
 async def test_a_participant_keeps_state_for_each_partner():
-    """With what it said, and forgets it with that."""
+    """The state is deleted together with the conversation."""
 
     class Clerk(ConversableAgent):
         @reply
@@ -153,7 +153,7 @@ async def test_a_participant_keeps_state_for_each_partner():
 
 
 async def test_what_an_owner_had_goes_with_it():
-    """A toolkit that outlives many agents keeps nothing of those that are gone."""
+    """A toolkit that outlives many agents keeps no state of collected ones."""
     book = Book()
     for _ in range(3):
         await Writer(book)("x", session_id=1)
@@ -162,7 +162,7 @@ async def test_what_an_owner_had_goes_with_it():
 
 
 async def test_closing_waits_for_what_takes_time_and_a_cancel_does_not_cut_it_short():
-    """The cancel is raised when it is over."""
+    """The cancel is raised after the end."""
     ending: Future[None] = Future()
     states = PerSession(list[int], lambda _: ending)
     states.get()
@@ -177,7 +177,7 @@ async def test_closing_waits_for_what_takes_time_and_a_cancel_does_not_cut_it_sh
 
 
 class Slow(Toolkit):
-    """Takes its time to close, and may fail."""
+    """Takes time to close, and may fail."""
 
     def __init__(self) -> None:
         self.closing: list[Future[None]] = []
@@ -195,7 +195,7 @@ class Slow(Toolkit):
 
 
 class Team(Agent[Any]):
-    """Two that write, one below the other's side."""
+    """Two agents that write, one below the other."""
 
     def __init__(self, *kits: Any) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Team(Agent[Any]):
 
 
 async def test_all_are_closed_whatever_happens_meanwhile():
-    """In all agents below too, if one fails at once; a cancel is raised at the end."""
+    """In all agents below, if one fails at once too; a cancel is raised at the end."""
     kits = [Slow(), Raising(), Slow()]
     team = Team(*kits)
     for each in team.writers:
@@ -227,14 +227,14 @@ async def test_all_are_closed_whatever_happens_meanwhile():
 
 
 class Raising(Slow):
-    """Cannot even begin to close."""
+    """Fails to start closing."""
 
     def close(self, _: object) -> Future[None]:
         raise OSError("a fault")
 
 
 async def test_what_is_forgotten_is_closed_whatever_one_of_them_does():
-    """A toolkit that raises keeps no other from closing."""
+    """A toolkit that raises does not keep others from closing."""
     slow, executor = Slow(), ToolExecutor([Raising()])
     executor.tools |= {"later": slow.note}
     for name in "note", "later":
@@ -245,7 +245,7 @@ async def test_what_is_forgotten_is_closed_whatever_one_of_them_does():
 
 
 def test_a_copy_of_an_agent_keeps_nothing_yet():
-    """A process that it is sent to has none of its kernels."""
+    """A process that receives it has none of its kernels."""
     agent = Writer(Book())
     asyncio.run(run_once(agent))
     copy = pickle.loads(pickle.dumps(agent.tool_sessions))

@@ -1,4 +1,4 @@
-"""Sources of tools that other people's packages bring."""
+"""Sources of tools from installed packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP = "anabranch.tools"
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Leave a package on the path as an installer does."""
+    """Install a package on the path."""
 
     def install(package: str, module: str, points: str) -> None:
         info = tmp_path / f"{package}-1.0.dist-info"
@@ -35,7 +35,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_an_installed_package_brings_tools(install):
-    """The one of the page: not imported before it is asked for, and closed at the block's end."""
+    """The page's example is imported at its first use, and closed with the block."""
     section = PAGE.partition("A toolkit is a class")[2]
     module, table = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)
     points = tomllib.loads(table)["project"]["entry-points"][GROUP]
@@ -63,7 +63,7 @@ async def test_an_installed_package_brings_tools(install):
     ],
 )
 async def test_a_package_at_fault_is_a_clear_error(install, module: str, spec: str, said: str):
-    """It names the package, or what was asked for."""
+    """The error names the package, or the requested name."""
     install("burrow", module, "burrow = burrow:make")
 
     with pytest.raises(ConfigurationError, match=said):
@@ -72,7 +72,7 @@ async def test_a_package_at_fault_is_a_clear_error(install, module: str, spec: s
 
 
 async def test_a_package_cannot_take_a_name_of_this_one(install):
-    """What the page says of it would not hold."""
+    """Otherwise the documentation would be wrong."""
     install("magpie", "1 / 0", "web = magpie:make")
 
     async with open_tools("web:arxiv") as tools:
@@ -80,7 +80,7 @@ async def test_a_package_cannot_take_a_name_of_this_one(install):
 
 
 async def test_a_name_that_two_packages_bring_is_neither(install):
-    """Which one is found first on the path should decide nothing."""
+    """The order of the path must not decide."""
     install("magpie", "", "nest = magpie:make")
     install("den", "", "nest = den:make")
 
@@ -90,7 +90,7 @@ async def test_a_name_that_two_packages_bring_is_neither(install):
 
 
 async def test_what_a_source_does_not_take_is_refused():
-    """Nothing is passed over in silence."""
+    """Nothing is ignored silently."""
     with pytest.raises(ConfigurationError, match="'fast'"):
         async with open_tools("python:fast"):
             pass

@@ -14,7 +14,7 @@ from support.scripted_server import ScriptedServer, calls, text
 
 
 async def test_a_person_says_yes_to_one_call_and_no_to_another(tmp_path: Path):
-    """Both are asked about in turn, whole; only the one that was allowed runs."""
+    """The person sees both calls completely, one after the other; only the approved one runs."""
     made = [("python", json.dumps({"code": f"print({n} * 100)"})) for n in (7, 8)]
     async with ScriptedServer(calls(*made), text("Done.")) as server:
         await asyncio.to_thread(talk, server.url, tmp_path)
@@ -46,7 +46,7 @@ def talk(url: str, home: Path) -> None:
 
 
 def test_a_wrong_name_is_one_line_and_a_status(tmp_path: Path):
-    """Before any model is asked."""
+    """Before any request to a model."""
     command = [sys.executable, "-m", "anabranch", "chat", "-m", "http://127.0.0.1:9/v1"]
     command += ["--name", "m", "--tools", "web,mcp:/nowhere/server"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)

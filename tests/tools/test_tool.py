@@ -159,7 +159,7 @@ async def test_keyword_parameters_take_any_name():
 
 
 async def test_the_result_is_text():
-    """A string as it is; models, dataclasses, dicts, lists, dates and None as JSON."""
+    """Strings are unchanged; models, dataclasses, dicts, lists, dates and None become JSON."""
 
     async def result(value: Any) -> str:
         async def give() -> Any:
@@ -197,7 +197,7 @@ async def test_a_plain_function_runs_in_a_worker_thread():
     ],
 )
 async def test_a_wrong_argument_is_named(arguments: dict[str, Any], said: str):
-    """The model is told which argument is wrong, why, and what it sent."""
+    """The model reads which argument is wrong, why, and its value."""
     with pytest.raises(ToolError, match="wrong arguments: ") as raised:
         await weather.run(arguments)
 
@@ -219,7 +219,7 @@ async def test_every_fault_of_a_nested_argument_is_named():
 
 
 async def test_a_method_is_a_tool_of_its_object():
-    """`self` is no parameter; two objects do not share state."""
+    """`self` is not a parameter; two objects do not share state."""
 
     class Counter:
         def __init__(self) -> None:
@@ -258,7 +258,7 @@ async def test_a_bound_method_and_a_static_method_are_tools():
 
 @pytest.mark.parametrize("approve", [False, True])
 async def test_static_and_class_methods_are_tools_of_a_toolkit(approve: bool):
-    """They run as Python runs them, and what a toolkit says of its tools holds for itself alone."""
+    """They run as in Python, and a toolkit's settings do not affect the class."""
 
     class Box(Toolkit):
         @staticmethod
@@ -382,7 +382,7 @@ NAMES = st.sampled_from("abcd")
 def test_a_schema_from_elsewhere_names_what_the_function_takes(
     taken: dict[str, bool], any_other: bool, named: set[str]
 ) -> None:
-    """All that it needs, and nothing that it does not take; the error says which."""
+    """All required parameters and no unknown ones; the error lists the difference."""
     parts = [name if needed else f"{name}=None" for name, needed in taken.items()]
     any_other = any_other or not parts
     scope: dict[str, Any] = {"__name__": "scope"}
@@ -403,7 +403,7 @@ def test_a_schema_from_elsewhere_names_what_the_function_takes(
 
 
 async def test_a_tool_may_return_images_and_files() -> None:
-    """Alone or in a list: the model reads what they are, and of a text its words; no bytes."""
+    """Alone or in a list; the model reads descriptions of images, and the words of texts."""
 
     @tool
     def look(many: bool) -> object:
@@ -491,7 +491,7 @@ DEFAULTS = st.one_of(
 def test_a_call_takes_what_validate_call_takes(
     annotated: tuple[dict[str, Any], dict[str, Any]] | None, default: Any, arguments: Any
 ) -> None:
-    """However a field is declared: in `Annotated`, as a default, or both."""
+    """However the field is declared: in `Annotated`, as a default, or both."""
 
     def count(n: Any) -> Any:
         return n
@@ -559,7 +559,7 @@ async def test_what_a_plain_wrapper_returns_is_awaited() -> None:
 
 
 async def test_a_result_that_would_have_to_be_iterated_is_a_failure() -> None:
-    """Its text would be an address in memory."""
+    """Its text would be a memory address."""
 
     async def numbers() -> AsyncGenerator[int]:
         yield 1

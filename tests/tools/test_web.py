@@ -1,4 +1,4 @@
-"""Searching and reading the web, against a server that plays the engines."""
+"""Search the web and read pages, against a server that imitates the engines."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_every_engine_gives_titles_addresses_and_excerpts(server: WebServe
 async def test_an_engine_that_answers_nonsense_is_a_clear_failure(
     server: WebServer, name: str, answer: web.Response
 ):
-    """It says which engine and what; it is not remembered."""
+    """The error names the engine and the content; it is not cached."""
     tools = browser(server, name)
     server.broken = answer
 
@@ -114,14 +114,14 @@ async def test_an_engine_that_answers_nonsense_is_a_clear_failure(
 
 
 async def test_nothing_found_is_no_failure(server: WebServer):
-    """The model is told so."""
+    """The model reads that there are no hits."""
     said = await use(browser(server, "duckduckgo").search, queries="nothing")
 
     assert said == "nothing: nothing found"
 
 
 async def test_several_queries_are_asked_at_once_and_doubles_are_left_out(server: WebServer):
-    """Each has its part; an address appears once; one that fails concerns no other."""
+    """Each has its own list; an address appears once; a failed query does not affect others."""
     tools = browser(server)
     server.gate.clear()
     asking = asyncio.create_task(use(tools.search, queries=["a", "b", "a"]))
@@ -136,7 +136,7 @@ async def test_several_queries_are_asked_at_once_and_doubles_are_left_out(server
 
 
 async def test_one_query_that_fails_leaves_the_others():
-    """The failure stands in its place."""
+    """Its list has the error."""
 
     class Moody(SearchEngine):
         name = "moody"
@@ -154,13 +154,13 @@ async def test_one_query_that_fails_leaves_the_others():
 
 
 async def test_a_wrong_number_of_queries_is_the_models_to_mend(server: WebServer):
-    """None, or more than eight."""
+    """Zero, or more than eight."""
     for queries in ([], ["x"] * 9, 3):
         assert "wrong arguments" in await failure(browser(server).search, queries=queries)
 
 
 async def test_searches_and_pages_are_remembered_for_a_time(server: WebServer):
-    """The second time asks nobody; after `cache_for` it does."""
+    """The second use sends no request until `cache_for` has passed."""
     tools = browser(server)
     for _ in range(2):
         await use(tools.search, queries="x")
@@ -184,7 +184,7 @@ async def test_a_page_is_read_as_text(server: WebServer):
 
 
 async def test_text_and_json_are_read_as_they_are(server: WebServer):
-    """In their charset, or as well as can be."""
+    """In their charset, or with replacements."""
     read = browser(server).read
 
     assert await use(read, url=f"{server.url}/page/text") == "Grüße"
@@ -193,7 +193,7 @@ async def test_text_and_json_are_read_as_they_are(server: WebServer):
 
 
 async def test_a_long_page_is_read_piece_by_piece(server: WebServer):
-    """The model is told how to go on."""
+    """The result names the next `start`."""
     read = browser(server, max_text=10_000).read
     url = f"{server.url}/page/long"
     first = await use(read, url=url)
@@ -223,7 +223,7 @@ async def test_a_long_page_is_read_piece_by_piece(server: WebServer):
 async def test_a_page_that_cannot_be_read_is_a_clear_failure(
     server: WebServer, path: str, said: str
 ):
-    """What is wrong, in a sentence."""
+    """One sentence has the reason."""
     timeout = 0.5 if "0.5" in said else 20
 
     assert said in await failure(browser(server, timeout=timeout).read, url=server.url + path)
@@ -241,7 +241,7 @@ async def test_what_is_no_web_address_is_refused(server: WebServer, url: str):
 
 
 async def test_a_large_page_is_cut_also_when_it_came_compressed(server: WebServer):
-    """A small answer that unfolds into much is not unfolded."""
+    """A small compressed answer is not expanded completely."""
     said = await use(
         browser(server, max_bytes=1000, max_text=5000).read, url=f"{server.url}/page/bomb"
     )
@@ -276,7 +276,7 @@ async def test_a_redirect_to_a_private_address_is_refused(server: WebServer, hos
 async def test_a_name_is_looked_at_when_the_connection_is_made(
     server: WebServer, monkeypatch: pytest.MonkeyPatch, host: str
 ):
-    """A name that was public a moment ago and is private now is refused; so is an odd number."""
+    """A name that becomes private after the lookup is refused, and so is an unusual number."""
     port = int(server.url.rpartition(":")[2])
 
     async def rebound(self: Any, host: str, port: int, **_: Any) -> Any:
@@ -292,7 +292,7 @@ async def test_a_name_is_looked_at_when_the_connection_is_made(
 
 
 async def test_cancelling_closes_the_request_and_leaves_no_process(server: WebServer):
-    """A conversation that ends takes its requests with it."""
+    """The cancel of a conversation cancels its requests."""
     before = child_processes()
     async with asyncio.timeout(10), Commander() as commander:
 
@@ -320,7 +320,7 @@ async def test_reading_that_takes_too_long_is_killed(server: WebServer):
 
 
 async def test_a_dead_server_is_named():
-    """The port where nobody listens."""
+    """Its host and the failure of the connection."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/"
@@ -338,7 +338,7 @@ async def test_a_wrong_key_is_a_failure_that_does_not_show_it(server: WebServer)
 
 
 def test_the_environment_chooses_the_engine(monkeypatch: pytest.MonkeyPatch):
-    """A key, a server, or the one that needs nothing."""
+    """A key, a server address, or the engine that needs neither."""
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     monkeypatch.delenv("SEARXNG_URL", raising=False)
     assert search_engine().name == "duckduckgo"

@@ -1,4 +1,4 @@
-"""Which addresses the web tools may reach: those of the open internet, however written."""
+"""The web tools reach only addresses of the public internet, in any spelling."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ordinary = st.ip_addresses(v=4).filter(
 
 
 def carriers(inner: Four, around: int) -> list[Six]:
-    """Return IPv6 addresses that lead to an IPv4 one; `around` are the bits that are free."""
+    """Return IPv6 addresses that embed an IPv4 one; `around` has the free bits."""
     number = int(inner)
     network = 0x2606 << 112 | around & (1 << 112) - (1 << 64)
     return [
@@ -74,7 +74,7 @@ def carriers(inner: Four, around: int) -> list[Six]:
 
 @given(special, st.integers(0, 2**128 - 1))
 def test_no_special_address_passes_nor_what_leads_to_one(inner: Four, around: int):
-    """Of all of IANA's, and the metadata of clouds."""
+    """All of IANA's, and the metadata services of clouds."""
     assert not is_public(inner)
     for carrier in carriers(inner, around):
         assert not is_public(carrier), carrier
@@ -82,13 +82,13 @@ def test_no_special_address_passes_nor_what_leads_to_one(inner: Four, around: in
 
 @given(inside(SPECIAL_6) | st.sampled_from([Six(each) for each in METADATA if ":" in each]))
 def test_no_special_address_of_ipv6_passes(address: Six):
-    """Teredo and the local NAT64 among them: who they lead to, nobody here can know."""
+    """Including Teredo and the local NAT64, whose targets are unknown here."""
     assert not is_public(address)
 
 
 @given(ordinary | st.sampled_from([Four(each) for each in GLOBAL if "." in each]))
 def test_every_other_address_passes_and_what_leads_to_it(inner: Four):
-    """The guard refuses nothing of the open internet."""
+    """No public address is refused."""
     assert is_public(inner)
     for carrier in carriers(inner, 0):
         assert is_public(carrier), carrier
@@ -103,7 +103,7 @@ def test_every_address_of_a_registry_passes(address: Six):
 
 @pytest.mark.parametrize("address", GLOBAL)
 def test_what_lies_beside_the_special_passes(address: str):
-    """To the last number."""
+    """Up to the last number."""
     assert is_public(ipaddress.ip_address(address))
 
 
@@ -137,13 +137,13 @@ SPELLINGS: list[Callable[[int], str]] = [
 
 
 async def test_no_spelling_of_a_special_address_leads_to_it(monkeypatch: pytest.MonkeyPatch):
-    """No socket is made: each is refused, or is no address at all."""
+    """No socket is created: each spelling is refused, or is not an address."""
     seed = random.randrange(2**32)
     print("seed", seed)
     draw = random.Random(seed)
 
     async def numbers(self: Any, host: str, port: int, **_: Any) -> Any:
-        """Read what the system takes for a number; there are no names."""
+        """Parse numeric addresses as the system does; do not resolve names."""
         try:
             address = socket.inet_aton(host)
         except OSError:
@@ -168,7 +168,7 @@ async def test_no_spelling_of_a_special_address_leads_to_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("host", ["[fe80::1%25lo]", "[fe80::1%25]", "[::1%25lo]", "[fe80::1%lo]"])
 async def test_a_zone_changes_nothing(host: str):
-    """It is refused, or is no address."""
+    """The address is refused, or invalid."""
     with pytest.raises(ToolError, match=r"private address|failed|cannot connect"):
         await Fetcher(timeout=5).get(f"http://{host}:9/")
 
@@ -176,7 +176,7 @@ async def test_a_zone_changes_nothing(host: str):
 async def test_the_address_that_was_looked_at_is_the_one_that_is_connected_to(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A name that leads somewhere else each time is asked for once."""
+    """A name whose address changes is resolved once."""
     asked: list[str] = []
     with ThreadedByteServer(
         {"": (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nsecret", b"")}
@@ -197,7 +197,7 @@ async def test_the_address_that_was_looked_at_is_the_one_that_is_connected_to(
 
 
 async def test_a_proxy_of_the_environment_is_no_way_around(monkeypatch: pytest.MonkeyPatch):
-    """It is not asked, neither for pages nor by the engines."""
+    """Neither pages nor engines use it."""
     with ThreadedByteServer({}) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)

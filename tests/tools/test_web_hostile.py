@@ -1,4 +1,4 @@
-"""Hostile servers and pages: none stops the loop, outlives its time or fills memory."""
+"""Hostile servers and pages cannot stop the loop, exceed their time or fill memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LITTLE = 0.5  # seconds of the loop's own thread, whatever else the machine does
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_collections():
-    """Collecting what the tests before have left may take longer than what is measured here."""
+    """Collecting the garbage of earlier tests may take longer than the measured time."""
     gc.disable()
     yield
     gc.enable()
@@ -81,7 +81,7 @@ def server() -> Iterator[ThreadedByteServer]:
 
 
 async def outcome(fetcher: Fetcher, url: str) -> Fetched | str:
-    """Fetch a page, at little cost to the loop; a failure is what it says."""
+    """Fetch a page at little cost to the loop; return the text of a failure."""
     before = time.thread_time()
     try:
         return await fetcher.get(url)
@@ -95,7 +95,7 @@ async def outcome(fetcher: Fetcher, url: str) -> Fetched | str:
 async def test_whatever_a_server_answers_is_a_page_or_a_clear_failure(
     server: ThreadedByteServer, name: str
 ):
-    """In time, within the size, and no other error."""
+    """In time, within the size, and without another error."""
     endless = "did not answer" in ANSWERS[name].get("said", "")
     fetcher = Fetcher(
         timeout=0.3 if endless else 20, max_bytes=100_000, allow_private=["127.0.0.1"]
@@ -125,7 +125,7 @@ NAMES += ["Set-Cookie", "Link", "Date", "Connection", "Upgrade", "Refresh"]
 async def test_headers_made_at_random_cost_little_and_are_no_other_error(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Any header, of any pieces, up to the length that HTTP allows."""
+    """Any header of any pieces, up to the length that HTTP allows."""
 
     async def nowhere(*_: Any, **__: Any) -> Any:
         raise socket.gaierror("there is no such name")
@@ -166,7 +166,7 @@ async def test_headers_made_at_random_cost_little_and_are_no_other_error(
 def test_compressed_data_is_unfolded_up_to_what_is_asked_for(
     kind: str, body: bytes, most: int, step: int, after: bytes
 ):
-    """In whatever pieces it comes; nothing is kept of what follows its end."""
+    """In pieces of any size; bytes after its end are dropped."""
     packed = PACKED[kind](body) + after
     inflater = _Inflater("gzip" if kind == "gzip" else "deflate")
     out = b""
@@ -184,7 +184,7 @@ def test_compressed_data_is_unfolded_up_to_what_is_asked_for(
 
 
 async def test_a_page_whose_compressed_data_breaks_off_is_no_whole_page():
-    """Also if the length was right; and what follows its end is not waited for."""
+    """Also with the right length; later bytes are not waited for."""
     packed = gzip.compress(b"hello" * 99)
     coding = "Content-Encoding: gzip"
     endless = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + packed
@@ -199,7 +199,7 @@ async def test_a_page_whose_compressed_data_breaks_off_is_no_whole_page():
 
 
 def test_a_page_is_decoded_by_the_codecs_of_the_web_alone():
-    """Whatever its header calls for, of all that Python has."""
+    """Whichever of Python's codecs its header names."""
     from encodings.aliases import aliases
 
     for label in {*aliases, *aliases.values(), "punycode", "idna", "unicode_escape", "undefined"}:
@@ -241,7 +241,7 @@ def test_any_bytes_under_any_label_are_text(body: bytes, label: str | None):
 
 
 async def found(page: Fetched, wanted: Any, timeout: float, **options: Any) -> Any:
-    """Return what is found in a page; nothing if it takes too long or all memory."""
+    """Return the content of a page, None if it takes too long or all memory."""
     try:
         return await read_page(page, wanted, timeout, **options)
     except ToolError as error:
@@ -251,7 +251,7 @@ async def found(page: Fetched, wanted: Any, timeout: float, **options: Any) -> A
 
 
 def sampled(many: int) -> list[str]:
-    """Return the bodies of a few hostile pages, and as many of pieces of them."""
+    """Return a few hostile pages, and as many pieces of them."""
     draw = drawn()
     every = [piece for page in PAGES.values() for piece in page["body"]]
     mixed = [
@@ -293,7 +293,7 @@ async def test_a_hostile_page_costs_the_loop_nothing_and_ends_in_time():
 
 
 async def test_only_so_many_pages_are_read_at_once(monkeypatch: pytest.MonkeyPatch):
-    """A reply that asks for a hundred does not start a hundred processes."""
+    """A reply with a hundred calls does not start a hundred processes."""
     monkeypatch.setattr(_web_fetch, "MAX_READERS", 2)
     before = child_processes()
     most = 0
@@ -327,7 +327,7 @@ async def test_only_so_many_pages_are_read_at_once(monkeypatch: pytest.MonkeyPat
     ],
 )
 async def test_a_search_engine_that_turns_hostile_is_read_as_carefully(syntax: str, body: str):
-    """Hits of a bounded size, that can be written as text, or none."""
+    """Hits have a bounded size and valid text, or there are none."""
     before = time.thread_time()
     hits = await found(
         Fetched("http://e.com/", "x/y", None, body.encode()),
@@ -347,7 +347,7 @@ async def test_a_search_engine_that_turns_hostile_is_read_as_carefully(syntax: s
 
 
 async def test_a_failed_import_is_no_bad_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A package that lacks what it needs itself is a missing extra, with the import that failed."""
+    """A package with a missing dependency is a missing extra; the error has the failed import."""
     (tmp_path / "trafilatura.py").write_text("import lxml_html_clean_is_not_there")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     page = Fetched("http://e.com/", "text/html", None, b"<p>text</p>")
@@ -358,7 +358,7 @@ async def test_a_failed_import_is_no_bad_page(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_extra_names_what_the_reader_imports():
-    """Some versions of pip do not know the extra of lxml's through which it should come."""
+    """Some versions of pip do not install the extra of lxml."""
     project = ROOT / "pyproject.toml"
     (line,) = (each for each in project.read_text().splitlines() if each.startswith("web = "))
 
@@ -366,7 +366,7 @@ def test_the_extra_names_what_the_reader_imports():
 
 
 async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """By its length, not only by the number of pages; a page that is too long is not kept."""
+    """By length, not only by count; a page that is too long is not cached."""
     tools = WebBrowser("duckduckgo", max_text=10**9)
     asked: list[str] = []
 
@@ -387,7 +387,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_an_address_too_long_is_refused():
-    """Before anything is made of it."""
+    """Before it is parsed."""
     fetcher = Fetcher()
     for url in ("http://" + "a" * 10**6, "http://e.com/" + "\u2177" * 10**6):
         assert "characters" in str(await outcome(fetcher, url))
