@@ -17,6 +17,7 @@ from anabranch import Agent, BadResponse, Message, connect
 from anabranch.agents import JsonParser, Namespace, Orchestrator, PromptedAgent, State
 from anabranch.agents.orchestration import JsonEngineer, Prompts
 from anabranch.messages import Request, request_body
+from anabranch.messages.output import OutputSchema
 from anabranch.store._json import canonical
 from anabranch.testing import ScriptedBackend
 
@@ -318,7 +319,7 @@ def test_what_no_strict_schema_can_say_is_sent_as_it_is(kind: Any) -> None:
     for model in (kind, create("Drawn", part=(kind, ...))):
         asked = sent(model)
         assert "strict" not in asked
-        assert asked["schema"] == JsonParser[Any](model)._schema
+        assert asked["schema"] == OutputSchema[Any](model).schema
 
 
 def test_a_model_that_contains_itself_is_strict() -> None:
@@ -332,7 +333,7 @@ async def test_what_earlier_releases_recorded_is_found(tmp_path: Any) -> None:
     """The recorded schema identifies a request; the server gets the strict one."""
     parser = JsonParser(City, constrain=True)
     new = parser.options()
-    schema = {"name": "City", "schema": JsonParser(City)._schema}
+    schema = {"name": "City", "schema": OutputSchema(City).schema}
     old: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
     assert canonical(new) == canonical(old)
     assert canonical(pickle.loads(pickle.dumps(new))) == canonical(copy.deepcopy(new))
