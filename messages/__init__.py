@@ -15,6 +15,7 @@ requests. In between they are:
   those who listen
 - `kept`: messages as rows of a journal have them
 - `options`: the names that options have, and what is said of a misspelt one
+- `output`: the JSON schema of typed output, and its value in a reply
 - `mask`: values without what looks like a key, for those who show or write them
 - `whole`: a file of the user's own, written whole or not at all
 - `sqlite`: an SQLite file of the package's own is opened, and its faults are explained
