@@ -223,7 +223,7 @@ MOVED: dict[str, str] = {
     "anabranch.agents.layers._sessions:KeptSessions": "anabranch.agents.layers._sessions:JournalSessions",
     "anabranch.agents.layers._steer:Heard": "anabranch.agents.layers._steer:Delivery",
     "anabranch.agents.layers._steer:Hearing": "anabranch.agents.layers._steer:Deliveries",
-    "anabranch.agents.layers._strict:_NotStrictError": "anabranch.agents.layers._parsers:_NotStrictError",
+    "anabranch.agents.layers._strict:_NotStrictError": "anabranch.messages.output:_NotStrictError",
     "anabranch.agents.layers._usage:CountedCall": "anabranch.agents.layers._call:CountedCall",
     "anabranch.agents.layers._usage:Spending": "anabranch.agents.layers._call:UsageTotals",
     "anabranch.agents.orchestration._environment:Environment": "anabranch.agents.orchestration._orchestrator:Environment",
