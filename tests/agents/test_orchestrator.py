@@ -198,7 +198,7 @@ async def test_too_many_errors_in_a_row_end_it() -> None:
 
 
 async def test_the_environment_is_asked_max_steps_times() -> None:
-    """After that there is no request to a model."""
+    """After that it sends no request to a model."""
     orchestrator = counting_orchestrator("1", "2", "3", max_steps=2)
     await orchestrator.forward()
     await orchestrator.forward()
@@ -229,7 +229,7 @@ async def test_an_error_before_anybody_answered_is_refused() -> None:
 
 
 async def test_a_failed_answer_can_be_asked_for_again() -> None:
-    """The state is that of the last answer, with the mistake to correct."""
+    """The state equals the one after the last answer, with the mistake to correct."""
     orchestrator = counting_orchestrator("lots", BackendUnavailable("gone"), "7")
     with pytest.raises(BackendUnavailable):
         await orchestrator.forward()
@@ -242,7 +242,7 @@ async def test_a_failed_answer_can_be_asked_for_again() -> None:
 
 @pytest.mark.parametrize("given", [None, 7])
 async def test_an_engineer_that_gives_no_text_is_named(given: Any) -> None:
-    """So is one that renders no messages."""
+    """The same holds for an engineer that renders no messages."""
 
     class Bad(TalkingEngineer):
         def process_response(self, *_: Any) -> str:
