@@ -25,11 +25,11 @@ def list_of_texts(texts: Sequence[str]) -> list[str]:
     """Return `texts` as a new list; raise `TypeError` unless it holds only texts."""
     if isinstance(texts, str | bytes):
         raise TypeError("embed takes a list of texts, not one text; call embed([text])")
-    every = list(texts)
-    for text in every:
+    items = list(texts)
+    for text in items:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise TypeError(f"embed takes texts, not {type(text).__name__}: {quote(text)}")
-    return every
+    return items
 
 
 def read_embeddings(body: bytes, count: int) -> Embedded:
@@ -76,17 +76,17 @@ def _in_order(data: list[Any], count: int) -> list[dict[str, Any]]:
     """Return the embeddings in the order of `index`; unchanged if none has an index."""
     if len(data) != count:
         raise BadResponse(f"{len(data)} vectors came for {count} texts")
-    every: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for each in data:
         if not isinstance(each, dict):
             raise _unexpected("an embedding", "an object", each)
-        every.append(cast("dict[str, Any]", each))
-    places: list[Any] = [each.get("index") for each in every]
+        entries.append(cast("dict[str, Any]", each))
+    places: list[Any] = [each.get("index") for each in entries]
     if all(place is None for place in places):
-        return every
+        return entries
     if any(type(place) is not int for place in places) or set(places) != set(range(count)):
         raise _unexpected("the indices", f"those of {count} texts", places)
-    return [each for _, each in sorted(zip(places, every, strict=True), key=lambda pair: pair[0])]
+    return [each for _, each in sorted(zip(places, entries, strict=True), key=lambda pair: pair[0])]
 
 
 def _numbers(embedding: object) -> object:

@@ -63,8 +63,8 @@ class Fallback(Backend):
         """Answer `request` with the first backend that can."""
         require_request(request)
         failures: list[BackendError] = []
-        every = list(zip(self.backends, self._breakers, strict=True))
-        able = [each for each in every if can_take(each[0], request)] or every
+        pairs = list(zip(self.backends, self._breakers, strict=True))
+        able = [each for each in pairs if can_take(each[0], request)] or pairs
         for backend, breaker in able:
             has_begun = False
             try:

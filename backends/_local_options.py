@@ -50,13 +50,13 @@ def read_options(options: Mapping[str, Any]) -> Options:
 
     Raises `ConfigurationError` for an unknown one.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - _OPTION_NAMES:
+    values = {name: value for name, value in options.items() if value is not None}
+    if unknown := values.keys() - _OPTION_NAMES:
         raise ConfigurationError(
             f"the local model has no option {', '.join(sorted(unknown))};"
             f" it has {', '.join(sorted(_OPTION_NAMES))}"
         )
-    match choice := given.pop("tool_choice", "auto"):
+    match choice := values.pop("tool_choice", "auto"):
         case "auto" | "none" | "required" | {"function": {"name": str()}}:
             pass
         case _:
@@ -64,7 +64,7 @@ def read_options(options: Mapping[str, Any]) -> Options:
                 f"tool_choice={quote(choice)}: it must be 'auto', 'none', 'required' or"
                 " {'type': 'function', 'function': {'name': ...}}"
             )
-    match wanted := given.pop("response_format", {"type": "text"}):
+    match response_format := values.pop("response_format", {"type": "text"}):
         case {"type": "text"}:
             schema = None
         case {"type": "json_object"}:
@@ -77,14 +77,14 @@ def read_options(options: Mapping[str, Any]) -> Options:
                 raise ConfigurationError(text) from None
         case _:
             raise ConfigurationError(
-                f"response_format={quote(wanted)}: its type must be text, json_object, or"
+                f"response_format={quote(response_format)}: its type must be text, json_object, or"
                 " json_schema with a schema"
             )
-    match stop := given.pop("stop", ()):
+    match stop := values.pop("stop", ()):
         case str():
             stop = (stop,)
         case [*texts] if all(isinstance(text, str) for text in texts):
             stop = tuple(texts)
         case _:
             raise ConfigurationError(f"stop={quote(stop)}: it must be a text or a list of texts")
-    return Options(Sampling(stop=stop, schema=schema, **given), choice)
+    return Options(Sampling(stop=stop, schema=schema, **values), choice)

@@ -142,8 +142,8 @@ class ModelBackend(Backend):
         **default_options: Any,
     ) -> None:
         super().__init__(model, **default_options)
-        given = {Timeouts: timeouts, Retries: retries, Limits: limits, Breaker: breaker}
-        for kind, value in given.items():
+        settings_by_type = {Timeouts: timeouts, Retries: retries, Limits: limits, Breaker: breaker}
+        for kind, value in settings_by_type.items():
             if not isinstance(value, kind | None):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
                 name = kind.__name__
                 raise ConfigurationError(
