@@ -121,8 +121,7 @@ def chat(
         bool, typer.Option("--continue", "-c", help="Continue the most recent session.")
     ] = False,
     resume: Annotated[
-        str | None,
-        typer.Option("--resume", "-r", help="Continue a session: its id or its title."),
+        str | None, typer.Option("--resume", "-r", help="Continue the session of this id or title.")
     ] = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Save the session, or do not.")
@@ -139,8 +138,7 @@ def chat(
         bool, typer.Option("--plain", help="Print line by line, without colours and live prompt.")
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the answer as JSON, with all fields of the message."),
+        bool, typer.Option("--json", help="Print the complete message of the answer as JSON.")
     ] = False,
     theme: Annotated[
         str | None,
@@ -155,31 +153,14 @@ def chat(
     1 if a turn failed; 2 for wrong usage or a model that cannot be opened; 130 after Ctrl-C; 128
     plus its number after a signal.
     """
+    given = dict(locals())  # before any other local: all options, which are ChatArguments' fields
     from .chat import ChatArguments, run_chat
 
+    del given["temperature"], given["max_tokens"], given["newest"]
     options = {"temperature": temperature, "max_tokens": max_tokens}
     logging.getLogger().addHandler(LegibleLog())
-    chosen = ChatArguments(
-        question=question,
-        model=model,
-        name=name,
-        base_url=base_url,
-        system=system,
-        tools=tools,
-        options={key: value for key, value in options.items() if value is not None},
-        formats=formats,
-        documents=documents,
-        embed=embed,
-        load=load,
-        images=tuple(images or ()),
-        resume=resume if resume is not None else "" if newest else None,
-        history=history,
-        agent=agent,
-        url=url,
-        plain=plain,
-        as_json=as_json,
-        theme=theme,
-        debug=debug,
-    )
+    given["options"] = {key: value for key, value in options.items() if value is not None}
+    given["images"] = tuple(images or ())
+    given["resume"] = resume if resume is not None else "" if newest else None
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        raise SystemExit(asyncio.run(run_chat(chosen)))
+        raise SystemExit(asyncio.run(run_chat(ChatArguments(**given))))

@@ -113,19 +113,14 @@ def _argument(name: str, value: Any, columns: int, encoding: str) -> tuple[str, 
 
     A string is quoted only if it could be mistaken for another value, such as `"true"` or `" a"`.
     """
-    name = (
-        name
-        if PLAIN_NAME.fullmatch(name)
-        else escape_unclear(json.dumps(name, ensure_ascii=False), encoding)
-    )
+    if not PLAIN_NAME.fullmatch(name):
+        name = escape_unclear(_json(name), encoding)
     if isinstance(value, str):
         bare = "\n" in value or (value.strip() == value != "" and not _is_json(value))
         return name, _exact_lines(value if bare else _json(value), encoding)
     line = escape_unclear(_json(value), encoding)
-    if (
-        not isinstance(value, (dict, list))
-        or len(name) + count_cells(line) < columns - len(INDENT) * 3
-    ):
+    fits = len(name) + count_cells(line) < columns - len(INDENT) * 3
+    if fits or not isinstance(value, (dict, list)):
         return name, [line]
     return f"{name} (JSON)", _exact_lines(_json(value, indent=2), encoding)
 

@@ -21,7 +21,7 @@ from ..commander import ConfigurationError
 from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
 from ._exit import FAILED, AsJson, Debug, report_errors
-from ._output import allow_unencodable, format_count, one_line, print_error, print_json
+from ._output import allow_unencodable, format_count, one_line, print_error, print_json, print_line
 
 __all__ = ["EmbedderOption", "knowledge", "open_index"]
 
@@ -120,15 +120,15 @@ async def _add(notes: Index, path: Path) -> bool:
     name = one_line(str(path), 300)
     if not await asyncio.to_thread(path.is_dir):
         try:
-            _print_line(f"{name}: {format_count(await notes.add_file(path), 'piece')}")
+            print_line(f"{name}: {format_count(await notes.add_file(path), 'piece')}")
         except KnowledgeError as error:
             print_error(error)
             return False
         return True
     report = await notes.add_folder(path, progress=sys.stderr.isatty())
-    _print_line(f"{name}: {report.summary}")
+    print_line(f"{name}: {report.summary}")
     for line in report.skipped_lines:
-        _print_line(one_line(line, 400))
+        print_line(one_line(line, 400))
     for file, why in report.refused.items():
         print_error(f"{file} {why}")
     return not report.refused
@@ -154,7 +154,7 @@ def search(
             print_json([each._asdict() | {"place": each.place} for each in found])
             return 0
         if not found:
-            _print_line("no passage matches")
+            print_line("no passage matches")
         for each in found:
             _show(each)
         return 0
@@ -166,7 +166,7 @@ def _show(passage: Passage) -> None:
     width = min(shutil.get_terminal_size((MAX_PASSAGE_COLUMNS, 24)).columns, MAX_PASSAGE_COLUMNS)
     text = Text("\n".join(line for line in legible(passage.text).splitlines() if line.strip()))
     lines = text.wrap(Console(), max(width - 4, 20), tab_size=4)
-    _print_line(
+    print_line(
         Text.assemble(
             (f"[{passage.number}] {one_line(passage.place, 200)}", "bold cyan"),
             (f"  {one_line(passage.heading, 200)}", "dim"),
@@ -174,13 +174,9 @@ def _show(passage: Passage) -> None:
     )
     for line in lines[:MAX_PASSAGE_LINES]:
         line.rstrip()
-        _print_line(Text("    ") + line)
+        print_line(Text("    ") + line)
     if len(lines) > MAX_PASSAGE_LINES:
-        _print_line(Text("    ...", style="dim"))
-
-
-def _print_line(text: str | Text) -> None:
-    Console(highlight=False, markup=False, soft_wrap=True).print(text)
+        print_line(Text("    ...", style="dim"))
 
 
 @knowledge.command("list")
@@ -196,9 +192,9 @@ def list_documents(
             print_json([each._asdict() for each in found])
             return 0
         for each in found:
-            _print_line(f"{one_line(each.name, 300)}  {format_count(each.pieces, 'piece')}")
+            print_line(f"{one_line(each.name, 300)}  {format_count(each.pieces, 'piece')}")
         pieces = format_count(sum(each.pieces for each in found), "piece")
-        _print_line(f"{format_count(len(found), 'document')}, {pieces}")
+        print_line(f"{format_count(len(found), 'document')}, {pieces}")
         return 0
 
     _run_command(debug, work)
@@ -223,7 +219,7 @@ def remove(
                         f"unknown document {name!r}. List all: anabranch knowledge list"
                     )
             removed = sum([await notes.remove(name) for name in names])
-        _print_line(f"removed {format_count(removed, 'document')}")
+        print_line(f"removed {format_count(removed, 'document')}")
         return 0
 
     _run_command(debug, work)

@@ -29,6 +29,7 @@ __all__ = [
     "one_line",
     "print_error",
     "print_json",
+    "print_line",
     "print_result",
     "show_traceback",
 ]
@@ -58,6 +59,11 @@ def print_result(result: object) -> None:
         print(legible(result))
     else:
         print_json(result)
+
+
+def print_line(text: str | Text) -> None:
+    """Print a line to standard output; the terminal wraps it. Markup of rich is not interpreted."""
+    Console(highlight=False, markup=False, soft_wrap=True).print(text)
 
 
 def print_json(value: object) -> None:

@@ -53,18 +53,13 @@ def run(
     ],
     fields: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FIELD=VALUE]...", help="The inputs. Lists and objects are written as JSON."
-        ),
+        typer.Argument(metavar="[FIELD=VALUE]...", help="The inputs. Lists and objects are JSON."),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Draw the tree while the job runs.")
     ] = False,
     record: Annotated[
-        str | None,
-        typer.Option(
-            "--record", "-r", metavar="FILE", help="Write a recording of the run to this file."
-        ),
+        str | None, typer.Option("--record", "-r", metavar="FILE", help="Record the run.")
     ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Append to an existing recording, for a resumed run.")
@@ -74,22 +69,14 @@ def run(
     ] = False,
     journal: Annotated[
         str | None,
-        typer.Option(
-            "--journal",
-            "-j",
-            metavar="FILE",
-            help="Store the run of a durable job in this journal.",
-        ),
+        typer.Option("--journal", "-j", metavar="FILE", help="Store a durable job's run here."),
     ] = None,
     run_id: Annotated[
-        str | None,
-        typer.Option("--run-id", metavar="NAME", help="The name of the run in the journal."),
+        str | None, typer.Option("--run-id", metavar="NAME", help="The run's name in the journal.")
     ] = None,
     live: Annotated[
         list[str] | None,
-        typer.Option(
-            "--live", metavar="FIELD=MODULE:NAME", help="The value of a live field. Repeatable."
-        ),
+        typer.Option("--live", metavar="FIELD=MODULE:NAME", help="A live field. Repeatable."),
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Cancel the job after this time.")
@@ -122,9 +109,7 @@ def run(
                     if not isinstance(made, Node) and isawaitable(made):
                         async with asyncio.timeout(timeout):
                             made = await made
-                        if not isinstance(
-                            made, Node
-                        ):  # an async function, which returned its result
+                        if not isinstance(made, Node):  # an async function, and its result
                             return made, None
                 except Exception as error:  # noqa: BLE001 - a user's function
                     return None, error

@@ -29,14 +29,13 @@ from ..store import (
     RunView,
 )
 from ._exit import FAILED, AsJson, Debug, report_errors
-from ._output import allow_unencodable, format_count, print_json
+from ._output import allow_unencodable, format_count, print_json, print_line
 from ._runs_view import (
     STATE_STYLES,
     describe_question,
     describe_run,
     describe_view,
     format_age,
-    print_line,
     show_run,
     show_runs,
 )
@@ -409,7 +408,7 @@ def purge(
     async def look(file: Journal) -> Outcome:
         if state is not None and state not in ENDED_STATES:
             raise ConfigurationError(f"--state must be one of: {', '.join(ENDED_STATES)}")
-        moment = _moment(before, now)
+        moment = _parse_moment(before, now)
         for each in ENDED_STATES if state is None else (state,):
             found.extend(run for run in await file.runs(each) if run.updated < moment)
         if found and not yes and not (sys.stdin and sys.stdin.isatty()):
@@ -418,7 +417,7 @@ def purge(
             )
 
     async def remove(file: Journal) -> Outcome:
-        removed = await file.purge(_moment(before, now), state=state) if found else 0
+        removed = await file.purge(_parse_moment(before, now), state=state) if found else 0
         return {"removed": removed}, f"{format_count(removed, 'run')} deleted"
 
     _run_command(journal, debug, as_json, look)
@@ -435,7 +434,7 @@ def purge(
     _run_command(journal, debug, as_json, remove)
 
 
-def _moment(text: str, now: float) -> float:
+def _parse_moment(text: str, now: float) -> float:
     try:
         if (span := TIME_SPAN.fullmatch(text.strip())) is not None:
             return now - timedelta(seconds=float(span[1]) * SPAN_SECONDS[span[2]]).total_seconds()

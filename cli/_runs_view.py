@@ -28,7 +28,6 @@ __all__ = [
     "describe_wait",
     "format_age",
     "format_value",
-    "print_line",
     "read_json",
     "show_run",
     "show_runs",
@@ -67,11 +66,6 @@ MAX_TABLE_RUNS = 500
 NUMBER_COLUMNS = ("age", "updated", "rows", "recoveries", "rec.")  # right-aligned columns
 
 
-def print_line(text: str | Text) -> None:
-    """Print a line to standard output."""
-    _console().print(text)
-
-
 def format_value(value: Any, limit: int = MAX_VALUE_CHARS) -> str:
     """Return a JSON value or a text as one line of limited length, with secrets masked."""
     value = mask(value)
@@ -89,7 +83,7 @@ def format_age(seconds: float) -> str:
 
 def describe_wait(wait: RunWait) -> str:
     """Return what a run waits for, in a few words."""
-    until = "" if wait.until is None else f" until {_moment(wait.until)}"
+    until = "" if wait.until is None else f" until {_format_time(wait.until)}"
     match wait.kind:
         case "approval" | "doubt":
             return f"{wait.kind} {wait.number}: {legible(wait.name)}"
@@ -99,7 +93,7 @@ def describe_wait(wait: RunWait) -> str:
         case "sleep":
             return f"sleep{until}"
         case "retry":
-            return f"next try at {_moment(wait.until or 0)}"
+            return f"next try at {_format_time(wait.until or 0)}"
         case _:
             return f"{wait.kind}{until}"
 
@@ -171,7 +165,7 @@ def show_run(
         for letter in view.letters:
             table.add_row(
                 str(letter.id),
-                _moment(letter.time),
+                _format_time(letter.time),
                 letter.kind,
                 Text(one_line(letter.name, 40) if letter.kind == "signal" else ""),
                 Text(format_value(read_json(letter.value))),
@@ -333,7 +327,7 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
         name = view.names.get(row.ident, row.ident.hex()[:8])
         table.add_row(
             str(row.seq),
-            _moment(row.time),
+            _format_time(row.time),
             Text(legible(row.kind), ROW_STYLES.get(row.kind, "")),
             Text(one_line(name.rpartition(":")[2], 60)),
             Text(format_value(_row_text(row.kind, read_json(row.value)))),
@@ -385,7 +379,7 @@ ROW_TEXTS: dict[str, Callable[[Any], Any]] = {
     "failed": _failure_text,
     "reply": _message_text,
     "message": _message_text,
-    "attempt": lambda value: f"failed; next try at {_moment(value['due'])}",
+    "attempt": lambda value: f"failed; next try at {_format_time(value['due'])}",
     "usage": lambda value: "; ".join(f"{name}: {_usage(each)}" for name, each in value.items()),
     "letter": lambda value: (
         "timed out" if value["id"] is None else read_json(value["value"].encode())
@@ -419,7 +413,7 @@ def read_json(value: bytes) -> Any:
         return value.decode(errors="replace")
 
 
-def _moment(when: float) -> str:
+def _format_time(when: float) -> str:
     """Format a time, without the date if it is today."""
     local = datetime.fromtimestamp(when)
     return (

@@ -28,6 +28,7 @@ __all__ = [
     "find_mention",
     "quote_name",
     "read_piped",
+    "read_regular",
     "take_pasted",
     "with_piped",
 ]
@@ -154,12 +155,8 @@ def _path(name: str, folder: Path) -> Path | None:
 def _read(path: Path, name: str) -> bytes | Part:
     """Return the bytes of a text file, or a part for a picture, a PDF or a similar file."""
     try:
-        # Without O_NONBLOCK, opening a named pipe without a writer would block.
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(opened, "rb") as file:
-            if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise AttachError(f"{name} is not a regular file")
-            data = file.read(MAX_FILE_BYTES + 1)
+        if (data := read_regular(path, MAX_FILE_BYTES)) is None:
+            raise AttachError(f"{name} is not a regular file")
         if data.startswith(b"%PDF-") or (BINARY_BYTES.search(data) and not _is_marked(data)):
             if (part := Part.from_path(path)).kind == "text":
                 raise AttachError(f"{name} is not text")
@@ -171,6 +168,14 @@ def _read(path: Path, name: str) -> bytes | Part:
     if len(data) > MAX_FILE_BYTES:
         raise AttachError(f"{name} is too large: the limit is {MAX_FILE_BYTES:,} bytes")
     return data
+
+
+def read_regular(path: str | Path, limit: int) -> bytes | None:
+    """Return the first `limit` + 1 bytes of a regular file, None for a pipe or a device."""
+    # Without O_NONBLOCK, opening a named pipe without a writer would block.
+    opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(opened, "rb") as file:
+        return file.read(limit + 1) if stat.S_ISREG(os.fstat(opened).st_mode) else None
 
 
 def is_picture(data: bytes) -> bool:

@@ -8,13 +8,12 @@ the terminal, and the replies would be read as keys.
 from __future__ import annotations
 
 import base64
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ...handlers.legible import legible
 from ...tools import ToolResult
+from ._attach import read_regular
 
 __all__ = ["PROTOCOL_VARIABLE", "Protocol", "encode_image", "figure_lines", "find_protocol"]
 
@@ -118,12 +117,7 @@ def _size(png: bytes) -> tuple[int, int] | None:
 def _read(path: str) -> bytes | None:
     """Return the content of a file, None if it is too large or cannot be read."""
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-        )  # without O_NONBLOCK a named pipe would block
-        with os.fdopen(descriptor, "rb") as file:
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            found = file.read(MAX_FIGURE_BYTES + 1) if regular else b""
+        found = read_regular(path, MAX_FIGURE_BYTES)
     except (OSError, ValueError):
         return None
-    return found if len(found) <= MAX_FIGURE_BYTES else None
+    return found if found is not None and len(found) <= MAX_FIGURE_BYTES else None
