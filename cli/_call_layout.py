@@ -53,8 +53,8 @@ class CallLayout:
         and one row reports how much is hidden.
         """
         columns = max(columns, MIN_COLUMNS)
-        says = self.tool.description
-        fields = {"tool": self.tool.name, "from": self.tool.bare.origin, "says": says}
+        description = self.tool.description
+        fields = {"tool": self.tool.name, "from": self.tool.bare.origin, "says": description}
         tool = [
             _lay_out(name, _exact_lines(text, self.encoding), INDENT, columns)
             for name, text in fields.items()
@@ -68,9 +68,9 @@ class CallLayout:
         least = sum(min(len(rows), TOOL_ROWS) for rows in tool)
         if ARGUMENT_ROWS * len(arguments) > room - least:
             arguments = [_join(arguments)]
-        given = _cap(arguments, max(room - least, ARGUMENT_ROWS), columns)
-        said = _cap(tool, max(room - sum(map(len, given)), least), columns)
-        return _join(said + given)
+        argument_rows = _cap(arguments, max(room - least, ARGUMENT_ROWS), columns)
+        tool_rows = _cap(tool, max(room - sum(map(len, argument_rows)), least), columns)
+        return _join(tool_rows + argument_rows)
 
 
 def lay_out_arguments(arguments: Mapping[str, Any], columns: int, encoding: str) -> list[list[str]]:
@@ -203,7 +203,7 @@ def replace_unfit(text: str, spell: Callable[[str], str], encoding: str = "utf-8
     """Replace each character that `escape_unclear` would escape with `spell(character)`."""
     if text.isascii() and text.isprintable() and "\\u{" not in text and not text.endswith(" "):
         return text
-    shown: list[str] = []
+    characters: list[str] = []
     marks = _MAX_MARKS  # on the previous character; only letters may carry marks
     for place, character in enumerate(text):
         category = unicodedata.category(character)
@@ -216,10 +216,10 @@ def replace_unfit(text: str, spell: Callable[[str], str], encoding: str = "utf-8
             plain = category[0] in "LNPS" and not text.startswith("\\u{", place)
             marks = 0 if plain and category[0] == "L" else _MAX_MARKS
         fit = plain and not _UNFIT.match(character) and _has(encoding, character)
-        shown.append(character if fit else spell(character))
+        characters.append(character if fit else spell(character))
         if not fit:
             marks = _MAX_MARKS
-    return "".join(shown)
+    return "".join(characters)
 
 
 def count_cells(text: str) -> int:

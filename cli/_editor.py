@@ -44,8 +44,8 @@ class LineEditor:
             return await _read_plain(prompt)
         while True:
             try:
-                said = await self._session.prompt_async(prompt, handle_sigint=False)
-                return said.encode("utf-8", "replace").decode()  # bytes that were no text
+                message = await self._session.prompt_async(prompt, handle_sigint=False)
+                return message.encode("utf-8", "replace").decode()  # bytes that were no text
             except EOFError:
                 return None
             except KeyboardInterrupt:

@@ -29,7 +29,7 @@ AskLine: TypeAlias = Callable[[str], Awaitable[str | None]]
 MAX_VALUE_CHARS = 200  # of a value, a type, a description, and an error
 
 
-def find_work(place: str, given: Sequence[str]) -> MakeNode:
+def find_work(place: str, assignments: Sequence[str]) -> MakeNode:
     """Import the object at `place`, a `module:name`, and fill its fields from FIELD=VALUE texts.
 
     It may be a job class, a `@handler` function, an agent, an async function, a function that
@@ -37,7 +37,7 @@ def find_work(place: str, given: Sequence[str]) -> MakeNode:
     """
     found = import_named(place, place)
     if isinstance(found, Node):
-        if given:
+        if assignments:
             raise ConfigurationError(f"{place} is a job object, not a class, so it takes no fields")
         job = cast("Node[Any]", found)
         return lambda: job
@@ -52,12 +52,12 @@ def find_work(place: str, given: Sequence[str]) -> MakeNode:
             f"{place} is a {type(cast('object', found)).__name__}. Name a job class, a @handler"
             " function, or a function that returns a job"
         )
-    args, kwargs = _read_arguments(place, make, given)
+    args, kwargs = _read_arguments(place, make, assignments)
     return lambda: make(*args, **kwargs)
 
 
 def _read_arguments(
-    place: str, make: Any, given: Sequence[str]
+    place: str, make: Any, assignments: Sequence[str]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and keyword arguments for `make` from FIELD=VALUE texts."""
     try:
@@ -72,27 +72,27 @@ def _read_arguments(
         hints = dict[str, Any]()
     fields = {each.name: each for each in parameters}
 
-    def wrong(what: str) -> ConfigurationError:
+    def make_error(reason: str) -> ConfigurationError:
         listed = ", ".join(_describe_parameter(each, hints) for each in parameters)
         takes = f"takes {listed}" if listed else "takes no fields"
-        return ConfigurationError(f"{what}; {place} {takes}")
+        return ConfigurationError(f"{reason}; {place} {takes}")
 
     values: dict[str, Any] = {}
-    for each in given:
+    for each in assignments:
         name, equals, text = each.partition("=")
         if not equals:
-            raise wrong(f"{one_line(mask(each), MAX_VALUE_CHARS)!r} is not FIELD=VALUE")
+            raise make_error(f"{one_line(mask(each), MAX_VALUE_CHARS)!r} is not FIELD=VALUE")
         if name not in fields:
             close = get_close_matches(name, fields, n=1)
             hint = f": did you mean {close[0]}?" if close else ""
-            raise wrong(f"unknown field {one_line(name, MAX_VALUE_CHARS)!r}{hint}")
+            raise make_error(f"unknown field {one_line(name, MAX_VALUE_CHARS)!r}{hint}")
         if name in values:
-            raise wrong(f"the field {name} is given twice")
+            raise make_error(f"the field {name} is given twice")
         kind = hints.get(name, Any)
         try:
             values[name] = read_text(TypeAdapter(kind), text)
         except PydanticUserError:  # also `PydanticSchemaGenerationError`
-            raise wrong(
+            raise make_error(
                 f"the field {name} is a {name_of_type(kind)}, which cannot be written as text. Name"
                 " a function that returns the job instead"
             ) from None
@@ -101,7 +101,9 @@ def _read_arguments(
                 one_line(mask({name: text})[name], MAX_VALUE_CHARS),
                 one_line(f"{error}", MAX_VALUE_CHARS),
             )
-            raise wrong(f"{name}={shown!r} is not a valid {name_of_type(kind)}: {why}") from None
+            raise make_error(
+                f"{name}={shown!r} is not a valid {name_of_type(kind)}: {why}"
+            ) from None
     missing = [
         each.name
         for each in parameters
@@ -110,7 +112,7 @@ def _read_arguments(
         and each.name not in values
     ]
     if missing:
-        raise wrong(f"missing: {', '.join(missing)}")
+        raise make_error(f"missing: {', '.join(missing)}")
     args = [
         values.pop(each.name)
         for each in parameters

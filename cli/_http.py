@@ -80,26 +80,26 @@ def open_client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
 
-async def require_ok(answer: aiohttp.ClientResponse, what: str) -> None:
+async def require_ok(answer: aiohttp.ClientResponse, label: str) -> None:
     """Raise `BadServer` unless the request succeeded.
 
     Redirects fail too, since the key must be sent to this address only.
     """
-    what = one_line(what, 200)
+    label = one_line(label, 200)
     if answer.status < 300:
         return
     if answer.status == 401:
-        raise BadServer(f"{what} requires a valid key: set {TOKEN_VARIABLE}")
+        raise BadServer(f"{label} requires a valid key: set {TOKEN_VARIABLE}")
     if answer.status < 400:
         where = mask(answer.headers.get("Location", "another address"))
-        raise BadServer(f"{what} redirects to {one_line(where, 200)}: use that address")
+        raise BadServer(f"{label} redirects to {one_line(where, 200)}: use that address")
     try:
-        said = str((await read_object(answer))["error"]["message"])
+        message = str((await read_object(answer))["error"]["message"])
     except (ValueError, KeyError, TypeError):  # it may be any server
-        said = f"HTTP status {answer.status}. Is it an Anabranch server?"
+        message = f"HTTP status {answer.status}. Is it an Anabranch server?"
     if key := os.environ.get(TOKEN_VARIABLE, "").strip():
-        said = said.replace(key, "********")
-    error = BadServer(f"{what}: {one_line(mask(said), MAX_ERROR_CHARS)}")
+        message = message.replace(key, "********")
+    error = BadServer(f"{label}: {one_line(mask(message), MAX_ERROR_CHARS)}")
     error.status = answer.status
     raise error
 

@@ -97,7 +97,7 @@ def run(
             file = None
             if journal is not None:
                 file = await stack.enter_async_context(Journal(journal, codec=load_codec()))
-            given = await open_live(live or [], stack)
+            live_values = await open_live(live or [], stack)
             async with Commander() as commander:
                 if record is not None:
                     tracing.record(commander, record, content=content, append=append)
@@ -105,25 +105,25 @@ def run(
                     seen = tracing.live(commander, content=content)
                     stack.enter_context(DisplayThread(display, seen.trace))
                 try:
-                    made: Any = work()
-                    if not isinstance(made, Node) and isawaitable(made):
+                    returned: Any = work()
+                    if not isinstance(returned, Node) and isawaitable(returned):
                         async with asyncio.timeout(timeout):
-                            made = await made
-                        if not isinstance(made, Node):  # an async function, and its result
-                            return made, None
+                            returned = await returned
+                        if not isinstance(returned, Node):  # an async function, and its result
+                            return returned, None
                 except Exception as error:  # noqa: BLE001 - a user's function
                     return None, error
-                if not isinstance(made, Node):
+                if not isinstance(returned, Node):
                     raise ConfigurationError(
-                        f"{job} returns a {type(made).__name__}: it must return a job or be async"
+                        f"{job} returns a {type(returned).__name__}, not a job, and is not async"
                     )
-                if file is not None and not isinstance(made, Durable):
+                if file is not None and not isinstance(returned, Durable):
                     raise ConfigurationError(f"--journal needs a durable job, and {job} is not one")
-                node = cast("Durable[Any]", made)
+                node = cast("Durable[Any]", returned)
                 try:
                     if file is None:
                         return await commander.run(node, timeout=timeout), None
-                    running = file.run(node, run_id=run_id or "", live=given)
+                    running = file.run(node, run_id=run_id or "", live=live_values)
                     return await asyncio.wait_for(running, timeout), None
                 except Exception as error:  # noqa: BLE001 - an error of the job
                     return None, error

@@ -166,19 +166,19 @@ def show(
 
     async def work(file: Journal) -> None:
         view = await _view_run(file, run)
-        asked = await _questions(file, run)
+        questions = await _questions(file, run)
         if not as_json:
-            show_run(view, asked, every=rows)
+            show_run(view, questions, every=rows)
             return
-        questions = list(map(describe_question, asked))
+        questions = list(map(describe_question, questions))
         print_json(describe_view(view, rows=True) | {"questions": questions})
 
     _run_command(journal, debug, as_json, work)
 
 
 async def _questions(file: Journal, run_id: str) -> list[PendingApproval | PendingDoubt]:
-    asked = [*await file.approvals(run_id), *await file.doubts(run_id)]
-    return sorted(asked, key=lambda each: each.number)
+    questions = [*await file.approvals(run_id), *await file.doubts(run_id)]
+    return sorted(questions, key=lambda each: each.number)
 
 
 @runs.command()
@@ -268,10 +268,10 @@ def approve(
 
     async def work(file: Journal) -> Outcome:
         await _view_run(file, run)
-        asked = await _questions(file, run)
-        question = next((each for each in asked if each.number == number), None)
+        questions = await _questions(file, run)
+        question = next((each for each in questions if each.number == number), None)
         if question is None:
-            others = ", ".join(f"{each.number} ({each.tool})" for each in asked)
+            others = ", ".join(f"{each.number} ({each.tool})" for each in questions)
             raise ConfigurationError(
                 f"the run {run!r} has no open question {number}. "
                 + (f"Open questions: {others}" if others else "It has no open questions")
@@ -381,9 +381,9 @@ def fork(
             raise ConfigurationError(
                 f"--at must be from 0 to {view.run.rows}, the last row of the run {run!r}"
             )
-        made = await file.fork(run, new, at=at)
-        rows = f"{format_count(made.rows, 'row')} of {run}"
-        return describe_run(made), f"{new} has {rows}. Start it: anabranch runs resume {quote(new)}"
+        copy = await file.fork(run, new, at=at)
+        rows = f"{format_count(copy.rows, 'row')} of {run}"
+        return describe_run(copy), f"{new} has {rows}. Start it: anabranch runs resume {quote(new)}"
 
     _run_command(journal, debug, as_json, work)
 

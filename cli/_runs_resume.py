@@ -54,17 +54,16 @@ async def resume_run(
         )
     logging.getLogger().addHandler(LegibleLog())
     if state in ("failed", "parked") and view.run.class_name.startswith("__main__:"):
-        await journal.resume(
-            run_id
-        )  # otherwise its script, run again, would only repeat the failure
+        # Otherwise its script, run again, would only repeat the recorded failure.
+        await journal.resume(run_id)
     _import_class(view.run.class_name, app)
     killed, failure = 0, None
     async with AsyncExitStack() as stack:
-        given = await open_live(live, stack)
+        live_values = await open_live(live, stack)
         if state in ("failed", "parked"):
             await journal.resume(run_id)
         try:
-            await run_until_signal(_resume(journal, run_id, given, notes))
+            await run_until_signal(_resume(journal, run_id, live_values, notes))
         except KilledBySignal as signal:
             killed, failure = signal.status, signal.error
         except Exception as error:  # noqa: BLE001 - the run's own

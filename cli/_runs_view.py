@@ -288,8 +288,8 @@ def _show_question(console: Console, question: PendingApproval | PendingDoubt) -
     """Print a question with its complete and exact arguments, so that a person can decide."""
     by = f" by {legible(question.agent)}" if question.agent else ""
     doubt = question.note if isinstance(question, PendingDoubt) else None
-    what = "approval" if doubt is None else "doubt"
-    head = f"\n{what} {question.number}: {one_line(question.tool, 80)}{by},"
+    kind = "approval" if doubt is None else "doubt"
+    head = f"\n{kind} {question.number}: {one_line(question.tool, 80)}{by},"
     console.print(
         Text(f"{head} {format_age(time.time() - question.asked.timestamp())} ago", "magenta")
     )
@@ -396,10 +396,10 @@ ROW_TEXTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _usage(taken: Mapping[str, Any]) -> str:
+def _usage(usage: Mapping[str, Any]) -> str:
     counts = [
         f"{count:,} {name.replace('_', ' ')}"
-        for name, count in taken.items()
+        for name, count in usage.items()
         if isinstance(count, int | float) and count
     ]
     return ", ".join(counts) or "nothing"

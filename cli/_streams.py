@@ -88,8 +88,8 @@ class CapturedStream:
         """Return the unfinished line with a line end; later text begins another line."""
         with self._lock:
             line, self._line = self._line, ""
-        shown = self._shown(line)
-        return shown + "\n" if _STYLE.sub("", shown).strip() else ""
+        text = self._shown(line)
+        return text + "\n" if _STYLE.sub("", text).strip() else ""
 
     def _shown(self, lines: str) -> str:
         return lines if self._raw else "\n".join(map(_legible_state, lines.split("\n")))
@@ -114,8 +114,8 @@ def _last_state(line: str) -> str:
 def _legible_state(line: str) -> str:
     """Return the final text of a line with its colours, without other control sequences."""
     text, *styles = _STYLE.split(_last_state(line))
-    shown = [piece if at % 2 == 0 else legible(piece) for at, piece in enumerate(styles)]
-    return "".join([legible(text), *shown, "\x1b[0m" if styles else ""])
+    pieces = [piece if at % 2 == 0 else legible(piece) for at, piece in enumerate(styles)]
+    return "".join([legible(text), *pieces, "\x1b[0m" if styles else ""])
 
 
 @contextmanager

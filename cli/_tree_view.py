@@ -42,8 +42,9 @@ NODE_SIGNS = {
     "lost": ("?", "bold magenta"),
 }
 _ASCII = str.maketrans("○●◐✓✗⊘│├└…⋮·", ".>~+x-||`~:|")
-# The place where a request waits for its turn within rate limits: `Turn.ready` of the backends.
-_WAITS_FOR_TURN = re.compile(r"_turn\.py:\d+ in ready")
+# The place where a request waits for its turn within rate limits: `Turn.wait_ready` of the backends,
+# or `ready` in older recordings.
+_WAITS_FOR_TURN = re.compile(r"_turn\.py:\d+ in (?:wait_)?ready")
 MAX_NAME_CHARS, MAX_ERROR_CHARS = 60, 400
 COLUMN_GAP = "  "
 
@@ -92,7 +93,7 @@ def _table(
         columns += [("in", 6), ("out", 6)]
     if total.cost is not None:
         columns += [("cost", 8)]
-    taken = sum(len(COLUMN_GAP) + size for _, size in columns)
+    other_columns = sum(len(COLUMN_GAP) + size for _, size in columns)
     names = [_name(summary, item, guides) for item, guides in rows]
     # At most half of the width. The column grows in steps of six, so that it rarely moves.
     widest = max(
@@ -103,7 +104,7 @@ def _table(
         ),
         default=0,
     )
-    wide = max(12, min(-(-widest // 6) * 6, (width - taken) // 2))
+    wide = max(12, min(-(-widest // 6) * 6, (width - other_columns) // 2))
     head = _fit(clean_line(title), wide) + "".join(
         f"{COLUMN_GAP}{name:>{size}}" for name, size in columns
     )

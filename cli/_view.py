@@ -122,11 +122,10 @@ def _sums(title: str, trace: Trace, sums: Iterable[tuple[str, dict[str, Usage]]]
     for name, used in sorted(
         rows, key=lambda row: -sum(each.total_tokens for each in row[1].values())
     ):
-        taken = format_tokens(sum(each.input_tokens for each in used.values())) or "0"
-        given = format_tokens(sum(each.output_tokens for each in used.values())) or "0"
-        lines.append(
-            Text(f"  {name:<{wide}}  {taken:>6}  {given:>6}  {format_cost(trace.cost(used)):>8}")
-        )
+        tokens_in = format_tokens(sum(each.input_tokens for each in used.values())) or "0"
+        tokens_out = format_tokens(sum(each.output_tokens for each in used.values())) or "0"
+        cost = format_cost(trace.cost(used))
+        lines.append(Text(f"  {name:<{wide}}  {tokens_in:>6}  {tokens_out:>6}  {cost:>8}"))
     return lines
 
 

@@ -28,7 +28,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 4.0  # between two attempts
 
 
 def watch(
-    what: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
             metavar="FILE_OR_URL",
@@ -46,10 +46,10 @@ def watch(
     """
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        if "://" in what:
-            title, traces = what, follow_url(what)
+        if "://" in source:
+            title, traces = source, follow_url(source)
         else:
-            path = Path(what)
+            path = Path(source)
             _wait_for(path)
             title, traces = path.name, follow(path)
         with TreeDisplay(one_line(title, 100)) as display:

@@ -226,7 +226,7 @@ class AgentPartner(Partner):
 
     async def _answer_in_session(self, node: Node[Any], message: Message | None) -> Any:
         self.sessions.reserve(self.info)
-        session, asked = self.info.id, self._interrupted
+        session, interrupted = self.info.id, self._interrupted
         if message is not None:
             await self._end_interrupted()
             begins = _as_turn(message)
@@ -237,9 +237,9 @@ class AgentPartner(Partner):
                 self.info = await self.sessions.change(self.info.id, turns=turns)
             call = self.agent.call(begins, session_id=session)
         else:
-            call = self.agent.call(*(asked or ()), session_id=session)
+            call = self.agent.call(*(interrupted or ()), session_id=session)
         self._call, watching = call, None
-        if message is None and asked is not None and self._ask_doubt is not None:
+        if message is None and interrupted is not None and self._ask_doubt is not None:
             watching = node.call_handler(_DoubtPoller(self, self._ask_doubt))
         try:
             answer = await node.call_handler(call, claim=True)

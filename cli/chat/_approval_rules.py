@@ -84,9 +84,9 @@ class ApprovalRules:
 
         Raises `OSError` if the file cannot be written.
         """
-        given = None if arguments is None else _write(arguments)
+        arguments_json = None if arguments is None else _write(arguments)
         source = mask(tool.bare.source)
-        rule = ApprovalRule(tool.name, definition_of(tool), self.folder, given, source)
+        rule = ApprovalRule(tool.name, definition_of(tool), self.folder, arguments_json, source)
         rules = self.list()
         if rule not in rules:
             self._save([*rules, rule])

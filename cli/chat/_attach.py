@@ -104,18 +104,18 @@ def attach(text: str, folder: Path | None = None) -> AttachedMessage:
         if (real := path.resolve()) in seen:
             continue
         seen.add(real)
-        shown = one_line(name, 300)
+        shown_name = one_line(name, 300)
         names.append(name)
-        data = _read(path, shown)
+        data = _read(path, shown_name)
         if isinstance(data, Part):
             parts.append(data)
             continue
         room -= len(data)
         if room < 0:
             raise AttachError(
-                f"{shown} does not fit: all files together may have {MAX_MESSAGE_BYTES:,} bytes"
+                f"{shown_name} is too large: all files may have {MAX_MESSAGE_BYTES:,} bytes"
             )
-        blocks.append(_block(shown, decode(data, shown)))
+        blocks.append(_block(shown_name, decode(data, shown_name)))
     return AttachedMessage("\n\n".join([text, *blocks]), tuple(names), tuple(parts))
 
 

@@ -270,12 +270,12 @@ async def undo(chat: ChatLoop, argument: str) -> None:
 async def edit(chat: ChatLoop, argument: str) -> Message | None:
     """edit your last message in $EDITOR and send it again"""
     partner = require_agent(chat)
-    asked = [each for each in partner.messages() if each.role == "user"]
-    if (cut := await partner.interrupted_turn()) is not None:
-        asked.append(cut.message)  # the conversation contains it only after its turn
-    if not asked:
+    questions = [each for each in partner.messages() if each.role == "user"]
+    if (interrupted := await partner.interrupted_turn()) is not None:
+        questions.append(interrupted.message)  # the conversation contains it only after its turn
+    if not questions:
         raise ConfigurationError("there is no message to edit")
-    last = asked[-1]
+    last = questions[-1]
     text = await edit_text(chat, last.content or "")
     if text is None or not text.strip() or text == last.content:
         chat.screen.note("(not changed)")

@@ -33,9 +33,8 @@ class ChatCompleter(Completer):
     def __init__(self, commands: Mapping[str, str], choices: Mapping[str, Choices]) -> None:
         self._commands = commands
         self._choices = choices
-        self._files = ThreadedCompleter(
-            _FileCompleter(None)
-        )  # in a thread, so that keys never wait for the disk
+        # In a thread, so that keys never wait for the disk.
+        self._files = ThreadedCompleter(_FileCompleter(None))
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent

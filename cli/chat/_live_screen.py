@@ -90,9 +90,8 @@ class LiveScreen(Screen):
         self._stage = stage
         self.prompt = prompt = LivePrompt(stage, completer, history)
         running = asyncio.ensure_future(prompt.run())
-        running.add_done_callback(
-            lambda _: stage.leave()
-        )  # if the terminal disappears, the chat ends
+        # If the terminal disappears, the prompt ends first, and then the chat must end too.
+        running.add_done_callback(lambda _: stage.leave())
         try:
             yield
         finally:
@@ -216,8 +215,8 @@ class LiveScreen(Screen):
             try:
                 process = await start_process(*command)
             except OSError as error:
-                what = f"cannot run {command[0]}: {error.strerror or error}. Set $EDITOR"
-                raise ConfigurationError(what) from None
+                message = f"cannot run {command[0]}: {error.strerror or error}. Set $EDITOR"
+                raise ConfigurationError(message) from None
             try:
                 return await process.wait()
             finally:
@@ -270,6 +269,6 @@ class LiveScreen(Screen):
 
 
 def _shortened(line: str, columns: int) -> str:
-    shown = Text(line)
-    shown.truncate(columns - 1, overflow="ellipsis")
-    return shown.plain
+    text = Text(line)
+    text.truncate(columns - 1, overflow="ellipsis")
+    return text.plain

@@ -287,9 +287,9 @@ class ChatLoop:
         self._note_other_agent(partner)
         if partner.info.known:
             self.screen.note(f"(session: {partner.info.title}; /sessions lists all)")
-        if (cut := await partner.interrupted_turn()) is not None:
-            asked = shorten(cut.message.content or "", 60, placeholder=" ...")
-            self.screen.note(f"(the answer to {asked!r} was interrupted: /retry continues it)")
+        if (interrupted := await partner.interrupted_turn()) is not None:
+            question = shorten(interrupted.message.content or "", 60, placeholder=" ...")
+            self.screen.note(f"(the answer to {question!r} was interrupted: /retry continues it)")
 
     def _note_other_agent(self, partner: Partner) -> None:
         if isinstance(partner, AgentPartner) and partner.info.agent != self.manager.place:

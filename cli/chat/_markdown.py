@@ -161,9 +161,8 @@ def is_too_complex(
 def is_closed(fence: Token) -> bool:
     """Return whether a code fence has its closing line."""
     first, end = _span(fence)
-    return (
-        fence.content.count("\n") + 2 == end - first
-    )  # the opening and closing lines are not content
+    # The opening and closing lines are not part of the content.
+    return fence.content.count("\n") + 2 == end - first
 
 
 def _span(token: Token) -> list[int]:

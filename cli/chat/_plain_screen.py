@@ -116,8 +116,8 @@ class PlainScreen(Screen):
     async def choose(self, label: str, rows: QuestionRows) -> str | None:
         """Ask below the rows. Drop type-ahead, and refuse an answer in a burst of keys."""
         while True:
-            shown = await asyncio.to_thread(rows, *screen_size())
-            self.note_now("\n".join(shown), "cyan")
+            lines = await asyncio.to_thread(rows, *screen_size())
+            self.note_now("\n".join(lines), "cyan")
             if await discard_typeahead():
                 self.note_now("(text typed before this question was dropped)")
             answer, alone = await self._editor.choose(label)

@@ -122,10 +122,7 @@ class LivePrompt:
             output=output or terminal_output(),
         )
         app = self._session.app
-        app.ttimeoutlen, app.timeoutlen = (
-            0.05,
-            0.3,
-        )  # after Esc, which can be the start of another key
+        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which can start another key
         app.key_processor.before_key_press += self.asking.note_key
         feed = app.key_processor.feed_multiple
         app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
@@ -244,9 +241,7 @@ class LivePrompt:
 
     def _watch_signals(self) -> None:
         if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
-            with suppress(
-                NotImplementedError, RuntimeError
-            ):  # an event loop without signal support
+            with suppress(NotImplementedError, RuntimeError):  # a loop without signal support
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGWINCH, self._session.app.invalidate)
                 loop.add_signal_handler(signal.SIGCONT, self._resume_terminal)
@@ -342,7 +337,7 @@ class LivePrompt:
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
         is_empty = Condition(lambda: not self._session.default_buffer.text)
-        is_guarded = Condition(lambda: bool((asked := self.asking.visible) and asked.guarded))
+        is_guarded = Condition(lambda: bool((question := self.asking.visible) and question.guarded))
         keys.add("enter")(self._on_enter)
         keys.add("c-c")(self._on_ctrl_c)
         keys.add("c-d", filter=is_empty)(self._on_ctrl_d)

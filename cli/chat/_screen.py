@@ -62,10 +62,10 @@ class Screen(Asker):
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
         """Show the last messages of a conversation that is continued."""
-        shown = [each for each in messages if each.role in ("user", "assistant", "tool")]
-        if (left_out := len(shown) - MAX_EARLIER_MESSAGES) > 0:
+        visible = [each for each in messages if each.role in ("user", "assistant", "tool")]
+        if (left_out := len(visible) - MAX_EARLIER_MESSAGES) > 0:
             self.note(f"({left_out} earlier messages; /export FILE writes all)")
-        for each in shown[-MAX_EARLIER_MESSAGES:]:
+        for each in visible[-MAX_EARLIER_MESSAGES:]:
             if each.role == "user":
                 self.show_said(each.content or "", again=True)
             elif each.role == "tool":

@@ -66,8 +66,8 @@ async def find_server(
         name = names[0]
     if name not in names:
         known = one_line(", ".join(names), 500) or "nothing"
-        what = "choose one with --name" if name is None else f"unknown {one_line(name, 100)!r}"
-        raise ConfigurationError(f"{one_line(where, 200)}: {what}. It serves: {known}")
+        problem = "choose one with --name" if name is None else f"unknown {one_line(name, 100)!r}"
+        raise ConfigurationError(f"{one_line(where, 200)}: {problem}. It serves: {known}")
     return RunPartner(_ServerRuns(where, name, note, pauses), raw=raw)
 
 
@@ -154,12 +154,12 @@ class _ServerRuns(RunSource):
 
     async def _begin(self, client: ClientSession, messages: Sequence[Message]) -> str:
         """Start a run and return its address. A cancel stops the run on the server too."""
-        asked = {"model": self.name, "input": [each.to_wire() for each in messages]}
+        body = {"model": self.name, "input": [each.to_wire() for each in messages]}
 
         async def post() -> str:
             address = f"{self._address}/runs"
             with _reaching(self._address):
-                async with client.post(address, json=asked, allow_redirects=False) as answer:
+                async with client.post(address, json=body, allow_redirects=False) as answer:
                     await self._require_taken(answer)
                     found = (await read_object(answer))["id"]
                 if not (isinstance(found, str) and found.strip(".")):

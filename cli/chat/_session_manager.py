@@ -191,14 +191,14 @@ async def _list_models(address: str) -> tuple[str, list[str]]:
     except ValueError:
         raise ConfigurationError("the address of the model's server is invalid") from None
     path = url.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
-    shown = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
-    where = one_line(shown.geturl().rstrip("/"), 200)
+    public_url = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+    where = one_line(public_url.geturl().rstrip("/"), 200)
     try:
-        asked = url._replace(path=f"{path}/models", fragment="").geturl()
+        models_url = url._replace(path=f"{path}/models", fragment="").geturl()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE_SECONDS)
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
-            client.get(asked, allow_redirects=False) as answer,
+            client.get(models_url, allow_redirects=False) as answer,
         ):
             if answer.status == 200:
                 listed: Any = (await read_object(answer))["data"]

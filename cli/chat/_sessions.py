@@ -115,9 +115,9 @@ class Sessions:
             try:
                 stack.enter_context(self.journal.reserve(info.run_id))
             except RunBusy as busy:
-                who = "another chat" if busy.pid is None else f"process {busy.pid}"
+                user = "another chat" if busy.pid is None else f"process {busy.pid}"
                 raise SessionBusy(
-                    f"the session {info.title or info.id!r} is in use by {who}. Continue there, or"
+                    f"the session {info.title or info.id!r} is in use by {user}. Continue there, or"
                     " choose another session with --resume or /resume",
                     info.run_id,
                     busy.pid,

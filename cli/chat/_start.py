@@ -307,9 +307,8 @@ async def _open_session(
     manager, info = chat.manager, None
     manager.ask_doubt, manager.choose_name = chat.screen.ask_doubt, chat.screen.choose_name
     if options.resume is not None and manager.sessions.trouble:
-        raise ConfigurationError(
-            manager.sessions.trouble
-        )  # the session may be in the file that cannot be opened
+        # The session may be in the file that cannot be opened.
+        raise ConfigurationError(manager.sessions.trouble)
     if options.resume:
         info = await manager.sessions.find(options.resume)
     elif options.resume is not None and (info := await manager.sessions.newest()) is None:

@@ -61,8 +61,11 @@ class TurnFigures:
         parts = [_length(self.seconds, fine=True)]
         if used.total_tokens:
             cached = format_tokens(used.cached_input_tokens)
-            taken, given = format_tokens(used.input_tokens), format_tokens(used.output_tokens)
-            counts = f"{taken or 0} + {given or 0} tokens"
+            tokens_in, tokens_out = (
+                format_tokens(used.input_tokens),
+                format_tokens(used.output_tokens),
+            )
+            counts = f"{tokens_in or 0} + {tokens_out or 0} tokens"
             parts.append(counts + (f" ({cached} cached)" if cached else ""))
         if self.writing is not None:
             parts.append(f"{_rate(self.writing)} tokens/s")
@@ -306,11 +309,11 @@ class Status:
         if self._began is not None:
             parts.append(_length(turn.seconds))
         if turn.usage.total_tokens:
-            taken, given = (
+            tokens_in, tokens_out = (
                 format_tokens(turn.usage.input_tokens),
                 format_tokens(turn.usage.output_tokens),
             )
-            parts.append(f"{taken or 0} in, {given or 0} out")
+            parts.append(f"{tokens_in or 0} in, {tokens_out or 0} out")
         if session.money:
             parts.append(f"cost {session.money}")
         if session.usage.total_tokens > turn.usage.total_tokens:
@@ -353,10 +356,10 @@ def _stage_words(work: Working) -> str:
 
 
 def _words_of(call: ToolCall) -> str:
-    given = ", ".join(
+    arguments = ", ".join(
         f"{_short(name, MAX_NAME_CHARS)}={_value(each)}" for name, each in call.arguments.items()
     )
-    return _short(f"{_short(call.name, MAX_NAME_CHARS)}({given})", MAX_CALL_CHARS)
+    return _short(f"{_short(call.name, MAX_NAME_CHARS)}({arguments})", MAX_CALL_CHARS)
 
 
 def _value(value: object) -> str:

@@ -146,7 +146,7 @@ async def test_a_killed_chat_goes_on(path: Path, name: str) -> None:
         await partner.open()
         cut = await partner.interrupted_turn()
         assert cut is not None
-        assert cut.asked.content == "And now?"
+        assert cut.message.content == "And now?"
         async with Commander() as commander:
             await commander.run(partner.answer(None, View()))
         said = [f"{each.role}: {each.content}" for each in partner.messages()]
