@@ -42,7 +42,7 @@ NODE_SIGNS = {
     "lost": ("?", "bold magenta"),
 }
 _ASCII = str.maketrans("○●◐✓✗⊘│├└…⋮·", ".>~+x-||`~:|")
-# The place where a request waits for its turn within rate limits: `Turn.wait_ready` of the backends,
+# The place where a request waits for its turn within rate limits: `Turn.wait_ready`,
 # or `ready` in older recordings.
 _WAITS_FOR_TURN = re.compile(r"_turn\.py:\d+ in (?:wait_)?ready")
 MAX_NAME_CHARS, MAX_ERROR_CHARS = 60, 400
