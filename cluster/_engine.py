@@ -1,4 +1,4 @@
-"""Engines: a backend in an actor, and the backend with which all trees of the cluster reach it.
+"""Engines: a backend in an actor, and the backend that connects all trees of the cluster to it.
 
 Not a deployment of Ray Serve: its replicas would not share limits, and the engine of a model
 batches requests already. With streams out of one actor, a slow reader slows down the model.

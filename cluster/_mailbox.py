@@ -1,4 +1,4 @@
-"""The mailbox of a program: an actor with which remote tasks reach it.
+"""The mailbox of a program: an actor that remote tasks call.
 
 Ray has no calls to a program, so the program reads its mailbox. Each commander with remote nodes
 has an inbox there, for reports, and for requests for turns under the tree's limits. Ray's streaming

@@ -301,7 +301,7 @@ class Index:
         return len(pieces)
 
     def _settings_mark(self) -> str:
-        """Return the settings of cutting and embedding, by which an unchanged file is known."""
+        """Return the settings of cutting and embedding, which identify an unchanged file."""
         counter = stored_name(self._count_tokens).partition(":")[2]
         return f"{CUTTING_VERSION} {self._size} {self._overlap} {counter} {self._embedder or ''}"
 

@@ -96,7 +96,7 @@ def find_citations(answer: str | None, found: Sequence[str]) -> list[dict[str, A
                 } | ({"heading": str(fields["heading"])} if "heading" in fields else {})
     if answer is None:
         return [*known.values()]
-    # A number in code is no citation, unless the code has nothing else.
+    # A number in code does not count, unless the code has nothing else.
     prose = CODE_SPAN.sub(lambda code: code[2] if CITATION.fullmatch(code[2]) else " ", answer)
     numbers_cited = (each for mark in CITATION.findall(prose) for each in re.split(r"\D+", mark))
     numbers = dict.fromkeys(int(each) for each in numbers_cited if len(each) < 20)

@@ -264,7 +264,7 @@ def read_markdown(text: str) -> Iterator[Block]:
         if token.level or token.map is None or token.nesting < 0:
             continue
         start, until = token.map
-        if start > end:  # such as link targets, which are no block of the page
+        if start > end:  # such as link targets, which no block contains
             yield "text", "\n".join(lines[end:start]), 0, end + 1, 0
         end = until
         if token.type == "heading_open":
@@ -307,7 +307,7 @@ def read_html(text: str) -> Iterator[Block]:
 
 
 def read_whole_page(text: str) -> str:
-    """Return all text of a page in which no article was found."""
+    """Return all text of a page without an article."""
     etree: Any = import_module("lxml.etree")  # has no types
     page = etree.fromstring(text.encode(), etree.HTMLParser(encoding="utf-8", huge_tree=True))
     if page is None:  # an empty page

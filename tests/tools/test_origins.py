@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.cli._question import Question
-from anabranch.cli.chat._rules import Rules
+from anabranch.cli._call_layout import CallLayout
+from anabranch.cli.chat._approval_rules import ApprovalRules
 from anabranch.messages import ToolCall
 from anabranch.tools import AnyTool, McpServer, Toolkit, open_tools, origins, tool
 
@@ -123,7 +123,7 @@ NUMBERS = count()
 
 async def allowed(folder: Path, one: Setup, two: Setup) -> bool:
     """Return whether a rule for the first lets a call of the second run."""
-    rules = Rules(folder / f"{next(NUMBERS)}.json", folder)
+    rules = ApprovalRules(folder / f"{next(NUMBERS)}.json", folder)
     rules.add(await one.open())
     other = await two.open()
     return rules.allows(ToolCall(id="1", name=other.name, arguments={}), other)
@@ -155,7 +155,7 @@ def test_any_difference_asks_again(tmp_path_factory: pytest.TempPathFactory, dat
 def test_nothing_that_the_server_says_can_forge_where_it_comes_from(setup: Setup) -> None:
     """The command or address comes first, on its own line; then the server's name, quoted."""
     asked = asyncio.run(setup.open())
-    rows = Question(asked, {"query": "select 1"}).rows(10_000)
+    rows = CallLayout(asked, {"query": "select 1"}).rows(10_000)
     place = "server" if setup.url is None else setup.url.partition("://")[0] + "://"
 
     assert rows[0] == f"  tool: {asked.name}"
@@ -172,7 +172,7 @@ def test_no_secret_is_shown_or_stored(
     """Values of the environment and of headers, passwords, and possible keys."""
     folder = tmp_path_factory.getbasetemp()
     asked = asyncio.run(setup.open())
-    rules = Rules(folder / f"{next(NUMBERS)}.json", folder)
+    rules = ApprovalRules(folder / f"{next(NUMBERS)}.json", folder)
     rule = rules.add(asked)
     shown = f"{asked.origin} {asked!r} {rule} {rules.path.read_text()}"
     for secret in ("hunter2", "ann:", "one@", "two@", "ZjY4OTgx", "k1", "k2"):
@@ -228,7 +228,7 @@ async def test_a_packages_toolkit_is_asked_about_for_each_text(
         return Shelf if name == "shelf" else None
 
     monkeypatch.setattr(_load, "find_plugin", find)
-    rules = Rules(tmp_path / "rules.json", tmp_path)
+    rules = ApprovalRules(tmp_path / "rules.json", tmp_path)
     made = list[AnyTool]()
     for spec in ("shelf:test", "shelf:prod", "shelf:test"):
         async with open_tools(spec) as tools:
