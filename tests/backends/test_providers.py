@@ -104,7 +104,7 @@ def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "ray", RAY)
     assert "ray" in plugin_names(GROUP)
     assert connect("ray:llm").provider == "ray"
-    with pytest.raises(ConfigurationError, match="which engine"):
+    with pytest.raises(ConfigurationError, match="must have the name of an engine"):
         connect("ray")
     with pytest.raises(ConfigurationError, match="no base_url"):
         connect("ray:llm", base_url="http://h/v1")
