@@ -2,7 +2,7 @@
 
 A *run* has *executions*: one for each time that a process acquires it. An execution appends *rows*
 to the journal and finds those of earlier executions there (these are *recorded*). A *root* is the
-job with which the run began, or a later *round*: a job that is put outside the tree of its putter.
+first job of the run, or a later *round*: a job that is put outside the tree of its putter.
 An *effect* is something that a run does outside the process. A *letter* is sent to a run: a signal,
 an answer, a cancel.
 

@@ -61,8 +61,8 @@ class Codec:
     secrets, and types that pydantic does not support. A name that cannot be resolved yet is looked
     up again for the first value, in the module of `owner`, a class or function.
 
-    A decoded value has the same types at every level and all its fields; `encode` refuses values
-    for which this fails. So a subclass of an annotated model is refused, and `"3"` or `True` for an
+    A decoded value has the same types at every level and all its fields. Otherwise `encode` refuses
+    the value. So a subclass of an annotated model is refused, and `"3"` or `True` for an
     `int`. Without an annotation, or with `Any`, only JSON types are accepted: a tuple, a set, a
     date or a model would be decoded as another type.
 

@@ -1,4 +1,4 @@
-"""The completion order of durable nodes, which is that of their rows in every execution.
+"""Durable nodes end in the order of their rows in every execution.
 
 Code that waits for the first of several nodes sees which of them have ended by then. So the ends of
 one parent's nodes are kept apart, in the first execution as in each later one: the waiter of one
@@ -54,14 +54,13 @@ TURNS_BETWEEN_ENDS = 5
 START_TURNS = 10
 # Nodes that end one by one. If more wait at once, all end together, so the delay is bounded.
 CROWD_NODES = 32
-# Seconds in which a failure that was awaited before is awaited again, and the pauses in between.
+# Seconds to wait until a failure that was awaited before is awaited again, and the pauses.
 # Without a waiter its end would make the parent fail.
 AWAITED_SECONDS, PAUSE_SECONDS = 5.0, 0.01
-TIMER_SLACK_SECONDS = 0.1  # by which a timer may fire earlier than its recorded interval says
-LATE_FACTOR = 2.0  # times the recorded time, after which a wait is no longer expected to time out
+TIMER_SLACK_SECONDS = 0.1  # a timer may fire this much earlier than recorded
+LATE_FACTOR = 2.0  # times the recorded time; after that a wait is not expected to time out
 MAX_ENDS_PER_TURN = 500  # so that a long replay does not block the loop
-# Turns for which ends are delayed because the parent's body is about to continue. It bounds the
-# delay if the body never waits.
+# The most turns to delay ends while the parent's body is about to continue, as it may never wait.
 MAX_DELAYED_TURNS = 100
 
 

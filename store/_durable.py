@@ -280,7 +280,7 @@ class DurableCalls:
         """Call a tool as a child of the job, once in the lifetime of the run; await the result.
 
         The options of the tool apply as in a call by a model: `effect`, `reconcile`, `approve`,
-        `retry`, `timeout`. The result is that of the tool, by its return annotation. Raises the
+        `retry`, `timeout`. The result has the type of the tool's return annotation. Raises the
         exception of the tool, or `ToolError` if a person denies the call. Waits for replies that
         `fork` reads for this job or one above it: see docs/durable.md.
 

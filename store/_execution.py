@@ -93,7 +93,7 @@ class Execution:
         # the wall clock and that.
         self.started_at = self.loop.time()
         self._ahead = time.time() - self.started_at
-        # The interval in which growing replies are written; None: never.
+        # The interval between writes of growing replies; None: never.
         self.partial_seconds: float | None = None
         # The ends of nodes are not recorded any more: the next execution resumes these nodes.
         self.suspended = False
@@ -160,12 +160,12 @@ class Execution:
         return [*self._kinds[kind]]
 
     def first_row_number(self, root: bytes) -> float:
-        """Return the number of the row with which a root began; infinity for a new root."""
+        """Return the number of the first row of a root; infinity for a new root."""
         row = self.find(root, "root")
         return row.seq if row is not None else 0 if root == FIRST_ROOT else inf
 
     def root_idents(self) -> list[bytes]:
-        """Return the identities of all roots, in the order in which they were put."""
+        """Return the identities of all roots, in the order of their puts."""
         return [FIRST_ROOT, *(row.ident for row in self.rows_of_kind("root"))]
 
     def failed_roots(self) -> list[bytes]:
@@ -319,7 +319,7 @@ class Execution:
         """
         if self.stop_error is not None:
             raise self.stop_error
-        value = self.keys.cut_json(value)
+        value = self.keys.cut_json(value)  # before the row is queued or found
         row = Row(ident, kind, value)
         try:
             ahead = time.time() - self.loop.time()
@@ -386,7 +386,7 @@ class Execution:
     def park(self, why: str) -> JournalMismatch:
         """Stop this execution and park the run; return the error to raise.
 
-        Code that catches it gets no further: what it appends is refused, and its node is cancelled.
+        Code that catches it cannot continue: its appends are refused, and its node is cancelled.
         """
         error = JournalMismatch(
             f"{why}: the code or its inputs have changed since the run began; resume it with the"
@@ -423,7 +423,7 @@ class Execution:
                     while self.effects_in_progress and not self.suspended:
                         await asyncio.wait(self.effects_in_progress.values())
         finally:
-            self.suspended = True
+            self.suspended = True  # first, so that the ends of cancelled nodes are not recorded
             self.roots.stop("the run is suspended")
 
     async def take_letter(
@@ -467,7 +467,7 @@ class Execution:
         return value["value"].encode()
 
     async def barrier(self) -> None:
-        """Wait until all appended rows are on disk; raise if the run is owned elsewhere by then."""
+        """Wait until all appended rows are on disk; raise if the run has another owner."""
         try:
             await self.file.barrier(self.run_id, self.fence)
         except (JournalError, LeaseLost) as error:

@@ -1,6 +1,6 @@
 """The thread that executes the SQL of a journal, with one commit for many callers.
 
-One queue has, in order: rows, for which no caller waits; barriers; and functions that are called
+One queue has, in order: rows, without a waiting caller; barriers; and functions that are called
 with the connection. The thread wakes at once if a caller waits, else 2 ms after the first row. It
 writes all that is queued in one transaction. So after a crash the file has a prefix of the queue.
 
@@ -35,9 +35,9 @@ __all__ = ["FileThread", "Lease"]
 T = TypeVar("T")
 
 MAX_INLINE_BYTES = 64 << 10  # a longer value is stored once for all rows that have it
-GATHER_SECONDS = 0.002  # for more rows to join a commit for which no caller waits
+GATHER_SECONDS = 0.002  # more rows may join a commit without a waiting caller
 FILE_SUFFIXES = ("", "-wal", "-shm")  # SQLite's files of one database
-EXIT_SECONDS = 10.0  # for which the end of the interpreter waits for the last commit
+EXIT_SECONDS = 10.0  # the end of the interpreter waits so long for the last commit
 
 _SELECT_FENCE = "select fence from anabranch_run where id = ?"
 _INSERT_ROW = (
@@ -61,7 +61,7 @@ class Lease:
         self.is_lost = False  # the thread has found another fence in the file
 
 
-# Run, number, identity, kind, value, digest of a value that is stored elsewhere, time.
+# Run, number, identity, kind, value, digest of a value in its own table, time.
 _Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 
@@ -70,7 +70,7 @@ _QueuedRow = tuple[Lease, _Columns]
 
 
 class _QueuedCall(NamedTuple):
-    """An entry of the queue for which a caller waits."""
+    """An entry of the queue with a waiting caller."""
 
     future: asyncio.Future[Any]
     function: Callable[[sqlite3.Connection], Any] | None = None  # None: a barrier
@@ -328,6 +328,7 @@ class FileThread:
         files: dict[str, os.stat_result],
     ) -> list[_Outcome]:
         writes = any(type(each) is tuple or each.writes for each in batch)
+        # `immediate`: a read that becomes a write could fail because another process wrote.
         connection.execute("begin immediate" if writes else "begin")
         checked: set[Lease] = set()
         rows: list[_Columns] = []
@@ -350,7 +351,7 @@ class FileThread:
             elif each.function is None:
                 outcomes.append((each.future, None, None))
             else:
-                connection.executemany(_INSERT_ROW, rows)
+                connection.executemany(_INSERT_ROW, rows)  # it must see the rows before it
                 last = rows[-1][:2] if rows else last
                 rows.clear()
                 result, failure = self._call(connection, each)
@@ -362,7 +363,7 @@ class FileThread:
         connection.executemany(_INSERT_ROW, rows)
         last = rows[-1][:2] if rows else last
         connection.execute("commit")
-        if writes:
+        if writes:  # after the commit, and before callers learn of it
             for path, stat in files.items():
                 if not is_same_file(path, stat):
                     why = f"was removed or replaced while it was open ({path!r})"

@@ -1,4 +1,4 @@
-"""The identity of a node in its run, by which it finds its rows of earlier executions.
+"""The identity of a node in its run: a node finds its rows of earlier executions by it.
 
 The identity is a digest of its putter, its class or function, its key or else its inputs, its
 ordinal among identical siblings, and the attempt of each node above it. So it does not depend on

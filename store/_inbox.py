@@ -1,4 +1,4 @@
-"""Letters: what is sent to a run from anywhere, such as signals, answers and cancels.
+"""Letters to a run from any process, such as signals, answers and cancels.
 
 `Inbox` has the letters of one run. `FileWatch` waits until the journal's file changes, also by
 another process. All callers share one poll.
@@ -125,7 +125,7 @@ class FileWatch:
         return self._version + self._posts
 
     async def _poll_until_changed(self, posted: asyncio.Event, before: int) -> None:
-        """Return when the file is no longer at the version `before`, or at a `post`."""
+        """Return when the version of the file differs from `before`, or at a `post`."""
         while not posted.is_set():
             (self._version,) = await self._call(
                 lambda sql: sql.execute("pragma data_version").fetchone(), writes=False

@@ -56,7 +56,7 @@ class Journal:
 
     When a run is suspended, effects in progress get `grace` seconds to end. A run that was resumed
     more than `max_recoveries` times without progress is parked. `codec` transforms all values, such
-    as by encryption. `partials` is an interval in seconds in which growing replies are written for
+    as by encryption. `partials` is the interval in seconds between writes of growing replies, for
     `look`; they are never replayed. A journal belongs to the event loop that opens it, and can be
     opened again after it is closed.
     """

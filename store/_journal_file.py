@@ -150,7 +150,7 @@ class JournalFile:
         """Write all appended rows and close the file; closing twice is harmless.
 
         Runs that were not released can be acquired, as if their owner had died. Raises
-        `JournalError` if rows could not be written and no caller was told.
+        `JournalError` if rows could not be written and no caller got the error.
         """
         try:
             await self._thread.stop()
@@ -173,7 +173,7 @@ class JournalFile:
     async def barrier(self, run_id: str = "", fence: int = 0) -> None:
         """Wait until all rows that were appended before are on disk.
 
-        With a run, raises `LeaseLost` if it is no longer owned here under this fence. Concurrent
+        With a run, raises `LeaseLost` if another owner has it. Concurrent
         waits share a commit.
         """
         await self._thread.ask(None, self._lease(run_id, fence) if run_id else None, writes=False)
@@ -379,7 +379,7 @@ class JournalFile:
     ) -> int:
         """Remove runs that ended before a time in one of `states`; return how many.
 
-        Each short transaction is followed by an equally long pause, in which others can write.
+        After each short transaction it pauses for the same time, so that others can write.
         """
         purged, more = 0, True
         while more:

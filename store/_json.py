@@ -57,7 +57,7 @@ __all__ = [
 # Levels of containers: a fixed number, since Python's recursion limit depends on the caller.
 MAX_NESTING = 100
 MAX_INT_BITS = 10_000  # Python converts no more than some thousand digits
-EXACT_TAG = "$exact"  # of a value with integers for which a float is annotated
+EXACT_TAG = "$exact"  # of a value with integers instead of annotated floats
 
 
 # --- the text of a value

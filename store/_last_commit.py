@@ -60,7 +60,7 @@ class CommitNote:
             os.write(self._file, data + crc32(data).to_bytes(4, "little"))
 
     def close(self, *, well: bool) -> None:
-        """Close the note; remove it if the journal was closed `well` and there is no `-wal`."""
+        """Close the note; remove it if the journal was closed `well` and without a `-wal`."""
         if self._file < 0:
             return
         os.close(self._file)

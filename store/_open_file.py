@@ -21,8 +21,8 @@ from .errors import JournalError
 
 __all__ = ["MIGRATIONS", "connect", "explain", "find_place", "network_disk"]
 
-PROBE_SECONDS = 3.0  # in which another process must have opened or closed the file
-WAL_BYTES = 8 << 20  # the size to which a restart truncates the WAL; long reads let it grow
+PROBE_SECONDS = 3.0  # for another process to finish opening or closing the file
+WAL_BYTES = 8 << 20  # a restart truncates the WAL to this size; long reads let it grow
 NETWORK_DISKS = {"9p", "afs", "cifs", "davfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"} | {
     f"fuse.{kind}" for kind in ("davfs2", "glusterfs", "rclone", "s3fs", "sshfs")
 }

@@ -1,4 +1,4 @@
-"""The roots of a run: the job with which it began, and rounds, which are put outside the tree.
+"""The roots of a run: its first job, and rounds, which are put outside the tree.
 
 Each execution puts every root that is not over. The putter of a round does so if it runs again.
 Otherwise the run puts the round, from its inputs, options and callbacks, which the journal stores.
@@ -163,7 +163,7 @@ def put_again(job: Node[Any], put: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(job: Durable[Any], thing: Callback | Any) -> str:
-    """Return the stored name of a function or class; refuse one that has no such name."""
+    """Return the stored name of a function or class; refuse one without such a name."""
     name = stored_name(thing)
     try:
         found = find_named(name)

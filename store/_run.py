@@ -72,7 +72,7 @@ class OwnedRun:
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def write_partials(self, every: float | None) -> None:
-        """Set the interval in seconds in which growing replies are written; None: never."""
+        """Set the interval in seconds between writes of growing replies; None: never."""
         self._execution.partial_seconds = every
 
     async def drive(
@@ -312,7 +312,7 @@ async def acquired(
         raise
     finally:
         if execution is not None:
-            execution.suspended = True
+            execution.suspended = True  # nodes that still end must not append rows
             note = note and execution.keys.cut_text(note)
             del file.keys[run_id]
         with suppress(LeaseLost):
@@ -339,6 +339,7 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     idents = [each for each in left if execution.find_outcome(each) is None]
     cancelled = False
     try:
+        # The letter may have been handled by an owner that has released the run since.
         for letter in await file.letters(run_id):
             if letter.kind != "cancel" or letter.id in execution.taken_letters:
                 continue

@@ -311,8 +311,8 @@ class NodeScope(NodeIdentity):
     def leads_on(self, number: int) -> float | None:
         """Return in how many seconds its own task reached its next recorded effect.
 
-        The seconds since the effect before. None if there is no such effect, or if it began after
-        the row of this number.
+        The seconds since the effect before. None without such an effect, or if it began after the
+        row of this number.
         """
         execution = self.execution
         if not execution.last_recorded:

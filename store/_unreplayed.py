@@ -254,7 +254,7 @@ class Unreplayed:
     def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
         execution = self._execution
         left = [ident for ident in recorded if not self._is_replayed(ident)]
-        # The identity of an effect has no name in it.
+        # Identities of effects do not contain a name.
         effects = [ident.hex() for ident in left if len(ident) == NAME_START]
         counts = Counter(recorded[ident] for ident in left)
         for name in [*counts]:
