@@ -465,7 +465,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["cancel", "order-71"], "Did you mean"),
     (["signal", "order-71", "s"], "Did you mean"),
     (["fork", "order-17", "new", "--at", "99"], "--at must be from 0 to 0"),
-    (["fork", "order-17", "order-17", "--at", "0"], "a fork needs a name of its own"),
+    (["fork", "order-17", "order-17", "--at", "0"], "a fork needs a new name"),
     (["list", "--state", "done"], "one of: pending, running"),
     (["purge", "--before", "soon"], "not 'soon'"),
     (["purge", "--before", "30d", "--state", "running"], "--state must be one of"),

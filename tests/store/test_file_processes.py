@@ -238,7 +238,7 @@ asyncio.run(main())
         assert child.stdout.readline() == "commits\n"
         await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         async with asyncio.timeout(20), Journal(path) as journal:
-            busy = rf"taken by process {child.pid} since"
+            busy = rf"in use by process {child.pid} since"
             with pytest.raises(RunBusy, match=busy):
                 await journal._file.acquire("run", "test")
             with pytest.raises(RunBusy, match=busy):
