@@ -29,7 +29,11 @@ turned = Turned()
         (["show", "nobody"], 2, "ConfigurationError: the journal 'runs.db' has no run 'nobody'"),
         (["list", "--state", "nix"], 2, "ConfigurationError: unknown state 'nix'"),
         (["purge", "--before", "99999999999d"], 2, "--before must be a time span"),
-        (["fork", "nap", "a\nb", "--at", "0"], 2, "a run_id must be a text of 1 to 1,000 characters"),
+        (
+            ["fork", "nap", "a\nb", "--at", "0"],
+            2,
+            "a run_id must be a text of 1 to 1,000 characters",
+        ),
         (["resume", "gone"], 1, "since it was cancelled"),
         (["cancel", "gone"], 1, "which is over (cancelled)"),
         (["resume", "nap", "--app", "nix"], 2, "--app nix cannot be imported"),
