@@ -52,7 +52,9 @@ def can_draw(stream: TextIO) -> bool:
 
 def elapsed_seconds(trace: Trace) -> float:
     """Return the seconds since the start of a run, or its duration if it has ended."""
-    return max(trace.end, time.time() - trace.time) if trace.live and trace.lives else trace.end
+    return (
+        max(trace.end, time.time() - trace.time) if trace.live and trace.executions else trace.end
+    )
 
 
 class LiveRegion:

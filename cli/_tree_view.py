@@ -161,9 +161,12 @@ def _name(summary: TreeSummary, item: TraceNode | CollapsedNodes, guides: str) -
 
 def _duration(node: TraceNode, now: float) -> float:
     """Return the seconds for which a node has run, or has waited to start."""
-    if not node.spells:
+    if not node.intervals:
         return (now if node.ended is None else node.ended) - node.put
-    return sum((now if spell.end is None else spell.end) - spell.start for spell in node.spells)
+    return sum(
+        (now if interval.end is None else interval.end) - interval.start
+        for interval in node.intervals
+    )
 
 
 def _describe(summary: TreeSummary, node: TraceNode, state: str, now: float) -> str:
@@ -177,7 +180,7 @@ def _describe(summary: TreeSummary, node: TraceNode, state: str, now: float) -> 
             words += f": {node.result}" if node.result else ""
         case "completed" | "cancelled":
             words = f"{state}: {node.reason}" if node.reason else state
-            words += ", from the journal" if node.kept else ""
+            words += ", from the journal" if node.recorded else ""
         case "lost":
             words = "lost: its process ended first"
         case _:

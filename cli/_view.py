@@ -91,12 +91,12 @@ def _show_text(trace: Trace, title: str) -> None:
 def summarize(trace: Trace, title: str, width: int, height: int, *, unicode: bool) -> list[Text]:
     """Return a recording as text, for machines without a browser."""
     lines = draw(TreeSummary(trace), width, height, trace.end, title=title, unicode=unicode)
-    if any(life.content for life in trace.lives):
+    if any(life.content for life in trace.executions):
         lines.append(Text("with content: prompts, replies and arguments", "dim"))
     lines += _sums("by agent", trace, trace.usage_by_agent().items())
     by_model = [(model, {model: used}) for model, used in trace.usage().items()]
     lines += _sums("by model", trace, by_model)
-    ran = [(_own_seconds(node, trace.end), node) for node in trace if node.spells]
+    ran = [(_own_seconds(node, trace.end), node) for node in trace if node.intervals]
     if ran:
         lines += [Text(), Text("slowest, without the time of their children", "bold")]
         for length, node in nlargest(MAX_SLOWEST, ran, key=itemgetter(0)):
@@ -131,11 +131,11 @@ def _sums(title: str, trace: Trace, sums: Iterable[tuple[str, dict[str, Usage]]]
 
 def _own_seconds(node: TraceNode, end: float) -> float:
     """Return the seconds for which a node ran while none of its children did."""
-    own = sum((end if each.end is None else each.end) - each.start for each in node.spells)
+    own = sum((end if each.end is None else each.end) - each.start for each in node.intervals)
     below = [
-        (spell.start, end if spell.end is None else spell.end)
+        (interval.start, end if interval.end is None else interval.end)
         for child in node.children
-        for spell in child.spells
+        for interval in child.intervals
     ]
     reached = 0.0
     for start, stop in sorted(below):

@@ -54,8 +54,8 @@ def watch(
             title, traces = path.name, follow(path)
         with TreeDisplay(one_line(title, 100)) as display:
             trace = asyncio.run(_show(traces, display))
-        if trace is not None and trace.lives and not trace.lives[-1].ended:
-            process = trace.lives[-1]
+        if trace is not None and trace.executions and not trace.executions[-1].ended:
+            process = trace.executions[-1]
             lost = sum(1 for node in trace if node.state == "lost")
             nodes = f"{format_count(lost, 'node')} {'was' if lost == 1 else 'were'} open"
             print_error(
@@ -123,12 +123,12 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
                             trace = trace if lines else Trace()
                             lines += 1
                             trace.feed(json.loads(text))
-                            trace.live = not trace.lives[-1].ended
+                            trace.live = not trace.executions[-1].ended
                             yield trace
                             if not trace.live:
                                 return
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    if not trace.lives:
+                    if not trace.executions:
                         raise
                     why = why if lines else _error_line(error)
                 await retry.wait(why, lines)
@@ -138,7 +138,7 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
         failed = BadServer(f"cannot read {one_line(where, 200)}: {_error_line(error)}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         failed = BadServer(f"{one_line(where, 200)} did not send a recording: {error!r:.200}")
-    if trace.lives:
+    if trace.executions:
         trace.live = False
         trace.lose_open()
         yield trace

@@ -1,4 +1,4 @@
-"""`serve`: what is served, as an ASGI application."""
+"""`serve`: an ASGI application for agents, models, jobs and handlers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..commander.errors import ConfigurationError, MissingExtra
 from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
-from ._durable_run import PREFIX
+from ._durable_run import RUN_ID_PREFIX
 from ._failure import masked_logs
 from ._run import OnLeave
-from ._runs import NotBegun, Runs
-from ._served import Served, serve_thing
+from ._runs import NotRunning, Runs
+from ._served_model import ServedModel, served_model_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Auth", "Server", "serve"]
 
-DEFAULT_LEAVE: dict[str, OnLeave] = {"openai": "cancel", "*": "detach"}
-WIRES = ("openai",)
+DEFAULT_ON_LEAVE: dict[str, OnLeave] = {"openai": "cancel", "*": "detach"}
+ALL_WIRES = ("openai",)
 
 
 def serve(
     *things: Any,
-    wires: Iterable[str] = WIRES,
+    wires: Iterable[str] = ALL_WIRES,
     on_leave: Mapping[str, OnLeave] | None = None,
     keep: float = 300.0,
     auth: Auth | None = None,
@@ -44,22 +44,27 @@ def serve(
     max_messages: int = 2_048,
     journal: str | os.PathLike[str] | Journal | None = None,
 ) -> Server:
-    """Make an ASGI application that serves `things` to clients of existing protocols.
+    """Make an ASGI application that serves `things` to OpenAI's clients, and on a chat page.
 
         app = serve(agent)
         app.mount_into(fastapi_app)        # or: uvicorn module:app, or anabranch serve module:agent
 
     Each thing is an `Agent`, a `ConversableAgent`, a group, a `Backend`, a class of jobs, a
-    handler, or a function that makes one. Clients use its name as a model, or the name in a
-    mapping: `serve({"writer": agent})`. `wires` are the protocols. `on_leave` is, by wire, what
-    happens to a run when its client leaves: "cancel" stops it, including the connection to the
-    model, and "detach" lets it continue for clients that reconnect; "*" is the default. A run that
-    has ended is stored for `keep` seconds. `auth` finds the user of a token; without it the server
-    binds to this machine only. Beyond `max_runs` at once a client is asked to retry later.
-    `limits` apply to all runs together. `page` serves a chat page. `max_body` is the largest
-    request, in bytes, and `max_messages` the most messages in one; larger ones get 413. With
-    `journal`, a `Journal` or the name of a file, runs of agents and backends that continue without
-    readers outlive the process: a server that starts again resumes them.
+    handler, or a function that makes one. Clients use its name as the name of a model, or the name
+    in a mapping: `serve({"writer": agent})`.
+
+    - `wires`: the protocols.
+    - `on_leave`: by wire, the action when a run's client leaves. "cancel" stops the run, including
+      the connection to the model; "detach" lets it continue for clients that reconnect. "*" is the
+      default.
+    - `keep`: seconds until an ended run expires.
+    - `auth`: the tokens. Without it the server answers only this machine.
+    - `max_runs`: more runs at once get 429 with a time to retry.
+    - `limits`: bounds on all runs together.
+    - `page`: whether there is a chat page.
+    - `max_body`, `max_messages`: the largest request in bytes and in messages; others get 413.
+    - `journal`: a `Journal` or the name of a file. A server that starts again resumes its runs:
+      those of agents and backends that continue when their clients leave.
 
     Raises `ConfigurationError` for a thing that cannot be served, and `MissingExtra` without
     starlette.
@@ -67,42 +72,44 @@ def serve(
     if find_spec("starlette") is None:
         raise MissingExtra("serve", "serve")
     if not things:
-        raise ConfigurationError("serve(...) needs something to serve, such as an Agent")
-    served: dict[str, Served] = {}
+        raise ConfigurationError("serve(...) must get something to serve, such as an Agent")
+    served: dict[str, ServedModel] = {}
     named = [(None, each) for each in things if not isinstance(each, Mapping)]
     for each in things:
         named += [*each.items()] if isinstance(each, Mapping) else []
     for name, thing in named:
-        each = serve_thing(thing, name)
-        if each.agent is not None and each.agent.journal is not None:
+        model = served_model_of(thing, name)
+        if model.agent is not None and model.agent.journal is not None:
             raise ConfigurationError(
-                f"{each.agent.name} stores its sessions in a journal, and cannot be served: a"
+                f"{model.agent.name} cannot be served: it stores its sessions in a journal, but a"
                 " client's messages expire with its run"
             )
-        if served.setdefault(each.name, each) is not each:
-            raise ConfigurationError(f"two things are called {each.name!r}: name one otherwise")
-    known = [*wires]
-    if unknown := sorted(set(known) - set(WIRES)):
-        raise ConfigurationError(f"there is no wire {unknown[0]!r}; there are: {', '.join(WIRES)}")
-    leave: dict[str, OnLeave] = {**DEFAULT_LEAVE, **(on_leave or {})}
+        if served.setdefault(model.name, model) is not model:
+            raise ConfigurationError(f"two models are called {model.name!r}: rename one of them")
+    chosen_wires = [*wires]
+    if unknown := sorted(set(chosen_wires) - set(ALL_WIRES)):
+        raise ConfigurationError(
+            f"there is no wire {unknown[0]!r}; there are: {', '.join(ALL_WIRES)}"
+        )
+    leave: dict[str, OnLeave] = {**DEFAULT_ON_LEAVE, **(on_leave or {})}
     if max_runs < 1:
         raise ConfigurationError(f"max_runs must be at least 1, not {max_runs!r}")
     if max_messages < 1:
         raise ConfigurationError(f"max_messages must be at least 1, not {max_messages!r}")
     bounds = (max_body, max_messages)
-    return Server(served, known, leave, keep, auth, max_runs, limits, page, *bounds, journal)
+    return Server(served, chosen_wires, leave, keep, auth, max_runs, limits, page, *bounds, journal)
 
 
 class Server:
     """An ASGI application; `serve` makes it.
 
-    It starts and ends with its lifespan, or with that of the application it is mounted into. The
-    end cancels the runs that have not ended.
+    It starts and ends with its lifespan, or with the application that it is mounted into. Its end
+    cancels the open runs; those in a journal continue when it starts again.
     """
 
     def __init__(
         self,
-        served: dict[str, Served],
+        served: dict[str, ServedModel],
         wires: list[str],
         on_leave: Mapping[str, OnLeave],
         keep: float,
@@ -132,38 +139,39 @@ class Server:
 
     @property
     def has_auth(self) -> bool:
-        """Whether it has `auth`."""
+        """Whether clients need a token."""
         return self._auth is not None
 
     @property
     def runs(self) -> Runs:
-        """All runs."""
+        """All runs; raises `NotRunning` before the server's start and after its end."""
         if self._runs is None:
-            raise NotBegun(
-                "this server has not begun, or has ended: run it with its lifespan, or use"
-                " mount_into(app)"
+            raise NotRunning(
+                "this server is not running: start it with its lifespan, or use mount_into(app)"
             )
         return self._runs
 
     def on_leave(self, wire: str) -> OnLeave:
-        """Return what happens to a run when its client leaves."""
+        """Return the action when the client of a run leaves."""
         return self._on_leave.get(wire, self._on_leave["*"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from ._http import SEND
+        from ._http import SEND_KEY
 
         if scope["type"] == "http" and scope["path"].endswith("/"):
-            # Some applications add it to the paths of mounted ones.
+            # Some applications add a slash to the paths of mounted ones.
             path = scope["path"].rstrip("/")
             if path != scope.get("root_path", "").rstrip("/"):
                 scope = {**scope, "path": path}
-        await self._app({**scope, SEND: send}, receive, send)
+        await self._app({**scope, SEND_KEY: send}, receive, send)
 
     def mount_into(self, app: Any, path: str = "/") -> None:
-        """Mount it into a Starlette or FastAPI application at `path`, and start and end with that.
+        """Mount it into a Starlette or FastAPI application; it starts and ends with that.
 
-        Call it before the application starts. Routes that the application had before take
-        precedence.
+        Call it before the application starts. Routes that the application has already come first.
+
+            app = FastAPI()
+            serve(agent).mount_into(app, "/ai")
         """
         outer = app.router.lifespan_context
 
@@ -177,12 +185,12 @@ class Server:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Take requests inside this block.
+        """Answer requests inside this block.
 
-        Raises `JournalError` if the journal cannot be opened, or another server uses it.
+        Raises `JournalError` if the journal cannot be opened, or if another server uses it.
         """
         if self._runs is not None:
-            raise RuntimeError("this server runs already: it starts once, in one application")
+            raise RuntimeError("this server is running already: mount it into one application only")
         async with AsyncExitStack() as stack:
             stack.enter_context(masked_logs())
             journal = self.journal
@@ -191,19 +199,22 @@ class Server:
             if journal is not None:
                 stack.enter_context(_only_server(journal))
             commander = Commander(limits=self._limits)
-            runs = Runs(commander, most=self._max_runs, keep=self._keep, journal=journal)
+            runs = Runs(commander, max_runs=self._max_runs, keep=self._keep, journal=journal)
+            # At the end, in this order: the commander's end cancels the runs, then their last
+            # entries are written, then the journal closes.
             stack.callback(runs.close)
             stack.push_async_callback(runs.flush)
             await stack.enter_async_context(commander)
             await runs.find_persisted()
             self._runs = runs
-            tasks = [asyncio.create_task(each) for each in (runs.resume(self.served), runs.tend())]
+            work = (runs.resume(self.served), runs.maintain())
+            tasks = [asyncio.create_task(each) for each in work]
             try:
                 yield
             finally:
                 for each in tasks:
                     each.cancel()
-                runs.suspend()
+                runs.suspend()  # before the cancel, so that it is not the end of persisted runs
                 commander.exit()
                 self._runs = None
 
@@ -215,18 +226,19 @@ class Server:
         drain: float = 10.0,
         on_start: Callable[[str], None] | None = None,
     ) -> None:
-        """Serve until SIGINT or SIGTERM, in a program without a loop, on uvicorn.
+        """Serve on uvicorn until SIGINT or SIGTERM, in a program without a running event loop.
 
-        At the first signal it takes no new runs, lets the others end for `drain` seconds, and then
-        cancels the rest, whose streams end with an error of their wire. At the second signal it
-        cancels at once; the third kills the process. `on_start` gets the address,
-        `http://HOST:PORT`, when clients can connect; port 0 is any free one. Raises
-        `ConfigurationError` for an address that other machines can reach without `auth`, `OSError`
-        for one that is not available, `JournalError` for a journal that cannot be used, and
-        `MissingExtra` without uvicorn.
+            serve(agent).run(port=8000)
+
+        The first signal refuses new runs, waits `drain` seconds for the others, and cancels the
+        rest, whose streams end with an error of their wire. The second signal cancels at once; the
+        third kills the process. `on_start` gets the address, `http://HOST:PORT`, when clients can
+        connect. Port 0 means any free port. Raises `ConfigurationError` for an address that other
+        machines can reach without `auth`, `OSError` for an address that is not available,
+        `JournalError` for a journal that cannot be used, and `MissingExtra` without uvicorn.
         """
         if find_spec("uvicorn") is None:
-            raise MissingExtra("a server by itself", "serve")
+            raise MissingExtra("Server.run", "serve")
         from ._uvicorn import run_server
 
         run_server(self, host, port, drain, on_start)
@@ -234,9 +246,9 @@ class Server:
     # --- for the wires
 
     async def user_of(self, request: Request) -> str | None:
-        """Return the user of a request, "" without `auth`; None for an unknown one.
+        """Return the user of a request, "" without `auth`; None for an unknown token.
 
-        Raises `AuthFailed` if `auth` fails.
+        Raises `AuthFailed` if the function `auth` fails.
         """
         if self._auth is None:
             return ""
@@ -245,7 +257,7 @@ class Server:
     def _build(self) -> Starlette:
         from ._http import application
         from ._openai_http import routes
-        from ._own_http import routes as own_routes
+        from ._runs_http import routes as runs_routes
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -253,21 +265,21 @@ class Server:
                 yield
 
         openai = routes(self) if "openai" in self.wires else []
-        return application([*openai, *own_routes(self)], lifespan)
+        return application([*openai, *runs_routes(self)], lifespan)
 
 
 @contextmanager
 def _only_server(journal: Journal) -> Generator[None]:
-    """Reserve a journal for one server; raise `JournalError` if another one has it.
+    """Reserve a journal for one server; raise `JournalError` if another server uses it.
 
-    With two, a client of one could ask the other, which would not know its run.
+    With two servers a client could reach the one that does not know its run.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(journal.reserve(PREFIX))
+            stack.enter_context(journal.reserve(RUN_ID_PREFIX))
         except RunBusy as busy:
-            who = "another process" if busy.pid is None else f"process {busy.pid}"
-            why = f"is in use by the server of {who}"
-            remedy = "start one process (--workers 1), or give each server a file of its own"
+            process = "another process" if busy.pid is None else f"process {busy.pid}"
+            why = f"is in use by the server of {process}"
+            remedy = "start one process (--workers 1), or give each server another file"
             raise JournalError(journal.name, why, remedy) from None
         yield

@@ -1,7 +1,7 @@
-"""Failures: in the server's log without keys, for clients without causes; log records without keys.
+"""What clients and the server's log learn about a failure: clients no cause, the log no keys.
 
 `anabranch serve` masks the records that its own handler writes. Under another server, as in
-`uvicorn module:app`, the handlers are that program's, so the records themselves are masked.
+`uvicorn module:app`, the handlers belong to that program, so a filter masks the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 logger = logging.getLogger("anabranch.serve")
 
-# A filter applies to the records of its own logger, not to those of the loggers below it.
+# A filter applies to the records of one logger, not to those of loggers below it.
 LOGGERS = (
     "anabranch",
     *(f"anabranch.{each}" for each in ("agents", "backends", "cluster", "knowledge", "serve")),
@@ -36,14 +36,17 @@ LOGGERS = (
 
 
 class Failure(NamedTuple):
-    """Why a run failed: a message for its client, a `code` for programs."""
+    """Why a run failed: a message for its client, a `code` for programs.
+
+    `retry_after` is in seconds; None: another attempt would fail too.
+    """
 
     code: str
     message: str
     retry_after: int | None = None
 
 
-STATUS = {
+HTTP_STATUS = {
     "insufficient_quota": 429,
     "rate_limit_exceeded": 429,
     "context_length_exceeded": 400,
@@ -52,44 +55,44 @@ STATUS = {
 
 def status_of(code: str) -> int:
     """Return the HTTP status of a run that ended with this code."""
-    return STATUS.get(code, 500)
+    return HTTP_STATUS.get(code, 500)
 
 
 def log_failure(
     text: str, *values: object, error: BaseException, level: int = logging.ERROR
 ) -> None:
-    """Log an error with its traceback, without what looks like a key.
+    """Log an error with its traceback; everything that looks like a key is masked.
 
-    The record has no `exc_info`: a handler would write the exception's own text from it.
+    The record is without `exc_info`, because a handler would write the unmasked exception from it.
     """
     lines = "".join(traceback.format_exception(error)).rstrip()
     logger.log(level, f"{text}\n%s", *values, mask(lines))
 
 
-def see_log(what: str, name: str) -> str:
-    """Return the message of a failure for a client; the log has the same id."""
-    return f"{what} failed (id {name}); see the server log"
+def see_log(subject: str, log_id: str) -> str:
+    """Return the message for a client about a failure; the log has the same id."""
+    return f"{subject} failed (id {log_id}). See the server log."
 
 
 def failure_of(error: BaseException, run_id: str) -> Failure:
-    """Return the failure of a run for a client: that of the first known cause."""
+    """Return the failure of a run for its client: the first cause that clients may know."""
     for cause in _causes(error, set()):
         match cause:
             case BudgetExceeded():
-                return Failure("insufficient_quota", "the budget for this is spent")
+                return Failure("insufficient_quota", "The budget is used up.")
             case RateLimited():
                 seconds = cause.retry_after
                 wait = None if seconds is None else max(1, round(min(3600.0, seconds)))
-                return Failure("rate_limit_exceeded", "the model is asked too much for now", wait)
+                text = "The model has too many requests. Try again later."
+                return Failure("rate_limit_exceeded", text, wait)
             case ContextTooLong():
-                return Failure(
-                    "context_length_exceeded", "the conversation is too long for the model"
-                )
+                text = "The conversation is too long for the model."
+                return Failure("context_length_exceeded", text)
             case BackendError(status=402 | 429):
-                return Failure("insufficient_quota", "the quota of the model is used up")
+                return Failure("insufficient_quota", "The model's quota is used up.")
             case _:
                 pass
-    return Failure("server_error", see_log("the run", run_id))
+    return Failure("server_error", see_log("The run", run_id))
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
@@ -110,25 +113,25 @@ def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 @contextmanager
 def masked_logs() -> Generator[None]:
-    """Mask keys in all log records of this package inside this block."""
-    masking = _Mask()
+    """Mask keys in all log records of Anabranch inside this block."""
+    mask_filter = _MaskFilter()
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(masking)
+        logging.getLogger(name).addFilter(mask_filter)
     try:
         yield
     finally:
         for name in LOGGERS:
-            logging.getLogger(name).removeFilter(masking)
+            logging.getLogger(name).removeFilter(mask_filter)
 
 
-class _Mask(logging.Filter):
-    """Passes every record, without the keys in its message and traceback."""
+class _MaskFilter(logging.Filter):
+    """Masks keys in the message and the traceback of every record, and drops no record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Mask the record in place. A record without keys keeps its exception."""
         try:
             text = record.getMessage()
-        except Exception:  # noqa: BLE001 - arguments that do not fit, which `logging` would print
+        except Exception:  # noqa: BLE001 - wrong arguments, which `logging` would print unmasked
             text = f"{record.msg} {record.args!r}"
         if (masked := mask(text)) != text:
             record.msg, record.args = masked, None

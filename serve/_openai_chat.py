@@ -1,7 +1,7 @@
-"""OpenAI's chat completions: from the log of a run to chunks, or to one whole completion.
+"""OpenAI's chat completions: from the log of a run to chunks, or to one complete completion.
 
-The shapes are those of https://platform.openai.com/docs/api-reference/chat, as the official SDK's
-types have them. Tool calls run here, and the client gets text only.
+The official SDK's types, and https://platform.openai.com/docs/api-reference/chat, define the
+format. Calls of an agent's tools run here; the client gets the text only.
 """
 
 from __future__ import annotations
@@ -12,50 +12,53 @@ from typing import Any
 
 from ._failure import status_of
 from ._http import HOLE, frame_around, to_json
-from ._log import Entry
+from ._run_log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]
 
 ERROR_TYPES = {400: "invalid_request_error", 429: "rate_limit_error"}
-FINISH = {name: name for name in ("length", "content_filter", "tool_calls")}
+FINISH_REASONS = ("length", "content_filter", "tool_calls")
 
 
 @dataclass(slots=True)
 class ChatChunks:
-    """Makes the chunks of one completion; it is fed all entries of a run, from the first on."""
+    """Makes the chunks of one completion from all entries of its run, in order."""
 
     name: str
     model: str
     created: int
     include_usage: bool = False
-    _said: Texts = field(default_factory=lambda: Texts())
-    _begun: bool = False
+    _texts: Texts = field(default_factory=lambda: Texts())
+    _has_begun: bool = False
     _calls: int = 0
-    # Of the chunks that say more of what was said last, by whether that is a refusal.
-    _arounds: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]])
-    _around: list[str] = field(default_factory=list[str])
+    # The constant parts of a chunk with text, for replies and for refusals; those in use.
+    _frames: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]])
+    _frame: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._arounds = {
-            refuses: frame_around(self._chunk({name: HOLE}))
-            for refuses, name in ((False, "content"), (True, "refusal"))
+        self._frames = {
+            is_refusal: frame_around(self._chunk({name: HOLE}))
+            for is_refusal, name in ((False, "content"), (True, "refusal"))
         }
 
-    def more(self, entry: Entry) -> str | None:
-        """Write the frame of an entry that says more of the same; None of any other, to `feed`."""
-        if entry.kind != "text" or entry.data["speech"] != self._said.speech:
+    def continue_text(self, entry: Entry) -> str | None:
+        """Return the frame of an entry that continues the last text; None: give it to `feed`.
+
+        This is the fast path for most entries.
+        """
+        if entry.kind != "text" or entry.data["speech"] != self._texts.speech:
             return None
-        return to_json(entry.data["text"]).join(self._around)
+        return to_json(entry.data["text"]).join(self._frame)
 
     def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
         """Yield the chunks of an entry; one with an "error" ends the stream."""
-        if not self._begun:
-            self._begun = True
+        if not self._has_begun:
+            self._has_begun = True
             yield self._chunk({"role": "assistant", "content": ""})
-        if text := self._said.feed(entry):
-            refuses = self._said.refuses
-            self._around = self._arounds[refuses]
-            yield self._chunk({"refusal" if refuses else "content": text})
+        if text := self._texts.feed(entry):
+            is_refusal = self._texts.is_refusal
+            self._frame = self._frames[is_refusal]
+            yield self._chunk({"refusal" if is_refusal else "content": text})
         if entry.kind == "reasoning":
             yield self._chunk({"reasoning_content": entry.data["text"]})
         if entry.kind == "items":
@@ -82,15 +85,12 @@ class ChatChunks:
 
 
 class Texts:
-    """The text that a client gets of a run: its replies, with an empty line between them.
-
-    A refusal is a text of its own.
-    """
+    """Joins the replies of a run to one text, with an empty line between them; so with refusals."""
 
     def __init__(self) -> None:
-        self.speech: object = None  # whose text came last
-        self.refuses = False  # whether that is a refusal
-        self._begun: set[bool] = set()
+        self.speech: object = None  # the last reply
+        self.is_refusal = False  # whether the last text is a refusal
+        self._has_begun: set[bool] = set()
 
     def feed(self, entry: Entry) -> str:
         """Return the text that an entry adds."""
@@ -99,23 +99,23 @@ class Texts:
         text: str = entry.data["text"]
         if entry.data["speech"] == self.speech:
             return text
-        self.speech, self.refuses = entry.data["speech"], "refusal" in entry.data
-        if self.refuses in self._begun:
+        self.speech, self.is_refusal = entry.data["speech"], "refusal" in entry.data
+        if self.is_refusal in self._has_begun:
             return f"\n\n{text}"
-        self._begun.add(self.refuses)
-        return text.removeprefix("\n") if self.refuses else text
+        self._has_begun.add(self.is_refusal)
+        return text.removeprefix("\n") if self.is_refusal else text
 
 
 def chat_completion(
     name: str, model: str, created: int, entries: Iterable[Entry]
 ) -> dict[str, Any]:
-    """Make the complete completion of a run; its text is that of all chunks."""
-    said, texts, refusals, last = Texts(), list[str](), list[str](), None
+    """Make the complete completion of a completed run; it has the text of all chunks together."""
+    joined, texts, refusals, last = Texts(), list[str](), list[str](), None
     calls: list[dict[str, Any]] = []
     more: dict[str, Any] = {}
     for entry in entries:
-        text = said.feed(entry)
-        (refusals if said.refuses else texts).append(text)
+        text = joined.feed(entry)
+        (refusals if joined.is_refusal else texts).append(text)
         calls += [tool_call(entry)] if entry.kind == "requested" else []
         if entry.kind == "reasoning":
             more["reasoning_content"] = more.get("reasoning_content", "") + entry.data["text"]
@@ -136,19 +136,20 @@ def chat_completion(
 
 
 def tool_call(entry: Entry) -> dict[str, Any]:
-    """Make a call for the client to run."""
+    """Make a tool call that the client must run."""
     function = {"name": entry.data["name"], "arguments": entry.data["arguments"]}
     return {"id": entry.data["id"], "type": "function", "function": function}
 
 
 def finish_of(entry: Entry) -> str:
     """Return the finish reason of a completed run."""
-    return FINISH.get(entry.data.get("status", ""), "stop")
+    status = entry.data.get("status", "")
+    return status if status in FINISH_REASONS else "stop"
 
 
 def chat_error(entry: Entry) -> dict[str, Any]:
-    """Make the error of a failed or cancelled run; it tells nothing about the inside."""
-    message = entry.data.get("message", "the run was cancelled")
+    """Make the error of a failed or cancelled run, without its cause."""
+    message = entry.data.get("message", "The run was cancelled.")
     code = entry.data.get("code", "cancelled")
     kind = ERROR_TYPES.get(status_of(code), "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -1,6 +1,6 @@
 """OpenAI's wire over HTTP: chat completions, Responses with background mode, the list of models.
 
-A request with a field that has no effect here is refused by that name (S17).
+A request with an unsupported field is refused, and the error names the field (S17).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..messages import Message
-from ._asking import read_input, read_messages, start, take_flag, take_object
-from ._body import read_body
 from ._failure import status_of
 from ._http import (
-    ENDING,
     NO_RETRY,
     REQUEST_ID,
+    SERVER_ENDING,
     Refusal,
     frame,
     route,
     stop,
     stream_run,
-    while_there,
+    while_connected,
 )
-from ._log import EntriesExpired, Entry, ServerEnding
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_responses import ResponseEvents
+from ._request import read_input, read_messages, start, take_flag, take_object
+from ._request_body import read_body
 from ._run import OnLeave, Run
+from ._run_log import EntriesExpired, Entry, ServerEnding
 
 if TYPE_CHECKING:
     from ._app import Server
@@ -42,9 +42,9 @@ __all__ = ["routes"]
 
 logger = logging.getLogger("anabranch.serve")
 
-# Names of the wires for fields that have other names here.
-CHAT_NAMES = {"max_tokens": "max_completion_tokens"}
-RESPONSE_NAMES = {
+# The wires' names of fields that are called otherwise in `RunInput`.
+CHAT_FIELD_NAMES = {"max_tokens": "max_completion_tokens"}
+RESPONSE_FIELD_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning",
@@ -52,10 +52,11 @@ RESPONSE_NAMES = {
     "verbosity": "text",
 }
 # Fields of the request that a response repeats.
-ECHOED = (
+ECHO_FIELDS = (
     *("instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "temperature"),
     *("text", "tool_choice", "tools", "top_p"),
 )
+BEGINNING_EXPIRED = "the beginning of this response has expired"
 # The id of an item in the output of a response, with the id of its run.
 ITEM_ID = re.compile(r"[a-z]{1,16}_resp_([0-9a-f]{32})_[0-9]{1,9}", re.ASCII)
 
@@ -103,21 +104,21 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
         if body.get("max_tokens") is not None:
             text = "max_tokens is an alias of max_completion_tokens: send only one of them"
             raise Refusal(400, text, field="max_tokens")
-        body["max_tokens"], names = most, CHAT_NAMES
+        body["max_tokens"], names = most, CHAT_FIELD_NAMES
     run = await start(server, user, body, messages, server.on_leave("openai"), names=names)
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
     if not stream:
-        entries = await _whole(run, request)
+        entries = await _read_to_end(run, request)
         if entries[-1].kind != "completed":
             return _failed(run, entries[-1])
         return JSONResponse(chat_completion(name, model, created, entries))
     chunks = ChatChunks(name, model, created, include_usage)
 
     def encode(entry: Entry) -> str:
-        return chunks.more(entry) or "".join(map(frame, chunks.feed(entry)))
+        return chunks.continue_text(entry) or "".join(map(frame, chunks.feed(entry)))
 
-    late = {"error": {"message": "the client read too slowly", "type": "server_error"}}
+    late = {"error": {"message": "The client read too slowly.", "type": "server_error"}}
     return stream_run(run, encode, too_late=lambda: [frame(late)], at_end=["data: [DONE]\n\n"])
 
 
@@ -127,12 +128,12 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
 async def _respond(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream, background = take_flag(body, "stream"), take_flag(body, "background")
-    is_stored = take_flag(body, "store", usual=True)
+    is_stored = take_flag(body, "store", default=True)
     if background and not is_stored:
         raise Refusal(400, "store must be true for a background response", field="store")
     _take_stream_options(body)
     metadata = _read_metadata(body)
-    echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    echo = {name: body[name] for name in ECHO_FIELDS if body.get(name) is not None}
     names = _translate(body)
     instructions = body.pop("instructions", None)
     body["input"] = await _resolve_references(server, user, body.get("input"))
@@ -147,7 +148,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         return _stream_response(run, -1)
     if background:
         return JSONResponse({**_events(run).response, "status": "queued"})
-    last = (await _whole(run, request))[-1]
+    last = (await _read_to_end(run, request))[-1]
     if status_of(last.data.get("code", "")) < 500:
         return _failed(run, last)
     headers = None if last.kind == "completed" else {REQUEST_ID: run.id}
@@ -155,14 +156,14 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
 
 
 def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
-    """Take the metadata, a few short texts that all events repeat."""
+    """Remove the metadata from the body; it must be short, because all events repeat it."""
     metadata = take_object(body, "metadata")
     if len(metadata) > 16 or not all(
         len(name) <= 64 and isinstance(value, str) and len(value) <= 512
         for name, value in metadata.items()
     ):
-        what = "metadata must have at most 16 texts of 512 characters, with names of 64 characters"
-        raise Refusal(400, what, field="metadata")
+        text = "metadata must have at most 16 texts of 512 characters, with names of 64 characters"
+        raise Refusal(400, text, field="metadata")
     return metadata
 
 
@@ -195,9 +196,8 @@ async def _delete(server: Server, request: Request, user: str) -> Response:
 
 async def _input_items(server: Server, request: Request, user: str) -> Response:
     await _find(server, user, request)
-    raise Refusal(
-        400, "input_items: this server does not store the input of a response", field="input_items"
-    )
+    text = "input_items is not supported: this server does not store the input of a response"
+    raise Refusal(400, text, field="input_items")
 
 
 async def _find(server: Server, user: str, request: Request) -> Run:
@@ -214,17 +214,17 @@ async def _find_run(server: Server, user: str, run_id: str) -> Run | None:
     return run if run is not None and run.echo.get("store", True) else None
 
 
-async def _resolve_references(server: Server, user: str, said: Any) -> Any:
+async def _resolve_references(server: Server, user: str, content: Any) -> Any:
     """Replace references to items of earlier responses by these items.
 
-    A response that a client refers to is stored for `keep` seconds from now on. The items count as
-    if the client had sent them: together they have at most `max_body` characters.
+    These responses stay for another `keep` seconds. The items count as if the client had sent
+    them: together they must have at most `max_body` characters.
     """
-    if not isinstance(said, list):
-        return said
-    items: list[Any] = [*cast("list[Any]", said)]
+    if not isinstance(content, list):
+        return content
+    items: list[Any] = [*cast("list[Any]", content)]
     if len(items) > server.max_messages:
-        return items  # which `read_input` refuses
+        return items  # `read_input` refuses them
     outputs: dict[str, dict[str, Any]] = {}  # by run
     size = 0
     for place, each in enumerate(items):
@@ -238,29 +238,30 @@ async def _resolve_references(server: Server, user: str, said: Any) -> Any:
             outputs[run_id] = await _output(server, user, run_id)
         item = outputs[run_id].get(name)
         if item is None:
-            text = f"there is no item {name!r:.200}: send the item itself (store: false)"
+            text = f"there is no item {name!r:.200}: send the item itself, as with store: false"
             raise Refusal(404, text, field=field)
         size += len(str(item))
         if size > server.max_body:
-            text = f"the items that a request refers to have more than {server.max_body} characters"
+            most = server.max_body
+            text = f"the items that a request refers to must have at most {most} characters"
             raise Refusal(413, text, field=field)
         items[place] = item
     return items
 
 
 def _reference(item: Any) -> str | None:
-    """Return the id in a reference to an item; None for anything else."""
+    """Return the id in a reference to an item; None if the item is not a reference."""
     if not isinstance(item, dict):
         return None
     fields = cast("dict[str, Any]", item)
-    # The type may be missing: then a reference has an id and no other field.
+    # The type may be missing. Then a reference has an id and no other field.
     is_reference = fields.get("type") == "item_reference" or fields.keys() == {"id"}
     name = fields.get("id")
     return name if is_reference and isinstance(name, str) else None
 
 
 async def _output(server: Server, user: str, run_id: str) -> dict[str, Any]:
-    """Return the items of a response by their ids; none if it is not stored."""
+    """Return the items of a response by their ids; {} if the response is not stored."""
     run = await _find_run(server, user, run_id)
     if run is None or run.log.first > 1:
         return {}
@@ -281,13 +282,13 @@ async def _response(run: Run) -> dict[str, Any]:
             for _ in events.feed(entry):
                 pass
     except EntriesExpired:
-        raise Refusal(410, "the beginning of this response is no longer kept") from None
+        raise Refusal(410, BEGINNING_EXPIRED) from None
     return events.response
 
 
 def _stream_response(run: Run, after: int) -> Response:
     if run.log.first > 1:
-        raise Refusal(410, "the beginning of this response is no longer kept")
+        raise Refusal(410, BEGINNING_EXPIRED)
     events = _events(run)
 
     def frames(made: Iterator[dict[str, Any]]) -> str:
@@ -300,10 +301,11 @@ def _stream_response(run: Run, after: int) -> Response:
         )
 
     def encode(entry: Entry) -> str:
-        more = events.more(entry) if events.next > after else None
+        more = events.continue_text(entry) if events.next > after else None
         return more or frames(events.feed(entry))
 
-    late = {"type": "error", "code": "gone", "message": "the client read too slowly", "param": None}
+    message = "The client read too slowly."
+    late = {"type": "error", "code": "gone", "message": message, "param": None}
     return stream_run(
         run,
         encode,
@@ -321,33 +323,33 @@ def _failed(run: Run, last: Entry) -> Response:
     return JSONResponse(chat_error(last), status, headers=headers)
 
 
-async def _whole(run: Run, request: Request) -> list[Entry]:
+async def _read_to_end(run: Run, request: Request) -> list[Entry]:
     """Wait for the end of a run, and return all entries; cancel the wait if the client leaves."""
 
     async def read() -> list[Entry]:
         return [entry async for entry in run.log.read()]
 
-    with run.attended():
+    with run.count_reader():
         try:
-            return await while_there(request.receive, read())
+            return await while_connected(request.receive, read())
         except EntriesExpired:
-            what = "the answer was too long to be stored"
-            logger.error("the run %s of %s: %s", run.id, run.served.name, what)
+            text = "the answer is too long to be stored"
+            logger.error("run %s of %s: %s", run.id, run.served.name, text)
             headers = {REQUEST_ID: run.id}
-            raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
+            raise Refusal(500, f"{text} (id {run.id})", headers=headers) from None
         except ServerEnding:
-            raise Refusal(503, ENDING) from None
+            raise Refusal(503, SERVER_ENDING) from None
 
 
-# --- fields of Responses, in the names of chat completions
+# --- from the fields of Responses to those of chat completions
 
 
 def _translate(body: dict[str, Any]) -> dict[str, str]:
     """Rename the fields of a request for a response; return their names on this wire."""
     if body.pop("previous_response_id", None) is not None:
-        text = "previous_response_id: no such response is kept to go on from; send what was said"
+        text = "previous_response_id is not supported here: send the earlier messages"
         raise Refusal(400, text, field="previous_response_id")
-    for name in RESPONSE_NAMES:
+    for name in RESPONSE_FIELD_NAMES:
         if body.get(name) is not None:
             raise Refusal(400, f"{name} is not supported here", field=name)
     if (most := body.pop("max_output_tokens", None)) is not None:
@@ -370,39 +372,38 @@ def _translate(body: dict[str, Any]) -> dict[str, str]:
             raise Refusal(400, text, field="tool_choice")
         case _:
             pass
-    return RESPONSE_NAMES
+    return RESPONSE_FIELD_NAMES
 
 
 def _take_include(body: dict[str, Any]) -> None:
-    """Take the field `include`: a response always has the data of its provider."""
+    """Remove `include` from the body; a response always has its provider's data."""
     found: Any = body.pop("include", None)
     if found not in (None, [], ["reasoning.encrypted_content"]):
         raise Refusal(400, f"include: {found!r:.100} is not supported here", field="include")
 
 
 def _take_stream_options(body: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of a stream out of the body; padding against eavesdroppers is refused."""
+    """Remove the options of a stream from the body; refuse padding against eavesdroppers."""
     options = take_object(body, "stream_options")
     if options.pop("include_obfuscation", None):
-        raise Refusal(
-            400, "stream_options.include_obfuscation is not supported here", field="stream_options"
-        )
+        text = "stream_options.include_obfuscation is not supported here"
+        raise Refusal(400, text, field="stream_options")
     _require_nothing({n: v for n, v in options.items() if n != "include_usage"}, "stream_options")
     return options
 
 
-def _read_instructions(said: object) -> list[Message]:
+def _read_instructions(instructions: object) -> list[Message]:
     """Return the instructions of a response as a system message."""
-    if not isinstance(said, str):
+    if not isinstance(instructions, str):
         raise Refusal(400, "instructions must be a text", field="instructions")
-    return [Message(role="system", content=said)]
+    return [Message(role="system", content=instructions)]
 
 
-def _format(wanted: dict[str, Any]) -> dict[str, Any] | None:
-    kind = wanted.get("type")
+def _format(fields: dict[str, Any]) -> dict[str, Any] | None:
+    kind = fields.get("type")
     if kind != "json_schema":
-        return wanted or None
-    return {"type": kind, kind: {name: value for name, value in wanted.items() if name != "type"}}
+        return fields or None
+    return {"type": kind, kind: {name: value for name, value in fields.items() if name != "type"}}
 
 
 def _require_nothing(rest: dict[str, Any], name: str) -> None:

@@ -1,11 +1,11 @@
 """OpenAI's Responses: from the log of a run to numbered events, or to one complete response.
 
-The shapes are those of https://platform.openai.com/docs/api-reference/responses, as the official
-SDK's types have them. Events are numbered from 0 without a gap, and the same log always gives the
-same events: so a client that reconnects gets those after its last one. A tool call that runs here
-is an item of type `mcp_call`: the client need not answer that kind. A model's reasoning is the
-summary of an item of type `reasoning`; data that its provider needs back are the
-`encrypted_content` of another one.
+The official SDK's types, and https://platform.openai.com/docs/api-reference/responses, define the
+format. Events are numbered from 0 without gaps, and the same log always gives the same events, so
+a client that reconnects gets the events after its last one. A tool call that runs here is an item
+of type `mcp_call`, because clients do not answer that type. A model's reasoning is the summary of
+an item of type `reasoning`; data that the provider needs back is the `encrypted_content` of
+another such item.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ._http import HOLE, frame_around, to_json
-from ._log import Entry
+from ._run_log import Entry
 
 __all__ = ["ResponseEvents"]
 
 Fields: TypeAlias = dict[str, Any]
 
 # Error codes of this wire, by the code of a failure.
-ERRORS = {
+ERROR_CODES = {
     "insufficient_quota": "rate_limit_exceeded",
     "rate_limit_exceeded": "rate_limit_exceeded",
     "context_length_exceeded": "invalid_prompt",
 }
 # Reasons of this wire for an incomplete response, by the status of an answer.
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponseEvents:
-    """Makes the events of one response; it is fed all entries of a run, from the first on.
+    """Makes the events of one response from all entries of its run, in order.
 
     `response` is the response so far.
     """
 
     def __init__(self, name: str, model: str, created: int, echo: Mapping[str, Any]) -> None:
         self._number = 0
-        self._begun = False
-        # The open message, the reply it belongs to, and the constant parts of its delta events.
+        self._has_begun = False
+        # The open message, its reply in the log, and the constant parts of its delta events.
         self._message: Fields | None = None
         self._speech: object = None
-        self._key = "text"  # or "refusal": the field of the message's part that grows
-        self._around: list[str] = []
-        # The open reasoning, and the reply it belongs to.
+        self._key = "text"  # the field of the message's part that grows; or "refusal"
+        self._frame: list[str] = []
+        # The open reasoning, and its reply in the log.
         self._reasoning: Fields | None = None
-        self._reasoner: object = None
+        self._reasoning_speech: object = None
         self._calls: dict[str, Fields] = {}  # open calls, by their names in the log
         self.output: list[Fields] = []
         self.response: Fields = {
@@ -77,8 +77,8 @@ class ResponseEvents:
 
     def begin(self) -> Iterator[Fields]:
         """Yield the first events; a second call yields none."""
-        if not self._begun:
-            self._begun = True
+        if not self._has_begun:
+            self._has_begun = True
             yield self._event("created", response=self._snapshot())
             yield self._event("in_progress", response=self._snapshot())
 
@@ -125,13 +125,16 @@ class ResponseEvents:
             case _:
                 pass
 
-    def more(self, entry: Entry) -> str | None:
-        """Write the frame of an entry that continues a message; None for any other, to `feed`."""
+    def continue_text(self, entry: Entry) -> str | None:
+        """Return the frame of an entry that continues the message; None: give it to `feed`.
+
+        This is the fast path for most entries.
+        """
         if entry.kind != "text" or entry.data["speech"] != self._speech or self._message is None:
             return None
         text = entry.data["text"]
         self._message["content"][0][self._key] += text
-        first, between, last = self._around
+        first, between, last = self._frame
         number = self._number
         self._number += 1
         return f"{first}{number}{between}{to_json(text)}{last}"
@@ -153,19 +156,19 @@ class ResponseEvents:
         kind = f"response.{self._kind('delta')}"
         around = {"type": kind, "sequence_number": HOLE, **self._of(item)}
         around |= {"content_index": 0, "delta": HOLE, **self._logprobs()}
-        self._around = frame_around(around, event=kind)
+        self._frame = frame_around(around, event=kind)
 
     def _add_text(self, text: str) -> Fields:
         assert self._message is not None
         part = self._message["content"][0]
         if self._key == "refusal" and not part["refusal"]:
-            text = text.removeprefix("\n")  # which separates it from the text before it
+            text = text.removeprefix("\n")  # it separates the refusal from the text before
         part[self._key] += text
         return self._of_text(self._kind("delta"), delta=text, **self._logprobs())
 
-    def _kind(self, what: str) -> str:
+    def _kind(self, event: str) -> str:
         """Return the type of an event of the part that grows."""
-        return f"{'output_text' if self._key == 'text' else 'refusal'}.{what}"
+        return f"{'output_text' if self._key == 'text' else 'refusal'}.{event}"
 
     def _logprobs(self) -> dict[str, list[Any]]:
         return {"logprobs": []} if self._key == "text" else {}
@@ -186,10 +189,10 @@ class ResponseEvents:
         return self._event(kind, **self._of(self._message), content_index=0, **fields)
 
     def _add_reasoning(self, data: Mapping[str, Any]) -> Iterator[Fields]:
-        if self._reasoning is None or self._reasoner != data["speech"]:
+        if self._reasoning is None or self._reasoning_speech != data["speech"]:
             yield from self._end_reasoning()
             item = self._add_item("rs", type="reasoning", summary=[], status="in_progress")
-            self._reasoning, self._reasoner = item, data["speech"]
+            self._reasoning, self._reasoning_speech = item, data["speech"]
             yield self._item_event("added", item)
             part = {"type": "summary_text", "text": ""}
             item["summary"].append(part)
@@ -216,7 +219,7 @@ class ResponseEvents:
     # --- calls
 
     def _add_call(self, prefix: str, kind: str, data: Mapping[str, Any], **of: str) -> Fields:
-        # It begins without arguments, as OpenAI's do: pydantic-ai joins them to the deltas.
+        # Without arguments, as OpenAI's: pydantic-ai would add those of the deltas to them.
         about = {"name": data["name"], "arguments": "", "status": "in_progress"}
         return self._add_item(prefix, type=kind, **of, **about)
 
@@ -249,14 +252,14 @@ class ResponseEvents:
         response = self.response
         response["status"] = entry.kind
         response["usage"] = _usage(entry.data.get("usage"))
-        cut = INCOMPLETE.get(entry.data.get("status", ""))
-        if completed and cut is not None:
+        reason = INCOMPLETE_REASONS.get(entry.data.get("status", ""))
+        if completed and reason is not None:
             response["status"] = "incomplete"
-            response["incomplete_details"] = {"reason": cut}
+            response["incomplete_details"] = {"reason": reason}
         if entry.kind == "failed":
-            code = ERRORS.get(entry.data["code"], "server_error")
+            code = ERROR_CODES.get(entry.data["code"], "server_error")
             response["error"] = {"code": code, "message": entry.data["message"]}
-        # This wire has no event for a cancelled response.
+        # This wire lacks an event for a cancelled response.
         kind = "incomplete" if response["status"] == "cancelled" else response["status"]
         yield self._event(kind, response=self._snapshot())
 
@@ -285,7 +288,7 @@ class ResponseEvents:
 
 
 def _copy(item: Mapping[str, Any]) -> Fields:
-    """Copy an item as it is now: earlier events do not change."""
+    """Copy the current state of an item, so that events that were sent do not change."""
     parts = {name: item[name] for name in ("content", "summary") if name in item}
     return {**item, **{name: [{**part} for part in each] for name, each in parts.items()}}
 

@@ -1,7 +1,7 @@
-"""The entries of earlier executions of a run, which the current execution produces again.
+"""`Replay`: recognize log entries that earlier executions of a run have added already.
 
-The journal replays recorded replies and calls, so a resumed run repeats its entries, in other
-pieces and under other node numbers. `Replay` recognizes them, so that the log has each one once.
+The journal replays recorded replies and calls, so a resumed run produces their entries again, in
+other pieces and with other node numbers. The log must have each one once.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from ._log import EntryKind
+    from ._run_log import EntryKind
 
 
 __all__ = ["Replay"]
 
 
-class _Reply:
-    """A reply in the log, and how much of it this execution has repeated."""
+class _LoggedReply:
+    """A reply in the log, and the number of its characters that this execution has repeated."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.text = ""
         self.repeated = 0
-        self.broken = False  # it is no answer, and that is repeated too
+        self.broken = False  # it broke off, which this execution repeats too
 
 
 class Replay:
-    """Drops repeated entries; `prefix` stands before the names of nodes in new entries.
+    """Drops repeated entries, and gives new ones names that are unique in the run.
 
-    Numbers of nodes are unique in one execution only.
+    The names come from node numbers, which are unique in one execution only, so `prefix` precedes
+    them.
     """
 
     def __init__(self, entries: Iterable[tuple[EntryKind, Mapping[str, Any]]], prefix: str) -> None:
         self._prefix = prefix
-        # What is still to be repeated: replies in order; calls by their contents, each with its
-        # name; names of answered calls; questions without an answer; reasoning.
-        self._replies: deque[_Reply] = deque()
+        # The logged entries that this execution has not repeated yet: replies in order; names of
+        # calls by their contents; names of answered calls; unanswered questions; reasoning.
+        self._replies: deque[_LoggedReply] = deque()
         self._calls: dict[str, deque[str]] = {}
         self._answered: set[str] = set()
         self._questions: dict[str, deque[int]] = {}
         self._reasoning = ""
         self.last_question = 0
-        # The last reply, unless it is known to be no answer; calls may follow it.
-        self._open: _Reply | None = None
+        # The last reply, unless it broke off. Calls may follow it.
+        self._open: _LoggedReply | None = None
         # Replies and calls by their names in this execution, and the name of the last reply.
-        self._repeating: dict[str, _Reply] = {}
+        self._repeating: dict[str, _LoggedReply] = {}
         self._renamed: dict[str, str] = {}
         self._last_reply = ""
         for kind, data in entries:
@@ -57,16 +58,16 @@ class Replay:
         match kind:
             case "text":
                 if self._open is None or self._open.name != data["speech"]:
-                    self._open = _Reply(data["speech"])
+                    self._open = _LoggedReply(data["speech"])
                     self._replies.append(self._open)
                 self._open.text += data["text"]
             case "reasoning":
                 self._reasoning += data["text"]
             case "broken" if self._open is not None:
-                if "agent" in data:  # the journal has the end of that reply
+                if "agent" in data:  # the journal has the end of that reply, and replays it
                     self._open.broken = True
-                else:
-                    self._replies.pop()  # it is not repeated
+                else:  # `RunLog.begin_execution` has ended it: the journal does not have it
+                    self._replies.pop()
                 self._open = None
             case "called":
                 self._calls.setdefault(_call_key(data), deque()).append(data["call"])
@@ -93,9 +94,10 @@ class Replay:
         return self._open is not None
 
     def is_interrupted(self, recorded: Iterable[str]) -> bool:
-        """Forget the open reply if none of the `recorded` texts repeats it; return whether so."""
+        """Return whether no `recorded` text repeats the open reply; forget the reply then."""
         last = self._open
         assert last is not None
+        # Several replies may begin alike, so compare how many there are.
         repeating = sum(text.startswith(last.text) for text in recorded)
         if repeating >= sum(each.text.startswith(last.text) for each in self._replies):
             return False
@@ -103,20 +105,20 @@ class Replay:
         self._open = None
         return True
 
-    def question(self, data: Mapping[str, Any]) -> int | None:
+    def find_question(self, data: Mapping[str, Any]) -> int | None:
         """Return the number of an unanswered question that is asked again; None for a new one."""
         numbers = self._questions.get(_call_key(data))
         return numbers.popleft() if numbers else None
 
     def is_new(self, kind: EntryKind, data: dict[str, Any]) -> bool:
-        """Remove from an entry what is repeated, and set its names; return whether any is left."""
+        """Return whether an entry has new data; remove repeated text and set its names."""
         match kind:
             case "text":
                 return self._is_new_text(data)
             case "reasoning":
                 data["speech"] = self._prefix + data["speech"]
                 before, text = self._reasoning, data["text"]
-                if not _agree(before, text):  # another reply, or several in another order
+                if not _agree(before, text):  # new reasoning, or replies in another order
                     before = ""
                 data["text"], self._reasoning = text[len(before) :], before[len(text) :]
                 return bool(data["text"])
@@ -146,9 +148,9 @@ class Replay:
             reply = self._repeating[name] = self._replies.popleft()
         data["speech"] = reply.name
         repeated = reply.text[reply.repeated : reply.repeated + len(data["text"])]
-        if not data["text"].startswith(repeated):  # another reply after all
+        if not data["text"].startswith(repeated):  # a new reply that began like the logged one
             data["speech"] = name
-            self._repeating[name] = _Reply(name)
+            self._repeating[name] = _LoggedReply(name)
             return True
         reply.repeated += len(repeated)
         data["text"] = data["text"][len(repeated) :]
@@ -160,6 +162,6 @@ def _agree(one: str, other: str) -> bool:
 
 
 def _call_key(data: Mapping[str, Any]) -> str:
-    """Return a text that identifies a call in each execution."""
+    """Return a key of a call that is the same in each execution."""
     found: Sequence[Any] = [data["id"], data["name"], data["arguments"]]
     return json.dumps(cast("Any", found))

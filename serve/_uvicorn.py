@@ -1,4 +1,4 @@
-"""A server by itself, on uvicorn: its address, signals, and its end."""
+"""`Server.run`: a server on uvicorn, with its address, its signals and its end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["run_server"]
 
 logger = logging.getLogger("anabranch.serve")
 
-# When the runs have ended, connections have so many seconds to close; then those of clients that do
-# not read are cut.
+# When the runs have ended, connections must close within this time. Then those of clients that do
+# not read are aborted.
 CLOSE_SECONDS = 3
-# When all runs are cancelled, the process has so many seconds to end; then it is killed.
+# When all runs are cancelled, the process must end within this time. Then it is killed.
 EXIT_SECONDS = 15.0
 
 
@@ -39,16 +39,14 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let the runs end for at most `drain` seconds.
 
-    The rest is cancelled, and its streams end with the error of their wire. A second signal cancels
-    at once, and a third kills this process; so do runs that ignore their cancel for too long.
-    Returns after SIGINT; after SIGTERM the process ends by that signal, as if it had no handler.
-    `on_start` gets the address when clients can connect. Raises `ConfigurationError` for an address
-    that other machines can reach without `auth`, `JournalError` for a journal that cannot be
-    opened, and `OSError` for an address that is not available.
+    It cancels the other runs, whose streams end with an error of their wire. A second signal
+    cancels at once, and a third kills the process. Runs that ignore their cancel for
+    `EXIT_SECONDS` kill it too. Returns after SIGINT; after SIGTERM the process ends by that signal,
+    like a process without a handler. `Server.run` describes `on_start` and the errors.
     """
     if not server.has_auth and not is_local(host):
         raise ConfigurationError(
-            f"{host} can be reached from other machines, and anybody may ask: give auth= (a token),"
+            f"other machines can reach {host}, and this server has no auth: give auth= (a token),"
             " or bind to 127.0.0.1"
         )
     config = uvicorn.Config(
@@ -59,17 +57,17 @@ def run_server(
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,  # all connections are closed by then
         ws="none",
         server_header=False,
-        lifespan="off",  # an error there would be logged as a traceback, and not raised
+        lifespan="off",  # uvicorn would log an error there instead of raising it
     )
-    # Also for a signal before uvicorn handles them.
+    # A SIGINT may arrive before uvicorn handles signals.
     with suppress(KeyboardInterrupt), _listen(host, port) as listening:
 
-        def began() -> None:
+        def on_listening() -> None:
             if on_start is not None:
                 name = f"[{host}]" if ":" in host else host
                 on_start(f"http://{name}:{listening.getsockname()[1]}")
 
-        running = _Uvicorn(config, server, drain, began)
+        running = _Uvicorn(config, server, drain, on_listening)
         try:
             running.run([listening])
         finally:
@@ -77,7 +75,7 @@ def run_server(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen at an address; clients can connect from now on, and wait for their answers."""
+    """Return a socket that listens; clients can connect from now on, and wait for their answers."""
     name = host.strip("[]").lower()
     with suppress(ValueError):  # an IPv4 address in an IPv6 one
         name = str(getattr(ipaddress.ip_address(name), "ipv4_mapped", None) or name)
@@ -95,14 +93,14 @@ class _Uvicorn(uvicorn.Server):
     """Drains at the first signal, cancels the runs at the second, is killed by the third."""
 
     def __init__(
-        self, config: uvicorn.Config, server: Server, drain: float, began: Callable[[], None]
+        self, config: uvicorn.Config, server: Server, drain: float, on_listening: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._server = server
         self._drain = drain
         # Seconds for tool calls to end, so that the journal has their results.
         self._grace = 0.0 if server.journal is None else server.journal.grace
-        self._began = began
+        self._on_listening = on_listening
         self._signals = 0
         self._draining: asyncio.Task[None] | None = None
         self._last: threading.Timer | None = None
@@ -111,16 +109,16 @@ class _Uvicorn(uvicorn.Server):
         """Serve, and handle signals until the end."""
         with super().capture_signals():
             async with self._server.running():
-                self._began()
+                self._on_listening()
                 await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Do nothing: uvicorn's own `serve` calls this, and our `serve` has captured them."""
+        """Do nothing: uvicorn's `serve` calls this, and the `serve` above has captured them."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal; Python calls it between two steps of the program."""
+        """Handle a signal. It may interrupt any code of the main thread, so it defers the rest."""
         self._signals += 1
         if self._signals > 2:
             signal.signal(sig, signal.SIG_DFL)
@@ -143,7 +141,7 @@ class _Uvicorn(uvicorn.Server):
             self._last.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections; cut those whose clients do not read."""
+        """Close all connections; abort those whose clients do not read."""
 
         def cut() -> None:
             for connection in [*self.server_state.connections]:
@@ -167,7 +165,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _end() -> None:
-    logger.error("a run ignores its cancel, and the process ends without it")
+    logger.error("a run ignores its cancel, so the process ends without waiting for it")
     for each in (sys.stdout, sys.stderr):
         each.flush()
     os._exit(1)

@@ -16,17 +16,17 @@ spans (`_spans`) of them. All views read records into a trace (`_trace`) and sho
 
 from ._diff import Change as Change
 from ._diff import Difference as Difference
-from ._diff import Pace as Pace
-from ._diff import Spent as Spent
+from ._diff import DurationChange as DurationChange
+from ._diff import UsageChange as UsageChange
 from ._diff import diff as diff
 from ._otel import Spans as Spans
 from ._otel import otel as otel
 from ._read import follow as follow
 from ._read import read as read
-from ._record import LiveTrace as LiveTrace
-from ._record import Recorder as Recorder
-from ._record import live as live
-from ._record import record as record
+from ._recorder import LiveTrace as LiveTrace
+from ._recorder import Recorder as Recorder
+from ._recorder import live as live
+from ._recorder import record as record
 from ._trace import Trace as Trace
 from ._trace_node import TraceError as TraceError
 from ._trace_node import TraceNode as TraceNode

@@ -1,4 +1,4 @@
-"""Differences between two recordings, as data and as text."""
+"""`diff`: the differences between two recordings, as data and as text."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ._read import read
 from ._trace import Trace
 from ._trace_node import TraceError, TraceNode
 
-__all__ = ["Change", "Difference", "Pace", "Spent", "diff"]
+__all__ = ["Change", "Difference", "DurationChange", "UsageChange", "diff"]
 
-# A node is slower if it took so many times as long, and so many seconds more.
+# A node counts as slower if its time exceeds both this ratio and this difference.
 SLOWER_RATIO, SLOWER_SECONDS = 1.5, 0.5
-# So many segments of a long path are shown, at its beginning and at its end.
+# Segments at the start, and at the end, of a long path.
 MAX_SEGMENTS = 16
-# So many characters of a value are shown, and so many before the first difference.
-MAX_SHOWN, SHOWN_BEFORE = 100, 30
-# The facts that are shown of an added or removed node.
+# Characters of a shown value, and those before the first difference.
+MAX_SHOWN_CHARS, CHARS_BEFORE_DIFFERENCE = 100, 30
+# The facts of an added or removed node in the text.
 SHOWN_FACTS = ("state", "status", "error", "arguments")
-# Facts of a node that the failure of a node below it changes; of a call, its answer too.
+# Facts that the failure of a node below changes; the last three are those of tool calls.
 FAILURE_FACTS = ("state", "error", "status", "result", "size of result")
-# A child's and its parent's state, where one ended the other.
+# States of a child and its parent, if one of them ended the other.
 ENDED_TOGETHER = {("cancelled", "cancelled"), ("cancelled", "failed"), ("lost", "lost")}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: a node that was added, with all below it, removed, or has other facts.
+    """One difference: a node that was added or removed with all nodes below it, or has changed.
 
-    `what` has the facts that differ, each with its value before and after, or None. `path` is the
-    names of the node's ancestors and its own. `before` and `after` are its numbers in the
-    recordings, `nodes` is the number of added or removed nodes.
+    `what` maps each fact that differs to its values before and after, with None for no value.
+    `path` has the names of the node's ancestors and its own. `before` and `after` are its numbers
+    in the recordings. `nodes` is the number of added or removed nodes.
     """
 
     kind: Literal["added", "removed", "changed"]
@@ -50,8 +50,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """A node that took much longer or much less time: the seconds in which it ran."""
+class DurationChange:
+    """A node that took much more or much less time: the seconds that it ran."""
 
     path: str
     before: float
@@ -59,8 +59,8 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """The usage of an agent and model; costs are None where no price is known."""
+class UsageChange:
+    """The usage of a model by an agent; a cost is None if the model's price is unknown."""
 
     agent: str
     model: str
@@ -72,18 +72,19 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The differences between two recordings; true if there are any changes.
+    """The differences between two recordings; true if it has `changes`.
 
-    Durations are no changes: `slower` and `faster` are the nodes with much longer or shorter ones,
-    the largest difference first; of several on one path the lowest that explains it. `spent` is the
-    usage by agent and model. `states` is the number of nodes by state, before and after. `content`
-    says whether texts were compared. `missed` are the events that the recordings lack.
+    `slower` and `faster` are nodes whose durations differ much, which is not a change; the largest
+    difference is first. If a node explains the difference of those above it, only that node is
+    listed. `spent` is the usage by agent and model. `states` is the number of nodes by state,
+    before and after. `content` says whether texts were compared. `missed` are the numbers of events
+    that the recordings lack.
     """
 
     changes: tuple[Change, ...]
-    slower: tuple[Pace, ...]
-    faster: tuple[Pace, ...]
-    spent: tuple[Spent, ...]
+    slower: tuple[DurationChange, ...]
+    faster: tuple[DurationChange, ...]
+    spent: tuple[UsageChange, ...]
     states: Mapping[str, tuple[int, int]]
     content: bool
     missed: tuple[int, int]
@@ -101,10 +102,10 @@ class Difference:
         """
         lines = [line for change in self.changes for line in _change_lines(change)]
         if not lines:
-            lines.append("no difference")
-        for number, which in zip(self.missed, ("first", "second"), strict=True):
+            lines.append("no differences")
+        for number, side in zip(self.missed, ("first", "second"), strict=True):
             if number:
-                lines.append(f"the {which} recording lacks {number:,} events")
+                lines.append(f"the {side} recording lacks {number:,} events")
         spent = [
             _spent_line(each)
             for each in self.spent
@@ -121,7 +122,7 @@ class Difference:
             lines += ["nodes by state", *states]
         if times:
             for name, nodes in ("slower", self.slower), ("faster", self.faster):
-                lines.append(name if nodes else f"nothing became much {name}")
+                lines.append(name if nodes else f"no node became much {name}")
                 lines += [f"    {n.path}: {n.before:.2f} s -> {n.after:.2f} s" for n in nodes]
         return lines
 
@@ -139,18 +140,20 @@ class Difference:
 
 
 def diff(a: str | PathLike[str] | Trace, b: str | PathLike[str] | Trace) -> Difference:
-    """Return the differences of `b` from `a`: recordings, or traces that were read.
+    """Return the differences between two recordings, `a` before and `b` after.
 
-    Nodes are paired by their facts and by those of the nodes below them. Children have no order, so
-    it is no difference which of several concurrent ones starts first. Compared are names, agents,
-    states, errors and the lines that raised them, retries, tool calls, requests to models and
-    tokens; also texts, if both recordings have content. Times, numbers and machines are not
-    compared. A difference that follows from another one is left out: the failure of a node in those
-    above it, a cancel in those below it. Raises `ConfigurationError` for a file that is no
-    recording.
+        difference = diff("before.jsonl", "after.jsonl")
+        assert not difference, str(difference)
+
+    `a` and `b` are files or traces. It pairs nodes by their facts and by those of the nodes below
+    them. It ignores the order of children. It compares names, agents, states, errors and the lines
+    that raised them, retries, tool calls, requests to models, and tokens; also texts, if both
+    recordings have content. It does not compare times, numbers and machines. It leaves out
+    differences that follow from another one: the failure of a node in the nodes above, and a cancel
+    in the nodes below. Raises `ConfigurationError` for a file that is not a recording.
     """
     before, after = (each if isinstance(each, Trace) else read(Path(each)) for each in (a, b))
-    content = all(life.content for trace in (before, after) for life in trace.lives)
+    content = all(each.content for trace in (before, after) for each in trace.executions)
     numbers: dict[Hashable, int] = {}
     one, other = Side(before, content, numbers), Side(after, content, numbers)
     pairs = match(one, other, (before.root, after.root))
@@ -170,7 +173,7 @@ def diff(a: str | PathLike[str] | Trace, b: str | PathLike[str] | Trace) -> Diff
 
 
 def _differences(one: Side, other: Side, pairs: list[Pair]) -> dict[int, dict[str, Any]]:
-    """Return the facts in which the nodes of pairs differ, by the place of the pair."""
+    """Return the facts that differ between the nodes of a pair, by the index of the pair."""
     found: dict[int, dict[str, Any]] = {}
     for at, (before, after, above, same) in enumerate(pairs):
         if same:
@@ -206,34 +209,34 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
 def _compare_requests(
     before: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> dict[str, tuple[Any, Any]]:
-    """Compare requests: first pair equal ones, then the others in order."""
-    there = [as_key(each) for each in after]
-    left: dict[str, int] = {}
-    for key in there:
-        left[key] = left.get(key, 0) + 1
-    mine: list[tuple[int, dict[str, Any]]] = []
+    """Compare requests: pair equal ones first, then the others in order."""
+    keys_after = [as_key(each) for each in after]
+    counts: dict[str, int] = {}
+    for key in keys_after:
+        counts[key] = counts.get(key, 0) + 1
+    unpaired_before: list[tuple[int, dict[str, Any]]] = []
     for number, each in enumerate(before, 1):
-        if left.get(key := as_key(each)):
-            left[key] -= 1
+        if counts.get(key := as_key(each)):
+            counts[key] -= 1
         else:
-            mine.append((number, each))
-    theirs: list[tuple[int, dict[str, Any]]] = []
-    for number, (each, key) in enumerate(zip(after, there, strict=True), 1):
-        if left[key]:
-            left[key] -= 1
-            theirs.append((number, each))
+            unpaired_before.append((number, each))
+    unpaired_after: list[tuple[int, dict[str, Any]]] = []
+    for number, (each, key) in enumerate(zip(after, keys_after, strict=True), 1):
+        if counts[key]:
+            counts[key] -= 1
+            unpaired_after.append((number, each))
     found: dict[str, tuple[Any, Any]] = {}
-    for (number, one), (_, other) in zip(mine, theirs, strict=False):
+    for (number, one), (_, other) in zip(unpaired_before, unpaired_after, strict=False):
         changed = _compare(one, other)
         found |= {f"request {number}: {name}": pair for name, pair in changed.items()}
-    for number, one in mine[len(theirs) :]:
-        found[f"request {number}"] = _whom(one), None
-    for number, other in theirs[len(mine) :]:
-        found[f"request {number}"] = None, _whom(other)
+    for number, one in unpaired_before[len(unpaired_after) :]:
+        found[f"request {number}"] = _model_of(one), None
+    for number, other in unpaired_after[len(unpaired_before) :]:
+        found[f"request {number}"] = None, _model_of(other)
     return found
 
 
-def _whom(request: Mapping[str, Any]) -> str:
+def _model_of(request: Mapping[str, Any]) -> str:
     return f"{request['provider']}:{request['model']}"
 
 
@@ -251,12 +254,12 @@ def _change(pair: Pair, what: Mapping[str, tuple[Any, Any]], path: str) -> Chang
 
 
 def _drop_failures(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
-    """Keep a failure where it happened, and drop it in the nodes above that failed because of it.
+    """Keep a failure at its origin, and drop it in the nodes above that failed because of it.
 
     If a tool call differs in more than its failure, keep the failure there instead.
     """
-    # The failed nodes so far, each with the pair that keeps its failure: its own, or the origin's.
-    kept: dict[TraceNode, int | None] = {}
+    # The failed nodes so far, with the pair that has their failure: their own, or the origin's.
+    origins: dict[TraceNode, int | None] = {}
     for at in range(len(pairs) - 1, -1, -1):
         here, pair = facts.get(at), pairs[at]
         if here is None:
@@ -267,7 +270,7 @@ def _drop_failures(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
         bad = [node for node in pair[:2] if node is not None and node.is_bad]
         if not bad:
             continue
-        places = [_origin(node, kept) for node in bad]
+        places = [_origin(node, origins) for node in bad]
         if not both or None in places:
             places = [at] * len(bad)
         elif any(node.tool for node in bad) and not here.keys() <= set(FAILURE_FACTS):
@@ -276,7 +279,7 @@ def _drop_failures(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
             places = [at] * len(bad)
         else:
             _drop(facts, at, FAILURE_FACTS)
-        kept.update(zip(bad, places, strict=True))
+        origins.update(zip(bad, places, strict=True))
 
 
 def _drop(facts: dict[int, dict[str, Any]], at: int | None, names: tuple[str, ...]) -> None:
@@ -284,13 +287,13 @@ def _drop(facts: dict[int, dict[str, Any]], at: int | None, names: tuple[str, ..
         facts[at] = {name: value for name, value in facts[at].items() if name not in names}
 
 
-def _origin(node: TraceNode, kept: dict[TraceNode, int | None]) -> int | None:
-    """Return the pair that keeps the failure of a node, if one of its children caused that."""
+def _origin(node: TraceNode, origins: dict[TraceNode, int | None]) -> int | None:
+    """Return the pair that has the failure of a node, if one of its children caused it."""
     errors = {_error_key(each) for each in (node.error, *node.error.of)} if node.error else ()
     for child in node.children:
-        # A failed call is an answer, which has no error.
-        if child in kept and child.error and (_error_key(child.error) in errors or node.status):
-            return kept[child]
+        # A failed tool call answers normally, without an error.
+        if child in origins and child.error and (_error_key(child.error) in errors or node.status):
+            return origins[child]
     return None
 
 
@@ -299,7 +302,7 @@ def _error_key(error: TraceError) -> tuple[str, str, str]:
 
 
 def _drop_ends(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
-    """Keep a cancel, and the death of a process, only in the topmost nodes that it ended."""
+    """Keep a cancel, and the end of a killed process, only in the topmost nodes that it ended."""
     changed: dict[int, tuple[str, str]] = {}
     for at, pair in enumerate(pairs):
         if pair.before is None or pair.after is None or "state" not in (here := facts.get(at, {})):
@@ -314,7 +317,7 @@ def _drop_ends(pairs: list[Pair], facts: dict[int, dict[str, Any]]) -> None:
 
 
 def _paths(pairs: list[Pair]) -> list[str]:
-    """Return the path of each pair: the names of all above it, without the middle of a long one."""
+    """Return the path of each pair, without the middle of a long path."""
     # The depth of each pair, and the beginning of its path.
     places: list[tuple[int, str]] = []
     paths: list[str] = []
@@ -340,42 +343,46 @@ def _paths(pairs: list[Pair]) -> list[str]:
     return paths
 
 
-def _durations(pairs: list[Pair], paths: list[str]) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+def _durations(
+    pairs: list[Pair], paths: list[str]
+) -> tuple[tuple[DurationChange, ...], tuple[DurationChange, ...]]:
     """Return the nodes that became slower, and those that became faster."""
-    # The part of each pair's change that listed nodes below it explain: longer, and shorter.
+    # The part of each pair's change, to longer and to shorter, that listed nodes below it explain.
     explained = [[0.0, 0.0] for _ in pairs]
-    listed: tuple[list[Pace], list[Pace]] = ([], [])
+    listed: tuple[list[DurationChange], list[DurationChange]] = ([], [])
     for at in range(len(pairs) - 1, 0, -1):
         before, after, above, _ = pairs[at]
-        took, takes = _ran(before), _ran(after)
-        if took is not None and takes is not None:
-            for way, (less, more) in enumerate([(took, takes), (takes, took)]):
+        seconds_before, seconds_after = _ran(before), _ran(after)
+        if seconds_before is not None and seconds_after is not None:
+            directions = (seconds_before, seconds_after), (seconds_after, seconds_before)
+            for way, (less, more) in enumerate(directions):
                 rest = more - less - explained[at][way]
                 if rest >= SLOWER_SECONDS and more >= SLOWER_RATIO * less:
                     explained[at][way] = more - less
-                    listed[way].append(Pace(paths[at], took, takes))
+                    listed[way].append(DurationChange(paths[at], seconds_before, seconds_after))
         for way in 0, 1:
             explained[above][way] += explained[at][way]
     slower, faster = (
-        tuple(sorted(each, key=lambda pace: -abs(pace.after - pace.before))) for each in listed
+        tuple(sorted(each, key=lambda change: -abs(change.after - change.before)))
+        for each in listed
     )
     return slower, faster
 
 
 def _ran(node: TraceNode | None) -> float | None:
-    """Return for how many seconds a node ran; None if it has not ended."""
-    if node is None or node.is_open or not node.spells:
+    """Return the seconds that a node ran; None if it has not ended."""
+    if node is None or node.is_open or not node.intervals:
         return None
-    if any(spell.end is None for spell in node.spells):
+    if any(interval.end is None for interval in node.intervals):
         return None
-    return sum((spell.end or 0.0) - spell.start for spell in node.spells)
+    return sum((interval.end or 0.0) - interval.start for interval in node.intervals)
 
 
-def _spent(before: Trace, after: Trace) -> tuple[Spent, ...]:
+def _spent(before: Trace, after: Trace) -> tuple[UsageChange, ...]:
     spent = before.usage_by_agent(), after.usage_by_agent()
-    # A price that one recording lacks is taken from the other.
+    # If one recording lacks a price, use that of the other.
     prices = {**after.prices, **before.prices}, {**before.prices, **after.prices}
-    found: list[Spent] = []
+    found: list[UsageChange] = []
     for agent in sorted({*spent[0], *spent[1]}):
         models = [each.get(agent, {}) for each in spent]
         for model in sorted({*models[0], *models[1]}):
@@ -384,7 +391,7 @@ def _spent(before: Trace, after: Trace) -> tuple[Spent, ...]:
                 known[model].of(each) if model in known else None
                 for known, each in zip(prices, used, strict=True)
             ]
-            found.append(Spent(agent, model, used[0], used[1], costs[0], costs[1]))
+            found.append(UsageChange(agent, model, used[0], used[1], costs[0], costs[1]))
     return tuple(found)
 
 
@@ -417,17 +424,17 @@ def _change_lines(change: Change) -> Iterator[str]:
 
 
 def _shown(value: Any, other: Any = None) -> tuple[str, str]:
-    """Return two values in one line each; of long ones the part in which they differ."""
+    """Return two values in one line each; for long values, the part that differs."""
     one, two = _text(value), _text(other)
-    if max(len(one), len(two)) <= MAX_SHOWN:
+    if max(len(one), len(two)) <= MAX_SHOWN_CHARS:
         return one, two
     start = next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), 0)
-    start = max(0, start - SHOWN_BEFORE)
+    start = max(0, start - CHARS_BEFORE_DIFFERENCE)
     return _cut(one, start), _cut(two, start)
 
 
 def _cut(text: str, start: int) -> str:
-    end = start + MAX_SHOWN
+    end = start + MAX_SHOWN_CHARS
     return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
 
 
@@ -439,7 +446,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _spent_line(spent: Spent) -> str:
+def _spent_line(spent: UsageChange) -> str:
     name = f"{spent.agent}, {spent.model}" if spent.agent else spent.model
     before = _amount(spent.before, spent.cost_before)
     return f"    {name}: {before} -> {_amount(spent.after, spent.cost_after)}"

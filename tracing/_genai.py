@@ -1,6 +1,6 @@
-"""OpenTelemetry's conventions for generative AI: names, shapes of content, metrics; own names.
+"""OpenTelemetry's conventions for generative AI: attribute names, formats of content, metrics.
 
-The names are those of the package `opentelemetry-semantic-conventions`; a test compares them.
+A test compares the names with the package `opentelemetry-semantic-conventions`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..commander import Actor
 from ..messages import Asked, Message, Replied, ToolCall, Usage
 from .records import masked_json, masked_text, reply_message, safe_finish_reason
 
-OPERATION = "gen_ai.operation.name"
-CHAT = "chat"
+OPERATION_NAME = "gen_ai.operation.name"
+CHAT_OPERATION = "chat"
 INVOKE_AGENT = "invoke_agent"
 EXECUTE_TOOL = "execute_tool"
 INVOKE_WORKFLOW = "invoke_workflow"
@@ -55,7 +55,7 @@ TOOL_DEFINITIONS = "gen_ai.tool.definitions"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 ERROR_TYPE = "error.type"
-OTHER = "_OTHER"  # a type that is not known
+UNKNOWN_TYPE = "_OTHER"
 EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
@@ -65,22 +65,22 @@ SERVER_PORT = "server.port"
 OPERATION_DURATION = "gen_ai.client.operation.duration"
 TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - a name
 
-# Names of our own, for what the conventions lack.
+# Anabranch's names, where the conventions lack one.
 NODE_ID = "anabranch.node.id"  # the node's number, as in its log lines and in recordings
 RUN_ID = "anabranch.run.id"
-PENDING = "anabranch.pending"  # seconds until its body started
-CANCELLED = "anabranch.cancelled"
-REASON = "anabranch.cancel.reason"
-LEFT = "anabranch.left"  # the reply was not read to its end
-INCOMPLETE = "anabranch.incomplete"  # its start or its end was not seen
-AT = "anabranch.at"  # a line of code
-SECONDS = "anabranch.seconds"
+PENDING_SECONDS = "anabranch.pending"  # seconds until its body started
+NODE_CANCELLED = "anabranch.cancelled"
+CANCEL_REASON = "anabranch.cancel.reason"
+REPLY_LEFT = "anabranch.left"  # the reply was not read to its end
+INCOMPLETE_SPAN = "anabranch.incomplete"  # its start or its end was not seen
+CODE_LINE = "anabranch.at"  # a line of code
+BLOCKED_SECONDS = "anabranch.seconds"
 
 # Providers with another name in the conventions.
-PROVIDERS = {"mistral": "mistral_ai"}
+PROVIDER_NAMES = {"mistral": "mistral_ai"}
 
 # Options of the wire that are numbers.
-_NUMBERS = {
+_NUMERIC_OPTIONS = {
     "temperature": REQUEST_TEMPERATURE,
     "top_p": REQUEST_TOP_P,
     "top_k": REQUEST_TOP_K,
@@ -91,20 +91,20 @@ _NUMBERS = {
     "frequency_penalty": REQUEST_FREQUENCY_PENALTY,
     "n": REQUEST_CHOICE_COUNT,
 }
-# Numbers that are floats in the conventions.
-_FLOATS = {
+# Attributes that are floats in the conventions.
+_FLOAT_ATTRIBUTES = {
     REQUEST_TEMPERATURE,
     REQUEST_TOP_P,
     REQUEST_TOP_K,
     REQUEST_PRESENCE_PENALTY,
     REQUEST_FREQUENCY_PENALTY,
 }
-_FORMATS = {"text": "text", "json_object": "json", "json_schema": "json"}
+_OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 
 
 @lru_cache(4096)
 def masked(name: str) -> str:
-    """Return a name without what looks like a key."""
+    """Return a name; everything in it that looks like a key is masked."""
     return masked_text(name)
 
 
@@ -112,30 +112,30 @@ def node_attributes(
     number: int, parent_id: int | None, name: str, actor: Actor | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the name of a node's span, and its attributes."""
-    said: dict[str, Any] = {NODE_ID: number}
+    attributes: dict[str, Any] = {NODE_ID: number}
     if actor is not None:
-        said[OPERATION] = INVOKE_AGENT
-        said |= actor_attributes(actor)
-        return f"{INVOKE_AGENT} {said[AGENT_NAME]}", said
+        attributes[OPERATION_NAME] = INVOKE_AGENT
+        attributes |= actor_attributes(actor)
+        return f"{INVOKE_AGENT} {attributes[AGENT_NAME]}", attributes
     if parent_id == 0:  # the commander
-        said[OPERATION] = INVOKE_WORKFLOW
-        said[WORKFLOW_NAME] = name
-        return f"{INVOKE_WORKFLOW} {name}", said
-    return name, said
+        attributes[OPERATION_NAME] = INVOKE_WORKFLOW
+        attributes[WORKFLOW_NAME] = name
+        return f"{INVOKE_WORKFLOW} {name}", attributes
+    return name, attributes
 
 
 def actor_attributes(actor: Actor | None) -> dict[str, str]:
-    """Return the attributes of the agent whose work a span is."""
+    """Return the attributes of a node's agent."""
     if actor is None:
         return {}
-    said = {AGENT_NAME: masked(actor.agent)}
+    attributes = {AGENT_NAME: masked(actor.agent)}
     if actor.session_id is not None:
-        said[CONVERSATION_ID] = masked(str(actor.session_id))
-    return said
+        attributes[CONVERSATION_ID] = masked(str(actor.session_id))
+    return attributes
 
 
 def error_type(error: BaseException) -> str:
-    """Return the full name of an error's type, as the conventions want it."""
+    """Return the full name of an error's type, as the conventions require."""
     kind = type(error)
     module = kind.__module__
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
@@ -144,58 +144,61 @@ def error_type(error: BaseException) -> str:
 def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
     """Return the attributes of a request when it is sent."""
     provider = masked(asked.provider)
-    said: dict[str, Any] = {
-        OPERATION: CHAT,
-        PROVIDER_NAME: PROVIDERS.get(provider, provider),
+    attributes: dict[str, Any] = {
+        OPERATION_NAME: CHAT_OPERATION,
+        PROVIDER_NAME: PROVIDER_NAMES.get(provider, provider),
         REQUEST_MODEL: masked(asked.model),
     }
     if asked.server is not None:
-        said[SERVER_ADDRESS], said[SERVER_PORT] = masked(asked.server[0]), asked.server[1]
+        attributes[SERVER_ADDRESS], attributes[SERVER_PORT] = (
+            masked(asked.server[0]),
+            asked.server[1],
+        )
     for option, value in asked.options.items():
-        if option in _NUMBERS and isinstance(value, (int, float)):
-            name = _NUMBERS[option]
-            said[name] = float(value) if name in _FLOATS else value
+        if option in _NUMERIC_OPTIONS and isinstance(value, (int, float)):
+            name = _NUMERIC_OPTIONS[option]
+            attributes[name] = float(value) if name in _FLOAT_ATTRIBUTES else value
     match asked.options.get("response_format"):
-        case {"type": str(kind)} if kind in _FORMATS:
-            said[OUTPUT_TYPE] = _FORMATS[kind]
+        case {"type": str(kind)} if kind in _OUTPUT_TYPES:
+            attributes[OUTPUT_TYPE] = _OUTPUT_TYPES[kind]
         case _:
             pass
     if content:
         match asked.options.get("stop"):
             case str(stop):
-                said[REQUEST_STOP_SEQUENCES] = [masked_text(stop)]
+                attributes[REQUEST_STOP_SEQUENCES] = [masked_text(stop)]
             case [*stops]:
-                said[REQUEST_STOP_SEQUENCES] = [masked_text(str(stop)) for stop in stops]
+                attributes[REQUEST_STOP_SEQUENCES] = [masked_text(str(stop)) for stop in stops]
             case _:
                 pass
         if asked.request is not None:
-            said[INPUT_MESSAGES] = input_messages(asked.request.messages)
+            attributes[INPUT_MESSAGES] = input_messages(asked.request.messages)
             if asked.request.tools:
-                said[TOOL_DEFINITIONS] = tool_definitions(asked.request.tools)
-    return said
+                attributes[TOOL_DEFINITIONS] = tool_definitions(asked.request.tools)
+    return attributes
 
 
 def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str, Any]:
     """Return the attributes of a complete reply to a request to `model`."""
-    said: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if (reason := safe_finish_reason(replied, content=content)) is not None:
-        said[RESPONSE_FINISH_REASONS] = [reason]
+        attributes[RESPONSE_FINISH_REASONS] = [reason]
     if replied.response_id is not None:
-        said[RESPONSE_ID] = masked_text(replied.response_id)
+        attributes[RESPONSE_ID] = masked_text(replied.response_id)
     if replied.response_model is not None:
-        said[RESPONSE_MODEL] = masked(replied.response_model)
+        attributes[RESPONSE_MODEL] = masked(replied.response_model)
     if replied.usage:
-        by = masked(next(iter(replied.usage)))
-        if len(replied.usage) == 1 and by != model and RESPONSE_MODEL not in said:
-            said[RESPONSE_MODEL] = by
+        charged_model = masked(next(iter(replied.usage)))
+        if len(replied.usage) == 1 and charged_model != model and RESPONSE_MODEL not in attributes:
+            attributes[RESPONSE_MODEL] = charged_model
         usage = sum(replied.usage.values(), Usage())
-        said[INPUT_TOKENS] = usage.input_tokens
-        said[OUTPUT_TOKENS] = usage.output_tokens
+        attributes[INPUT_TOKENS] = usage.input_tokens
+        attributes[OUTPUT_TOKENS] = usage.output_tokens
         if usage.cached_input_tokens:
-            said[CACHED_TOKENS] = usage.cached_input_tokens
+            attributes[CACHED_TOKENS] = usage.cached_input_tokens
         if usage.reasoning_tokens:
-            said[REASONING_TOKENS] = usage.reasoning_tokens
-    return said
+            attributes[REASONING_TOKENS] = usage.reasoning_tokens
+    return attributes
 
 
 # --- content
@@ -283,16 +286,16 @@ class Meter:
         error: BaseException | None,
         seconds: float,
     ) -> None:
-        """Count a request that has ended, with the attributes of its span."""
+        """Record the duration and the tokens of an ended request, with attributes of its span."""
         every = asked | replied
         common = (
-            *(OPERATION, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL),
+            *(OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL),
             *(SERVER_ADDRESS, SERVER_PORT),
         )
-        said = {name: every[name] for name in common if name in every}
+        attributes = {name: every[name] for name in common if name in every}
         for kind, name in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS)):
             if name in replied:
-                self._tokens.record(replied[name], said | {TOKEN_TYPE: kind})
+                self._tokens.record(replied[name], attributes | {TOKEN_TYPE: kind})
         if error is not None:
-            said[ERROR_TYPE] = error_type(error)
-        self._duration.record(seconds, said)
+            attributes[ERROR_TYPE] = error_type(error)
+        self._duration.record(seconds, attributes)

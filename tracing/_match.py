@@ -1,9 +1,9 @@
-"""Which node of one trace corresponds to which of another.
+"""`match`: pair the nodes of two traces that correspond to each other.
 
-Nodes are paired from the root down. Children have no order: those of two paired nodes are paired by
-keys, from the most to the least specific, and those with equal keys in order. The first key stands
-for a node with all below it, as in the algorithm of Aho, Hopcroft and Ullman for isomorphic trees.
-Each key takes linear time, and nothing here is recursive, as trees may be wide and deep.
+It works from the root down. It pairs the children of two paired nodes by keys, from the most to the
+least specific, and children with equal keys in order. The first key identifies a node with all
+nodes below it, as in the algorithm of Aho, Hopcroft and Ullman for isomorphic trees. Each key takes
+linear time. Nothing is recursive, because trees may be wide and deep.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def as_key(value: object) -> str:
 
 
 class Side:
-    """One of the two traces: the facts of each node that are compared, and the keys for pairing.
+    """One of the two traces: the facts of its nodes to compare, and the keys to pair them.
 
-    Times, numbers, machines and executions are no facts. Neither is what another place repeats: a
-    tool's result in the next request, a call in the reply that announces it.
+    Facts exclude times, numbers, machines and executions. They also exclude repetitions: a tool's
+    result in the next request, and a call in the reply that contains it, because each tool call
+    is a node.
     """
 
     def __init__(self, trace: Trace, content: bool, numbers: dict[Hashable, int]) -> None:
@@ -49,8 +50,8 @@ class Side:
             for request in node.requests:
                 self._replies.add((request.output or {}).get("content", ""))
         self.agent: dict[TraceNode, str] = {}
-        # For each node a number for its own facts, for those of all below it, and for both. Equal
-        # facts have the same number on both sides.
+        # For each node, numbers that stand for its facts, for the facts of all nodes below it, and
+        # for both. Equal facts have the same number on both sides.
         self.own: dict[TraceNode, int] = {}
         self.below: dict[TraceNode, int] = {}
         self.complete: dict[TraceNode, int] = {}
@@ -79,8 +80,8 @@ class Side:
         if node.retried:
             facts["retries"] = len(node.retried)
             facts["retried after"] = [self._error(each) for _, each in node.retried]
-        if node.kept:
-            facts["kept"] = True
+        if node.recorded:
+            facts["from the journal"] = True
         for model, used in node.usage.items():
             for field in Usage.model_fields:
                 if tokens := getattr(used, field):
@@ -142,43 +143,43 @@ class Side:
 # --- pairing
 
 
-def _own(side: Side, node: TraceNode) -> Hashable:
+def _own_key(side: Side, node: TraceNode) -> Hashable:
     return node.name, side.own[node]
 
 
-def _asked_with_below(side: Side, node: TraceNode) -> Hashable:
-    return _asked(side, node), side.below[node]
+def _call_and_below_key(side: Side, node: TraceNode) -> Hashable:
+    return _call_key(side, node), side.below[node]
 
 
-def _asked(side: Side, node: TraceNode) -> Hashable:
+def _call_key(side: Side, node: TraceNode) -> Hashable:
     return node.name, node.tool, node.call_size, as_key(node.arguments)
 
 
-def _name(side: Side, node: TraceNode) -> Hashable:
+def _name_key(side: Side, node: TraceNode) -> Hashable:
     return node.name
 
 
-def _all_but_name(side: Side, node: TraceNode) -> Hashable:
+def _all_but_name_key(side: Side, node: TraceNode) -> Hashable:
     facts = {name: value for name, value in side.facts(node).items() if name != "name"}
     requests = sorted(map(as_key, side.requests(node)))
     return as_key(facts), *requests, side.below[node]
 
 
-# From the most to the least specific. The children that are left have no partner.
+# From the most to the least specific. Children without an equal key have no partner.
 _Key: TypeAlias = "Callable[[Side, TraceNode], Hashable]"
 _KEYS: tuple[_Key, ...] = (
     lambda side, node: side.complete[node],
-    _own,
-    _asked_with_below,
-    _asked,
-    _name,
-    _all_but_name,  # renamed
+    _own_key,
+    _call_and_below_key,
+    _call_key,
+    _name_key,
+    _all_but_name_key,  # renamed
     lambda side, node: "call" if node.tool else None,  # a call of another tool
 )
 
 
 class Pair(NamedTuple):
-    """Nodes that correspond, or a node of one trace alone. Their parents are the pair `above`."""
+    """Two nodes that correspond, or a node of only one trace; `above` is the parents' pair."""
 
     before: TraceNode | None
     after: TraceNode | None

@@ -1,10 +1,10 @@
 """A recording as a trace in Chrome's format, which Perfetto reads.
 
-The format is JSON, described in Google's document "Trace Event Format", which Perfetto's page
-"Visualizing external trace formats" (perfetto.dev/docs/getting-started/other-formats) links to.
+The format is JSON. Google's document "Trace Event Format" describes it; Perfetto's page
+"Visualizing external trace formats" (perfetto.dev/docs/getting-started/other-formats) has the link.
 This file uses complete events (`X`: a slice with `ts` and `dur`), instants (`i`), counters (`C`)
-and names (`M`); times are in microseconds. Slices on one track must nest: one that does not gets
-another track.
+and names (`M`); times are in microseconds. Slices on one track must nest, so a slice that does not
+gets another track.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from os import PathLike
 from typing import Any
 
 from ..messages import Usage
-from ._replace import write_output
+from ._recording_file import write_output
 from ._trace import Trace
-from ._trace_node import Life, TraceNode, TraceRequest
+from ._trace_node import Execution, TraceNode, TraceRequest
 
 __all__ = ["write_perfetto"]
 
-# The most nested slices on a track: readers have a limit, and no screen shows more.
-DEEPEST = 200
+# The most nested slices on a track. Readers have a limit, and screens do not show more.
+MAX_NESTED_SLICES = 200
 
 
 def write_perfetto(trace: Trace, file: str | PathLike[str]) -> None:
@@ -35,14 +35,14 @@ def write_perfetto(trace: Trace, file: str | PathLike[str]) -> None:
 
     Each process of the recording, and each other machine, is a process there. Each attempt of a
     node is a slice, and so is each request to a model. Nodes that ran one after the other share the
-    track of their parent; concurrent ones have tracks of their own.
+    track of their parent; concurrent nodes have separate tracks.
     """
     write_output(file, _write(trace))
 
 
 def _write(trace: Trace) -> Iterator[str]:
-    began = datetime.fromtimestamp(trace.time, UTC).isoformat(timespec="seconds")
-    about = {"recorded": began, "events missed": trace.missed}
+    started_at = datetime.fromtimestamp(trace.time, UTC).isoformat(timespec="seconds")
+    about = {"recorded": started_at, "events missed": trace.missed}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
     first = True
     for event in _Drawing(trace).events():
@@ -54,7 +54,7 @@ def _write(trace: Trace) -> Iterator[str]:
 def _json(event: dict[str, Any]) -> str:
     try:
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (ValueError, RecursionError):  # a number that is no JSON, in what a model wrote
+    except (ValueError, RecursionError):  # a number that JSON lacks, such as NaN, from a model
         event = {**event, "args": {name: _str(each) for name, each in event["args"].items()}}
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
@@ -83,9 +83,9 @@ class _Slice:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A process of the recording or another machine: its tracks, each with its open slices.
+    """A process of the recording, or another machine: its tracks, each with its open slices.
 
-    `busy` has the end of each track that is in use; `free` are the other tracks.
+    `busy` has the end of each used track, and `free` the other tracks.
     """
 
     number: int
@@ -95,9 +95,9 @@ class _Process:
     free: list[int] = field(default_factory=list[int])
 
     def place(self, new: _Slice) -> None:
-        """Give a slice its lane: that of the slice above it, if no other slice there contains it.
+        """Give a slice its lane: that of its parent's slice, unless another slice there is open.
 
-        Slices come in the order of their starts, the outer ones first.
+        Slices arrive in the order of their starts, outer slices first.
         """
         while self.busy and self.busy[0][0] <= new.start:
             heappush(self.free, heappop(self.busy)[1])
@@ -106,7 +106,7 @@ class _Process:
             inside = self.lanes[above.lane]
             while inside and inside[-1] is not above and inside[-1].end <= new.start:
                 inside.pop()
-            if inside and inside[-1] is above and len(inside) < DEEPEST:
+            if inside and inside[-1] is above and len(inside) < MAX_NESTED_SLICES:
                 new.lane = above.lane
                 inside.append(new)
                 return
@@ -119,18 +119,19 @@ class _Process:
 
 
 class _Drawing:
-    """The slices and marks of a trace."""
+    """The slices and marks of a trace, with their tracks."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._processes: dict[tuple[int, str], _Process] = {}
         self._slices: list[_Slice] = []
-        # Time, slice that has the track, name, details.
+        # Time, slice on the track of the mark, name, details.
         self._marks: list[tuple[int, _Slice, str, dict[str, Any]]] = []
         self._of: dict[TraceNode, list[_Slice]] = {}
         for node in trace.root.walk():
             self._draw(node)
-        self._slices.sort(key=lambda each: (each.start, -each.end))  # parents came first
+        # The sort is stable, so of equal slices that of the parent stays first.
+        self._slices.sort(key=lambda each: (each.start, -each.end))
         for each in self._slices:
             each.process.place(each)
 
@@ -163,13 +164,13 @@ class _Drawing:
     def _draw(self, node: TraceNode) -> None:
         args = _details(node)
         own = self._of[node] = list[_Slice]()
-        for number, spell in enumerate(node.spells):
-            start = _us(spell.start)
-            end = _us(self._trace.end if spell.end is None else spell.end)
-            process = self._process(node, spell.start)
-            more: dict[str, Any] = {"attempt": number + 1} if len(node.spells) > 1 else {}
+        for number, interval in enumerate(node.intervals):
+            start = _us(interval.start)
+            end = _us(self._trace.end if interval.end is None else interval.end)
+            process = self._process(node, interval.start)
+            more: dict[str, Any] = {"attempt": number + 1} if len(node.intervals) > 1 else {}
             if number == 0:
-                more["waited to begin (s)"] = round(spell.start - node.put, 6)
+                more["waited to start (s)"] = round(interval.start - node.put, 6)
             above = None if node.parent is None else self._slice_at(node.parent, start)
             kind = "tool" if node.tool else "node"
             own.append(
@@ -185,22 +186,22 @@ class _Drawing:
     def _mark(self, node: TraceNode, on: _Slice, ran: bool) -> None:
         own = self._of[node]
         for at, error in node.retried:
-            said = {"error": str(error)} if error else {}
-            self._add_mark(at, self._slice_at(node, _us(at)) or on, "tried again", said)
+            args = {"error": str(error)} if error else {}
+            self._add_mark(at, self._slice_at(node, _us(at)) or on, "retried", args)
         for at, seconds, where in node.slow:
-            said = {"seconds": seconds, "at": where}
-            self._add_mark(at, self._slice_at(node, _us(at)) or on, "blocked the loop", said)
+            args = {"seconds": seconds, "at": where}
+            self._add_mark(at, self._slice_at(node, _us(at)) or on, "blocked the loop", args)
         ended = node.put if node.ended is None else node.ended
-        begun = "" if ran else f"{node.label} never began: "
+        prefix = "" if ran else f"{node.label} never started: "
         if node.error is not None:
             self._add_mark(
-                ended, on, f"{begun}failed: {node.error.type}", {"error": str(node.error)}
+                ended, on, f"{prefix}failed: {node.error.type}", {"error": str(node.error)}
             )
         elif node.status in ("failed", "invalid"):
             self._add_mark(ended, on, f"call {node.status}", {})
         elif node.state in ("cancelled", "lost") or not own:
-            said = {"reason": node.reason} if node.reason else {}
-            self._add_mark(ended, on, f"{begun}{node.state}", said)
+            args = {"reason": node.reason} if node.reason else {}
+            self._add_mark(ended, on, f"{prefix}{node.state}", args)
 
     def _add_mark(self, at: float, on: _Slice, name: str, args: dict[str, Any]) -> None:
         self._marks.append((min(max(_us(at), on.start), on.end), on, name, args))
@@ -219,27 +220,27 @@ class _Drawing:
             self._add_mark(request.end or 0.0, drawn, name, {"error": str(request.error)})
 
     def _slice_at(self, node: TraceNode, at: int) -> _Slice | None:
-        """Return the last slice of a node that began by then, or its first one."""
+        """Return the last slice of a node that started before a time, or its first slice."""
         own = self._of[node]
         if not own:
             return None
         return own[max(0, bisect_right(own, at, key=attrgetter("start")) - 1)]
 
     def _process(self, node: TraceNode, at: float) -> _Process:
-        lives = self._trace.lives or [Life(0.0, 0.0, 0, "", content=False)]
-        which = max(0, bisect_right(lives, at, key=attrgetter("offset")) - 1)
-        known = self._processes.get((which, node.host))
+        executions = self._trace.executions or [Execution(0.0, 0.0, 0, "", content=False)]
+        index = max(0, bisect_right(executions, at, key=attrgetter("offset")) - 1)
+        known = self._processes.get((index, node.host))
         if known is None:
-            life = lives[which]
-            name = node.host or f"process {life.pid} on {life.host}"
+            execution = executions[index]
+            name = node.host or f"process {execution.pid} on {execution.host}"
             number = len(self._processes) + 1
-            known = self._processes[which, node.host] = _Process(number, name)
+            known = self._processes[index, node.host] = _Process(number, name)
         return known
 
     # --- counters
 
     def _counts(self) -> Iterator[dict[str, Any]]:
-        """Count the tokens of each model, and the cost, at the ends of replies."""
+        """Yield the tokens of each model, and the cost, at the ends of replies."""
         trace = self._trace
         replies = [
             (_us(request.end), request.usage)
@@ -277,12 +278,12 @@ def _names(process: _Process, first: int) -> Iterator[dict[str, Any]]:
 
 def _details(node: TraceNode) -> dict[str, Any]:
     """Return the details of a node, without empty values."""
-    said = {
+    args = {
         "state": node.state,
         "agent": node.own_agent,
         "session": node.own_session,
         "run": node.run_id,
-        "kept": node.kept,
+        "from the journal": node.recorded,
         "error": str(node.error or ""),
         "attempts failed": len(node.retried),
         "waits": node.waits,
@@ -296,11 +297,11 @@ def _details(node: TraceNode) -> dict[str, Any]:
         **_tokens(node.usage),
         **node.others,
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in args.items() if value}
 
 
 def _details_of_request(request: TraceRequest) -> dict[str, Any]:
-    said = {
+    args = {
         "provider": request.provider,
         "options": request.options,
         "messages": request.messages,
@@ -314,7 +315,7 @@ def _details_of_request(request: TraceRequest) -> dict[str, Any]:
         "output": request.output,
         **_tokens(request.usage),
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in args.items() if value}
 
 
 def _tokens(usage: dict[str, Usage]) -> dict[str, Any]:

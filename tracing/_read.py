@@ -1,4 +1,4 @@
-"""Recordings as files: `read` a complete one, `follow` one that another process still writes."""
+"""`read` a recording, or `follow` one that another process still writes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import asyncio
 import json
 import os
 import stat
-import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from pathlib import Path
 
 from ..commander.errors import ConfigurationError
+from ._recording_file import is_locked, is_recorded
 from ._trace import Trace
 
-if sys.platform != "win32":
-    import fcntl
+__all__ = ["follow", "read"]
 
-__all__ = ["follow", "is_recorded", "read"]
-
-# Seconds between two reads at the end of the file; without news for so long, look for the writer.
-POLL_SECONDS, QUIET_SECONDS = 0.1, 1.0
-# Bytes read in one turn of the loop; bytes of the first line that identify a recording.
-MAX_CHUNK, HEAD_SIZE = 65_536, 200
+# Between two reads at the end of the file.
+POLL_SECONDS = 0.1
+# After this time without new lines, check whether the writer is alive.
+QUIET_SECONDS = 1.0
+# The most bytes that are read in one step of the event loop.
+MAX_CHUNK_BYTES = 65_536
+# Bytes at the start that identify a recording: they have its time and process.
+IDENTIFYING_BYTES = 200
 
 
 def read(file: str | Path) -> Trace:
     """Read a recording.
 
-    It may still be written. If its process was killed, the open nodes are "lost". Raises
-    `ConfigurationError` for a file that is no recording.
+        trace = read("run.jsonl")
+        print(trace.first_failure)
+
+    A process may still write it. If that process was killed, the open nodes are "lost". Raises
+    `ConfigurationError` for a file that is not a recording.
     """
     trace = Trace()
     path = Path(file)
@@ -39,8 +43,8 @@ def read(file: str | Path) -> Trace:
             _feed_lines(trace, lines, str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the recording {str(file)!r}: {error}") from None
-    if not trace.lives:
-        raise ConfigurationError(f"{str(file)!r} is empty, and no recording")
+    if not trace.executions:
+        raise ConfigurationError(f"{str(file)!r} is empty: it must be a recording")
     if not trace.live:
         trace.lose_open()
     return trace
@@ -49,29 +53,32 @@ def read(file: str | Path) -> Trace:
 async def follow(file: str | os.PathLike[str]) -> AsyncGenerator[Trace]:
     """Yield the trace of a recording each time that it has grown, and once at its end.
 
-    It is the same object, which grows between two steps. It ends when the tree ends, or when no
-    process writes the file any more: open nodes are "lost" then. If a new recording replaces the
-    file, it continues with that one, in a new trace. It reads a deleted file as long as its process
-    writes. Where the operating system does not know the writer, as on Windows, only the tree's end
-    ends it.
+        async for trace in follow("run.jsonl"):
+            print(len(trace))
 
-    Raises `ConfigurationError` for a file that cannot be read, is no recording, or is empty without
-    a writer.
+    It is the same object, which grows between two steps. It ends when the tree ends, or when no
+    process writes the file any more; then open nodes are "lost". If a new recording replaces the
+    file, it continues with the new one, in a new trace. It reads a deleted file as long as its
+    process writes. Where the operating system does not know the writer, as on Windows, only the end
+    of the tree ends it.
+
+    Raises `ConfigurationError` for a file that cannot be read, is not a recording, or is empty
+    without a writer.
     """
-    with closing(_Reader(Path(file))) as reader:
+    with closing(_RecordingReader(Path(file))) as reader:
         quiet = 0.0
         while True:
-            # Ask before reading: so all that a writer wrote before its death is read.
-            written = _is_locked(reader.descriptor) if quiet >= QUIET_SECONDS else True
+            # Check before reading: so this reads all lines that a killed writer has written.
+            written = is_locked(reader.descriptor) if quiet >= QUIET_SECONDS else True
             data = reader.read()
-            if reader.is_replaced(gone=written is False and not data):
+            if reader.is_replaced(writer_ended=written is False and not data):
                 reader.open()
             elif data:
                 reader.feed(data)
                 quiet = 0.0
                 yield reader.trace
                 await asyncio.sleep(0)
-            elif reader.trace.lives and reader.trace.lives[-1].ended:
+            elif reader.trace.executions and reader.trace.executions[-1].ended:
                 reader.trace.live = False
                 yield reader.trace
                 return
@@ -84,7 +91,7 @@ async def follow(file: str | os.PathLike[str]) -> AsyncGenerator[Trace]:
                 await asyncio.sleep(POLL_SECONDS)
 
 
-class _Reader:
+class _RecordingReader:
     """Reads the complete lines of a growing file into a trace."""
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +100,7 @@ class _Reader:
         self.open()
 
     def open(self) -> None:
-        """Begin with the file that has this name now."""
+        """Start with the file that has this name now."""
         self.close()
         try:
             # A pipe without a writer would block the loop.
@@ -103,10 +110,10 @@ class _Reader:
             raise self._unreadable(error) from None
         if stat.S_ISFIFO(os.fstat(self.descriptor).st_mode):
             self.close()
-            raise ConfigurationError(f"{str(self._path)!r} is a pipe: only a file is followed")
+            raise ConfigurationError(f"{str(self._path)!r} is a pipe: it must be a file")
         self.trace = Trace()
         self.trace.live = True
-        self._head = b""
+        self._start = b""  # the bytes that identify the recording
         self._rest = b""  # an incomplete line
         self._lines = 0
 
@@ -118,14 +125,14 @@ class _Reader:
     def read(self) -> bytes:
         """Read the next chunk."""
         try:
-            return os.read(self.descriptor, MAX_CHUNK)
+            return os.read(self.descriptor, MAX_CHUNK_BYTES)
         except OSError as error:
             raise self._unreadable(error) from None
 
     def feed(self, data: bytes) -> None:
-        """Feed the lines that are complete now."""
-        if len(self._head) < HEAD_SIZE:
-            self._head += data[: HEAD_SIZE - len(self._head)]
+        """Add the lines that are complete now to the trace."""
+        if len(self._start) < IDENTIFYING_BYTES:
+            self._start += data[: IDENTIFYING_BYTES - len(self._start)]
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if not newline:
             return
@@ -136,24 +143,27 @@ class _Reader:
         _feed_lines(self.trace, (f"{line}\n" for line in lines), str(self._path), self._lines)
         self._lines += len(lines)
 
-    def is_replaced(self, *, gone: bool) -> bool:
-        """Return whether another recording has replaced this one; `gone`: its writer has ended."""
+    def is_replaced(self, *, writer_ended: bool) -> bool:
+        """Return whether another recording has replaced this one, in this file or under its name.
+
+        As long as the writer writes, its file counts, even if another one has the name.
+        """
         here = os.fstat(self.descriptor)
         if here.st_size < os.lseek(self.descriptor, 0, os.SEEK_CUR):
             return True
         if os.name != "nt":
-            if self._head != os.pread(self.descriptor, len(self._head), 0):
+            if self._start != os.pread(self.descriptor, len(self._start), 0):
                 return True
             try:
-                return gone and not os.path.samestat(here, self._path.stat())
+                return writer_ended and not os.path.samestat(here, self._path.stat())
             except OSError:  # it was deleted
                 return False
         return False
 
     def end(self) -> None:
-        """End the trace: nobody writes the file any more."""
-        if not self.trace.lives:
-            raise ConfigurationError(f"{str(self._path)!r} is empty, and no recording")
+        """End the trace of a recording whose writer has ended."""
+        if not self.trace.executions:
+            raise ConfigurationError(f"{str(self._path)!r} is empty: it must be a recording")
         self.trace.live = False
         self.trace.lose_open()
 
@@ -163,9 +173,9 @@ class _Reader:
 
 
 def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) -> None:
-    """Feed complete lines; `before` lines came earlier.
+    """Add complete lines to a trace; `before` is the number of earlier lines.
 
-    The last line of a killed process may be incomplete, and is skipped. So are blank lines between
+    It skips the last line of a killed process, which may be incomplete, and blank lines between
     others, which earlier releases wrote.
     """
     blank = 0
@@ -180,7 +190,7 @@ def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) 
             trace.feed(json.loads(line))
         except RecursionError:
             raise ConfigurationError(
-                f"{name!r} is no recording: line {number} nests too deep"
+                f"{name!r} is not a recording: line {number} is nested too deeply"
             ) from None
         except ConfigurationError as error:
             raise ConfigurationError(f"{name!r}: {error}") from None
@@ -191,29 +201,4 @@ def _feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) 
 
 
 def _damaged(name: str, number: int, why: str) -> ConfigurationError:
-    return ConfigurationError(f"{name!r} is no recording, or is damaged at line {number}: {why}")
-
-
-def is_recorded(path: Path) -> bool:
-    """Return whether a living process records to the file, as far as the system knows."""
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return _is_locked(file.fileno()) is True
-    except OSError:
-        return False
-
-
-def _is_locked(descriptor: int) -> bool | None:
-    """Return whether a living process records to an open file; None if the system does not know."""
-    if sys.platform == "win32":
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return None
-    return False
+    return ConfigurationError(f"{name!r} is not a recording, or is damaged at line {number}: {why}")

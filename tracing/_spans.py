@@ -1,12 +1,12 @@
-"""Events as spans: what `otel` does in the feed's thread.
+"""`SpanSink`: OpenTelemetry spans of a tree's events, in the event thread.
 
-A node's span begins with `put` and ends with the node; its requests are children of it. No context
-is attached or detached: each span is given its start, its end and its parent.
+A node's span begins with `put` and ends with the node; its requests are children of it. Each span
+gets its start, its end and its parent explicitly, so no context is attached or detached.
 
-A durable run is one trace, however many processes execute it: the trace's id is derived from the
-run's, and each span's id from the identity of its node. A node whose outcome is recorded already
-has a span, so it gets no second one. The span of a node whose run is suspended does not end: a
-later execution makes it again.
+A durable run is one trace, even if several processes execute it: the trace's id is derived from the
+run's id, and each span's id from the identity of its node. A node with a recorded outcome has a
+span from an earlier execution, and gets no second one. If a run is suspended, its open spans do not
+end, because a later execution makes them again.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from ..commander.tap import RunIdentity, is_suspended, own_actor, run_identity_o
 from ..messages import Asked, Replied, ToolCall
 from ..tools import ToolResult
 from . import _genai as names
-from ._feed import Gap
+from ._event_thread import Gap
 from ._genai import Meter, masked
 from .records import error_message, masked_text, type_in_repr
 
-__all__ = ["KINDS", "SpanSink"]
+__all__ = ["SPAN_KINDS", "SpanSink"]
 
 logger = logging.getLogger("anabranch.tracing")
 
-KINDS: tuple[EventKind, ...] = (
+SPAN_KINDS: tuple[EventKind, ...] = (
     "put", "started", "completed", "failed", "cancelled", "retried", "placed", "called",
     "answered", "request", "first_chunk", "reply", "slow",
 )  # fmt: skip
 
-# A shorter wait for the start of a body gets no attribute: it would cost time for nothing visible.
+# A shorter wait for the start of a body gets no attribute, because it would not be visible.
 MIN_PENDING_NANOSECONDS = 1_000_000
 
 
@@ -75,23 +75,22 @@ class SpanSink:
             tracer_provider = trace.get_tracer_provider()
             if isinstance(tracer_provider, ProxyTracerProvider):
                 logger.warning(
-                    "otel(commander): there is no tracer provider, so the spans go nowhere;"
-                    " call opentelemetry.trace.set_tracer_provider(...) before, or give"
-                    " tracer_provider="
+                    "otel(commander): the spans are lost, because no tracer provider is set. Call"
+                    " opentelemetry.trace.set_tracer_provider(...) before, or give tracer_provider="
                 )
         self._tracer = trace.get_tracer("anabranch", tracer_provider=tracer_provider)
         self._ids = RunIds.of(self._tracer)
         self._meter = None if meter_provider is None else Meter(meter_provider)
         self._content = content
-        # The context around the tree: the span that is current where `otel` is called, baggage.
-        self._around = contexts.get_current()
+        # The context of the call of `otel`: its current span, baggage.
+        self._outer_context = contexts.get_current()
         self._open: dict[int, _Node] = {}
         self._last = 0  # the time of the last event, in nanoseconds
         self._epoch = 0.0
         # The tree at the beginning, until the first events arrive.
-        self._before: Gap | None = None
+        self._first_tree: Gap | None = None
         self.error: BaseException | None = None
-        # What happens to a node that is open; and to one that has ended.
+        # Handlers by kind of event: for open nodes, and for nodes that end.
         self._handlers: dict[str, Callable[[_Node, Event, int], None]] = {
             "started": self._started,
             "retried": self._retried,
@@ -111,13 +110,13 @@ class SpanSink:
 
     def begin(self, epoch: float, tree: Gap) -> None:
         """Set the tree at the beginning; `epoch` is the zero of its clock."""
-        self._epoch, self._before = epoch, tree
+        self._epoch, self._first_tree = epoch, tree
 
-    # --- what the feed calls
+    # --- called by the event thread
 
     def take(self, events: list[Event]) -> None:
-        if self._before is not None:
-            self.take_gap(self._before)
+        if self._first_tree is not None:
+            self.take_gap(self._first_tree)
         for event in events:
             source = event.source
             self._last = at = int((source.origin.epoch + event.clock) * 1e9)
@@ -135,8 +134,8 @@ class SpanSink:
                 self._note(error)
 
     def take_gap(self, gap: Gap) -> None:
-        """End nodes that ended in the gap, and begin those that began in it."""
-        self._before = None
+        """End nodes that ended in the gap, and begin those that start in it."""
+        self._first_tree = None
         self._last = max(self._last, int((self._epoch + gap.clock) * 1e9))
         living = {each.node_id: each for each in gap.tree}
         for number in reversed([*self._open]):
@@ -158,24 +157,24 @@ class SpanSink:
     def _put(self, event: Event, at: int) -> None:
         source = event.source
         number, parent_id = source.id, source.parent_id
-        if number in self._open:  # a gap had it
+        if number in self._open:  # it was in a gap
             return
         parent = None if parent_id is None else self._open.get(parent_id)
         place = run_identity_of(event)
         actor = own_actor(event)
         if event.host is not None and parent is not None and actor == parent.actor:
-            actor = None  # each event of another machine has it, also below the agent's own node
-        name, said = names.node_attributes(number, parent_id, masked(source.name), actor)
+            actor = None  # events of another machine have it, also below the agent's node
+        name, attributes = names.node_attributes(number, parent_id, masked(source.name), actor)
         if event.host is not None:
-            said[names.HOST_NAME] = event.host
+            attributes[names.HOST_NAME] = event.host
         node = _Node(actor or (parent and parent.actor), at)
         self._open[number] = node
-        node.context = self._around if parent is None else self._inside(parent)
+        node.context = self._outer_context if parent is None else self._inside(parent)
         if place is None or self._ids is None:
             if place is None or not place.recorded:
-                node.span = self._start(name, node.context, said, at)
+                node.span = self._start(name, node.context, attributes, at)
         else:
-            self._put_in_run(node, parent, place, name, said, at)
+            self._put_in_run(node, parent, place, name, attributes, at)
 
     def _put_in_run(
         self,
@@ -183,7 +182,7 @@ class SpanSink:
         parent: _Node | None,
         place: RunIdentity,
         name: str,
-        said: dict[str, Any],
+        attributes: dict[str, Any],
         at: int,
     ) -> None:
         assert self._ids is not None
@@ -193,28 +192,28 @@ class SpanSink:
         around = trace.get_current_span(node.context).get_span_context()
         flags = around.trace_flags
         if parent is None or parent.run_id != place.run_id:
-            # The run is a trace of its own: its next execution has other surroundings.
+            # The run is a separate trace, because its next execution may have another outer span.
             links = [Link(around)] if around.is_valid else []
             node.context = set_span_in_context(INVALID_SPAN, node.context)
             flags = TraceFlags(TraceFlags.SAMPLED)
         if place.recorded:
             node.span = NonRecordingSpan(SpanContext(trace_id, span_id, True, flags))
             return
-        said[names.RUN_ID] = masked(place.run_id)
+        attributes[names.RUN_ID] = masked(place.run_id)
         node.derived = True
-        with self._ids.given(trace_id, span_id):
-            node.span = self._start(name, node.context, said, at, links)
+        with self._ids.use_ids(trace_id, span_id):
+            node.span = self._start(name, node.context, attributes, at, links)
 
     def _start(
         self,
         name: str,
         context: Context,
-        said: dict[str, Any],
+        attributes: dict[str, Any],
         at: int,
         links: list[Link] | None = None,
     ) -> Span:
         return self._tracer.start_span(
-            name, context=context, attributes=said, start_time=at, links=links
+            name, context=context, attributes=attributes, start_time=at, links=links
         )
 
     def _inside(self, node: _Node) -> Context:
@@ -233,19 +232,19 @@ class SpanSink:
 
     def _cancelled(self, node: _Node, event: Event, at: int) -> None:
         try:
-            node.span.set_attribute(names.CANCELLED, True)
+            node.span.set_attribute(names.NODE_CANCELLED, True)
             if self._content and event.data:
-                node.span.set_attribute(names.REASON, masked_text(event.data))
+                node.span.set_attribute(names.CANCEL_REASON, masked_text(event.data))
         finally:
             self._end(node, at, suspended=is_suspended(event))
 
     def _end(self, node: _Node, at: int, *, suspended: bool = False) -> None:
-        for chat in reversed((node.chats or {}).values()):  # replies that nobody read or closed
+        for chat in reversed((node.chats or {}).values()):  # replies that were never read or closed
             with self._guard():
                 try:
-                    chat.span.set_attribute(names.LEFT, True)
+                    chat.span.set_attribute(names.REPLY_LEFT, True)
                 finally:
-                    chat.span.end(max(at, chat.began))
+                    chat.span.end(max(at, chat.start))
         if not (suspended and node.derived):
             node.span.end(at)
 
@@ -253,7 +252,7 @@ class SpanSink:
         node = self._open.pop(number)
         with self._guard():
             try:
-                node.span.set_attribute(names.INCOMPLETE, True)
+                node.span.set_attribute(names.INCOMPLETE_SPAN, True)
             finally:
                 self._end(node, max(at, node.put))
 
@@ -261,21 +260,21 @@ class SpanSink:
         self, number: int, parent_id: int | None, name: str, host: str | None
     ) -> None:
         parent = None if parent_id is None else self._open.get(parent_id)
-        name, said = names.node_attributes(number, parent_id, masked(name), None)
-        said[names.INCOMPLETE] = True
+        name, attributes = names.node_attributes(number, parent_id, masked(name), None)
+        attributes[names.INCOMPLETE_SPAN] = True
         if host is not None:
-            said[names.HOST_NAME] = host
+            attributes[names.HOST_NAME] = host
         node = _Node(parent and parent.actor, self._last)
         self._open[number] = node
-        node.context = self._around if parent is None else self._inside(parent)
+        node.context = self._outer_context if parent is None else self._inside(parent)
         node.run_id = parent and parent.run_id
-        node.span = self._start(name, node.context, said, self._last)
+        node.span = self._start(name, node.context, attributes, self._last)
 
-    # --- between beginning and end
+    # --- between the start and the end
 
     def _started(self, node: _Node, event: Event, at: int) -> None:
         if at - node.put > MIN_PENDING_NANOSECONDS and not node.started:
-            node.span.set_attribute(names.PENDING, round((at - node.put) / 1e9, 6))
+            node.span.set_attribute(names.PENDING_SECONDS, round((at - node.put) / 1e9, 6))
         node.started = True
 
     def _retried(self, node: _Node, event: Event, at: int) -> None:
@@ -286,26 +285,29 @@ class SpanSink:
         node.span.set_attribute(names.HOST_NAME, str(event.data))
 
     def _slow(self, node: _Node, event: Event, at: int) -> None:
-        about = {names.SECONDS: round(event.data.seconds, 3), names.AT: event.data.at}
+        about = {
+            names.BLOCKED_SECONDS: round(event.data.seconds, 3),
+            names.CODE_LINE: event.data.at,
+        }
         node.span.add_event("anabranch.slow", about, at)
 
     def _called(self, node: _Node, event: Event, at: int) -> None:
         if not node.span.is_recording():
             return
         call: ToolCall = event.data
-        said = {names.TOOL_CALL_ID: masked(call.id)}
+        attributes = {names.TOOL_CALL_ID: masked(call.id)}
         tool = masked(call.name)
-        if event.source.name == call.name:  # else it asks a person to approve the call
+        if event.source.name == call.name:  # else the node asks a person to approve the call
             node.span.update_name(f"{names.EXECUTE_TOOL} {tool}")
-            said |= {
-                names.OPERATION: names.EXECUTE_TOOL,
+            attributes |= {
+                names.OPERATION_NAME: names.EXECUTE_TOOL,
                 names.TOOL_NAME: tool,
                 names.TOOL_TYPE: "function",
                 **names.actor_attributes(node.actor),
             }
         if self._content:
-            said[names.TOOL_CALL_ARGUMENTS] = names.call_arguments(call)
-        node.span.set_attributes(said)
+            attributes[names.TOOL_CALL_ARGUMENTS] = names.call_arguments(call)
+        node.span.set_attributes(attributes)
 
     def _answered(self, node: _Node, event: Event, at: int) -> None:
         if not node.span.is_recording():
@@ -321,25 +323,25 @@ class SpanSink:
 
     def _request(self, node: _Node, event: Event, at: int) -> None:
         asked: Asked = event.data
-        if asked.replayed:  # the execution that sent it made its span
+        if asked.replayed:  # an earlier execution sent it and made its span
             return
-        said = names.request_attributes(asked, content=self._content) | names.actor_attributes(
-            node.actor
-        )
+        attributes = names.request_attributes(
+            asked, content=self._content
+        ) | names.actor_attributes(node.actor)
         span = self._tracer.start_span(
-            f"{names.CHAT} {said[names.REQUEST_MODEL]}",
+            f"{names.CHAT_OPERATION} {attributes[names.REQUEST_MODEL]}",
             context=self._inside(node),
             kind=SpanKind.CLIENT,
-            attributes=said,
+            attributes=attributes,
             start_time=at,
         )
         if node.chats is None:
             node.chats = {}
-        node.chats[asked.number] = _Chat(said, at, span)
+        node.chats[asked.number] = _Chat(attributes, at, span)
 
     def _first_chunk(self, node: _Node, event: Event, at: int) -> None:
         if chat := (node.chats or {}).get(event.data):
-            seconds = (at - chat.began) / 1e9
+            seconds = (at - chat.start) / 1e9
             chat.span.set_attribute(names.RESPONSE_TIME_TO_FIRST_CHUNK, seconds)
 
     def _reply(self, node: _Node, event: Event, at: int) -> None:
@@ -348,12 +350,12 @@ class SpanSink:
         if chat is None:
             return
         try:
-            model = chat.said[names.REQUEST_MODEL]
-            said = names.reply_attributes(replied, model, content=self._content)
+            model = chat.attributes[names.REQUEST_MODEL]
+            attributes = names.reply_attributes(replied, model, content=self._content)
             if chat.span.is_recording():
-                chat.span.set_attributes(said)
+                chat.span.set_attributes(attributes)
                 if replied.left:
-                    chat.span.set_attribute(names.LEFT, True)
+                    chat.span.set_attribute(names.REPLY_LEFT, True)
                 if self._content and replied.deltas:
                     output = names.output_messages(replied)
                     if output is not None:
@@ -361,29 +363,31 @@ class SpanSink:
                 if replied.error is not None:
                     self._fail(chat.span, replied.error, at)
             if self._meter is not None:
-                self._meter.count(chat.said, said, replied.error, (at - chat.began) / 1e9)
+                self._meter.count(
+                    chat.attributes, attributes, replied.error, (at - chat.start) / 1e9
+                )
         finally:
             chat.span.end(at)
 
     # --- errors
 
     def _fail(self, span: Span, error: BaseException | str, at: int) -> None:
-        said = self._error(error)
-        span.set_attribute(names.ERROR_TYPE, said[names.EXCEPTION_TYPE])
-        span.set_status(StatusCode.ERROR, said.get(names.EXCEPTION_MESSAGE))
-        span.add_event("exception", said, at)
+        attributes = self._error(error)
+        span.set_attribute(names.ERROR_TYPE, attributes[names.EXCEPTION_TYPE])
+        span.set_status(StatusCode.ERROR, attributes.get(names.EXCEPTION_MESSAGE))
+        span.add_event("exception", attributes, at)
 
     def _error(self, error: BaseException | str) -> dict[str, str]:
         if isinstance(error, str):
-            return {names.EXCEPTION_TYPE: type_in_repr(error) or names.OTHER}
-        said = {names.EXCEPTION_TYPE: names.error_type(error)}
+            return {names.EXCEPTION_TYPE: type_in_repr(error) or names.UNKNOWN_TYPE}
+        attributes = {names.EXCEPTION_TYPE: names.error_type(error)}
         if at := where_raised(error):
-            said[names.AT] = at
+            attributes[names.CODE_LINE] = at
         if self._content:
-            said[names.EXCEPTION_MESSAGE] = masked_text(error_message(error))
+            attributes[names.EXCEPTION_MESSAGE] = masked_text(error_message(error))
             lines = traceback.format_exception(error)
-            said[names.EXCEPTION_STACKTRACE] = masked_text("".join(lines))
-        return said
+            attributes[names.EXCEPTION_STACKTRACE] = masked_text("".join(lines))
+        return attributes
 
     @contextmanager
     def _guard(self) -> Generator[None]:
@@ -395,12 +399,12 @@ class SpanSink:
     def _note(self, error: BaseException) -> None:
         if self.error is None:
             self.error = error
-            text = "a span was not made or not taken: %s"
+            text = "cannot make or export a span: %s"
             logger.warning(text, error_message(error), exc_info=error)
 
 
 class _Node:
-    """A node whose end has not been seen."""
+    """An open node."""
 
     __slots__ = (
         "actor", "chats", "context", "derived", "inside", "put", "run_id", "span", "started",
@@ -409,10 +413,10 @@ class _Node:
     def __init__(self, actor: Actor | None, put: int) -> None:
         self.actor = actor
         self.put = put
-        # The invalid one if it could not be made, or for a recorded node outside a trace.
+        # It stays invalid if it could not be made, and for a recorded node outside a trace.
         self.span: Span = INVALID_SPAN
         self.context: Context
-        self.inside: Context | None = None  # that of its children, made when it is needed
+        self.inside: Context | None = None  # the context of its children, made when it is needed
         self.started = False
         self.chats: dict[int, _Chat] | None = None  # open requests, by number
         self.run_id: str | None = None
@@ -422,15 +426,15 @@ class _Node:
 class _Chat(NamedTuple):
     """A request to a model whose reply has not ended."""
 
-    said: dict[str, Any]
-    began: int
+    attributes: dict[str, Any]
+    start: int
     span: Span
 
 
 # --- ids
 
 # All threads share the tracers.
-_replacing = Lock()
+_id_generator_lock = Lock()
 
 
 @lru_cache(256)
@@ -445,12 +449,12 @@ def span_id_of(run_id: str, identity: str) -> int:
 
 
 def _id(text: str, size: int) -> int:
-    """Return an id of so many bytes for a text; 0 is no valid id."""
+    """Return an id of `size` bytes for a text; it is never 0, which would be invalid."""
     return int.from_bytes(sha256(text.encode()).digest()[:size]) or 1
 
 
 class RunIds(local):
-    """An id generator that gives a tracer's next span, in this thread, the ids of its run."""
+    """An id generator that can give the next span of this thread the ids of its run."""
 
     def __init__(self, usual: Any) -> None:
         self._usual = usual
@@ -460,7 +464,7 @@ class RunIds(local):
     @classmethod
     def of(cls, tracer: Any) -> RunIds | None:
         """Become a tracer's id generator; None if the tracer is not the SDK's own."""
-        with _replacing:
+        with _id_generator_lock:
             usual = getattr(tracer, "id_generator", None)
             if usual is None or isinstance(usual, cls):
                 return usual
@@ -468,15 +472,15 @@ class RunIds(local):
             return tracer.id_generator
 
     @contextmanager
-    def given(self, trace_id: int, span_id: int) -> Generator[None]:
-        """Give these ids to the span that is started inside."""
+    def use_ids(self, trace_id: int, span_id: int) -> Generator[None]:
+        """Give these ids to the span that starts inside this block."""
         self._trace_id, self._span_id = trace_id, span_id
         try:
             yield
         finally:
             self._trace_id = self._span_id = None
 
-    # --- what the tracer calls
+    # --- called by the tracer
 
     def generate_trace_id(self) -> int:
         """Return the id of a new trace."""
@@ -487,5 +491,5 @@ class RunIds(local):
         return self._usual.generate_span_id() if self._span_id is None else self._span_id
 
     def is_trace_id_random(self) -> bool:
-        """Return whether trace ids are as good as random ones."""
+        """Return whether trace ids are random, or distributed like random ones."""
         return self._trace_id is not None or self._usual.is_trace_id_random()

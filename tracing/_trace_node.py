@@ -1,4 +1,4 @@
-"""The parts of a trace: nodes, the times at which they ran, requests, errors, executions."""
+"""The parts of a trace: nodes, their intervals, requests, errors, executions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeAlias
 
 from ..messages import Usage
 
-__all__ = ["Life", "Spell", "TraceError", "TraceNode", "TraceRequest", "TraceState"]
+__all__ = ["Execution", "Interval", "TraceError", "TraceNode", "TraceRequest", "TraceState"]
 
 TraceState: TypeAlias = Literal[
     "pending", "running", "joining", "completed", "failed", "cancelled", "lost"
 ]
-"""A node's state. The end of a "lost" node is not in the recording: its process was killed."""
+"""The state of a node. The end of a "lost" node is not in the recording: its process was killed."""
 
-OPEN = ("pending", "running", "joining")
+OPEN_STATES = ("pending", "running", "joining")
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class TraceError:
 
 
 @dataclass(slots=True)
-class Spell:
-    """An interval in which a node's body or children ran: one for each attempt and execution.
+class Interval:
+    """The time during which a node's body or children ran: one for each attempt and execution.
 
     Times are in seconds since the recording began; `end` is None while it lasts.
     """
@@ -73,7 +73,7 @@ class TraceRequest:
     chunks: int = 0
     finish_reason: str = ""
     error: TraceError | None = None
-    left: bool = False  # its reader left before the end
+    left: bool = False  # its reader stopped before the end
     usage: dict[str, Usage] = field(default_factory=dict[str, Usage])
     input: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     output: dict[str, Any] | None = None
@@ -98,9 +98,9 @@ class TraceRequest:
 class TraceNode:
     """A node in a recording. Times are in seconds since the recording began.
 
-    A node of a durable run that ran in several processes is one node with an interval (`spells`)
-    in each. `usage` is its own usage by account, in such a run as the last execution counts it.
-    `others` are amounts in other units than tokens.
+    A node of a durable run that ran in several processes is one node, with `intervals` in each.
+    `usage` is its usage by model, without that of its children; in such a run, as the last
+    execution counts it. `others` are amounts in other units than tokens.
     """
 
     number: int
@@ -113,9 +113,9 @@ class TraceNode:
     own_session: str = ""
     run_id: str = ""
     identity: str = ""
-    kept: bool = False  # the last execution took its outcome from the journal
+    recorded: bool = False  # the last execution took its outcome from the journal
     host: str = ""
-    spells: list[Spell] = field(default_factory=list[Spell])
+    intervals: list[Interval] = field(default_factory=list[Interval])
     ended: float | None = None
     error: TraceError | None = None
     retried: list[tuple[float, TraceError | None]] = field(
@@ -126,7 +126,7 @@ class TraceNode:
     call_id: str = ""
     call_size: int = 0  # characters of its arguments
     result_size: int = 0
-    status: str = ""  # of a call of a tool: "ok", "failed" or "invalid"
+    status: str = ""  # of a tool call: "ok", "failed" or "invalid"
     arguments: Any = None
     result: str = ""
     requests: list[TraceRequest] = field(default_factory=list[TraceRequest])
@@ -134,22 +134,22 @@ class TraceNode:
     others: dict[str, float] = field(default_factory=dict[str, float])
     waits_for: tuple[int, ...] = ()
     waits_at: str = ""
-    waits: str = ""  # in words, as far as it is known
+    waits: str = ""  # a sentence about the wait
     slow: list[tuple[float, float, str]] = field(  # time, duration, line of code
         default_factory=lambda: list[tuple[float, float, str]]()
     )
     text: str = ""  # shown to the user; only in recordings with content
-    lives: int = 1
+    executions: int = 1  # the number of processes that have it
 
     @property
     def started(self) -> float | None:
         """When its body first started."""
-        return self.spells[0].start if self.spells else None
+        return self.intervals[0].start if self.intervals else None
 
     @property
     def is_open(self) -> bool:
         """Whether it has not ended."""
-        return self.state in OPEN
+        return self.state in OPEN_STATES
 
     @property
     def is_bad(self) -> bool:
@@ -158,7 +158,7 @@ class TraceNode:
 
     @property
     def agent(self) -> str:
-        """The agent whose work it does: the nearest one above it."""
+        """Its agent, or the agent of the nearest ancestor with one."""
         return next((each.own_agent for each in self.upwards() if each.own_agent), "")
 
     @property
@@ -172,13 +172,13 @@ class TraceNode:
         return f"{self.name}#{self.number}" if self.number else self.name
 
     def forget_wait(self) -> None:
-        """Wait for nothing any more."""
+        """Clear the wait, because it has ended."""
         self.waits, self.waits_for, self.waits_at = "", (), ""
 
-    def close_spell(self, at: float) -> None:
-        """End the current interval, and its requests whose streams were never closed."""
-        if self.spells and self.spells[-1].end is None:
-            self.spells[-1].end = at
+    def close_interval(self, at: float) -> None:
+        """End the current interval, and open requests, whose streams were never closed."""
+        if self.intervals and self.intervals[-1].end is None:
+            self.intervals[-1].end = at
         for request in self.requests:
             if request.end is None:
                 request.end, request.left = at, True
@@ -203,7 +203,7 @@ class TraceNode:
 
 
 @dataclass(slots=True)
-class Life:
+class Execution:
     """One execution: the part of a recording that one process wrote."""
 
     time: float  # of day, at its start

@@ -1,4 +1,4 @@
-"""Pages of HTML in one file: their parts, put together, and a policy that allows no others."""
+"""`assemble`: an HTML page in one file from its parts, with a policy that allows only these."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 __all__ = ["assemble"]
 
-BASE = Path(__file__).parent / "page"
+SHARED_PARTS = Path(__file__).parent / "page"
 
 
 def assemble(folder: Path, scripts: Iterable[str], policy: str) -> tuple[str, str]:
-    """Return the page of the parts in `folder`, and its content security policy.
+    """Return the page from the parts in `folder`, and its content security policy.
 
-    The shared style sheet and script come before those of the folder. In `policy`, `{style}` and
-    `{script}` stand for the hashes of the only ones that the page may use.
+    The style sheet and script that all pages share come before those of the folder. In `policy`,
+    `{style}` and `{script}` stand for the hashes of the page's style sheet and script.
     """
-    style = _read(BASE / "base.css") + _read(folder / "page.css")
-    parts = [_read(BASE / "base.js"), *(_read(folder / f"{name}.js") for name in scripts)]
+    style = _read(SHARED_PARTS / "base.css") + _read(folder / "page.css")
+    parts = [_read(SHARED_PARTS / "base.js"), *(_read(folder / f"{name}.js") for name in scripts)]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
     policy = policy.format(style=_hash(style), script=_hash(script))
     page = _read(folder / "page.html")
-    symbols = _read(BASE / "symbols.html")
+    symbols = _read(SHARED_PARTS / "symbols.html")
     values = {"policy": policy, "style": style, "symbols": symbols, "script": script}
     for name, value in values.items():
         page = page.replace(f"{{{{{name}}}}}", value, 1)

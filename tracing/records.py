@@ -1,8 +1,8 @@
-"""Events as records: what a recording stores, what a live trace reads, what a server streams.
+"""Records: events as JSON values, for recordings, live traces and streams of a server.
 
-A record is a dictionary of JSON values, and a recording has one on each line. The first record of
-each execution identifies its process; all times are in seconds since then. `n` is a node's number
-and `p` its parent's; the commander is 0.
+A recording has one record on each line. The first record of each execution identifies its process;
+all times are in seconds since then. `n` is the number of a node and `p` that of its parent; the
+commander has number 0.
 
     {"recording": 1, "time": 1790000000.5, "pid": 12, "host": "box", "content": false}
     {"e": "put", "t": 0.001, "n": 1, "p": 0, "name": "Answer", "agent": "writer", "session": 7,
@@ -17,7 +17,7 @@ and `p` its parent's; the commander is 0.
     {"e": "reply", .., "q": 5, "first": 0.4, "chunks": 12, "usage": {"m": {..}}, "finish": "stop",
      "error": {..}, "left": true}
     {"e": "charged", .., "usage": {"m": {"input_tokens": 9, ..}}, "again": true}
-                                               again: an earlier execution of its run paid for it
+                                               again: an earlier execution has paid for it
     {"e": "price", "model": "m", "input": 1.0, "output": 4.0, "cached_input": 0.1}
     {"e": "called", .., "tool": "search", "call": "c1", "size": 12}     characters of its arguments
     {"e": "answered", .., "status": "ok", "size": 90}                   characters of its result
@@ -55,13 +55,13 @@ from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
 from ..messages.mask import mask
 from ..tools import ToolResult
-from ._feed import Gap
+from ._event_thread import Gap
 
 __all__ = [
     "CONTENT_KINDS",
-    "HEAD",
-    "KINDS",
-    "VERSION",
+    "FIRST_BYTES",
+    "RECORDED_KINDS",
+    "RECORDING_VERSION",
     "Record",
     "Records",
     "error_message",
@@ -76,42 +76,42 @@ __all__ = [
 
 Record: TypeAlias = dict[str, Any]
 
-VERSION = 1
-# The first bytes of every recording.
-HEAD = b'{"recording":'
+RECORDING_VERSION = 1
+# The first bytes of each recording.
+FIRST_BYTES = b'{"recording":'
 
-KINDS: tuple[EventKind, ...] = (
+RECORDED_KINDS: tuple[EventKind, ...] = (
     "put", "started", "joining", "completed", "failed", "cancelled", "retried", "placed", "charged",
     "charged_again", "called", "answered", "request", "first_chunk", "reply", "waiting", "slow",
 )  # fmt: skip
-CONTENT_KINDS: tuple[EventKind, ...] = (*KINDS, "text")
+CONTENT_KINDS: tuple[EventKind, ...] = (*RECORDED_KINDS, "text")
 
-# Longer values are cut: texts, lists and objects, lists inside each other.
-MAX_TEXT = 20_000
+# Longer values are cut: texts, lists and objects, and values nested more deeply.
+MAX_TEXT_CHARS = 20_000
 MAX_ITEMS = 1000
-MAX_DEPTH = 50
-# Python reads no integer of more than 4,300 digits from text.
-MAX_BITS = 10_000
-# A longer word is no key.
-MAX_KEY = 512
-# Finish reasons of the wire; a server can send any other text, which is content.
+MAX_NESTED_VALUES = 50
+# Python does not read integers of more than 4,300 digits from text.
+MAX_INTEGER_BITS = 10_000
+# Keys are shorter, so a longer word can be masked in two parts.
+MAX_KEY_CHARS = 512
+# Finish reasons of the wire. Any other text of a server is content.
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter", "error")
 # Kinds without data.
-_BARE = ("started", "joining", "completed")
+_BARE_KINDS = ("started", "joining", "completed")
 # Kinds that end a node or an attempt.
-_ENDS = ("completed", "failed", "cancelled", "retried")
+_END_KINDS = ("completed", "failed", "cancelled", "retried")
 
 
 def to_line(record: Record) -> str:
     """Return a record as one line of a recording, without the line break."""
     try:
         return to_json(record).decode()
-    except PydanticSerializationError:  # half of a surrogate pair has no UTF-8
+    except PydanticSerializationError:  # it cannot encode a single surrogate
         return json.dumps(record, separators=(",", ":"))
 
 
 class Records:
-    """Turns the events of one commander into records; without `content` it leaves all text out."""
+    """Turns the events of one commander into records; without `content` they contain no text."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class Records:
             "text": self._text,
         }
 
-    def head(self) -> Record:
+    def first(self) -> Record:
         """Return the first record of an execution."""
         return {
-            "recording": VERSION,
+            "recording": RECORDING_VERSION,
             "time": self._epoch + self._start,
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -173,10 +173,10 @@ class Records:
         for event in events:
             kind, source = event.kind, event.source
             clock = self.clock_of(event) if source.is_special else event.clock
-            # Three times as fast as `round`, with the same result after the start.
+            # Three times as fast as `round`, with the same result for times after the start.
             at = int((clock - start) * 1e6 + 0.5) / 1e6
             record: Record = {"e": kind, "t": at, "n": source.id}
-            if kind in _ENDS and (self._last_words or self._remote):
+            if kind in _END_KINDS and (self._last_words or self._remote):
                 if text := self._last_words.pop(source.id, ""):
                     add(_text_record(record, text))
                 self._remote.pop(source.id, None)
@@ -186,14 +186,14 @@ class Records:
                 try:
                     records += make(event, record)
                 except Exception:  # noqa: BLE001 - a user's program can emit any data
-                    if kind in _ENDS:
+                    if kind in _END_KINDS:
                         add(record)
         return records
 
     def lines(self, events: Iterable[Event]) -> list[str]:
         """Return the records of events as lines of a recording.
 
-        The three kinds of most nodes are written out: a recording then costs a node 7 % less time
+        It formats the most frequent kinds directly: a recording then costs a node 7 % less time
         than with `of` and `to_line` (`benchmarks/tracing.py`).
         """
         lines: list[str] = []
@@ -207,7 +207,7 @@ class Records:
                 lines.append(
                     f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{parent},"name":{name}}}'
                 )
-            elif kind in _BARE and not (source.is_special or ends_matter):
+            elif kind in _BARE_KINDS and not (source.is_special or ends_matter):
                 lines.append(f'{{"e":"{kind}","t":{event.clock - start:.6f},"n":{source.id}}}')
             else:
                 lines += [to_line(each) for each in self.of((event,))]
@@ -354,7 +354,7 @@ class Records:
             return []
         number = event.source.id
         text = self._last_words.pop(number, "") + event.data
-        end = max(text.rfind(" "), text.rfind("\n"), len(text) - MAX_KEY - 1) + 1
+        end = max(text.rfind(" "), text.rfind("\n"), len(text) - MAX_KEY_CHARS - 1) + 1
         if text[end:]:
             self._last_words[number] = text[end:]
         return [_text_record(record, text[:end])] if end else []
@@ -376,8 +376,8 @@ def _slow(event: Event, record: Record) -> list[Record]:
 
 
 def _integer(value: Any) -> int:
-    if (number := index(value)).bit_length() > MAX_BITS:
-        raise ValueError("no count is so large")
+    if (number := index(value)).bit_length() > MAX_INTEGER_BITS:
+        raise ValueError("a count must be smaller")
     return number
 
 
@@ -386,13 +386,13 @@ def _text_record(record: Record, text: str) -> Record:
 
 
 def type_in_repr(text: str) -> str:
-    """Return the type of an error that arrived from another machine as its `repr` only."""
+    """Return the type of an error from another machine: only its `repr` arrived."""
     named = re.match(r"\w+(?=\()", text)
     return named[0] if named else ""
 
 
 def safe_finish_reason(replied: Replied, *, content: bool) -> str | None:
-    """Return why a reply ended; without `content`, "other" for a server's own words."""
+    """Return why a reply ended; without `content`, "other" for an unknown text of the server."""
     reason = replied.finish_reason
     if reason is None or reason in _FINISH_REASONS:
         return reason
@@ -400,7 +400,7 @@ def safe_finish_reason(replied: Replied, *, content: bool) -> str | None:
 
 
 def reply_message(replied: Replied) -> Message | None:
-    """Return the model's message; None if the deltas make none."""
+    """Return the model's message; None if its deltas do not form one."""
     complete = replied.error is None and not replied.left
     try:
         return (assemble if complete else assemble_partial)(replied.deltas)
@@ -409,7 +409,7 @@ def reply_message(replied: Replied) -> Message | None:
 
 
 def _new_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages after the model's own last one: earlier requests have the others."""
+    """Return the messages after the model's last one: earlier requests contain the others."""
     for place in range(len(messages) - 1, -1, -1):
         if messages[place].role == "assistant":
             return messages[place + 1 :]
@@ -435,14 +435,14 @@ def _message(message: Message) -> Record:
 
 
 def is_plain_option(option: tuple[str, Any]) -> bool:
-    """Return whether an option is no content: a number, or one of the wire's own words."""
+    """Return whether an option can be recorded without `content`: numbers, words of the wire."""
     name, value = option
     words = ("auto", "none", "required", "low", "medium", "high", "minimal")
     return name != "extra" and (isinstance(value, (int, float)) or value is None or value in words)
 
 
 def error_message(error: BaseException) -> str:
-    """Return the message of an error, whose `__str__` may raise."""
+    """Return the message of an error, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's class
@@ -450,16 +450,16 @@ def error_message(error: BaseException) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return a text without keys, cut where it is very long."""
-    # Mask before the cut: half of a key would not be recognized.
-    clean: str = mask(redact_keys(text[: 2 * MAX_TEXT]))
-    if len(text) <= MAX_TEXT:
+    """Return a text with masked keys, cut after `MAX_TEXT_CHARS`."""
+    # Mask before the cut, because a part of a key would not be recognized.
+    clean: str = mask(redact_keys(text[: 2 * MAX_TEXT_CHARS]))
+    if len(text) <= MAX_TEXT_CHARS:
         return clean
-    return f"{clean[:MAX_TEXT]}... and {len(text) - MAX_TEXT} more characters"
+    return f"{clean[:MAX_TEXT_CHARS]}... and {len(text) - MAX_TEXT_CHARS} more characters"
 
 
 def masked_json(value: Any) -> Any:
-    """Return any value as JSON values without keys."""
+    """Return any value as JSON values with masked keys."""
     return mask(_plain(value))
 
 
@@ -468,7 +468,7 @@ def _quoted(name: str) -> str:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    if depth > MAX_DEPTH:
+    if depth > MAX_NESTED_VALUES:
         return "..."
     match value:
         case str():
@@ -478,7 +478,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         case int():
             return (
                 value
-                if value.bit_length() <= MAX_BITS
+                if value.bit_length() <= MAX_INTEGER_BITS
                 else f"an integer of {value.bit_length()} bits"
             )
         case float():

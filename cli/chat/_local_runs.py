@@ -8,7 +8,15 @@ from typing import Any, cast
 from ...agents import Agent
 from ...commander import AnabranchError, Node
 from ...messages import Message
-from ...serve.talk import BadQuestion, Entry, Gone, Question, Served, Talk, serve_thing
+from ...serve.local import (
+    EntriesExpired,
+    Entry,
+    InvalidInput,
+    LocalRun,
+    RunInput,
+    ServedModel,
+    served_model_of,
+)
 from ...tools import Decision
 from .._fields import AskLine, fill_fields
 from .._user_code import import_named
@@ -29,17 +37,19 @@ def find_partner(
     `ask` asks the person for the fields of a job, one line each. Raises `ConfigurationError` if the
     object does not exist or cannot be served.
     """
-    served = serve_thing(import_named(place, place))
+    served = served_model_of(import_named(place, place))
     return served.agent or local_partner(served, ask, raw=raw)
 
 
-def local_partner(served: Served, ask: AskLine | None = None, *, raw: bool = False) -> RunPartner:
+def local_partner(
+    served: ServedModel, ask: AskLine | None = None, *, raw: bool = False
+) -> RunPartner:
     """Return a partner whose runs execute in this process."""
     return RunPartner(_LocalRuns(served, ask), raw=raw)
 
 
 class _LocalRuns(RunSource):
-    def __init__(self, served: Served, ask: AskLine | None) -> None:
+    def __init__(self, served: ServedModel, ask: AskLine | None) -> None:
         self.name = self.place = served.name
         self._served = served
         self._ask = ask
@@ -47,8 +57,8 @@ class _LocalRuns(RunSource):
 
     async def run(self, node: Node[Any], messages: Sequence[Message]) -> AsyncGenerator[RunEvent]:
         try:
-            talk = Talk(self._served, await self._question(messages))
-        except BadQuestion as bad:
+            talk = LocalRun(self._served, await self._question(messages))
+        except InvalidInput as bad:
             raise MessageRefused(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
         node.call_handler(talk)
         try:
@@ -56,7 +66,7 @@ class _LocalRuns(RunSource):
                 async for entry in entries:
                     pending = _pending(talk, entry) if entry.kind == "asked" else None
                     yield RunEvent(entry.kind, entry.data, pending)
-        except Gone:
+        except EntriesExpired:
             raise CannotAnswer("the run wrote text faster than the screen could show it") from None
         await talk
         if talk.failure is not None:
@@ -64,19 +74,19 @@ class _LocalRuns(RunSource):
         if talk.status != "completed":
             raise CannotAnswer(f"{self.name} was stopped")
 
-    async def _question(self, messages: Sequence[Message]) -> Question:
+    async def _question(self, messages: Sequence[Message]) -> RunInput:
         last = messages[-1]
         if not self._served.fields:
-            return Question(messages)
+            return RunInput(messages)
         if last.parts:
             raise MessageRefused(f"{self.name} takes fields, and not images or files")
         self._last_fields = await fill_fields(
             self._served.fields, last.content or "", self._last_fields, self._ask
         )
-        return Question((), self._last_fields)
+        return RunInput((), self._last_fields)
 
 
-def _pending(talk: Talk, entry: Entry) -> PendingCall | None:
+def _pending(talk: LocalRun, entry: Entry) -> PendingCall | None:
     number: int = entry.data["question"]
     if (approval := talk.approval(number)) is None:
         return None

@@ -1,72 +1,73 @@
-// One run at a time: it is begun here, followed to its end, and gone on with after a reload.
+// The page's state, and what the user can do. One run at a time: it is started here, followed to its
+// end, and resumed after a reload.
 
-const CLOSED = ["completed", "failed", "cancelled"];
+const LAST_KINDS = ["completed", "failed", "cancelled"];
 
-// What was said, as it is sent again with each question; what is shown of it after a reload, with
-// tools and questions, null where that is more than a tab keeps; and the run that is being answered.
-let said = store.get("said") ?? [];
-let shown = store.get("talk") ?? (said.length ? null : []);
-let current = store.get("run");
-let asking = false;
+// `messages` is the conversation, which each request sends. `entries` are shown again after a reload:
+// also tools and questions; null if they are larger than a tab can store. `run` is the open run.
+let messages = store.get("messages") ?? [];
+let entries = store.get("entries") ?? (messages.length ? null : []);
+let run = store.get("run");
+let isSending = false;
 
 const tree = new Tree($("tree"));
 
-function tell(words) {
-  $("status").textContent = words;
+function setStatus(text) {
+  $("status").textContent = text;
 }
 
-function busy(yes) {
-  $("stop").hidden = !yes;
-  $("send").hidden = yes;
-  $("anew").disabled = yes;
-  $("status").classList.toggle("unseen", !yes); // the talk shows how it ended
-  $("talk").setAttribute("aria-busy", String(yes));
+function setBusy(isBusy) {
+  $("stop").hidden = !isBusy;
+  $("send").hidden = isBusy;
+  $("new-chat").disabled = isBusy;
+  $("status").classList.toggle("hidden-text", !isBusy); // the conversation shows the end of the run
+  $("conversation").setAttribute("aria-busy", String(isBusy));
 }
 
-function keep(run) {
-  current = run;
-  store.set("run", run);
-  store.set("talk", null); // it gives way to what is sent again
-  store.set("said", said);
-  store.set("talk", shown);
+function save(currentRun) {
+  run = currentRun;
+  store.set("run", currentRun);
+  store.set("entries", null); // first free the space: the messages are more important
+  store.set("messages", messages);
+  store.set("entries", entries);
 }
 
-// Read the run's log to its end, by number, over as many connections as it takes.
-async function follow(run) {
-  const view = new View(), began = run.began;
+// Read the log of a run to its end, by number, over any number of connections.
+async function follow(current) {
+  const view = new RunView();
   let after = 0, end = null, attempt = 0;
-  busy(true);
-  tell("Thinking …");
-  const elapsed = () => Math.max(0, (Date.now() - began) / 1000);
+  setBusy(true);
+  setStatus("Thinking …");
+  const elapsed = () => Math.max(0, (Date.now() - current.started) / 1000);
   const tick = () => { $("clock").textContent = `${Math.floor(elapsed())} s`; tree.tick(); };
   const ticking = setInterval(tick, 1000);
   tick();
-  followTree(run);
+  followTree(current);
   while (end === null) {
     try {
-      const answer = await ask(`runs/${run.id}/events?after=${after}`);
-      if (answer.status === 404 || answer.status === 410) end = { kind: "gone", message: await refusal(answer) };
-      else if (!answer.ok) throw new Error(await refusal(answer));
+      const response = await request(`runs/${current.id}/events?after=${after}`);
+      if (response.status === 404 || response.status === 410) end = { kind: "expired", message: await errorText(response) };
+      else if (!response.ok) throw new Error(await errorText(response));
       else {
-        if (attempt) tell(view.text ? "Answering …" : "Thinking …");
-        for await (const event of events(answer)) {
+        if (attempt) setStatus(view.text ? "Answering …" : "Thinking …");
+        for await (const event of events(response)) {
           if (event.event === "gone") {
-            end = { kind: "gone", message: "more was said than is kept" };
+            end = { kind: "expired", message: "The answer is longer than the server stores." };
             break;
           }
           const data = JSON.parse(event.data);
           if (data.number <= after) continue;
           after = data.number;
           attempt = 0;
-          if (event.event === "text" && !view.speech) tell("Answering …");
-          else if (event.event === "called") tell(`${data.name} runs …`);
+          if (event.event === "text" && !view.reply) setStatus("Answering …");
+          else if (event.event === "called") setStatus(`${data.name} is running …`);
           view.show(event.event, data);
-          if (CLOSED.includes(event.event)) end = { kind: event.event, ...data };
+          if (LAST_KINDS.includes(event.event)) end = { kind: event.event, ...data };
         }
       }
     } catch {}
-    if (end === null) { // the connection was lost: what is missing is read when it is there again
-      tell("The connection is lost; it is tried again …");
+    if (end === null) { // the connection was lost: the next one reads the missing entries
+      setStatus("Connection lost. Reconnecting …");
       await pause(attempt++);
     }
   }
@@ -75,145 +76,145 @@ async function follow(run) {
   finish(view, end, elapsed());
 }
 
-function finish(view, end, took) {
-  if (view.text) said.push({ role: "assistant", content: view.text });
-  else if (end.kind !== "completed" && said.at(-1)?.role === "user") {
-    const question = said.pop();
-    if (!$("words").value) $("words").value = question.content; // to be sent again
-    grow();
+function finish(view, end, elapsed) {
+  if (view.text) messages.push({ role: "assistant", content: view.text });
+  else if (end.kind !== "completed" && messages.at(-1)?.role === "user") {
+    const question = messages.pop();
+    if (!$("message").value) $("message").value = question.content; // the user can send it again
+    fitMessage();
   }
   const hadFocus = [$("stop"), document.body].includes(document.activeElement);
-  busy(false);
+  setBusy(false);
   $("clock").textContent = "";
-  const spent = end.usage?.total_tokens
+  const usage = end.usage?.total_tokens
     ? `${count(end.usage.prompt_tokens)} tokens in, ${count(end.usage.completion_tokens)} out` : "";
-  const facts = [seconds(took), spent].filter(Boolean).join(" · ");
-  const note = end.kind === "completed" ? ["note spent", facts]
-    : end.kind === "cancelled" ? ["note spent", `Stopped · ${facts}`]
-    : ["note error", `It did not work: ${end.message}`];
+  const facts = [seconds(elapsed), usage].filter(Boolean).join(" · ");
+  const note = end.kind === "completed" ? ["note usage", facts]
+    : end.kind === "cancelled" ? ["note usage", `Stopped · ${facts}`]
+    : ["note error", `Error: ${end.message}`];
   add(...note);
-  shown?.push(...view.kept, ["note", note]);
-  keep(null);
-  tell({ completed: "Done.", cancelled: "Stopped." }[end.kind] ?? "It did not work.");
-  // A finger is not given a keyboard that it has not asked for.
-  if (hadFocus && matchMedia("(pointer: fine)").matches) $("words").focus();
+  entries?.push(...view.entries, ["note", note]);
+  save(null);
+  setStatus({ completed: "Done.", cancelled: "Stopped." }[end.kind] ?? "Error.");
+  // On a touch screen the focus would open the keyboard.
+  if (hadFocus && matchMedia("(pointer: fine)").matches) $("message").focus();
 }
 
-let treeOf = null; // the id of the run whose tree is shown
+let treeRunId = null; // the run whose tree is shown
 
-async function followTree(run) {
-  treeOf = run.id;
-  store.set("shown", run.id);
-  for (let attempt = 0, whole = false; !whole && treeOf === run.id; attempt++) {
-    tree.begin();
+async function followTree({ id }) {
+  treeRunId = id;
+  store.set("tree-run", id);
+  for (let attempt = 0, complete = false; !complete && treeRunId === id; attempt++) {
+    tree.clear();
     try {
-      const answer = await ask(`runs/${run.id}/trace`);
-      if (!answer.ok) return;
-      for await (const event of events(answer)) {
-        if (treeOf !== run.id) return;
-        whole = tree.take(JSON.parse(event.data)) || whole;
+      const response = await request(`runs/${id}/trace`);
+      if (!response.ok) return;
+      for await (const event of events(response)) {
+        if (treeRunId !== id) return;
+        complete = tree.add(JSON.parse(event.data)) || complete;
       }
     } catch {}
-    if (whole || current?.id !== run.id) break;
+    if (complete || run?.id !== id) break;
     await pause(attempt);
   }
-  if (treeOf === run.id) tree.end();
+  if (treeRunId === id) tree.end();
 }
 
-// Show what was shown before a reload.
-function showAgain() {
-  let view = new View();
-  for (const [kind, data] of shown) {
-    if (kind === "user") addUser(data);
+// Show the stored conversation again after a reload.
+function showEntries() {
+  let view = new RunView();
+  for (const [kind, data] of entries) {
+    if (kind === "user") addUserMessage(data);
     else if (kind === "note") {
       view.end();
       add(...data);
-      view = new View();
+      view = new RunView();
     } else view.show(kind, data);
   }
-  tell("");
+  setStatus("");
 }
 
-// --- what the user does
+// --- the user's actions
 
 async function send() {
-  const words = $("words").value.trim();
-  if (!words || current || asking) return;
-  asking = $("send").disabled = true;
+  const text = $("message").value.trim();
+  if (!text || run || isSending) return;
+  isSending = $("send").disabled = true;
   try {
     await ready;
-    const question = [...said, { role: "user", content: words }];
-    const answer = await post("runs", { model: $("model").value, input: question });
-    if (answer.ok) {
-      const run = await answer.json();
-      said = question;
-      shown?.push(["user", words]);
-      keep({ id: run.id, began: Date.now() });
-      $("words").value = "";
-      grow();
-      addUser(words);
+    const input = [...messages, { role: "user", content: text }];
+    const response = await post("runs", { model: $("model").value, input });
+    if (response.ok) {
+      const { id } = await response.json();
+      messages = input;
+      entries?.push(["user", text]);
+      save({ id, started: Date.now() });
+      $("message").value = "";
+      fitMessage();
+      addUserMessage(text);
       scrollDown();
-      follow(current);
-    } else add("note error", `It did not work: ${await refusal(answer)}`);
+      follow(run);
+    } else add("note error", `Error: ${await errorText(response)}`);
   } catch {
-    add("note error", "The server cannot be reached. Your message is still in the box.");
+    add("note error", "Cannot reach the server. Your message is still in the box.");
   } finally {
-    asking = $("send").disabled = false;
+    isSending = $("send").disabled = false;
   }
 }
 
 function stop() {
-  if (!current) return;
-  tell("Stopping …");
-  post(`runs/${current.id}/cancel`).catch(() => tell("The server cannot be reached; it still runs."));
+  if (!run) return;
+  setStatus("Stopping …");
+  post(`runs/${run.id}/cancel`).catch(() => setStatus("Cannot reach the server. The run continues."));
 }
 
-function beginAnew() {
-  said = [];
-  shown = [];
-  keep(null);
-  store.set("shown", null);
-  treeOf = null;
-  tree.begin();
-  $("talk").replaceChildren();
-  tell("");
-  greet();
-  $("words").focus();
+function startNewChat() {
+  messages = [];
+  entries = [];
+  save(null);
+  store.set("tree-run", null);
+  treeRunId = null;
+  tree.clear();
+  $("conversation").replaceChildren();
+  setStatus("");
+  showHint();
+  $("message").focus();
 }
 
-function greet() {
-  if ($("talk").childElementCount) return;
-  $("talk").append(el("div", { id: "hello" }, el("p", { text: `Ask ${$("model").value || "away"}.` }),
-    el("p", { class: "note", text: "Enter sends, Shift+Enter begins a new line, Escape stops an answer." })));
+function showHint() {
+  if ($("conversation").childElementCount) return;
+  $("conversation").append(el("div", { id: "hint" }, el("p", { text: `Ask ${$("model").value || "a question"}.` }),
+    el("p", { class: "note", text: "Enter sends, Shift+Enter starts a new line, Escape stops an answer." })));
 }
 
-function showTree(yes) {
-  document.body.classList.toggle("no-tree", !yes);
-  $("show-tree").setAttribute("aria-pressed", String(yes));
-  store.set("tree", yes);
+function showTree(isShown) {
+  document.body.classList.toggle("no-tree", !isShown);
+  $("show-tree").setAttribute("aria-pressed", String(isShown));
+  store.set("tree", isShown);
 }
 
 function showModel() {
   document.title = `${$("model").value} · Anabranch`;
   store.set("model", $("model").value);
-  $("hello")?.remove();
-  greet();
+  $("hint")?.remove();
+  showHint();
 }
 
-function grow() {
-  const box = $("words");
+function fitMessage() {
+  const box = $("message");
   box.style.height = "auto";
   box.style.height = `${box.scrollHeight + 2}px`;
 }
 
-$("say").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("send-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 $("stop").addEventListener("click", stop);
-$("anew").addEventListener("click", beginAnew);
-$("newest").addEventListener("click", () => { scrollDown(); $("talk").focus(); });
+$("new-chat").addEventListener("click", startNewChat);
+$("newest").addEventListener("click", () => { scrollDown(); $("conversation").focus(); });
 $("show-tree").addEventListener("click", () => showTree(document.body.classList.contains("no-tree")));
 $("model").addEventListener("change", showModel);
-$("words").addEventListener("input", grow);
-$("words").addEventListener("keydown", (event) => {
+$("message").addEventListener("input", fitMessage);
+$("message").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
@@ -221,31 +222,31 @@ $("words").addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("key").open) stop();
 });
-$("key").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
+$("key").addEventListener("cancel", (event) => event.preventDefault()); // the page needs the key
 
-async function begin() {
+async function start() {
   showTree(store.get("tree") ?? innerWidth > 830);
-  if (shown) showAgain();
-  else for (const { role, content } of said) {
-    if (role === "user") addUser(content);
-    else new Speech(add("message assistant")).add(content).finish();
+  if (entries) showEntries();
+  else for (const { role, content } of messages) {
+    if (role === "user") addUserMessage(content);
+    else new Reply(add("message assistant")).add(content).finish();
   }
   scrollDown();
-  const answer = await ask("v1/models");
-  if (!answer.ok) {
-    add("note error", await refusal(answer));
+  const response = await request("v1/models");
+  if (!response.ok) {
+    add("note error", `Error: ${await errorText(response)}`);
     return;
   }
-  const names = (await answer.json()).data.map((each) => each.id);
+  const names = (await response.json()).data.map((each) => each.id);
   for (const name of names) $("model").append(new Option(name, name));
   if (names.includes(store.get("model"))) $("model").value = store.get("model");
   $("choice").hidden = names.length === 1;
   if (names.length === 1) $("title").textContent = names[0];
   showModel();
-  $("words").focus();
-  if (current) follow(current);
-  else if (store.get("shown")) followTree({ id: store.get("shown") });
+  $("message").focus();
+  if (run) follow(run);
+  else if (store.get("tree-run")) followTree({ id: store.get("tree-run") });
 }
 
-// Settled when the models are known; until then a question waits.
-const ready = begin().catch(() => add("note error", "The server cannot be reached."));
+// Settled when the models are known. `send` waits for it.
+const ready = start().catch(() => add("note error", "Cannot reach the server."));

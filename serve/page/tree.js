@@ -1,7 +1,7 @@
-// The tree beside the talk: a run's tasks as they begin and end, for eyes, keys and screen readers.
+// The tree beside the conversation: the nodes of a run with their states, for keys and screen readers too.
 
-const SHOWN = 200; // children of one task that are shown; beside them those that failed
-const ENDS = ["completed", "failed", "cancelled"];
+const MAX_CHILDREN = 200; // shown children of one node, besides failed ones
+const END_STATES = ["completed", "failed", "cancelled"];
 
 const seconds = (value) => (value < 9.95 ? `${value.toFixed(1)} s`
   : value < 99.5 ? `${value.toFixed(0)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`);
@@ -9,20 +9,20 @@ const seconds = (value) => (value < 9.95 ? `${value.toFixed(1)} s`
 class Tree {
   constructor(list) {
     this.list = list;
-    this.begin();
+    this.clear();
   }
 
-  begin() {
-    this.nodes = new Map([[0, { list: this.list, shown: 0, left: 0, level: 0, more: null }]]);
-    this.open = new Set(); // what runs, whose time goes on
-    this.clock = 0; // what `performance.now()` was at the recording's begin
+  clear() {
+    this.nodes = new Map([[0, { list: this.list, shown: 0, hidden: 0, level: 0, more: null }]]);
+    this.open = new Set(); // running nodes
+    this.clock = 0; // the value of `performance.now()` at the recording's start
     this.list.replaceChildren();
     this.list.hidden = true;
     $("no-tree").hidden = false;
   }
 
-  // Take a line of a recording in; true for the last.
-  take(line) {
+  // Add a line of the recording; return true for the last one.
+  add(line) {
     if (line.recording) return false;
     this.clock = performance.now() - line.t * 1000;
     if (line.e === "put") this.put(line.n, line.p, line.name);
@@ -34,20 +34,20 @@ class Tree {
 
   put(number, parent, name) {
     const above = this.nodes.get(parent) ?? this.nodes.get(0);
-    const node = { name, above, level: above.level + 1, element: null, list: null, shown: 0, left: 0,
-      more: null, state: "pending", start: null, end: null, bad: false };
+    const node = { name, above, level: above.level + 1, element: null, list: null, shown: 0, hidden: 0,
+      more: null, state: "pending", start: null, end: null, isBad: false };
     this.nodes.set(number, node);
     if (above.element || above.level === 0) {
-      if (above.shown < SHOWN) this.draw(node);
-      else this.countLeft(above, 1);
+      if (above.shown < MAX_CHILDREN) this.draw(node);
+      else this.countHidden(above, 1);
     }
     return node;
   }
 
   fillGap(line) {
-    const there = new Set();
+    const named = new Set();
     for (const [number, parent, name, state] of line.nodes) {
-      there.add(number);
+      named.add(number);
       if (!number) continue;
       const node = this.nodes.get(number) ?? this.put(number, parent, name);
       node.state = state;
@@ -55,7 +55,7 @@ class Tree {
       this.update(node);
     }
     for (const [number, node] of this.nodes) {
-      if (!number || there.has(number) || ENDS.includes(node.state)) continue;
+      if (!number || named.has(number) || END_STATES.includes(node.state)) continue;
       node.state = "lost";
       this.update(node);
     }
@@ -68,13 +68,13 @@ class Tree {
       node.end = null;
     } else if (line.e === "joining") node.state = "joining";
     else if (line.e === "retried") node.state = "pending";
-    else if (ENDS.includes(line.e)) {
+    else if (END_STATES.includes(line.e)) {
       node.state = line.e;
       node.end = line.t;
-    } else if (line.e === "answered") node.bad = line.status !== "ok";
+    } else if (line.e === "answered") node.isBad = line.status !== "ok";
     else if (line.e !== "put") return;
-    if ((node.bad || node.state === "failed") && !node.element && node.above.list && node.above.shown < 2 * SHOWN) {
-      this.countLeft(node.above, -1);
+    if ((node.isBad || node.state === "failed") && !node.element && node.above.list && node.above.shown < 2 * MAX_CHILDREN) {
+      this.countHidden(node.above, -1);
       this.draw(node);
     }
     this.update(node);
@@ -87,11 +87,11 @@ class Tree {
       above.element.append(above.list);
       above.element.setAttribute("aria-expanded", "true");
     }
-    node.sign = icon("pending");
-    node.sign.setAttribute("class", "icon"); // the item has the state
+    node.icon = icon("pending");
+    node.icon.setAttribute("class", "icon"); // the item's class has the state
     node.time = el("span", { class: "time" });
     node.element = el("li", { role: "treeitem", "aria-level": node.level, tabindex: -1 },
-      el("div", { class: "line", title: node.name }, node.sign, el("span", { class: "name", text: node.name }), node.time));
+      el("div", { class: "line", title: node.name }, node.icon, el("span", { class: "name", text: node.name }), node.time));
     above.list.insertBefore(node.element, above.more);
     above.shown++;
     if (!this.list.querySelector("[tabindex='0']")) node.element.tabIndex = 0;
@@ -100,24 +100,24 @@ class Tree {
     this.update(node);
   }
 
-  // Count those children of a task that are not shown.
-  countLeft(above, change) {
-    above.left += change;
+  // Count the children of a node that are not shown.
+  countHidden(above, change) {
+    above.hidden += change;
     if (!above.more) {
       above.more = el("li", { class: "more note", role: "treeitem", "aria-level": above.level + 1, tabindex: -1 });
       above.list.append(above.more);
     }
-    above.more.textContent = `… ${count(above.left)} more`;
-    above.more.hidden = above.left === 0;
+    above.more.textContent = `… ${count(above.hidden)} more`;
+    above.more.hidden = above.hidden === 0;
   }
 
   update(node) {
     if (["running", "joining"].includes(node.state)) this.open.add(node);
     else this.open.delete(node);
     if (!node.element) return;
-    const state = node.bad ? "failed" : node.state;
+    const state = node.isBad ? "failed" : node.state;
     node.element.className = state;
-    node.sign.firstChild.setAttribute("href", `#i-${state}`);
+    node.icon.firstChild.setAttribute("href", `#i-${state}`);
     this.showTime(node);
     const time = node.end === null || node.start === null ? "" : `, ${seconds(node.end - node.start)}`;
     node.element.setAttribute("aria-label", `${node.name}, ${state}${time}`);
@@ -133,7 +133,7 @@ class Tree {
 
   tick() { for (const node of this.open) this.showTime(node); }
 
-  // Nothing more comes: what is open never got to its end.
+  // No more lines arrive: open nodes never ended.
   end() {
     for (const node of [...this.open]) {
       node.state = "lost";
@@ -142,7 +142,7 @@ class Tree {
   }
 }
 
-// --- keys and pointer: one item has the focus, arrows go to the next
+// --- keys and pointer: one item has the focus, arrow keys move it
 
 const itemOf = (element) => element.closest("[role=treeitem]");
 const isFolder = (item) => item.hasAttribute("aria-expanded");
@@ -152,7 +152,7 @@ function fold(item, open) {
   if (!isFolder(item)) return;
   item.setAttribute("aria-expanded", open);
   item.querySelector(":scope > [role=group]").hidden = !open;
-  // The focus is never in what is folded away.
+  // The focus must not stay in a folded part.
   if (!open && item.querySelector("[role=group] [tabindex='0']")) choose(item, false);
 }
 

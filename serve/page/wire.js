@@ -1,33 +1,33 @@
-// What is asked of the server: with a key where it needs one, and read as server-sent events.
+// Requests to the server, with a key if it needs one, and server-sent events.
 
-const here = location.pathname.endsWith("/") ? location.href : `${location.origin}${location.pathname}/`;
+const base = location.pathname.endsWith("/") ? location.href : `${location.origin}${location.pathname}/`;
 
-// What a reload goes on with: this tab's alone.
+// State that survives a reload, for this tab only.
 const store = {
   get: (name) => { try { return JSON.parse(sessionStorage.getItem(name)); } catch { return null; } },
   set: (name, value) => { try { sessionStorage.setItem(name, JSON.stringify(value)); } catch {} },
 };
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   for (;;) {
     const key = store.get("key");
     const headers = {
       ...(options.body ? { "Content-Type": "application/json" } : {}),
       ...(key ? { Authorization: `Bearer ${key}` } : {}),
     };
-    const answer = await fetch(new URL(path, here), { ...options, headers });
-    if (answer.status !== 401) return answer;
-    // Another request may have been given the key meanwhile.
-    if (store.get("key") === key) await askKey(Boolean(key));
+    const response = await fetch(new URL(path, base), { ...options, headers });
+    if (response.status !== 401) return response;
+    // The user may have entered the key for another request during this one.
+    if (store.get("key") === key) await askForKey(Boolean(key));
   }
 }
 
-const post = (path, body) => ask(path, { method: "POST", ...(body ? { body: JSON.stringify(body) } : {}) });
+const post = (path, body) => request(path, { method: "POST", ...(body ? { body: JSON.stringify(body) } : {}) });
 
-function askKey(wrong) {
+function askForKey(isWrong) {
   const dialog = $("key");
   if (!dialog.open) {
-    $("key-wrong").hidden = !wrong;
+    $("key-wrong").hidden = !isWrong;
     $("key-value").value = "";
     dialog.showModal();
   }
@@ -37,13 +37,13 @@ function askKey(wrong) {
   }, { once: true }));
 }
 
-async function refusal(answer) {
-  try { return (await answer.json()).error.message; } catch { return `the server said ${answer.status}`; }
+async function errorText(response) {
+  try { return (await response.json()).error.message; } catch { return `the server answered with status ${response.status}`; }
 }
 
-// Give the events of a stream; it ends where the connection ends, whyever that is.
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+// Yield the events of a stream, until the connection ends for any reason.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
@@ -61,15 +61,15 @@ async function* events(answer) {
   }
 }
 
-// Wait before the next attempt, longer each time; the network's coming back ends it.
+// Wait before the next attempt, longer each time, at most until the network is back.
 function pause(attempt) {
   return new Promise((done) => {
-    const timer = setTimeout(go, Math.min(250 * 2 ** attempt, 8000));
-    function go() {
+    const timer = setTimeout(resume, Math.min(250 * 2 ** attempt, 8000));
+    function resume() {
       clearTimeout(timer);
-      removeEventListener("online", go);
+      removeEventListener("online", resume);
       done();
     }
-    addEventListener("online", go);
+    addEventListener("online", resume);
   });
 }

@@ -1,8 +1,8 @@
-// The base of both pages: elements, icons, counts, and the keys of a tree.
+// Shared by both pages: elements, icons, counts, and the keys of a tree.
 
 const $ = (id) => document.getElementById(id);
 
-// Text is only ever set as text: no text of a run is read as HTML.
+// It sets text as text only, so no text of a run becomes HTML.
 function el(tag, props = {}, ...kids) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -33,8 +33,8 @@ const count = (number) => number.toLocaleString("en");
 const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
 const clip = (text, most) => (text.length > most ? `${text.slice(0, most)}\u2026` : text);
 
-// Handle the keys of a tree of which `items` are in sight, as ARIA describes them. `page` is the
-// number of items that Page Up and Page Down skip; without it the page scrolls as usual.
+// Handle a key in a tree with these visible `items`, as ARIA describes it. `page` is the number of
+// items that Page Up and Page Down skip; without it these keys scroll as usual.
 function walkTree(event, items, at, { isFolder, isOpen, above, choose, fold, page }) {
   if (at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
   const item = items[at];

@@ -1,8 +1,8 @@
-// What Python wrote, as nodes. Times are whole microseconds since the recording began.
+// The data from `_page.py` as nodes. Times are whole microseconds since the recording began.
 
 const raw = JSON.parse(document.getElementById("data").textContent);
 const END = raw.end;
-const OPEN = new Set(["pending", "running", "joining"]);
+const OPEN_STATES = new Set(["pending", "running", "joining"]);
 const PRICES = new Map(raw.prices.map(([model, ...price]) => [model, price]));
 
 function readNodes() {
@@ -23,8 +23,8 @@ function readNodes() {
       state: raw.states[columns.state.charCodeAt(index) - 48],
       parent: index ? nodes[index - columns.up[index]] : null,
       children: [],
-      spells: start === null ? [] : [{ start, joined, end: ended }],
-      requests: [], retried: [], slow: [], usage: [], others: [], lives: 1,
+      intervals: start === null ? [] : [{ start, joined, end: ended }],
+      requests: [], retried: [], slow: [], usage: [], others: [], executions: 1,
     });
   }
   for (const [index, more] of raw.more) Object.assign(nodes[index], more);
@@ -35,16 +35,17 @@ const endOf = (node) => node.ended ?? END;
 const nodes = readNodes();
 const root = nodes[0];
 
-// What is inherited goes down, what is summed goes up: parents stand before their children.
+// Parents come before their children, so one pass hands properties down, and a second one, in the
+// other direction, adds sums up.
 for (const node of nodes) {
   const { parent } = node;
   if (parent) parent.children.push(node);
   node.depth = parent ? parent.depth + 1 : 0;
   node.agent = node.ownAgent || (parent ? parent.agent : "");
   node.session = node.ownAgent ? node.ownSession : parent ? parent.session : "";
-  for (const each of node.spells) each.until = each.end ?? endOf(node);
-  for (const each of node.requests) each.until = each.end ?? endOf(node); // its end is not known
-  node.open = OPEN.has(node.state);
+  for (const each of node.intervals) each.until = each.end ?? endOf(node);
+  for (const each of node.requests) each.until = each.end ?? endOf(node); // the recording may lack its end
+  node.open = OPEN_STATES.has(node.state);
   node.bad = node.state === "failed" || node.tool?.status === "failed" || node.tool?.status === "invalid";
   node.trouble = node !== root && (node.bad || node.open || node.state === "lost") ? 1 : 0;
   node.size = 1;
@@ -65,7 +66,7 @@ for (let index = nodes.length - 1; index > 0; index--) {
   if (node.cost !== null) parent.cost = (parent.cost ?? 0) + node.cost;
 }
 
-// As `Price.of` has it: a million tokens cost so much.
+// The same computation as `Price.of`; prices are for a million tokens.
 function costOf(model, [input, output, cached]) {
   const price = PRICES.get(model);
   if (!price) return null;
@@ -75,7 +76,7 @@ function costOf(model, [input, output, cached]) {
 
 const label = (node) => (node.number ? `${node.name || "(no name)"} #${node.number}` : node.name);
 
-// What `node` and all below it have spent: [model, input, output, cached, reasoning].
+// Return the usage of `node` and all nodes below it, by model: [input, output, cached, reasoning].
 function usageBelow(node) {
   const sums = new Map();
   for (let index = node.index; index < node.index + node.size; index++) addUsage(sums, nodes[index].usage);
@@ -90,7 +91,7 @@ function addUsage(sums, usage) {
   }
 }
 
-// --- where the time of a node went: four parts, which add up to its life
+// --- the four parts of a node's time, which add up to the time from its put to its end
 
 function merge(intervals) {
   const merged = [];
@@ -118,15 +119,15 @@ function intersect(left, right) {
 
 const total = (intervals) => intervals.reduce((sum, [from, to]) => sum + to - from, 0);
 
-// `queued`: before it began and between attempts. `model`: while a request was open. `below`: while a
-// child was alive, and no request open. `own`: the rest.
+// `queued`: before its start and between attempts. `model`: while a request was open. `below`: while
+// a child was alive, and no request open. `own`: the rest.
 function splitTime(node) {
-  const spells = merge(node.spells.map((spell) => [spell.start, spell.until]));
+  const intervals = merge(node.intervals.map((interval) => [interval.start, interval.until]));
   const asked = node.requests.map((request) => [request.start, request.until]);
   const children = node.children.map((child) => [child.put, endOf(child)]);
-  const ran = total(spells);
-  const model = total(intersect(merge(asked), spells));
-  const covered = total(intersect(merge([...asked, ...children]), spells));
+  const ran = total(intervals);
+  const model = total(intersect(merge(asked), intervals));
+  const covered = total(intersect(merge([...asked, ...children]), intervals));
   return {
     queued: Math.max(0, endOf(node) - node.put - ran),
     own: ran - covered, model, below: covered - model, all: endOf(node) - node.put,

@@ -16,7 +16,7 @@ function duration(micros) {
 
 const short = (number) => (number < 9.995 ? number.toFixed(2) : number < 99.95 ? number.toFixed(1) : number.toFixed(0));
 
-// Tokens in little room: 950, 12.3k, 4.56M.
+// Tokens in short form: 950, 12.3k, 4.56M.
 function tokens(number) {
   if (number < 1000) return String(number);
   if (number < 999_500) return `${short(number / 1e3)}k`;

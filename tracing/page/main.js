@@ -1,21 +1,21 @@
-// The head of the page, filters, keys, and the first picture.
+// The header, filters, tabs, theme and keys, and the first drawing.
 
-let waiting = false;
+let isDrawScheduled = false;
 function drawAll() {
-  if (waiting) return;
-  waiting = true;
+  if (isDrawScheduled) return;
+  isDrawScheduled = true;
   requestAnimationFrame(drawNow);
 }
 
 function drawNow() {
-  waiting = false;
+  isDrawScheduled = false;
   drawTree();
   drawTimeline();
 }
 
-// --- head
+// --- header
 
-const STATES = ["failed", "lost", "running", "joining", "pending", "cancelled", "completed"];
+const STATE_ORDER = ["failed", "lost", "running", "joining", "pending", "cancelled", "completed"];
 
 function showHead() {
   $("when").textContent = date(0);
@@ -29,9 +29,9 @@ function showHead() {
   $("numbers").replaceChildren(...numbers.map(([value, name]) => el("span", {}, el("b", { text: value }), ` ${name}`)));
   const byState = new Map();
   for (const node of nodes.slice(1)) byState.set(node.state, (byState.get(node.state) ?? 0) + 1);
-  $("states").replaceChildren(...STATES.filter((state) => byState.has(state)).map((state) => el("button", {
+  $("states").replaceChildren(...STATE_ORDER.filter((state) => byState.has(state)).map((state) => el("button", {
     type: "button", class: `chip ${state}`, "data-state": state, "aria-pressed": "false",
-    title: `Show those that are ${state}`,
+    title: `Show only ${state} nodes`,
     onclick: () => setFilter({ state: filter.state === state ? "" : state }),
     "aria-label": `${count(byState.get(state))} ${state}`,
   }, icon(state), count(byState.get(state)), el("span", { class: "word", text: state }))));
@@ -43,25 +43,26 @@ function showHead() {
 function showNotes() {
   const notes = [];
   const open = problems.unfinished.length;
-  const ended = raw.lives.at(-1)?.ended ?? true;
-  if (raw.live) notes.push(`The run was going on when this page was written: ${many(open, "node")} open.`);
-  else if (!ended && !open) notes.push("The recording has no end: it was closed before the run ended, or its process was killed.");
-  else if (!ended) notes.push(`The recording has no end: its process was killed, or is gone. ${many(open, "node")} had not ended, and ${open === 1 ? "is" : "are"} marked as lost.`);
-  else if (open) notes.push(`${many(open, "node")} ${open === 1 ? "is" : "are"} marked as lost: the end of ${open === 1 ? "it" : "each"} is not in the recording.`);
-  if (raw.missed) notes.push(`${many(raw.missed, "event")} ${raw.missed === 1 ? "is" : "are"} missing: the recorder was too far behind. Sums are right, and what is marked as lost has ended, nobody knows how.`);
-  const lives = raw.lives.length > 1 ? el("span", {}, `One run, ${raw.lives.length} processes: `,
-    ...raw.lives.map((life, index) => el("button", {
-      type: "button", class: "link", text: `life ${index + 1} (pid ${life.pid}, ${life.host})`,
+  const ended = raw.executions.at(-1)?.ended ?? true;
+  const are = open === 1 ? "is" : "are";
+  if (raw.live) notes.push(`The run had not ended when this page was written: ${many(open, "node")} ${are} open.`);
+  else if (!ended && !open) notes.push("The recording is incomplete: it was closed before the run ended, or its process was killed.");
+  else if (!ended) notes.push(`The recording is incomplete: its process was killed. ${many(open, "node")} had not ended, and ${are} marked as lost.`);
+  else if (open) notes.push(`${many(open, "node")} ${are} marked as lost, because the recording lacks the end.`);
+  if (raw.missed) notes.push(`The recording lacks ${many(raw.missed, "event")}, because the recorder was too far behind. Sums are right. Lost nodes have ended, but their results are unknown.`);
+  const executions = raw.executions.length > 1 ? el("span", {}, `One run, ${raw.executions.length} processes: `,
+    ...raw.executions.map((execution, index) => el("button", {
+      type: "button", class: "link", text: `execution ${index + 1} (pid ${execution.pid}, ${execution.host})`,
       onclick: () => {
-        const to = raw.lives[index + 1]?.at ?? END;
-        const last = nodes.reduce((most, node) => node.spells.reduce((late, spell) =>
-          (spell.start >= life.at && spell.start < to ? Math.max(late, spell.until) : late), most), life.at);
-        const spare = Math.max(10, (last - life.at) * 0.04);
-        setView(life.at - spare, last + spare);
+        const to = raw.executions[index + 1]?.at ?? END;
+        const last = nodes.reduce((most, node) => node.intervals.reduce((late, interval) =>
+          (interval.start >= execution.at && interval.start < to ? Math.max(late, interval.until) : late), most), execution.at);
+        const spare = Math.max(10, (last - execution.at) * 0.04);
+        setView(execution.at - spare, last + spare);
       },
     }))) : null;
-  $("notes").hidden = !notes.length && !lives;
-  $("notes").replaceChildren(...notes.map((text) => el("span", { text })), lives ?? "");
+  $("notes").hidden = !notes.length && !executions;
+  $("notes").replaceChildren(...notes.map((text) => el("span", { text })), executions ?? "");
 }
 
 // --- search and filters
@@ -78,13 +79,13 @@ function fillFilters() {
   const agents = new Set();
   const models = new Set();
   const present = new Set();
-  const kinds = [["failed", "failed"], ["open", "open or lost"], ["requests", "asked a model"], ["tools", "calls of tools"],
-    ["agents", "agents"], ["retried", "tried again"], ["slow", "blocked the loop"], ["replayed", "from a journal"]];
+  const kinds = [["failed", "failed"], ["open", "open or lost"], ["requests", "requests to models"], ["tools", "tool calls"],
+    ["agents", "agents"], ["retried", "retried"], ["slow", "blocked the loop"], ["replayed", "from a journal"]];
   for (const node of nodes) {
     if (node.agent) agents.add(node.agent);
     for (const request of node.requests) models.add(request.model);
     for (const [model] of node.usage) models.add(model);
-    for (const [kind] of kinds) if (!present.has(kind) && KINDS[kind](node)) present.add(kind);
+    for (const [kind] of kinds) if (!present.has(kind) && NODE_FILTERS[kind](node)) present.add(kind);
   }
   const byName = (names) => [...names].sort().map((name) => [name, name]);
   fillSelect("agent", agents.size ? [...byName(agents), ["\u2013", "(no agent)"]] : [], "all agents");
@@ -99,7 +100,7 @@ function setFilter(changed) {
   for (const id of ["agent", "model", "kind"]) $(id).value = filter[id];
   if ($("search").value !== filter.text) $("search").value = filter.text;
   for (const chip of $("states").children) chip.setAttribute("aria-pressed", chip.dataset.state === filter.state);
-  if (!isFiltered() && keep && !keep.members) openTo(keep); // what was found stays in sight
+  if (!isFiltered() && keep && !keep.members) openTo(keep); // the found node stays visible
   rebuild();
   const row = activeRow();
   if (row) reveal(row);
@@ -137,8 +138,8 @@ $("clear").addEventListener("click", () => { clearFilter(); $("search").focus();
 // --- tabs
 
 const TABS = ["node", "problems", "tokens", "time"];
-const filled = new Set(["node"]);
-const FILL = { problems: showProblems, tokens: showTokens, time: showTime };
+const filledTabs = new Set(["node"]);
+const FILL_TAB = { problems: showProblems, tokens: showTokens, time: showTime };
 
 function showTab(name, focus = false) {
   for (const each of TABS) {
@@ -147,9 +148,9 @@ function showTab(name, focus = false) {
     $(`tab-${each}`).tabIndex = chosen ? 0 : -1;
     $(`pane-${each}`).hidden = !chosen;
   }
-  if (!filled.has(name)) {
-    filled.add(name);
-    FILL[name]();
+  if (!filledTabs.has(name)) {
+    filledTabs.add(name);
+    FILL_TAB[name]();
   }
   if (focus) $(`tab-${name}`).focus();
 }
@@ -167,7 +168,7 @@ $("tabs").addEventListener("keydown", (event) => {
 // --- theme, help, keys
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-let theme = ""; // as the system has it
+let theme = ""; // that of the system
 function applyTheme() {
   document.documentElement.style.colorScheme = theme || "light dark";
   const isDark = theme ? theme === "dark" : dark.matches;
@@ -219,7 +220,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- begin
+// --- start
 
 scroller.addEventListener("scroll", drawAll, { passive: true });
 new ResizeObserver(drawAll).observe(scroller);
@@ -231,6 +232,6 @@ showDetails(root);
 applyTheme();
 drawNow();
 requestAnimationFrame(() => requestAnimationFrame(() => {
-  window.anabranchReady = performance.now(); // milliseconds until the first picture was there
-  document.documentElement.dataset.ready = window.anabranchReady; // a test can wait for it
+  window.anabranchReady = performance.now(); // milliseconds until the first drawing
+  document.documentElement.dataset.ready = window.anabranchReady; // for tests that wait for it
 }));

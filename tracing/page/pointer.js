@@ -1,4 +1,4 @@
-// Mouse, pen and fingers on the timeline, and on the whole run above it.
+// Mouse, pen and touch on the timeline and on the overview.
 
 const fingers = new Map();
 let dragged = 0; // pixels since the press
@@ -7,7 +7,7 @@ const local = (event, surface) => event.clientX - surface.getBoundingClientRect(
 
 function rowAt(event) {
   const top = event.clientY - canvas.getBoundingClientRect().top + scroller.scrollTop;
-  return rows[Math.floor(top / ROW)];
+  return rows[Math.floor(top / ROW_PIXELS)];
 }
 
 canvas.addEventListener("wheel", (event) => {
@@ -76,31 +76,31 @@ function hover(event) {
   drawAll();
 }
 
-function whatHappens(node, time) {
-  const grain = ((view.to - view.from) / size.width) * 3; // so near is meant
+function activityAt(node, time) {
+  const grain = ((view.to - view.from) / size.width) * 3; // three pixels
   for (const [at, seconds, line] of node.slow) {
     if (time >= at - seconds * 1e6 - grain && time <= at + grain) {
       return `blocked the loop for ${duration(seconds * 1e6)}${line ? `, ${line}` : ""}`;
     }
   }
-  for (const [at, error] of node.retried) if (Math.abs(at - time) < grain * 2) return `tried again after ${error ? errorLine(error) : "a failure"}`;
+  for (const [at, error] of node.retried) if (Math.abs(at - time) < grain * 2) return `retried after ${error ? errorLine(error) : "a failure"}`;
   for (const request of node.requests) {
     const end = request.until;
     if (time < request.start - grain || time > end + grain) continue;
     const first = request.first === undefined ? "no chunk came" : `first chunk after ${duration(request.first - request.start)}`;
     return `request to ${request.model}, ${duration(end - request.start)}, ${first}`;
   }
-  for (const spell of node.spells) {
-    if (time < spell.start - grain || time > (spell.until) + grain) continue;
-    if (spell.joined !== null && time > spell.joined) return "its body has returned, children go on";
-    return node.tool ? `call of ${node.tool.name}` : "its body runs";
+  for (const interval of node.intervals) {
+    if (time < interval.start - grain || time > (interval.until) + grain) continue;
+    if (interval.joined !== null && time > interval.joined) return "its body has returned, children are running";
+    return node.tool ? `call of ${node.tool.name}` : "its body is running";
   }
-  if (time >= node.put && time <= endOf(node)) return node.spells.length && time > node.spells[0].start ? "waits for its next attempt" : "waits for its start";
+  if (time >= node.put && time <= endOf(node)) return node.intervals.length && time > node.intervals[0].start ? "waits for its next attempt" : "waits for its start";
   return "";
 }
 
 function showTip(event, entry) {
-  const now = entry.members ? `${count(entry.members.length)} alike, ${entry.state}` : whatHappens(entry, pointer);
+  const now = entry.members ? `${count(entry.members.length)} similar, ${entry.state}` : activityAt(entry, pointer);
   tip.replaceChildren(...[
     el("b", { text: entry.members ? entry.name : clip(label(entry), 80) }),
     el("span", { text: entry.members ? "" : [entry.state, timeOf(entry)].filter(Boolean).join(", ") }),
@@ -114,7 +114,7 @@ function showTip(event, entry) {
   tip.style.top = `${lower + box.height > innerHeight ? event.clientY - box.height - 10 : lower}px`;
 }
 
-// The whole run: press and drag chooses what is shown.
+// In the overview, a drag selects the visible part.
 let chosenFrom = null;
 const overviewTime = (event) => WHOLE.from + (local(event, overview) / size.width) * (WHOLE.to - WHOLE.from);
 
@@ -139,7 +139,7 @@ overview.addEventListener("wheel", (event) => {
   zoom(Math.exp(-event.deltaY * 0.002), overviewTime(event));
 }, { passive: false });
 
-// The edges between the panes: dragged, or moved by arrows.
+// The splitters between the panes; the pointer drags them, and arrow keys move them.
 function splitter(handle, property, least, sign, measured) {
   const set = (width) => {
     const most = Math.max(least, $("main").clientWidth * 0.7);

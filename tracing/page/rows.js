@@ -1,12 +1,12 @@
-// Which rows are shown: what is folded, what is filtered, what is one of many alike.
+// The rows of the tree: folding, filters, and groups of similar siblings.
 
-// So many finished siblings of one name, with no trouble below them, begin as one row; and so many
-// without children that failed alike, or are open.
-const ALIKE = 8;
-const TROUBLED_ALIKE = 40;
-// So many rows are opened at the start; whatever leads to trouble is opened besides.
-const OPENED = 150;
-const TROUBLE_OPENED = 2000;
+// From this number on, ended siblings with one name and no trouble below them form a group.
+const MIN_GROUP = 8;
+// From this number on, open or failed siblings without children form a group, by their error.
+const MIN_TROUBLE_GROUP = 40;
+// The rows that are open at the start; nodes with trouble below them have the higher limit.
+const MAX_OPENED = 150;
+const MAX_TROUBLE_OPENED = 2000;
 
 const folds = { open: new Set(), filterFolded: new Set() };
 const filter = { text: "", state: "", agent: "", model: "", kind: "" };
@@ -14,7 +14,7 @@ let rows = [];
 let matches = [];
 let rowOf = new Map(); // by key
 
-const KINDS = {
+const NODE_FILTERS = {
   requests: (node) => node.requests.length > 0,
   tools: (node) => node.tool !== undefined,
   agents: (node) => node.ownAgent !== undefined,
@@ -22,10 +22,10 @@ const KINDS = {
   open: (node) => node.open || node.state === "lost",
   retried: (node) => node.retried.length > 0,
   slow: (node) => node.slow.length > 0,
-  replayed: (node) => node.kept === true || node.requests.some((request) => request.replayed),
+  replayed: (node) => node.recorded === true || node.requests.some((request) => request.replayed),
 };
 
-// The children of a node as they are listed: nodes, and groups of those alike.
+// Return the children of a node in the list: nodes, and groups of similar nodes.
 function entriesOf(node) {
   if (node.entries) return node.entries;
   const sizes = new Map();
@@ -39,7 +39,7 @@ function entriesOf(node) {
   node.entries = [];
   for (const child of node.children) {
     const kind = kindOf(child);
-    if (kind === null || sizes.get(kind) < (child.trouble ? TROUBLED_ALIKE : ALIKE)) {
+    if (kind === null || sizes.get(kind) < (child.trouble ? MIN_TROUBLE_GROUP : MIN_GROUP)) {
       node.entries.push(child);
       continue;
     }
@@ -58,7 +58,7 @@ function entriesOf(node) {
 const keyOf = (entry) => (entry.members ? entry.key : entry.index);
 const below = (entry) => (entry.members ? entry.members : entriesOf(entry));
 
-// Open level by level until there are enough rows, and all that leads to trouble.
+// Open level by level until there are enough rows, and further towards nodes with trouble.
 function openAtStart() {
   let shown = 1;
   let level = [root];
@@ -67,7 +67,7 @@ function openAtStart() {
     for (const node of level) {
       if (!node.children.length) continue;
       const entries = entriesOf(node);
-      const bounds = node.trouble ? TROUBLE_OPENED : OPENED;
+      const bounds = node.trouble ? MAX_TROUBLE_OPENED : MAX_OPENED;
       if (node !== root && shown + entries.length > bounds) continue;
       folds.open.add(node.index);
       shown += entries.length;
@@ -95,7 +95,7 @@ function isMatch(node) {
   if (filter.agent && (node.agent || "\u2013") !== filter.agent) return false;
   if (filter.model && !node.usage.some(([model]) => model === filter.model)
     && !node.requests.some((request) => request.model === filter.model)) return false;
-  if (filter.kind && !KINDS[filter.kind](node)) return false;
+  if (filter.kind && !NODE_FILTERS[filter.kind](node)) return false;
   return !filter.text || searchText(node).includes(filter.text.toLowerCase());
 }
 
@@ -137,7 +137,7 @@ function setFold(row, open) {
   else set.delete(row.key);
 }
 
-// Open all that is above `node`, so that it has a row.
+// Open everything above `node`, so that it has a row.
 function openTo(node) {
   if (isFiltered()) {
     for (let each = node.parent; each; each = each.parent) folds.filterFolded.delete(each.index);

@@ -1,6 +1,6 @@
-// The run as a whole: what went wrong, where the tokens and the money went, where the time went.
+// The panes with sums over the run: problems, tokens and cost, time.
 
-const SHOWN = 200; // entries of a list
+const MAX_LISTED = 200;
 
 const problems = {
   failed: nodes.filter((node) => node.bad).sort((a, b) => endOf(a) - endOf(b) || b.depth - a.depth),
@@ -12,8 +12,8 @@ const problems = {
 function listing(title, list, about, kind) {
   if (!list.length) return "";
   return section(`${title} (${count(list.length)})`,
-    el("ul", { class: "list" }, ...list.slice(0, SHOWN).map((node) => el("li", {}, link(node), about(node)))),
-    list.length > SHOWN ? el("button", { type: "button", text: `Filter the tree: all ${count(list.length)}`,
+    el("ul", { class: "list" }, ...list.slice(0, MAX_LISTED).map((node) => el("li", {}, link(node), about(node)))),
+    list.length > MAX_LISTED ? el("button", { type: "button", text: `Filter the tree: all ${count(list.length)}`,
       onclick: () => setFilter({ kind }) }) : null);
 }
 
@@ -21,22 +21,22 @@ function showProblems() {
   const at = (time) => el("span", { class: "dim", text: duration(time) });
   const said = (text, kind = "dim") => el("div", { class: kind, text: clip(text, 300) });
   const failure = (node) => el("div", {}, at(endOf(node)),
-    said(node.error ? errorLine(node.error) : `${node.tool.name} answered: ${node.tool.result ?? node.tool.status}`, "bad"),
+    said(node.error ? errorLine(node.error) : `${node.tool.name} returned: ${node.tool.result ?? node.tool.status}`, "bad"),
     node.error?.[1] ? el("div", { class: "at" }, el("code", { text: node.error[1] })) : null);
   const all = [
-    listing("Failed, in the order of time", problems.failed, failure, "failed"),
-    listing(raw.live ? "Still open" : "Lost: their end is not in the recording", problems.unfinished, (node) => el("div", {},
-      node.waits ? said(node.waits.text || "waits") : said(`${raw.live ? "is" : "was"} ${node.spells.length ? "running" : "not started yet"}`),
+    listing("Failed, in order of time", problems.failed, failure, "failed"),
+    listing(raw.live ? "Still open" : "Lost: the recording lacks their end", problems.unfinished, (node) => el("div", {},
+      node.waits ? said(node.waits.text || "waits") : said(`${raw.live ? "is" : "was"} ${node.intervals.length ? "running" : "not started yet"}`),
       node.waits?.at ? el("div", { class: "at" }, el("code", { text: node.waits.at })) : null), "open"),
-    listing("Tried again", problems.retried, (node) => el("div", {}, said(node.retried.map(([time, error]) =>
+    listing("Retried", problems.retried, (node) => el("div", {}, said(node.retried.map(([time, error]) =>
       `${duration(time)}${error ? ` after ${errorLine(error)}` : ""}`).join("; "))), "retried"),
     listing("Blocked the event loop", problems.slow, (node) => el("div", {}, ...node.slow.slice(0, 5).map(([time, seconds, line]) =>
       said(`${duration(seconds * 1e6)} before ${duration(time)}${line ? `, ${line}` : ""}`))), "slow"),
   ].filter(Boolean);
-  $("pane-problems").replaceChildren(...(all.length ? all : [el("p", { class: "empty", text: "Nothing has failed, was tried again, or is open." })]));
+  $("pane-problems").replaceChildren(...(all.length ? all : [el("p", { class: "empty", text: "No node failed, was retried, or is open." })]));
 }
 
-// --- tokens and money
+// --- tokens and cost
 
 function spending() {
   const models = new Map();
@@ -84,7 +84,7 @@ function showTokens() {
   const { models, agents, others } = spending();
   const pane = $("pane-tokens");
   if (!models.size && !others.size) {
-    pane.replaceChildren(el("p", { class: "empty", text: "No model was paid: no tokens were counted." }));
+    pane.replaceChildren(el("p", { class: "empty", text: "No tokens were counted." }));
     return;
   }
   const cost = (sums) => costOfAll(sums) ?? 0;
@@ -99,9 +99,9 @@ function showTokens() {
   pane.replaceChildren(
     spendTable("By agent", "agent", ...byAgent, everything),
     spendTable("By model", "model", ...byModel, everything.cloneNode(true)),
-    unpriced.length ? el("p", { class: "dim", text: `No price is known for ${unpriced.join(", ")}: cost is without ${unpriced.length > 1 ? "these" : "it"}.` }) : "",
-    others.size ? section("Besides", facts(...[...others].map(([account, amount]) => fact(account, amount)))) : "",
-    raw.missed ? el("p", { class: "dim", text: "Sums are those of the tree; for what events were lost, they stand at the commander." }) : "");
+    unpriced.length ? el("p", { class: "dim", text: `The cost excludes ${unpriced.join(", ")}, because the price is unknown.` }) : "",
+    others.size ? section("Other amounts", facts(...[...others].map(([account, amount]) => fact(account, amount)))) : "",
+    raw.missed ? el("p", { class: "dim", text: "The sums include lost events; their usage is listed at the commander." }) : "");
 }
 
 // --- time
@@ -124,14 +124,14 @@ function timeByName() {
   return [...names.values()].sort((a, b) => busyTime(b) - busyTime(a));
 }
 
-const PARTS = [["own", "own"], ["tool", "tools"], ["model", "models"], ["below", "children"], ["queued", "queued"]];
+const TIME_PARTS = [["own", "own"], ["tool", "tools"], ["model", "models"], ["below", "children"], ["queued", "queued"]];
 
 function showTime() {
   const sums = timeByName();
-  const most = Math.max(1, ...sums.slice(0, SHOWN).map((sum) => sum.own + sum.tool + sum.model));
-  const all = Object.fromEntries(PARTS.map(([name]) => [name, sums.reduce((total, sum) => total + sum[name], 0)]));
-  const cells = (sum) => PARTS.map(([name]) => el("td", { class: sum[name] ? "" : "none", text: sum[name] ? duration(sum[name]) : "\u2013" }));
-  const lines = sums.slice(0, SHOWN).flatMap((sum) => {
+  const most = Math.max(1, ...sums.slice(0, MAX_LISTED).map((sum) => sum.own + sum.tool + sum.model));
+  const all = Object.fromEntries(TIME_PARTS.map(([name]) => [name, sums.reduce((total, sum) => total + sum[name], 0)]));
+  const cells = (sum) => TIME_PARTS.map(([name]) => el("td", { class: sum[name] ? "" : "none", text: sum[name] ? duration(sum[name]) : "\u2013" }));
+  const lines = sums.slice(0, MAX_LISTED).flatMap((sum) => {
     const share = el("div", { class: "share" }, ...["own", "tool", "model"].filter((name) => sum[name]).map((name) => {
       const part = el("span", { class: `part ${name}` });
       part.style.width = `${(100 * sum[name]) / most}%`;
@@ -143,10 +143,10 @@ function showTime() {
     el("tr", { class: "bars", "aria-hidden": "true" }, el("td", { colspan: "6" }, share))];
   });
   $("pane-time").replaceChildren(
-    el("p", { class: "dim", text: "Added up over all nodes of a name: nodes run side by side, so sums may be longer than the run. Own is what a body computes, and what it awaits that is no node; while a child is alive, time counts as waiting for children." }),
+    el("p", { class: "dim", text: "Sums over all nodes with one name. Nodes run concurrently, so a sum may be longer than the run. \"Own\" is the time in which a body computes, or awaits something else than a node. While a child is alive, time counts as waiting for children." }),
     el("div", { class: "wide" }, el("table", {}, el("caption", { text: "By name of node" }),
       el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "node" }),
-        ...PARTS.map(([name, title]) => el("th", { scope: "col" }, el("i", { class: `swatch ${name}` }), title)))),
+        ...TIME_PARTS.map(([name, title]) => el("th", { scope: "col" }, el("i", { class: `swatch ${name}` }), title)))),
       el("tbody", {}, ...lines, el("tr", { class: "all" }, el("th", { scope: "row", text: "all" }), ...cells(all))))),
-    sums.length > SHOWN ? el("p", { class: "dim", text: `and ${count(sums.length - SHOWN)} more names` }) : "");
+    sums.length > MAX_LISTED ? el("p", { class: "dim", text: `and ${count(sums.length - MAX_LISTED)} more names` }) : "");
 }

@@ -1,18 +1,18 @@
-// The timeline: a canvas beside the tree, row by row the same, and the whole run above it.
+// The timeline: a canvas beside the tree, with the same rows, and an overview of the run above it.
 
 const canvas = $("timeline");
 const ruler = $("ruler");
 const overview = $("overview");
 const tip = $("tip");
-const MARGIN = 0.015; // of the run's length, before and after it
-const HEIGHT = { overview: 38, ruler: 23 }; // of what stands above it
-const SMALLEST = 10; // microseconds in sight at least
+const MARGIN = 0.015; // before and after the run, as a part of its duration
+const HEIGHT = { overview: 38, ruler: 23 }; // in pixels
+const MIN_VISIBLE = 10; // microseconds
 
 const WHOLE = { from: -Math.max(1, END) * MARGIN, to: Math.max(1, END) * (1 + 4 * MARGIN) };
 const view = { ...WHOLE };
-let pointer = null; // the time under it
+let pointer = null; // the time under the mouse pointer
 
-// --- colours: those of the style sheet, as the theme has them
+// --- colours of the style sheet, for the current theme
 
 let colours = new Map();
 function colour(name) {
@@ -48,7 +48,7 @@ const timeAt = (x) => view.from + (x / size.width) * (view.to - view.from);
 
 function setView(from, to) {
   const most = WHOLE.to - WHOLE.from;
-  const span = Math.min(most, Math.max(SMALLEST, to - from));
+  const span = Math.min(most, Math.max(MIN_VISIBLE, to - from));
   const middle = (from + to) / 2;
   view.from = Math.min(Math.max(middle - span / 2, WHOLE.from), WHOLE.to - span);
   view.to = view.from + span;
@@ -56,7 +56,7 @@ function setView(from, to) {
 }
 
 function zoom(factor, at = (view.from + view.to) / 2) {
-  const span = Math.min(WHOLE.to - WHOLE.from, Math.max(SMALLEST, (view.to - view.from) / factor));
+  const span = Math.min(WHOLE.to - WHOLE.from, Math.max(MIN_VISIBLE, (view.to - view.from) / factor));
   const share = (at - view.from) / (view.to - view.from);
   setView(at - span * share, at + span * (1 - share));
 }
@@ -76,7 +76,7 @@ function zoomTo(entry) {
   setView(from - spare, to + spare);
 }
 
-// Bring what a node did into sight, without a change of scale if that can be.
+// Move the view to a node, without a change of scale.
 function panTo(entry) {
   const [from, to] = boundsOf(entry);
   if (to < view.from || from > view.to) {
@@ -93,14 +93,14 @@ function drawTimeline() {
   const pen = prepare(canvas, size.width, size.height);
   const ticks = ticksOf();
   drawGrid(pen, ticks);
-  const first = Math.floor(scroller.scrollTop / ROW);
-  const last = Math.min(rows.length, Math.ceil((scroller.scrollTop + size.height) / ROW));
+  const first = Math.floor(scroller.scrollTop / ROW_PIXELS);
+  const last = Math.min(rows.length, Math.ceil((scroller.scrollTop + size.height) / ROW_PIXELS));
   for (let index = first; index < last; index++) {
     const row = rows[index];
-    const top = index * ROW - scroller.scrollTop;
+    const top = index * ROW_PIXELS - scroller.scrollTop;
     if (row.key === active) {
       pen.fillStyle = colour("chosen");
-      pen.fillRect(0, top, size.width, ROW);
+      pen.fillRect(0, top, size.width, ROW_PIXELS);
     }
     pen.globalAlpha = row.dim ? 0.4 : 1;
     if (row.entry.members) drawGroup(pen, row.entry, top);
@@ -138,13 +138,13 @@ function drawGrid(pen, { ticks }) {
     pen.fillStyle = colour("beyond");
     pen.fillRect(end, 0, size.width - end, size.height);
   }
-  for (const life of raw.lives.slice(1)) {
+  for (const execution of raw.executions.slice(1)) {
     pen.fillStyle = colour("lost");
-    pen.fillRect(Math.round(xOf(life.at)) - 1, 0, 2, size.height);
+    pen.fillRect(Math.round(xOf(execution.at)) - 1, 0, 2, size.height);
   }
 }
 
-// As many places as tell two ticks apart.
+// Return a label with enough decimal places to distinguish two ticks.
 function tickLabel(time, step) {
   if (time === 0) return "0";
   if (step >= 3e7) return duration(time);
@@ -163,9 +163,9 @@ function drawRuler({ ticks, step }) {
     const text = tickLabel(time, step);
     if (x + 4 + pen.measureText(text).width < size.width) pen.fillText(text, x + 4, height / 2);
   }
-  raw.lives.slice(1).forEach((life, index) => {
-    const x = xOf(life.at);
-    const text = `life ${index + 2}`;
+  raw.executions.slice(1).forEach((execution, index) => {
+    const x = xOf(execution.at);
+    const text = `execution ${index + 2}`;
     pen.fillStyle = colour("lost");
     pen.fillRect(x - 1, 0, 2, height);
     pen.fillRect(x, 0, pen.measureText(text).width + 8, 14);
@@ -183,7 +183,7 @@ function drawRuler({ ticks, step }) {
   }
 }
 
-// A bar from one time to another, at least `least` pixels wide; says where it is, null outside.
+// Draw a bar from one time to another, at least `least` pixels wide; return its place, null outside.
 function bar(pen, from, to, top, height, least = 2) {
   let left = xOf(from);
   let right = Math.max(xOf(to), left + least);
@@ -201,22 +201,21 @@ function write(pen, text, [left, right], top, name) {
   while (shown.length > 1 && pen.measureText(shown).width > room) shown = `${shown.slice(0, -2)}\u2026`;
   if (shown.length < 3 && text.length > 2) return;
   pen.fillStyle = colour(name);
-  pen.fillText(shown, Math.max(left, 0) + 4, top + ROW / 2 + 0.5);
+  pen.fillText(shown, Math.max(left, 0) + 4, top + ROW_PIXELS / 2 + 0.5);
 }
 
-const BAR = 14; // the height of a bar
-const INNER = 8; // that of what stands in it
+const BAR = 14; // the height of a bar, in pixels
 
 function drawNode(pen, node, top) {
-  const at = top + (ROW - BAR) / 2;
+  const at = top + (ROW_PIXELS - BAR) / 2;
   if (xOf(endOf(node)) < -20 || xOf(node.put) > size.width + 20) return;
   drawWaits(pen, node, top);
-  for (const spell of node.spells) {
-    const end = spell.until;
-    const body = spell.joined ?? end;
+  for (const interval of node.intervals) {
+    const end = interval.until;
+    const body = interval.joined ?? end;
     pen.fillStyle = colour(node.tool ? "tool" : node === root ? "root" : "own");
-    const place = bar(pen, spell.start, body, at, BAR);
-    if (node.children.length && node !== root) drawCovered(pen, node, spell.start, body, at);
+    const place = bar(pen, interval.start, body, at, BAR);
+    if (node.children.length && node !== root) drawCovered(pen, node, interval.start, body, at);
     if (node.tool && place) write(pen, node.tool.name, place, top, "on-bar");
     if (end > body) drawJoin(pen, body, end, at);
   }
@@ -225,9 +224,9 @@ function drawNode(pen, node, top) {
   drawEnd(pen, node, top);
 }
 
-// Not running: a thin line, dashed, from where it was put to where it began, and between attempts.
+// A thin dashed line while a node waits: from its put to its start, and between attempts.
 function drawWaits(pen, node, top) {
-  const edges = [node.put, ...node.spells.flatMap((spell) => [spell.start, spell.until]), endOf(node)];
+  const edges = [node.put, ...node.intervals.flatMap((interval) => [interval.start, interval.until]), endOf(node)];
   pen.strokeStyle = colour("wait");
   pen.lineWidth = 1.5;
   pen.setLineDash([3, 3]);
@@ -235,16 +234,16 @@ function drawWaits(pen, node, top) {
   for (let i = 0; i + 1 < edges.length; i += 2) {
     const [left, right] = [Math.max(-10, xOf(edges[i])), Math.min(size.width + 10, xOf(edges[i + 1]))];
     if (right - left < 1) continue;
-    pen.moveTo(left, top + ROW / 2);
-    pen.lineTo(right, top + ROW / 2);
+    pen.moveTo(left, top + ROW_PIXELS / 2);
+    pen.lineTo(right, top + ROW_PIXELS / 2);
   }
   pen.stroke();
   pen.setLineDash([]);
   const x = xOf(node.put);
-  if (node.spells.length && xOf(node.spells[0].start) - x > 3) pen.strokeRect(x, top + 7, 0.01, ROW - 14);
+  if (node.intervals.length && xOf(node.intervals[0].start) - x > 3) pen.strokeRect(x, top + 7, 0.01, ROW_PIXELS - 14);
 }
 
-// The body runs and children are alive, whom it may await: lighter, so that work stands out.
+// Lighter while children are alive: the body may only await them.
 function drawCovered(pen, node, from, to, at) {
   node.covered ??= merge(node.children.map((child) => [child.put, endOf(child)]));
   pen.fillStyle = colour("covered");
@@ -254,7 +253,7 @@ function drawCovered(pen, node, from, to, at) {
   }
 }
 
-// The body has returned and children go on: lighter, and hatched.
+// Lighter and hatched after the body has returned, while children run.
 function drawJoin(pen, from, to, at) {
   pen.fillStyle = colour("join");
   const place = bar(pen, from, to, at, BAR, 0);
@@ -266,7 +265,7 @@ function drawJoin(pen, from, to, at) {
   pen.strokeStyle = colour("hatch");
   pen.lineWidth = 1;
   pen.beginPath();
-  const shift = xOf(0) % 7; // the pattern moves with what it fills
+  const shift = xOf(0) % 7; // the pattern moves with the bar
   for (let x = Math.floor((place[0] - BAR) / 7) * 7 + shift; x < place[1] + BAR; x += 7) {
     pen.moveTo(x, at + BAR);
     pen.lineTo(x + BAR, at);
@@ -280,17 +279,17 @@ function drawRequests(pen, node, top) {
   for (const request of node.requests) {
     const end = request.until;
     const right = xOf(end);
-    if (right < last + 0.5 && request.error === undefined) continue; // not to be told apart
+    if (right < last + 0.5 && request.error === undefined) continue; // they would cover each other
     last = right;
     pen.fillStyle = colour("first");
-    bar(pen, request.start, request.first ?? end, top + (ROW - BAR) / 2, BAR);
+    bar(pen, request.start, request.first ?? end, top + (ROW_PIXELS - BAR) / 2, BAR);
     if (request.first !== undefined) {
       pen.fillStyle = colour("model");
-      const place = bar(pen, request.first, end, top + (ROW - BAR) / 2, BAR);
+      const place = bar(pen, request.first, end, top + (ROW_PIXELS - BAR) / 2, BAR);
       if (place) write(pen, request.model, place, top, "on-bar");
       if (xOf(end) - xOf(request.start) > 8) {
         pen.fillStyle = colour("text");
-        pen.fillRect(Math.round(xOf(request.first)) - 1, top + 2, 1.5, ROW - 4);
+        pen.fillRect(Math.round(xOf(request.first)) - 1, top + 2, 1.5, ROW_PIXELS - 4);
         pen.beginPath(); // a small flag: the first chunk
         pen.moveTo(xOf(request.first), top + 2);
         pen.lineTo(xOf(request.first) + 5, top + 4.5);
@@ -322,21 +321,21 @@ function drawEnd(pen, node, top) {
   else if (node.state === "cancelled") mark(pen, "slash", x + 1, top, "cancelled");
   else if (node.state === "lost") mark(pen, "query", x + 1, top, "lost");
   else if (node.open) mark(pen, "arrow", x + 1, top, "own");
-  else if (node.spells.length) return drawTime(pen, node, x + 5, top);
+  else if (node.intervals.length) return drawTime(pen, node, x + 5, top);
   return drawTime(pen, node, x + 17, top);
 }
 
 function drawTime(pen, node, x, top) {
-  if (!node.spells.length || x < 0) return;
+  if (!node.intervals.length || x < 0) return;
   const said = node.error ? `${timeOf(node)}  ${node.error[0]}` : timeOf(node);
   pen.fillStyle = colour(node.error ? "failed-text" : "dim");
-  if (x + pen.measureText(said).width < size.width) pen.fillText(said, x, top + ROW / 2 + 0.5);
+  if (x + pen.measureText(said).width < size.width) pen.fillText(said, x, top + ROW_PIXELS / 2 + 0.5);
 }
 
-// Marks differ in shape, not in colour alone.
+// Marks differ in shape, not only in colour.
 function mark(pen, shape, x, top, name) {
   if (x < -14 || x > size.width + 2) return;
-  const y = top + ROW / 2;
+  const y = top + ROW_PIXELS / 2;
   pen.fillStyle = colour(name);
   pen.beginPath();
   pen.roundRect(x, y - 7, 14, 14, shape === "again" ? 7 : 3);
@@ -361,12 +360,12 @@ function mark(pen, shape, x, top, name) {
   pen.stroke();
 }
 
-// Many alike: how many of them were alive, pixel by pixel.
+// A group: the number of living nodes in each pixel.
 function drawGroup(pen, group, top) {
   const steps = new Int32Array(Math.ceil(size.width) + 2);
   let any = false;
   for (const node of group.members) {
-    const left = Math.max(0, Math.floor(xOf(node.spells.length ? node.spells[0].start : node.put)));
+    const left = Math.max(0, Math.floor(xOf(node.intervals.length ? node.intervals[0].start : node.put)));
     const right = Math.min(size.width, Math.max(left + 1, Math.ceil(xOf(endOf(node)))));
     if (right <= left || left > size.width) continue;
     any = true;
@@ -381,14 +380,14 @@ function drawGroup(pen, group, top) {
   for (let x = 0; x < size.width; x++) {
     alive += steps[x];
     if (!alive) continue;
-    const height = Math.max(3, Math.round((ROW - 6) * (alive / most)));
+    const height = Math.max(3, Math.round((ROW_PIXELS - 6) * (alive / most)));
     pen.globalAlpha = before * (0.55 + 0.45 * (alive / most));
-    pen.fillRect(x, top + ROW - 3 - height, 1, height);
+    pen.fillRect(x, top + ROW_PIXELS - 3 - height, 1, height);
   }
   pen.globalAlpha = before;
 }
 
-// --- the whole run: how much was going on, and where it failed
+// --- the overview: the activity of the run, and its failures
 
 const busy = { width: 0, lines: [] };
 
@@ -409,7 +408,7 @@ function countBusy(width) {
   for (const node of nodes) {
     for (const request of node.requests) asked.push([request.start, request.until]);
     if (node.children.length || node.requests.length) continue;
-    for (const spell of node.spells) (node.tool ? tools : others).push([spell.start, spell.until]);
+    for (const interval of node.intervals) (node.tool ? tools : others).push([interval.start, interval.until]);
   }
   busy.width = width;
   busy.lines = [["own", of(others)], ["tool", of(tools)], ["model", of(asked)]];

@@ -1,23 +1,23 @@
-// The tree: real elements for the rows in sight, so that a screen reader walks it too.
+// The tree: elements for the visible rows only, which a screen reader can walk too.
 
-const ROW = 24;
-const SPARE = 6; // rows above and below what is in sight
-const DEEPEST = 14; // levels that are indented
-const LONGEST = 160; // characters of a name in a row
+const ROW_PIXELS = 24;
+const EXTRA_ROWS = 6; // drawn above and below the visible rows
+const MAX_INDENT = 14; // levels
+const MAX_NAME_CHARS = 160;
 
 const scroller = $("scroller");
 const tree = $("tree");
-const drawn = new Map(); // rows in the page, by key
-let active = root.index; // the key of the row that is selected
+const drawn = new Map(); // elements of rows, by key
+let active = root.index; // the key of the selected row
 
 const activeRow = () => rowOf.get(active);
 
 function drawTree() {
-  tree.style.height = `${Math.max(1, rows.length) * ROW}px`;
-  const first = Math.max(0, Math.floor(scroller.scrollTop / ROW) - SPARE);
-  const last = Math.min(rows.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / ROW) + SPARE);
+  tree.style.height = `${Math.max(1, rows.length) * ROW_PIXELS}px`;
+  const first = Math.max(0, Math.floor(scroller.scrollTop / ROW_PIXELS) - EXTRA_ROWS);
+  const last = Math.min(rows.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / ROW_PIXELS) + EXTRA_ROWS);
   const wanted = rows.slice(first, last);
-  // The row that has the focus stays, wherever it is scrolled to.
+  // The selected row keeps its element, because it has the focus.
   const at = activeRow();
   if (at && at.index < first) wanted.unshift(at);
   else if (at && at.index >= last) wanted.push(at);
@@ -45,8 +45,8 @@ function drawTree() {
 }
 
 function place(element, row) {
-  element.style.transform = `translateY(${row.index * ROW}px)`;
-  element.style.setProperty("--indent", Math.min(row.level - 1, DEEPEST));
+  element.style.transform = `translateY(${row.index * ROW_PIXELS}px)`;
+  element.style.setProperty("--indent", Math.min(row.level - 1, MAX_INDENT));
   element.classList.toggle("dim", row.dim);
   element.classList.toggle("folder", row.folder);
   const selected = row.key === active;
@@ -59,12 +59,12 @@ function place(element, row) {
   else element.removeAttribute("aria-expanded");
 }
 
-// Between two processes nothing ran.
-const ranFor = (node) => (node.lives > 1 ? total(merge(node.spells.map((each) => [each.start, each.until])))
-  : endOf(node) - node.spells[0].start);
-const timeOf = (node) => (node.spells.length ? duration(ranFor(node)) : "");
+// The node of a durable run did not run between two processes.
+const ranFor = (node) => (node.executions > 1 ? total(merge(node.intervals.map((each) => [each.start, each.until])))
+  : endOf(node) - node.intervals[0].start);
+const timeOf = (node) => (node.intervals.length ? duration(ranFor(node)) : "");
 
-const signOf = (node) => (node.bad ? "failed" : node.state); // a call may complete and say it failed
+const signOf = (node) => (node.bad ? "failed" : node.state); // a failed tool call completes
 
 function remark(node) {
   if (node.error) return ["bad", node.error[0]];
@@ -87,9 +87,9 @@ function nodeElement(node) {
   return el("div", { role: "treeitem", class: `row ${node.state}`, "aria-label": clip(spoken.filter(Boolean).join(", "), 400) },
     el("span", { class: "twisty", "aria-hidden": "true" }, icon("chevron")),
     icon(signOf(node)),
-    el("span", { class: "name", text: clip(node.name, LONGEST) || "(no name)" }),
+    el("span", { class: "name", text: clip(node.name, MAX_NAME_CHARS) || "(no name)" }),
     node.number ? el("span", { class: "number", text: `#${node.number}` }) : null,
-    el("span", { class: `remark ${about ? about[0] : ""}`, text: about ? clip(about[1], LONGEST) : "" }),
+    el("span", { class: `remark ${about ? about[0] : ""}`, text: about ? clip(about[1], MAX_NAME_CHARS) : "" }),
     el("span", { class: "tokens", text: node.tokens ? tokens(node.tokens) : "" }),
     el("span", { class: "time", text: timeOf(node) }));
 }
@@ -99,11 +99,11 @@ function groupElement(group) {
   const [from, to] = boundsOf(group);
   const all = group.members.reduce((sum, node) => sum + node.tokens, 0);
   const { error } = group.members[0];
-  const spoken = [group.name, `${count(group.members.length)} alike`, group.state, error && error[0]].filter(Boolean).join(", ");
+  const spoken = [group.name, `${count(group.members.length)} similar`, group.state, error && error[0]].filter(Boolean).join(", ");
   return el("div", { role: "treeitem", class: `row group ${group.state}`, "aria-label": clip(spoken, 400) },
     el("span", { class: "twisty", "aria-hidden": "true" }, icon("chevron")),
     icon(group.state),
-    el("span", { class: "name", text: clip(group.name, LONGEST) || "(no name)" }),
+    el("span", { class: "name", text: clip(group.name, MAX_NAME_CHARS) || "(no name)" }),
     el("span", { class: "times", text: words }),
     el("span", { class: "remark bad", text: error ? error[0] : "" }),
     el("span", { class: "tokens", text: all ? tokens(all) : "" }),
@@ -114,7 +114,7 @@ function rebuild() {
   const before = activeRow();
   buildRows();
   if (!activeRow() && rows.length) {
-    // What was selected is folded away: go to what stands above it.
+    // The selected row is in a folded part: select the nearest row above it.
     let entry = before ? before.entry : root;
     if (entry.members) entry = entry.parent;
     while (entry && !rowOf.has(entry.index)) entry = entry.parent;
@@ -126,9 +126,9 @@ function rebuild() {
 }
 
 function reveal(row) {
-  const top = row.index * ROW;
+  const top = row.index * ROW_PIXELS;
   const room = scroller.clientHeight;
-  if (top < scroller.scrollTop || top + ROW > scroller.scrollTop + room) {
+  if (top < scroller.scrollTop || top + ROW_PIXELS > scroller.scrollTop + room) {
     scroller.scrollTop = Math.max(0, top - Math.floor(room / 3));
   }
 }
@@ -140,13 +140,13 @@ function select(key, { focus = true, show = true } = {}) {
   if (show) reveal(row);
   drawAll();
   if (focus) {
-    drawTree(); // it takes the focus now, before the next key
+    drawTree(); // it must have an element now: the next key needs the focus
     drawn.get(key).focus({ preventScroll: true });
   }
   showDetails(row.entry);
 }
 
-// Show a node wherever it is: what hides it is opened, a filter that leaves it out is cleared.
+// Show a node: open the folded rows above it, and clear a filter that excludes it.
 function goTo(node, { zoom = false, focus = true } = {}) {
   if (isFiltered() && !node.match) clearFilter();
   openTo(node);
@@ -177,10 +177,10 @@ tree.addEventListener("dblclick", (event) => {
 const walk = (event) => walkTree(event, rows, activeRow()?.index ?? -1, {
   isFolder: (row) => row.folder, isOpen: (row) => row.open, above: (row) => rowOf.get(row.parentKey),
   choose: (row) => select(row.key), fold,
-  page: Math.max(1, Math.floor(scroller.clientHeight / ROW) - 1),
+  page: Math.max(1, Math.floor(scroller.clientHeight / ROW_PIXELS) - 1),
 });
 
-// Where nothing has the focus, the tree has the keys.
+// Without a focused element, keys are for the tree.
 document.addEventListener("keydown", (event) => {
   if (tree.contains(event.target) || event.target === document.body) walk(event);
 });

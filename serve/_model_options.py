@@ -1,4 +1,4 @@
-"""Fields of a request: options of a model, fields without effect, and fields to refuse (S17)."""
+"""The options of a model in a request: which fields are options, and which are ignored (S17)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["ModelOptions", "asked_for", "chosen", "read_options"]
+__all__ = ["ModelOptions", "non_default_options", "read_options", "requested_fields"]
 
-# Fields that have no effect here and do no harm: clients send them by default.
-IGNORED = frozenset(
+# Fields that clients send by default. They have no effect here and do no harm.
+IGNORED_FIELDS = frozenset(
     {
         *("user", "metadata", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
     }
 )
-# Fields whose default value asks for nothing.
-USUAL: dict[str, tuple[Any, ...]] = {
+# Values that request no feature, by field. With another value the field counts as requested.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -32,9 +32,9 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "stop": ([],),
     "logit_bias": ({},),
 }
-# Values of options that clients send by default: what the API documents as the option's default, or
-# what changes nothing. A model by itself is given them: its own default may be another.
-DEFAULTS: dict[str, tuple[Any, ...]] = {
+# Values that clients send by default: the API's documented default, or one without effect. Agents
+# accept them. A served backend passes them on to the model, whose own default may be another.
+OPTION_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "temperature": (1,),
     "top_p": (1,),
     "presence_penalty": (0,),
@@ -56,10 +56,10 @@ Tokens = Annotated[int, Field(ge=1)]
 
 
 class ModelOptions(BaseModel):
-    """Options that a client may set for a model that is served by itself.
+    """Options that a client may set for a served backend.
 
-    The names are those of the chat wire, and then those that self-hosted servers have added. None
-    of them chooses another model or adds unchecked fields to its request.
+    First come the names of the chat wire, then names that self-hosted servers have added. None of
+    them chooses another model or adds unchecked fields to its request.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -92,29 +92,35 @@ class ModelOptions(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def asked_for(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a request that ask for anything."""
+def requested_fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a request that can have an effect."""
     for name, value in body.items():
-        if value is not None and name not in IGNORED and not _is_one_of(USUAL.get(name, ()), value):
+        if value is None or name in IGNORED_FIELDS:
+            continue
+        if not _is_one_of(NEUTRAL_VALUES.get(name, ()), value):
             yield name, value
 
 
-def chosen(asked: Mapping[str, Any]) -> list[str]:
-    """Return the names of the options that are no defaults of the API, sorted."""
-    return sorted(n for n, value in asked.items() if not _is_one_of(DEFAULTS.get(n, ()), value))
+def non_default_options(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options with another value than the API's default, sorted."""
+    return sorted(
+        name
+        for name, value in options.items()
+        if not _is_one_of(OPTION_DEFAULTS.get(name, ()), value)
+    )
 
 
 def _is_one_of(values: tuple[Any, ...], value: Any) -> bool:
-    # True equals 1, but is another value.
+    # True equals 1 in Python, but not in JSON.
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
     )
 
 
-def read_options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options for a model; raise `ValueError` with the name of one and the reason."""
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the options; raise `ValueError` with the name of a wrong one and the reason."""
     try:
-        return ModelOptions.model_validate(dict(asked)).model_dump(exclude_none=True)
+        return ModelOptions.model_validate(dict(options)).model_dump(exclude_none=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])

@@ -1,15 +1,15 @@
-// What somebody says, as it comes: code between fences gets a box, all else is shown as text.
+// A reply as it arrives: code between fences gets a box, all other text is shown as text.
 
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*/g;
 
-class Speech {
+class Reply {
   constructor(element) {
     this.element = element;
     this.text = "";
-    this.rest = ""; // of a line that may become a fence
-    this.inLine = false; // whether some of this line has been shown
-    this.code = null; // the box that is open
-    this.prose = null; // the text that is open
+    this.rest = ""; // the start of a line that may become a fence
+    this.isInLine = false; // a part of the current line is shown
+    this.code = null; // the open box of code
+    this.prose = null; // the open text
   }
 
   add(delta) {
@@ -18,20 +18,20 @@ class Speech {
     for (let end; (end = this.rest.indexOf("\n")) >= 0;) {
       const line = this.rest.slice(0, end + 1);
       this.rest = this.rest.slice(end + 1);
-      if (!this.inLine && line.startsWith("```")) this.turn();
+      if (!this.isInLine && line.startsWith("```")) this.toggleCode();
       else this.show(line);
-      this.inLine = false;
+      this.isInLine = false;
     }
-    if (this.rest && (this.inLine || !this.rest.startsWith("```".slice(0, this.rest.length)))) {
+    if (this.rest && (this.isInLine || !this.rest.startsWith("```".slice(0, this.rest.length)))) {
       this.show(this.rest);
       this.rest = "";
-      this.inLine = true;
+      this.isInLine = true;
     }
     return this;
   }
 
   finish() {
-    if (this.rest.startsWith("```")) this.turn();
+    if (this.rest.startsWith("```")) this.toggleCode();
     else if (this.rest) this.show(this.rest);
     this.rest = "";
     this.endProse();
@@ -41,18 +41,18 @@ class Speech {
   show(text) {
     if (!this.code && !this.prose) this.element.append((this.prose = el("span")));
     const box = this.code ?? this.prose;
-    if (box.firstChild) box.firstChild.appendData(text); // one text, however many pieces
+    if (box.firstChild) box.firstChild.appendData(text); // one text node for any number of deltas
     else box.append(text);
   }
 
   // A fence opens a box of code, or closes it.
-  turn() {
+  toggleCode() {
     this.endProse();
     if (this.code) {
       this.code = null;
       return;
     }
-    const code = this.code = el("pre", { tabindex: 0, role: "region", "aria-label": "Code" }); // it scrolls
+    const code = this.code = el("pre", { tabindex: 0, role: "region", "aria-label": "Code" }); // keys must scroll it
     const copy = el("button", { type: "button", class: "copy", text: "Copy", onclick: async () => {
       await copyText(code);
       copy.textContent = "Copied";
@@ -77,7 +77,7 @@ class Speech {
 async function copyText(element) {
   try {
     await navigator.clipboard.writeText(element.textContent);
-  } catch { // a page that came without TLS from elsewhere has no clipboard of its own
+  } catch { // a page from another machine without TLS has no clipboard access
     getSelection().selectAllChildren(element);
     document.execCommand("copy");
   }

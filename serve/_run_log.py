@@ -1,12 +1,11 @@
-"""The entries of a run so far: numbered, bounded, and read by any number of readers.
+"""`RunLog`: the entries of a run, numbered and bounded, for any number of readers.
 
-Writers never wait, and readers only for new entries: one that stops reading delays neither the run
-nor another reader (S12). A reader that asks for dropped entries gets an error and never a gap
-(S13).
+The run never waits for a reader, and readers do not wait for each other (S12). A reader that asks
+for dropped entries gets an error, never a gap (S13).
 
-With a journal, readers get an entry when it is on disk: so no crash takes back an entry that a
-client has seen. Entries are written in chunks, as notes of the run. A resumed execution produces
-the entries of earlier ones again; `_replay` drops these.
+With a journal, readers get an entry after it is on disk, so a crash never takes back an entry that
+a client has seen. The journal stores entries in chunks, as notes of the run. A resumed execution
+produces the entries of earlier executions again; `_replay` drops these.
 """
 
 from __future__ import annotations
@@ -25,38 +24,46 @@ from ..store import Journal, JournalError, RunNotFound
 from ._failure import log_failure
 from ._replay import Replay
 
-__all__ = ["ENDS", "EntriesExpired", "Entry", "EntryKind", "Log", "ServerEnding", "give_up"]
+__all__ = [
+    "LAST_KINDS",
+    "EntriesExpired",
+    "Entry",
+    "EntryKind",
+    "RunLog",
+    "ServerEnding",
+    "give_up",
+]
 
 logger = logging.getLogger("anabranch.serve")
 
 EntryKind: TypeAlias = Literal[
-    "text",  # more of a reply
-    "reasoning",  # more of the model's reasoning
-    "broken",  # the last reply is no answer: another one follows, or none
-    "called",  # a tool is called
-    "answered",  # the result of a call
+    "text",  # a piece of a reply
+    "reasoning",  # a piece of the model's reasoning
+    "broken",  # the last reply broke off and is not an answer
+    "called",  # a tool call started
+    "answered",  # the result of a tool call
     "items",  # data that the model's provider needs back with the reply
-    "requested",  # the client is to call a tool of its own
-    "line",  # of a recording of the run's tree
-    "asked",  # a person is asked to approve a call
-    "decided",  # the person's answer
+    "requested",  # a tool call that the client must run
+    "line",  # a line of the recording of the run's tree
+    "asked",  # a person must approve a tool call
+    "decided",  # the person's decision
     "completed",
     "failed",
     "cancelled",
 ]
 
-# The last entry has one of these kinds, and no other entry has.
-ENDS: tuple[EntryKind, ...] = ("completed", "failed", "cancelled")
-# Kinds of which several entries in a row are written as one.
-GROWING = ("text", "reasoning")
-# Characters that an entry counts beside its text.
-OVERHEAD = 100
-# A late reader gets so many entries at once, before other tasks run.
+# The last entry has one of these kinds; other entries have other kinds.
+LAST_KINDS: tuple[EntryKind, ...] = ("completed", "failed", "cancelled")
+# The journal stores successive entries of these kinds as one.
+TEXT_KINDS = ("text", "reasoning")
+# An entry counts its texts and this many characters.
+OVERHEAD_CHARS = 100
+# The most entries that a late reader gets before other tasks run.
 MAX_BATCH = 100
 # Seconds between two commits while only text arrives.
 COMMIT_SECONDS = 0.1
-# The name of the notes that hold a run's entries.
-NOTE = "said"
+# The name of the journal's notes with a run's entries.
+ENTRIES_NOTE = "said"
 
 
 class Entry(NamedTuple):
@@ -69,54 +76,54 @@ class Entry(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether no entry follows."""
-        return self.kind in ENDS
+        return self.kind in LAST_KINDS
 
 
 class EntriesExpired(Exception):
-    """A reader asked for entries that were dropped; `first` is the oldest one that is left."""
+    """A reader asked for entries that were dropped; `first` is the oldest stored one."""
 
     def __init__(self, first: int) -> None:
-        super().__init__(f"entries before {first} are no longer kept")
+        super().__init__(f"entries before {first} have expired")
         self.first = first
 
 
 class ServerEnding(Exception):
-    """The server ends before the run, which continues when the server starts again."""
+    """The server ends before the run; the run continues when the server starts again."""
 
 
-class Log:
-    """The entries of one run, `most` characters of them at most; it belongs to one event loop.
+class RunLog:
+    """The newest entries of one run, up to `max_chars` characters; it belongs to one event loop.
 
-    With a `journal` it stores the entries of the run `run_id` there. `open` reads earlier ones.
+    With a `journal` it also stores the entries of the run `run_id` there; `open` reads them again.
     """
 
     def __init__(
-        self, most: int = 8_000_000, *, journal: Journal | None = None, run_id: str = ""
+        self, max_chars: int = 8_000_000, *, journal: Journal | None = None, run_id: str = ""
     ) -> None:
         self.journal = journal
         self.run_id = run_id
-        self._most = most
+        self._max_chars = max_chars
         self._entries: deque[Entry] = deque()
         self._size = 0
         self._last = 0
-        self._ended = False
+        self._has_ended = False
         self._waiting: set[asyncio.Future[bool]] = set()
-        # The kind of the entry that was added last, and whether it is the last of the run; readers
-        # may get it later.
+        # The kind of the last added entry, and whether it ends the run. With a journal readers get
+        # that entry later.
         self._added: EntryKind | None = None
         self.is_ending = False
-        self._suspended = False
-        # What earlier executions have stored; only with a journal.
+        self._stopped = False  # no more entries are added here
+        # The entries of earlier executions; only with a journal.
         self.replay = Replay((), "")
         self._unwritten: list[tuple[EntryKind, dict[str, Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
         self._error: Exception | None = None
-        self._resumed = False  # earlier executions may have added entries
+        self._is_resumed = False  # earlier executions may have added entries
         self.has_begun = False  # this execution adds entries
 
     @classmethod
-    async def open(cls, journal: Journal, run_id: str) -> Log:
+    async def open(cls, journal: Journal, run_id: str) -> RunLog:
         """Return the log of a run with the entries of earlier executions."""
         log = cls(journal=journal, run_id=run_id)
         await log.catch_up()
@@ -124,12 +131,12 @@ class Log:
 
     @property
     def size(self) -> int:
-        """The number of stored characters, including `OVERHEAD` for each entry."""
+        """The number of stored characters, including `OVERHEAD_CHARS` for each entry."""
         return self._size
 
     @property
     def first(self) -> int:
-        """The number of the oldest stored entry; without entries, of the next one."""
+        """The number of the oldest stored entry; without entries, the number of the next one."""
         return self._entries[0].number if self._entries else self._last + 1
 
     @property
@@ -139,29 +146,32 @@ class Log:
 
     @property
     def end(self) -> Entry | None:
-        """The last entry of the run; None before it."""
-        return self._entries[-1] if self._ended else None
+        """The last entry of the run; None until readers can get it."""
+        return self._entries[-1] if self._has_ended else None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether readers can get the last entry of the run."""
-        return self._ended
+        return self._has_ended
 
     @property
     def ends_in_text(self) -> bool:
-        """Whether the entry that was added last is text."""
+        """Whether the last added entry is text."""
         return self._added == "text"
 
     @property
     def is_suspended(self) -> bool:
-        """Whether no more entries are added here, though the run has not ended."""
-        return self._suspended and not self._ended
+        """Whether the run continues in a later execution or another process."""
+        return self._stopped and not self._has_ended
 
     # --- writing
 
     def append(self, kind: EntryKind, **data: Any) -> None:
-        """Add an entry, unless an earlier execution did; wake the readers when they can get it."""
-        if self._suspended:
+        """Add an entry, unless an earlier execution did; wake the readers when they can get it.
+
+        Does nothing after `suspend`. Raises `RuntimeError` after the last entry of the run.
+        """
+        if self._stopped:
             return
         if self.is_ending:
             raise RuntimeError(f"{kind} cannot follow the last entry of a run")
@@ -169,7 +179,7 @@ class Log:
         if self.journal is not None and not self.replay.is_new(kind, data):
             return
         self._added = kind
-        self.is_ending = kind in ENDS
+        self.is_ending = kind in LAST_KINDS
         if self.journal is None:
             self._publish(kind, data, size)
         else:
@@ -177,17 +187,17 @@ class Log:
 
     def _publish(self, kind: EntryKind, data: dict[str, Any], size: int) -> None:
         self._last += 1
-        self._size += OVERHEAD + size
+        self._size += OVERHEAD_CHARS + size
         self._entries.append(Entry(self._last, kind, data))
-        self._ended = kind in ENDS
-        while self._size > self._most and len(self._entries) > 1:
-            self._size -= OVERHEAD + _text_size(self._entries.popleft()[2])
+        self._has_ended = kind in LAST_KINDS
+        while self._size > self._max_chars and len(self._entries) > 1:
+            self._size -= OVERHEAD_CHARS + _text_size(self._entries.popleft()[2])
         if self._waiting:
             self._wake()
 
     def suspend(self) -> None:
-        """Add no more entries here, though the run has not ended; readers get `ServerEnding`."""
-        self._suspended = True
+        """Add no more entries, because the run continues later; readers get `ServerEnding`."""
+        self._stopped = True
         self._wake()
 
     def _wake(self) -> None:
@@ -198,29 +208,30 @@ class Log:
     # --- the journal
 
     async def catch_up(self) -> None:
-        """Read entries of earlier executions, or of another server that has continued the run."""
+        """Read entries that earlier executions, or another server, have added since."""
         assert self.journal is not None
         found: list[tuple[EntryKind, dict[str, Any]]] = []
-        for chunk in await self.journal.notes(self.run_id, NOTE):
+        for chunk in await self.journal.notes(self.run_id, ENTRIES_NOTE):
             for kind, data in chunk:
-                if not (found and found[-1][0] in ENDS):
+                # Two processes can both have added a last entry; the first one counts.
+                if not (found and found[-1][0] in LAST_KINDS):
                     found.append((kind, data))
         for kind, data in found[self._last :]:
             self._publish(kind, data, _encode_texts(data))
         self._added = found[-1][0] if found else None
-        self.is_ending = self._ended
-        self._resumed = True
-        # Also of entries that were dropped for readers: they are repeated too.
+        self.is_ending = self._has_ended
+        self._is_resumed = True
+        # With the entries that were dropped for readers: the execution repeats these too.
         self.replay = Replay(found, f"{self._last}:")
 
     async def begin_execution(self) -> None:
-        """End an interrupted reply, unless the journal has it and replays it.
+        """Begin to add entries; end an interrupted reply that the journal cannot replay.
 
-        No other server executes the run from now on.
+        The caller has the lease of the run, so no other process adds entries from now on.
         """
         assert self.journal is not None
-        if self._resumed:
-            await self.catch_up()
+        if self._is_resumed:
+            await self.catch_up()  # another process may have added entries before the lease
         self.has_begun = True
         if not self.replay.has_open_reply:
             return
@@ -235,16 +246,16 @@ class Log:
             self.append("broken")
 
     def _write_later(self, kind: EntryKind, data: dict[str, Any]) -> None:
-        if kind in GROWING and self._unwritten:
+        if kind in TEXT_KINDS and self._unwritten:
             last, before = self._unwritten[-1]
             if kind == last and before["speech"] == data["speech"]:
                 before["text"] += data["text"]
                 return
         self._unwritten.append((kind, data))
-        if kind not in GROWING:
+        if kind not in TEXT_KINDS:
             self._urgent.set()
         if self._writing is None:
-            # In an empty context: it is no part of the run, and outlives it.
+            # In an empty context, because the task outlives the run.
             self._writing = asyncio.get_running_loop().create_task(self._write(), context=Context())
 
     async def _write(self) -> None:
@@ -253,18 +264,22 @@ class Log:
             while self._unwritten:
                 entries, self._unwritten = self._unwritten, []
                 self._urgent.clear()
-                with suppress(RunNotFound):  # cancelled before the journal had it
-                    await self.journal.note(self.run_id, NOTE, [[*each] for each in entries])
+                with suppress(RunNotFound):  # cancelled before the journal stored the run
+                    await self.journal.note(
+                        self.run_id, ENTRIES_NOTE, [[*each] for each in entries]
+                    )
                 for kind, data in entries:
                     self._publish(kind, data, _text_size(data))
+                # Only after the entry is on disk: else a crash in between would leave a cancelled
+                # run whose log has no end.
                 if entries[-1][0] in ("failed", "cancelled"):
                     await give_up(self.journal, self.run_id)
-                if not (self._unwritten or self._ended):
+                if not (self._unwritten or self._has_ended):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(COMMIT_SECONDS):
                             await self._urgent.wait()
-        except Exception as error:  # noqa: BLE001 - readers learn that the log ends here
-            text = "the entries of %s cannot be stored"
+        except Exception as error:  # noqa: BLE001 - readers get `ServerEnding`
+            text = "cannot store the entries of run %s"
             if isinstance(error, JournalError):
                 logger.error(f"{text}: %s", self.run_id, error)
             else:
@@ -274,40 +289,44 @@ class Log:
         finally:
             self._writing = None
 
-    async def flushed(self) -> None:
-        """Return when readers can get all entries that were added."""
+    async def flush(self) -> None:
+        """Write all added entries; return when readers can get them."""
         while self._writing is not None:
             self._urgent.set()
             await asyncio.wait((self._writing,))
 
-    async def stored(self) -> None:
-        """Return when all entries are on disk; never if a later execution has to add the rest."""
-        await self.flushed()
+    async def until_stored(self) -> None:
+        """Return when all entries are on disk; raise the error that prevents it.
+
+        After `suspend` it waits until its task is cancelled: a later execution adds the rest, so
+        the run must not complete here.
+        """
+        await self.flush()
         if self._error is not None:
             raise self._error
-        if self._suspended:
-            await asyncio.get_running_loop().create_future()  # until the tree is cancelled
+        if self._stopped:
+            await asyncio.get_running_loop().create_future()
 
     # --- reading
 
-    async def over(self) -> None:
-        """Return when readers can get the last entry, or the server ends before it."""
-        while not (self._ended or self.is_suspended):
+    async def until_ended(self) -> None:
+        """Return when readers can get the last entry, or the log was suspended before."""
+        while not (self._has_ended or self.is_suspended):
             with suppress(EntriesExpired, ServerEnding):
                 async for _ in self.batches(self._last):
                     pass
 
     def entries(self) -> Iterator[Entry]:
-        """Yield all entries so far; raise `EntriesExpired` if the first ones were dropped."""
+        """Yield all entries so far; raise `EntriesExpired` if some were dropped."""
         if self.first > 1:
             raise EntriesExpired(self.first)
         yield from tuple(self._entries)
 
     async def read(self, after: int = 0) -> AsyncGenerator[Entry, None]:
-        """Yield all entries after the number `after`, as they come, up to the last one.
+        """Yield all entries after the number `after`, as they arrive, up to the last one.
 
-        Raises `EntriesExpired` if some of them were dropped, before or because this reader is too
-        slow; and `ServerEnding` if the server ends before the run.
+        Raises `EntriesExpired` if some of them were dropped before this reader got them, and
+        `ServerEnding` if the server ends before the run.
         """
         async with aclosing(self.batches(after)) as batches:
             async for batch in batches:
@@ -315,60 +334,60 @@ class Log:
                     yield entry
 
     async def batches(
-        self, after: int = 0, patience: float | None = None
+        self, after: int = 0, idle_seconds: float | None = None
     ) -> AsyncGenerator[Sequence[Entry], None]:
         """Yield the entries of `read` in batches.
 
-        An empty batch means that no entry has come for `patience` seconds, or up to twice as long.
+        An empty batch means that no entry has arrived for `idle_seconds`, or up to twice as long.
         """
         loop = asyncio.get_running_loop()
         number = after + 1
-        news: asyncio.Future[bool] | None = None
-        # One timer for all waits: a timer for each would cost more than the rest of a wait.
+        wakeup: asyncio.Future[bool] | None = None
+        # One timer for all waits: a timer for each wait would cost more than the rest of it.
         timer: asyncio.TimerHandle | None = None
-        checked = number  # where this reader was at the last check
+        checked = number  # this reader's position at the last check
 
         def check() -> None:
             nonlocal checked, timer
-            if news is not None and checked == number:
-                _wake(news, False)
+            if wakeup is not None and checked == number:
+                _wake(wakeup, False)
             checked = number
-            timer = loop.call_later(cast("float", patience), check)
+            timer = loop.call_later(cast("float", idle_seconds), check)
 
-        if patience is not None:
-            timer = loop.call_later(patience, check)
+        if idle_seconds is not None:
+            timer = loop.call_later(idle_seconds, check)
         try:
             while True:
-                if batch := self._from(number):
+                if batch := self._next_batch(number):
                     number += len(batch)
                     yield batch
-                    # A reader that never has to wait lets other tasks run here.
+                    # A reader that never waits must let other tasks run.
                     if number <= self._last:
                         await asyncio.sleep(0)
                     continue
-                if self._ended:
+                if self._has_ended:
                     return
-                if self._suspended:
+                if self._stopped:
                     raise ServerEnding
-                news = loop.create_future()
-                self._waiting.add(news)
+                wakeup = loop.create_future()
+                self._waiting.add(wakeup)
                 try:
-                    has_news = await news
+                    has_entry = await wakeup
                 finally:
-                    self._waiting.discard(news)
-                    news = None
-                if not has_news:
+                    self._waiting.discard(wakeup)
+                    wakeup = None
+                if not has_entry:
                     yield ()
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _from(self, number: int) -> list[Entry]:
+    def _next_batch(self, number: int) -> list[Entry]:
         """Return at most `MAX_BATCH` entries from `number` on; raise `EntriesExpired`."""
         if number > self._last:
             return []
         entries = self._entries
-        if number == self._last:  # nearly always
+        if number == self._last:  # the usual case: the reader waited for this entry
             return [entries[-1]]
         first = entries[0].number
         if number < first:
@@ -379,19 +398,19 @@ class Log:
 
 async def give_up(journal: Journal, run_id: str) -> None:
     """Cancel a run in the journal, so that no server resumes it after its last entry."""
-    with suppress(JournalError, RunNotFound):  # it has ended, or never began
-        await journal.cancel(run_id, "it was ended by the server")
+    with suppress(JournalError, RunNotFound):  # it has ended, or was never stored
+        await journal.cancel(run_id, "the server ended it")
 
 
-def _wake(reader: asyncio.Future[bool], news: bool) -> None:
+def _wake(reader: asyncio.Future[bool], has_entry: bool) -> None:
     if not reader.done():
-        reader.set_result(news)
+        reader.set_result(has_entry)
 
 
 def _encode_texts(data: dict[str, Any]) -> int:
-    """Replace characters that no client could read, and return the size of all texts.
+    """Replace characters without UTF-8 form, and return the size of all texts.
 
-    A job can emit any text.
+    A job can emit any text, and one such character would break every client's stream.
     """
     size = 0
     for name, value in data.items():

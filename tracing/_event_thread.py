@@ -1,7 +1,7 @@
-"""From a tree to a thread: events in order, none lost unless the thread is far behind.
+"""`EventThread`: pass a tree's events to a thread, in order; none is lost unless it is far behind.
 
-The tree pays for a listener and for handing over batches. A thread writes them or makes spans of
-them, so a slow disk or exporter delays no node (S7).
+The thread writes the events or makes spans of them, so a slow disk or exporter delays no node (S7).
+The tree pays for a listener, and for a queue of batches.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from weakref import WeakSet
 from ..commander import Commander, Event, EventKind, TreeSnapshot
 from ..commander.tap import Batch, Tap
 
-__all__ = ["FLUSH_SECONDS", "Feed", "Gap", "Handle", "Sink"]
+__all__ = ["FLUSH_SECONDS", "EventThread", "Gap", "Sink", "TreeFollower"]
 
 logger = logging.getLogger("anabranch.tracing")
 
-# Events are gathered for so many seconds, or until there are so many.
-GATHER_SECONDS = 0.05
-MAX_GATHERED = 4096
-# Events per call of the sink: few, so that the event loop soon gets the GIL back.
-SLICE = 256
+# A batch has the events of this time, or this number of events.
+BATCH_SECONDS = 0.05
+MAX_BATCH_EVENTS = 4096
+# Events per call of the sink. Small calls give the event loop the GIL back soon.
+EVENTS_PER_CALL = 256
 # With more events between the tree and the thread, new ones are dropped.
-MAX_QUEUED = 500_000
-# The end of the program waits so long for the threads.
+MAX_QUEUED_EVENTS = 500_000
+# The time that the end of the program waits for the threads.
 FLUSH_SECONDS = 5.0
 
 
 class Gap(NamedTuple):
-    """Replaces `missed` events: the tree's open nodes, and the usage so far."""
+    """Replaces `missed` events: the open nodes of the tree, and the usage so far."""
 
     missed: int
     tree: TreeSnapshot
@@ -47,18 +47,18 @@ class Gap(NamedTuple):
 
 
 class Sink(Protocol):
-    """Consumes the events. All methods are called in one thread, one at a time."""
+    """Consumes the events. One thread calls all methods, one at a time."""
 
     def take(self, events: list[Event]) -> None:
         """Consume the next events, in order."""
         ...
 
     def take_gap(self, gap: Gap) -> None:
-        """Continue from the current tree, as events were lost."""
+        """Continue from the current tree after lost events."""
         ...
 
     def end(self, usage: dict[str, Any] | None) -> None:
-        """Finish: the tree has ended with this `usage`, or the feed was closed."""
+        """Finish: the tree has ended with this `usage`, or the event thread was closed."""
         ...
 
 
@@ -66,11 +66,11 @@ class _End(NamedTuple):
     usage: dict[str, Any] | None
 
 
-class Feed:
+class EventThread:
     """Passes the events of `commander`, which has been entered, to `sink` until the tree ends.
 
     The end of the tree waits at most `wait` seconds for the sink. A sink that raises gets no more
-    events: that is logged once and affects no node. `error` is the exception.
+    events: this is logged once and affects no node. `error` is the exception.
     """
 
     def __init__(
@@ -88,23 +88,25 @@ class Feed:
         self._wait = wait
         self.error: BaseException | None = None
         self._queue: SimpleQueue[Batch | Gap | _End | threading.Event] = SimpleQueue()
-        # The loop writes `_given`, the thread writes `_taken`: neither needs a lock.
-        self._given = 0
+        # Numbers of events. Only the loop writes `_queued` and only the thread writes `_taken`, so
+        # neither needs a lock.
+        self._queued = 0
         self._taken = 0
-        # Dropped events that no gap has reported yet; events that the tap reported as missed.
+        # Dropped events that no gap has reported yet, and the part of the tap's own missed events
+        # that is counted there.
         self._missed = 0
-        self._lost = 0
-        self._leaving = False  # it ends when the tree is empty
+        self._counted_tap_misses = 0
+        self._ends_when_empty = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._tap = Tap(commander, MAX_GATHERED, self._on_news, kinds, self._on_close)
+        self._tap = Tap(commander, MAX_BATCH_EVENTS, self._on_event, kinds, self._on_close)
         self._thread = threading.Thread(target=self._run, name="anabranch-tracing", daemon=True)
         self.start = self._tap.now()  # by the clock of the events
         self.epoch = self._tap.epoch  # the time of day at the zero of that clock
         self._thread.start()
-        _open.add(self)
-        # Register it again each time. The last registered function runs first, and this one must
-        # run before the sink's target ends, such as a tracer provider that was made since.
+        _open_threads.add(self)
+        # Register it again each time, because the last registered function runs first. This one
+        # must run before the functions of the sinks' targets, such as a later tracer provider.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
@@ -116,7 +118,7 @@ class Feed:
     def close(self) -> None:
         """Take no more events. Any thread may call it; closing twice is harmless.
 
-        In the tree's own thread it waits for the sink as long as the end of the tree does.
+        In the tree's thread it waits for the sink, as the end of the tree does.
         """
         if self._tap.closed:
             return
@@ -126,13 +128,13 @@ class Feed:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._tap.close)
 
-    def leave(self) -> None:
-        """Close when nothing runs in the tree any more."""
-        self._leaving = True
-        self._end_if_empty()
+    def close_when_empty(self) -> None:
+        """Close as soon as no node runs in the tree."""
+        self._ends_when_empty = True
+        self._close_if_empty()
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
-        """Wait until the sink has all earlier events; return whether it has."""
+        """Wait until the sink has all earlier events; return False after `timeout` seconds."""
         done = threading.Event()
 
         def mark() -> None:
@@ -162,47 +164,49 @@ class Feed:
 
     # --- in the loop
 
-    def _on_news(self) -> None:
+    def _on_event(self) -> None:
         if self._tap.full:
             self._drain()
         elif self._timer is None:
-            self._timer = self._loop.call_later(GATHER_SECONDS, self._on_time)
+            self._timer = self._loop.call_later(BATCH_SECONDS, self._on_timer)
 
-    def _on_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._drain()
-        # Not in `_on_news`: the tree may be in the middle of a change there.
+        # Not in `_on_event`: the tree may be in the middle of a change there, and a gap shows it.
         if self._missed:
-            if self._given - self._taken > MAX_QUEUED // 2:
-                self._timer = self._loop.call_later(GATHER_SECONDS, self._on_time)
+            # Wait until half of the queue is free: else the next events would be lost at once.
+            if self._queued - self._taken > MAX_QUEUED_EVENTS // 2:
+                self._timer = self._loop.call_later(BATCH_SECONDS, self._on_timer)
             else:
                 self._put_gap()
-        self._end_if_empty()
+        self._close_if_empty()
 
     def _drain(self) -> None:
-        """Queue the events so far; after a loss none, until the gap is queued."""
+        """Queue the events so far. After a loss, drop them until the gap is queued."""
         events = self._tap.take()
         if self.error is not None:
             return
-        if self._missed or self._given - self._taken + len(events) > MAX_QUEUED:
+        if self._missed or self._queued - self._taken + len(events) > MAX_QUEUED_EVENTS:
             self._missed += len(events)
         elif events:
-            self._given += len(events)
+            self._queued += len(events)
             self._queue.put(events)
-        lost, self._lost = self._tap.missed - self._lost, self._tap.missed  # on another machine
-        self._missed += lost
+        # Another machine may have lost events too.
+        self._missed += self._tap.missed - self._counted_tap_misses
+        self._counted_tap_misses = self._tap.missed
 
     def _put_gap(self) -> None:
         commander, missed = self._commander, self._missed
         self._missed = 0
         self._queue.put(Gap(missed, commander.tree(), commander.usage(), self._tap.now()))
 
-    def _end_if_empty(self) -> None:
-        if self._leaving and not self._tap.closed and not self._commander.children:
+    def _close_if_empty(self) -> None:
+        if self._ends_when_empty and not self._tap.closed and not self._commander.children:
             self._tap.close()
 
     def _on_close(self) -> None:
-        self._leaving = False
+        self._ends_when_empty = False
         if self._timer is not None:
             self._timer.cancel()
         self._drain()
@@ -217,13 +221,13 @@ class Feed:
     def _run(self) -> None:
         while self._take_next():
             pass
-        _open.discard(self)
-        while not self._queue.empty():  # late flushes
+        _open_threads.discard(self)
+        while not self._queue.empty():  # a `flush` may have come late; it must not wait for ever
             if isinstance(item := self._queue.get(), threading.Event):
                 item.set()
 
     def _take_next(self) -> bool:
-        """Pass on the next item and keep no reference to it; return whether more can come."""
+        """Handle the next item, without a reference to it afterwards; return False for the last."""
         item = self._queue.get()
         if isinstance(item, threading.Event):
             item.set()
@@ -244,9 +248,9 @@ class Feed:
                 self._sink.end(item.usage)
             case _:
                 events = iter(item)
-                while some := list(islice(events, SLICE)):
-                    self._sink.take(some)
-                    self._taken += len(some)
+                while part := list(islice(events, EVENTS_PER_CALL)):
+                    self._sink.take(part)
+                    self._taken += len(part)
 
     def finish(self, timeout: float) -> None:
         """Wait for the thread at the end of the program."""
@@ -256,31 +260,31 @@ class Feed:
             self.flush(timeout)
 
 
-_open: WeakSet[Feed] = WeakSet()
+_open_threads: WeakSet[EventThread] = WeakSet()
 
 
 def _finish_all() -> None:
     until = time.monotonic() + FLUSH_SECONDS
-    for feed in tuple(_open):
-        feed.finish(max(0.0, until - time.monotonic()))
+    for thread in tuple(_open_threads):
+        thread.finish(max(0.0, until - time.monotonic()))
 
 
-class Handle:
+class TreeFollower:
     """Follows a tree until the tree ends or `close` is called; also a block, sync or async.
 
-    The end of the block closes it as soon as nothing runs in the tree.
+    The end of the block lets it continue until no node runs in the tree.
     """
 
-    _feed: Feed
+    _thread: EventThread
 
     @property
     def error(self) -> BaseException | None:
-        """The exception that ended it before the tree; None if there is none."""
-        return self._feed.error
+        """The exception that ended it before the tree, or None."""
+        return self._thread.error
 
     def close(self) -> None:
         """Stop following. Any thread may call it; closing twice is harmless."""
-        self._feed.close()
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +295,7 @@ class Handle:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._feed.leave()
+        self._thread.close_when_empty()
 
     async def __aenter__(self) -> Self:
         return self
@@ -302,4 +306,4 @@ class Handle:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._feed.leave()
+        self._thread.close_when_empty()

@@ -1,37 +1,50 @@
-"""The wire of the page, and of programs that need all entries of a run.
+"""Anabranch's own wire, for the chat page and for programs that need all entries of a run.
 
-    POST /runs                        {"model": "writer", "input": "hi"} gives {"id": ...}
+    GET  /                            the chat page
+    POST /runs                        {"model": "writer", "input": "hi"} returns {"id": ...}
     GET  /runs                        the user's runs, the newest first
     GET  /runs/ID                     one of them
-    GET  /runs/ID/events?after=7      the entries after number 7, as they come (SSE)
+    GET  /runs/ID/events?after=7      the entries after number 7, as they arrive (SSE)
     GET  /runs/ID/trace               the records of its tree, as in a recording (SSE)
     POST /runs/ID/cancel              stop it
     POST /runs/ID/answers/2           {"approved": true} approves its question 2; else it is denied
 
 A run that was started here continues when its readers leave. The number of each entry is the
-event's `id`, so a browser's `Last-Event-ID` is where it continues. Expired entries are 410.
+event's `id`, so a browser reconnects with `Last-Event-ID`. Expired entries are 410.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from ._asking import read_input, start
-from ._body import read_body
+from ..tracing.pages import assemble
 from ._http import EventStream, Refusal, frame, route, stop, stream_log, stream_run
-from ._log import Entry
-from ._page import page
+from ._request import read_input, start
+from ._request_body import read_body
 from ._run import Run
+from ._run_log import Entry
 
 if TYPE_CHECKING:
     from ._app import Server
 
-__all__ = ["routes"]
+__all__ = ["assemble_page", "routes"]
+
+PAGE_SCRIPTS = ("wire", "markdown", "conversation", "tree", "main")
+# The page loads no other file and runs no other script, and no other site can frame it. It can
+# connect to its own server only.
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; form-action 'self'; img-src data:;"
+    " script-src '{script}'; style-src '{style}';"
+    " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+    " trusted-types 'none'"
+)
 
 
 def routes(server: Server) -> list[Route]:
@@ -50,9 +63,23 @@ def routes(server: Server) -> list[Route]:
 
 
 async def _page(request: Request) -> Response:
-    """Return the page; it has no data, and asks for a key if the server needs one."""
-    text, headers = page()
+    """Return the page, also without a token: it contains no data, and asks for the key."""
+    text, headers = assemble_page()
     return HTMLResponse(text, headers=headers)
+
+
+@cache
+def assemble_page() -> tuple[str, dict[str, str]]:
+    """Return the chat page and its headers."""
+    html, policy = assemble(Path(__file__).parent / "page", PAGE_SCRIPTS, PAGE_POLICY)
+    return html, {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
 
 
 async def _list(server: Server, request: Request, user: str) -> Response:
@@ -64,7 +91,7 @@ async def _start(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     messages = await read_input(server, body)
     leave = server.on_leave("anabranch")
-    run = await start(server, user, body, messages, leave, traced=True, asks=True)
+    run = await start(server, user, body, messages, leave, traced=True, can_ask=True)
     return JSONResponse(_describe(run), 201)
 
 
@@ -74,10 +101,10 @@ async def _show(server: Server, request: Request, user: str) -> Response:
 
 async def _events(server: Server, request: Request, user: str) -> Response:
     run = await _find(server, request, user)
-    said = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
-    after = _read_number(said, "after")
+    text = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    after = _read_number(text, "after")
     if after + 1 < run.log.first:
-        raise Refusal(410, f"entries before {run.log.first} are no longer kept", code="gone")
+        raise Refusal(410, f"entries before {run.log.first} have expired", code="gone")
 
     def encode(entry: Entry) -> str:
         number = entry.number
@@ -89,9 +116,9 @@ async def _events(server: Server, request: Request, user: str) -> Response:
 async def _trace(server: Server, request: Request, user: str) -> Response:
     run = await _find(server, request, user)
     if run.trace is None:
-        raise Refusal(404, "the tree of this run is not recorded: it was not begun by POST /runs")
+        raise Refusal(404, "this run has no recording: only runs from POST /runs have one")
     if run.trace.first > 1:
-        raise Refusal(410, "the beginning of this recording is no longer kept", code="gone")
+        raise Refusal(410, "the beginning of this recording has expired", code="gone")
 
     def encode(entry: Entry) -> str:
         return f"data: {entry.data['text']}\n\n" if entry.kind == "line" else ""
@@ -100,15 +127,15 @@ async def _trace(server: Server, request: Request, user: str) -> Response:
 
 
 def _too_late() -> Iterator[str]:
-    yield frame({"message": "this reader was too slow"}, event="gone")
+    yield frame({"message": "The client read too slowly."}, event="gone")
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = await _find(server, request, user)
     if run.is_persisted:
-        await stop(run)
+        await stop(run)  # a restart must not resume it after this response
     else:
-        run.cancel("a client asked for it")
+        run.cancel("a client cancelled it")
     return JSONResponse(_describe(run), 202)
 
 
@@ -118,17 +145,17 @@ async def _answer(server: Server, request: Request, user: str) -> Response:
     try:
         body = await read_body(server, request)
     except Refusal:
-        await run.answer(number, None)
+        await run.answer(number, None)  # an answer that cannot be read denies (S16)
         raise
     if not await run.answer(number, body.get("approved")):
-        raise Refusal(409, "this question has an answer already, or was never asked")
+        raise Refusal(409, "this question has an answer already, or does not exist")
     return JSONResponse(_describe(run))
 
 
-def _read_number(said: str, field: str) -> int:
-    if not (said.isascii() and said.isdigit() and len(said) < 16):
+def _read_number(text: str, field: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise Refusal(400, f"{field} must be a number", field=field)
-    return int(said)
+    return int(text)
 
 
 async def _find(server: Server, request: Request, user: str) -> Run:
