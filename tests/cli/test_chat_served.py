@@ -24,7 +24,7 @@ from anabranch.cli.chat._partner import MessageRefused, RunPartner
 from anabranch.commander.errors import ConfigurationError
 from anabranch.handlers import View
 from anabranch.messages import Message, Part, ToolCall
-from anabranch.serve.talk import serve_thing
+from anabranch.serve.local import served_model_of
 from anabranch.store import JournalError, RunBusy
 from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import Decision, ToolResult
@@ -83,7 +83,7 @@ def partner_for(thing: Any, *lines: str | None, raw: bool = False) -> RunPartner
         prompts.append(prompt)
         return left.pop(0)
 
-    made = local_partner(serve_thing(thing), ask_line if lines else None, raw=raw)
+    made = local_partner(served_model_of(thing), ask_line if lines else None, raw=raw)
     made.prompts = prompts  # type: ignore[attr-defined]
     return made
 
@@ -247,7 +247,7 @@ async def test_tools_and_those_below_are_shown() -> None:
     agent = Agent(
         ScriptedBackend(calling("ask_below", question="q"), "Done."), name="top", tools=[ask_below]
     )
-    partner, view = local_partner(serve_thing(agent)), Seen()
+    partner, view = local_partner(served_model_of(agent)), Seen()
     answer = await ask(partner, "hi", view)
     assert answer.content == "Done."
     assert view.said == ["Let me see.", "below:\n\nfrom below", "top:\n\nDone."]
@@ -268,7 +268,7 @@ async def test_the_person_says_whether_a_tool_runs(says: Any, told: str) -> None
     """The decision of the view applies: yes, no, a reason, other arguments."""
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(says)
-    await ask(local_partner(serve_thing(agent)), "hi", view)
+    await ask(local_partner(served_model_of(agent)), "hi", view)
     assert [each.name for each in view.asked] == ["wipe"]
     assert told in view.shown[-1]
 
@@ -354,7 +354,7 @@ async def test_a_cancel_ends_a_question_to_the_person() -> None:
     agent = Agent(ScriptedBackend(calling("wipe", disk="a"), "Done."), name="a", tools=[wipe])
     view = Seen(asyncio.Event())
     async with Commander(policy="isolate") as tree:
-        node = tree.call_handler(local_partner(serve_thing(agent)).answer(user("q"), view))
+        node = tree.call_handler(local_partner(served_model_of(agent)).answer(user("q"), view))
         await turn_until(lambda: view.asked)
         node.cancel("stop")
         with pytest.raises(NodeCancelled):

@@ -235,7 +235,7 @@ class Broken(Job[str]):
 async def test_failures_and_refusals_are_told_as_the_server_tells_them() -> None:
     """A failed run and a refused message are one line each."""
     async with on_uvicorn(serve(Broken, Report)) as url:
-        with pytest.raises(BadServer, match="Broken: the run failed"):
+        with pytest.raises(BadServer, match="Broken: The run failed"):
             await ask(await find_server(url, "Broken"), "hi")
         report = await find_server(url, "Report")
         with pytest.raises(MessageRefused, match="'pages' is missing"):

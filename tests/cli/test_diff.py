@@ -46,7 +46,7 @@ async def test_the_status_says_whether_anything_is_different(tmp_path: Path) -> 
     """The status is 0, 1, or 2 for recordings that cannot be compared, as with diff(1)."""
     one = await recorded(tmp_path / "one", fetch, read)
     two = await recorded(tmp_path / "two", fetch)
-    assert ran(one, one) == (0, "no difference\n", "")
+    assert ran(one, one) == (0, "no differences\n", "")
     status, said, complaint = ran(one, two)
     assert (status, complaint) == (1, "")
     assert said.startswith("removed read (#2)\n    state: completed\n")
@@ -75,7 +75,7 @@ async def test_times_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
     status, said, _ = ran(one, one, "--times")
     assert (status, said.splitlines()[1:]) == (
         0,
-        ["nothing became much slower", "nothing became much faster"],
+        ["no node became much slower", "no node became much faster"],
     )
 
 

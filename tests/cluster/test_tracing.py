@@ -31,7 +31,7 @@ def named(trace: Trace, name: str) -> list[TraceNode]:
 
 def require_whole(trace: Trace, commander: Commander) -> None:
     """Require that all nodes have ended in time and that usage is counted once."""
-    assert trace.usage() == trace.lives[-1].usage == commander.usage()
+    assert trace.usage() == trace.executions[-1].usage == commander.usage()
     for node in trace:
         assert not node.is_open, node
         assert node.parent is not None

@@ -21,7 +21,7 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.messages import Delta, Message
 from anabranch.serve import serve
-from anabranch.serve._served import Question
+from anabranch.serve._served_model import RunInput
 from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.contract("T12")
@@ -344,7 +344,7 @@ async def test_who_blocks_a_server_is_named_once(caplog):
 
     backend = ScriptedBackend(*[[waiting, "late", Delta(done=True)]] * 4, answer)
     server = serve({"writer": backend})
-    question = Question([Message(role="user", content="hi")])
+    question = RunInput([Message(role="user", content="hi")])
     async with asyncio.timeout(30), server.running():
         for number in range(5):
             server.runs.start(server.served["writer"], question, "me", "detach")

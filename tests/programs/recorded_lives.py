@@ -82,7 +82,7 @@ async def live(folder: Path) -> dict[str, Any]:
         Commander() as commander,
         record(commander, folder / "run.jsonl", append=True) as recorder,
     ):
-        begun.insert(0, recorder._feed.flush)  # type: ignore[arg-type] - what it returns
+        begun.insert(0, recorder._thread.flush)  # type: ignore[arg-type] - what it returns
         backend = ScriptedBackend(otherwise="Noted.", delay=0.005)
         clerk = Agent(backend, name="clerk", journal=journal)
         await clerk("Note it.", session_id=7)

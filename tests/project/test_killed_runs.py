@@ -180,7 +180,7 @@ async def test_a_recording_is_read_and_compared(tmp_path: Path) -> None:
     old, new = read(FOLDER / "recording.jsonl"), read(tmp_path / "new.jsonl")
     assert [str(each) for each in old][-2:] == ["<hangs#11 cancelled>", "<fails#12 failed>"]
     assert len([*old]) == 12
-    assert str(diff(old, new)) == "no difference"
+    assert str(diff(old, new)) == "no differences"
 
 
 async def test_a_cassette_is_played() -> None:

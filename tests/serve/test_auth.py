@@ -1,4 +1,4 @@
-"""Who may ask: tokens, functions that know users, other machines, and pages of others."""
+"""Access to a server: tokens, functions that know users, other machines, pages of other sites."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ async def _models(server: Server, **request: Any) -> Response:
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_a_token_is_known_only_if_it_is_the_same(right: str, sent: str) -> None:
-    """S14: whatever tokens are made of, and whatever comes instead: the same one or nobody."""
+    """S14: for tokens of any characters, only an equal token has access."""
     if not right.strip():
         with pytest.raises(ConfigurationError):
             serve(_agent(), auth=right)
         return
     known = _auth.Authenticator([right, "another"])
-    token = right.strip()  # as it was read from a file
+    token = right.strip()  # as read from a file
     mine, others = (f"token {sha256(each.encode()).hexdigest()}" for each in (token, "another"))
 
     async def user(token: bytes) -> str | None:
@@ -86,8 +86,8 @@ def test_a_token_is_known_only_if_it_is_the_same(right: str, sent: str) -> None:
         "Bearer \x00",
     ],
 )
-async def test_what_is_no_known_token_is_refused(header: str) -> None:
-    """S14: 401 of OpenAI's shape, on an address that there is."""
+async def test_an_unknown_token_is_refused(header: str) -> None:
+    """S14: the answer is 401 in OpenAI's format, on each existing address."""
     async with _running(auth="right") as server:
         answer = await _models(server, headers={"authorization": header})
         assert answer.status == 401
@@ -98,14 +98,14 @@ async def test_what_is_no_known_token_is_refused(header: str) -> None:
 
 
 @pytest.mark.parametrize("auth", ["", " ", [], (), ["a", ""], [None], 5, {"a": ""}])
-def test_a_server_that_nobody_or_everybody_could_enter_is_not_made(auth: Any) -> None:
-    """S14: as with a variable of the environment that is empty; a mapping is no list of tokens."""
+def test_a_server_with_empty_tokens_is_not_made(auth: Any) -> None:
+    """S14: such as an empty environment variable; a mapping is not a list of tokens."""
     with pytest.raises(ConfigurationError):
         serve(_agent(), auth=auth)
 
 
-async def test_a_token_that_is_not_ascii_is_known_over_the_wire() -> None:
-    """S14: it comes as bytes of UTF-8, which servers read as latin-1."""
+async def test_a_token_that_is_not_ascii_is_accepted() -> None:
+    """S14: it is sent as UTF-8, which servers read as latin-1."""
     headers = {"Authorization": "Bearer schlüssel"}
     async with (
         on_uvicorn(serve(_agent(), auth="schlüssel")) as url,
@@ -148,10 +148,10 @@ async def _raise_later(token: str) -> str:
         (lambda: "ann", 503),
     ],
 )
-async def test_a_function_lets_in_by_name_and_nobody_where_it_fails(
+async def test_a_function_gives_access_only_if_it_returns_a_name(
     auth: Any, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S14: what raises, or names nobody, lets nobody in; the token, in its error, is not logged."""
+    """S14: else access is refused; a token in the error of the function is not logged."""
     async with _running(auth=auth) as server:
         answer = await _models(server, headers=KEY)
     assert answer.status == status
@@ -160,10 +160,10 @@ async def test_a_function_lets_in_by_name_and_nobody_where_it_fails(
     assert bool(caplog.records) == (status == 503)
 
 
-async def test_a_function_that_never_answers_lets_nobody_in(
+async def test_a_function_that_never_returns_gives_no_access(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S14: a request does not wait for ever."""
+    """S14: the request is refused after a time limit."""
     monkeypatch.setattr(_auth, "LOOKUP_SECONDS", 0.0)
 
     async def never(_: str) -> str:
@@ -175,11 +175,11 @@ async def test_a_function_that_never_answers_lets_nobody_in(
     assert "TimeoutError" in caplog.text
 
 
-# --- whose a run is
+# --- owners of runs
 
 
-async def test_the_run_of_another_user_is_as_if_it_were_not_there() -> None:
-    """S14: on every address and method the answer is the one for a run that there never was."""
+async def test_the_run_of_another_user_does_not_exist() -> None:
+    """S14: on each address and method the answer equals the one for an unknown run."""
     async with _running(auth=_user) as server:
         other = {"authorization": "Bearer other"}
         begun = await send_request(server, "POST", "/runs", encode_body(ASKED), KEY)
@@ -208,7 +208,7 @@ async def test_the_run_of_another_user_is_as_if_it_were_not_there() -> None:
 
 
 async def test_real_clients_do_not_see_each_other() -> None:
-    """S14: a response in background mode is its owner's alone."""
+    """S14: only its owner sees a background response."""
     async with (
         on_uvicorn(serve(_agent(), auth=["right", "other"])) as url,
         open_client(url, "right") as ann,
@@ -224,8 +224,8 @@ async def test_real_clients_do_not_see_each_other() -> None:
             await nobody.responses.retrieve(mine.id)
 
 
-async def test_the_ids_of_runs_are_not_to_be_guessed() -> None:
-    """S14: 128 random bits each."""
+async def test_the_ids_of_runs_cannot_be_guessed() -> None:
+    """S14: they have 128 random bits each."""
     async with _running() as server:
         begun = [await send_request(server, "POST", "/runs", encode_body(ASKED)) for _ in range(20)]
     ids = {each.json["id"] for each in begun}
@@ -255,10 +255,8 @@ async def test_the_ids_of_runs_are_not_to_be_guessed() -> None:
         "*",
     ],
 )
-def test_beyond_this_machine_it_binds_only_with_auth(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S14: an address or a name that others may reach is refused, before anything is bound."""
+def test_an_open_address_needs_auth(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S14: an address or name that others can reach is refused before the server binds it."""
     monkeypatch.setattr("uvicorn.Server.run", lambda *_: pytest.fail("it was bound"))
     with pytest.raises(ConfigurationError, match="auth="):
         serve(_agent()).run(host, 0)
@@ -267,8 +265,8 @@ def test_beyond_this_machine_it_binds_only_with_auth(
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"]
 )
-def test_on_this_machine_it_binds_without_auth(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S14: loopback, however it is written; with auth any address."""
+def test_a_loopback_address_needs_no_auth(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S14: loopback in any spelling works without auth; with auth any address does."""
     ran: list[bool] = []
     monkeypatch.setattr("uvicorn.Server.run", lambda *_: ran.append(True))
     serve(_agent()).run(host, 0)
@@ -280,7 +278,7 @@ def test_on_this_machine_it_binds_without_auth(host: str, monkeypatch: pytest.Mo
 async def test_inside_another_application_other_machines_are_refused_without_auth(
     client: str,
 ) -> None:
-    """S14: whatever address somebody else's server binds to, and whatever Host a client claims."""
+    """S14: for any address of the outer server, and any Host of a client."""
     async with _running() as server:
         answer = await _models(server, client=(client, 5))
         assert answer.status == 403
@@ -291,7 +289,7 @@ async def test_inside_another_application_other_machines_are_refused_without_aut
         assert (await _models(server, client=(client, 5), headers=KEY)).status == 200
 
 
-# --- names and pages of others
+# --- other names of this machine, and pages of other sites
 
 
 @pytest.mark.parametrize(
@@ -318,8 +316,8 @@ async def test_inside_another_application_other_machines_are_refused_without_aut
         "localhost,evil.com",
     ],
 )
-async def test_a_name_of_somebody_else_that_leads_here_is_refused(host: str | None) -> None:
-    """S14: or a page could make its own name lead to this machine, and read all (DNS rebinding)."""
+async def test_a_foreign_name_that_resolves_to_this_machine_is_refused(host: str | None) -> None:
+    """S14: else a page could read everything through such a name (DNS rebinding)."""
     async with _running() as server:
         forwarded = {"x-forwarded-host": "localhost", "forwarded": "host=localhost"}
         for headers in ({}, forwarded):
@@ -331,7 +329,7 @@ async def test_a_name_of_somebody_else_that_leads_here_is_refused(host: str | No
 @pytest.mark.parametrize(
     "host", ["localhost", "LocalHost:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "127.0.0.2"]
 )
-async def test_the_names_of_this_machine_are_let_in(host: str) -> None:
+async def test_the_names_of_this_machine_are_accepted(host: str) -> None:
     """S14: with any port, in any case."""
     async with _running() as server:
         assert (await _models(server, host=host)).status == 200
@@ -359,8 +357,8 @@ async def test_the_names_of_this_machine_are_let_in(host: str) -> None:
         {"sec-fetch-site": "anything"},
     ],
 )
-async def test_pages_of_others_may_not_ask(headers: dict[str, str], auth: str | None) -> None:
-    """S14: not read, not begin a run, not stop one; nor with a key, nor where a proxy claims it."""
+async def test_pages_of_other_sites_are_refused(headers: dict[str, str], auth: str | None) -> None:
+    """S14: they cannot read, start or stop a run; neither with a key nor with a proxy's header."""
     async with _running(auth=auth) as server:
         key = KEY if auth else {}
         for method, path in (("GET", "/v1/models"), ("POST", "/runs"), ("POST", "/runs/x/cancel")):
@@ -371,8 +369,8 @@ async def test_pages_of_others_may_not_ask(headers: dict[str, str], auth: str | 
         assert (await send_request(server, "GET", "/runs", b"", key)).json == {"runs": []}
 
 
-async def test_without_a_host_no_origin_is_its_own() -> None:
-    """S14: an origin without a name is not that of a request without one."""
+async def test_without_a_host_each_origin_is_foreign() -> None:
+    """S14: an origin without a name does not equal a missing Host."""
     async with _running(auth="right") as server:
         for origin in ("null", "", "http://", "https://"):
             headers = {**KEY, "origin": origin}
@@ -380,16 +378,16 @@ async def test_without_a_host_no_origin_is_its_own() -> None:
         assert (await _models(server, host=None, headers=KEY)).status == 200
 
 
-async def test_its_own_page_may_ask_behind_a_proxy_that_changes_the_host() -> None:
-    """S14: the browser itself says that the page is the server's own; no page can say so."""
+async def test_the_own_page_works_behind_a_proxy_that_changes_the_host() -> None:
+    """S14: a browser's header marks the page as the server's; no page can set it."""
     async with _running(auth="right") as server:
         headers = {**KEY, "origin": "https://ai.example.com", "sec-fetch-site": "same-origin"}
         assert (await _models(server, host="backend:8000", headers=headers)).status == 200
 
 
 @pytest.mark.parametrize("auth", [None, "right"])
-async def test_no_other_page_is_ever_let_in(auth: str | None) -> None:
-    """S14: CORS is off: a preflight is refused, and no answer allows anything."""
+async def test_other_pages_get_no_cors_headers(auth: str | None) -> None:
+    """S14: a preflight is refused, and no response allows another origin."""
     async with _running(auth=auth) as server:
         asks = {"origin": "http://evil.com", "access-control-request-method": "POST"}
         key = KEY if auth else {}
@@ -415,11 +413,11 @@ async def test_no_other_page_is_ever_let_in(auth: str | None) -> None:
 
 
 @given(
-    header=st.sampled_from(_http.PROXIED),
+    header=st.sampled_from(_http.PROXY_HEADERS),
     value=st.sampled_from(["", "127.0.0.1", "10.0.0.1", "for=localhost", "localhost", "http"]),
 )
-async def test_what_a_proxy_passes_on_is_refused_without_auth(header: str, value: str) -> None:
-    """S14: whatever its header says; with `auth` a proxy may pass on what it likes."""
+async def test_requests_of_a_proxy_are_refused_without_auth(header: str, value: str) -> None:
+    """S14: with each of the headers that proxies add; with `auth` proxies are allowed."""
     async with _running() as server:
         refused = await _models(server, headers={header: value})
         assert (refused.status, refused.json["error"]["code"]) == (403, "proxy")
@@ -432,15 +430,15 @@ async def test_what_a_proxy_passes_on_is_refused_without_auth(header: str, value
 @pytest.mark.parametrize(
     ("head", "status"),
     [
-        # As nginx sends with nothing but `proxy_pass http://127.0.0.1:PORT`.
+        # As nginx sends with only `proxy_pass http://127.0.0.1:PORT`.
         ("GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 403),
-        # As Caddy, Traefik and Apache do when they are told to send the server's own name.
+        # As Caddy, Traefik and Apache do when they are configured to send the server's name.
         ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Forwarded-For: 10.0.0.1\r\n", 403),
         ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 200),
     ],
 )
 async def test_a_proxy_in_front_of_a_real_server_is_refused(head: str, status: int) -> None:
-    """S14: it connects from this machine, and names this machine."""
+    """S14: although it connects from this machine with this machine's name."""
     async with raw_uvicorn(serve(_agent())) as port:
         reader = await RawConnection.connect(port, f"{head.format(port)}\r\n".encode())
         assert (await reader.head()).split()[1] == str(status).encode()
@@ -450,8 +448,8 @@ async def test_a_proxy_in_front_of_a_real_server_is_refused(head: str, status: i
 # --- logs
 
 
-async def test_a_key_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """S14: not of a request that is refused, nor of a run that fails, at any level."""
+async def test_keys_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """S14: neither for refused requests nor for failed runs, at any level."""
     caplog.set_level(logging.DEBUG)
     backend = ScriptedBackend(RuntimeError("broke"), RuntimeError("broke"))
     async with (

@@ -1,4 +1,4 @@
-"""`anabranch serve` and `anabranch watch URL`, as processes that a user starts and ends."""
+"""`anabranch serve` and `anabranch watch URL` as processes: start, output, signals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def call(folder: Path, *options: str, **env: str) -> tuple[int, str, str]:
 
 
 class Program:
-    """A server that runs, what it has said, and where it is."""
+    """A running server: its process, its output and its address."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -79,7 +79,7 @@ class Program:
         self.url = ""
 
     async def line(self) -> str:
-        """Read the next line that it says."""
+        """Read the next line of output."""
         assert self.process.stderr is not None
         line = (await self.process.stderr.readline()).decode()
         self.said += line
@@ -96,13 +96,13 @@ class Program:
 
     @property
     def client(self) -> AsyncOpenAI:
-        """A client of OpenAI's that talks to it."""
+        """An OpenAI client for it."""
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
 @asynccontextmanager
 async def served(folder: Path, *options: str, **env: str) -> AsyncGenerator[Program]:
-    """Start a server on a free port, and kill it at last."""
+    """Start a server on a free port, and kill it at the end."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM, "serve", *options, "--port", "0",
         cwd=folder, env=environment(**env),
@@ -124,7 +124,7 @@ async def served(folder: Path, *options: str, **env: str) -> AsyncGenerator[Prog
 
 
 async def complete(program: Program, model: str, words: str = "hi") -> str:
-    """Ask once, as a client of OpenAI's."""
+    """Send one request as an OpenAI client."""
     async with program.client as client:
         done = await client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": words}]
@@ -132,11 +132,11 @@ async def complete(program: Program, model: str, words: str = "hi") -> str:
     return done.choices[0].message.content or ""
 
 
-# --- what is served, and where
+# --- models and addresses
 
 
-async def test_things_of_the_folder_are_served_and_each_answer_is_a_line(folder: Path) -> None:
-    """S9: several things by their names; the first line says where, though the port was 0."""
+async def test_models_of_the_folder_are_served_and_each_answer_is_logged(folder: Path) -> None:
+    """S9: several models by name; the first line has the real port for port 0."""
     (folder / "go").touch()
     async with served(folder, "things:writer", "things:Work") as program:
         assert program.said.splitlines() == [
@@ -156,15 +156,15 @@ async def test_things_of_the_folder_are_served_and_each_answer_is_a_line(folder:
             assert answer.content_type == "text/html"
 
 
-async def test_quiet_says_nothing_of_answers_and_no_page_has_none(folder: Path) -> None:
-    """What fails is said all the same, without what looks like a key."""
+async def test_quiet_and_no_page(folder: Path) -> None:
+    """Failures are still logged, with masked keys."""
     options = "--quiet", "--no-page"
     async with served(folder, "things:writer", "things:Broken", *options) as program:
         assert "page" not in program.said
         async with aiohttp.ClientSession() as client, client.get(program.url) as answer:
             assert answer.status == 404
         assert await complete(program, "writer") == "An answer."
-        with pytest.raises(Exception, match="the run failed"):
+        with pytest.raises(Exception, match="The run failed"):
             await complete(program, "Broken")
         assert await program.end(signal.SIGTERM) == 143
         assert "completed" not in program.said
@@ -173,7 +173,7 @@ async def test_quiet_says_nothing_of_answers_and_no_page_has_none(folder: Path) 
 
 
 async def test_a_key_from_the_environment_is_needed_and_never_shown(folder: Path) -> None:
-    """S14: the first line has stars; without the key nobody is answered."""
+    """S14: the first line masks it; requests without the key are refused."""
     async with served(folder, "things:writer", ANABRANCH_TOKEN="swordfish") as program:
         assert "********" in program.said
         async with aiohttp.ClientSession() as client:
@@ -195,23 +195,23 @@ async def test_a_key_from_the_environment_is_needed_and_never_shown(folder: Path
         (["nowhere:agent"], "nowhere:agent cannot be imported"),
         (["things"], "things is not module:attribute"),
         (["things:number"], "5 cannot be served"),
-        (["things:writer", "things:writer"], "two things are called 'writer'"),
-        (["things:writer", "--host", "0.0.0.0"], "can be reached from other machines"),
+        (["things:writer", "things:writer"], "two models are called 'writer'"),
+        (["things:writer", "--host", "0.0.0.0"], "other machines can reach 0.0.0.0"),
         (["things:writer", "--token", ""], "--token is empty"),
     ],
 )
-async def test_what_cannot_be_served_is_one_line(
+async def test_an_argument_that_cannot_be_served_is_one_line(
     folder: Path, options: list[str], why: str
 ) -> None:
-    """S14: wrong names, and an open address without a key, end with 2 before anything is served."""
+    """S14: wrong names, and an open address without a key, exit with 2 before serving starts."""
     status, out, err = await call(folder, "serve", *options)
     assert status == 2, err
     assert why in err
     assert (len(err.splitlines()), out) == (1, "")
 
 
-async def test_a_port_that_is_taken_is_said_to_be(folder: Path) -> None:
-    """The status is 1, as trying again may help."""
+async def test_a_used_port_is_an_error(folder: Path) -> None:
+    """The status is 1, because another attempt may succeed."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, _, err = await call(folder, "serve", "things:writer", "--port", port)
@@ -221,7 +221,7 @@ async def test_a_port_that_is_taken_is_said_to_be(folder: Path) -> None:
 
 
 async def test_a_journal_that_cannot_be_made_is_one_line(folder: Path) -> None:
-    """Nothing is said to be served before it is."""
+    """It is the only output: serving never starts."""
     path = str(folder / "nowhere" / "runs.db")
     status, out, err = await call(folder, "serve", "things:writer", "--journal", path)
     assert (status, out, len(err.splitlines())) == (1, "", 1), err
@@ -229,23 +229,23 @@ async def test_a_journal_that_cannot_be_made_is_one_line(folder: Path) -> None:
 
 
 def test_without_a_web_server_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where starlette is there for an application of one's own."""
+    """Even if starlette is installed for another application."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtra, match=r"anabranch\[serve\]"):
         serve(Agent(ScriptedBackend(), name="writer")).run()
 
 
 class _Interrupted:
-    """What Ctrl-C does while a module is imported."""
+    """Acts like Ctrl-C during the import of a module."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Be interrupted."""
+        """Raise `KeyboardInterrupt`."""
         if name == "anabranch.cli._app":
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_while_it_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is that of any other Ctrl-C."""
+def test_ctrl_c_during_the_import_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is the one of any other Ctrl-C."""
     monkeypatch.delitem(sys.modules, "anabranch.cli._app", raising=False)
     monkeypatch.setattr(sys, "meta_path", [_Interrupted(), *sys.meta_path])
     with pytest.raises(SystemExit) as ended:
@@ -253,19 +253,19 @@ def test_ctrl_c_while_it_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPat
     assert ended.value.code == 130
 
 
-# --- how it ends
+# --- the end
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 async def test_a_signal_ends_it_with_its_status(folder: Path, number: int, status: int) -> None:
-    """S15: with nothing that runs at once, and no traceback."""
+    """S15: at once if no run is open, and without a traceback."""
     async with served(folder, "things:writer") as program:
         assert await program.end(number) == status
         assert "Traceback" not in program.said
 
 
-async def test_a_signal_lets_what_runs_end(folder: Path) -> None:
-    """S15: who was being answered is, to the end."""
+async def test_a_signal_lets_open_runs_end(folder: Path) -> None:
+    """S15: the client gets its complete answer."""
     async with served(folder, "things:Work", "--drain", "60") as program:
         asking = asyncio.create_task(complete(program, "Work"))
         await wait_until((folder / "begun").exists)
@@ -284,7 +284,7 @@ async def _begin(client: aiohttp.ClientSession, url: str) -> str:
 
 
 async def test_watch_draws_a_run_of_a_server_until_its_end(folder: Path) -> None:
-    """By its address, or the newest by the server's; it is seen while it runs, and ends with it."""
+    """By the run's address, or the newest run by the server's; it draws while the run is open."""
     async with served(folder, "things:Work") as program, aiohttp.ClientSession() as client:
         run = await _begin(client, program.url)
         watching = await asyncio.create_subprocess_exec(
@@ -302,8 +302,8 @@ async def test_watch_draws_a_run_of_a_server_until_its_end(folder: Path) -> None
             assert (status, "Work" in err) == (0, True), err
 
 
-async def test_watch_says_what_is_wrong_in_one_line(folder: Path) -> None:
-    """No run, no server, no key, no address, and something that is no such server."""
+async def test_watch_prints_one_line_for_an_error(folder: Path) -> None:
+    """For a missing run, server, key or address, and for another kind of server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     token = {"ANABRANCH_TOKEN": "swordfish"}

@@ -1,4 +1,4 @@
-"""Answers that a client sends back as its own library makes them, with fields of its own."""
+"""Clients send answers back in their libraries' form, with fields that the libraries add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = st.none() | st.text("ab", min_size=1)
 
 
 def model(text: str | None, calls: int) -> ScriptedBackend:
-    """Make a model that says a text, with calls of a tool, whatever it is asked."""
+    """Make a model that always returns a text with tool calls."""
     made = [ToolCall(id=f"c{n}", name="weather", arguments={}, index=n) for n in range(calls)]
     reply = Message(role="assistant", content=text, tool_calls=made)
     return ScriptedBackend(otherwise=reply)
@@ -38,14 +38,14 @@ async def post(server: Server, path: str, **body: Any) -> tuple[int, Any]:
 
 
 def litellm_message(message: Any) -> dict[str, Any]:
-    """Return what `litellm.Message.model_dump()` gives."""
+    """Return the message as `litellm.Message.model_dump()` writes it."""
     dumped = message.model_dump()
     kept = {name: dumped[name] for name in ("content", "role", "tool_calls", "function_call")}
     return {**kept, "provider_specific_fields": {"refusal": None}, "thinking_blocks": None}
 
 
 def litellm_of_others(message: Any) -> dict[str, Any]:
-    """Return what litellm adds where the provider said more."""
+    """Return the fields that litellm adds for other providers."""
     more = {"refusal": None, "reasoning_content": "Hm.", "citations": [["a"]]}
     thought = [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]
     more = {"provider_specific_fields": more, "thinking_blocks": thought}
@@ -53,7 +53,7 @@ def litellm_of_others(message: Any) -> dict[str, Any]:
 
 
 def parsed_message(message: Any) -> dict[str, Any]:
-    """Return what the message of `client.chat.completions.parse(...)` gives."""
+    """Return the message of `client.chat.completions.parse(...)`."""
     dumped = message.model_dump()
     for each in dumped["tool_calls"] or ():
         each["function"]["parsed_arguments"] = {"city": "Rome"}
@@ -73,10 +73,10 @@ FORMS: list[Callable[[Any], dict[str, Any]]] = [
 
 @settings(max_examples=example_count(30, 300))
 @given(text=TEXTS, calls=st.integers(0, 2), form=st.sampled_from(FORMS))
-async def test_a_chat_takes_back_what_a_client_made_of_an_answer(
+async def test_a_chat_accepts_returned_messages(
     text: str | None, calls: int, form: Callable[[Any], dict[str, Any]]
 ) -> None:
-    """In each form in which a client writes it down, the model is told the same answer."""
+    """In each form of a client, the model gets the same answer."""
     backend = model(text, calls)
     server = serve({"model": backend})
     async with server.running():
@@ -96,10 +96,10 @@ async def test_a_chat_takes_back_what_a_client_made_of_an_answer(
 
 @settings(max_examples=example_count(30, 300))
 @given(text=TEXTS, calls=st.integers(0, 2), form=st.sampled_from(FORMS[:4]))
-async def test_responses_take_back_what_a_client_made_of_an_answer(
+async def test_responses_accept_returned_items(
     text: str | None, calls: int, form: Callable[[Any], dict[str, Any]]
 ) -> None:
-    """Each item of the output, in each form in which the client writes it down."""
+    """For each item of the output, in each form of the client."""
     backend = model(text, calls)
     server = serve({"model": backend})
     async with server.running():
@@ -128,10 +128,10 @@ NOTHING = st.recursive(
 
 @settings(max_examples=example_count(40, 400))
 @given(nothing=NOTHING, something=st.sampled_from([1, "x", True]), depth=st.integers(0, 3))
-async def test_a_field_that_says_nothing_is_passed_over_and_any_other_refused(
+async def test_empty_fields_are_ignored_and_others_refused(
     nothing: Any, something: Any, depth: int
 ) -> None:
-    """S17: whoever made the field; a message of ours is not known by what wrote it down."""
+    """S17: for fields of any origin."""
     for _ in range(depth):
         something = [{"inner": something}]
     server = serve({"model": ScriptedBackend(otherwise="Hello.")})
@@ -145,7 +145,7 @@ async def test_a_field_that_says_nothing_is_passed_over_and_any_other_refused(
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 async def test_a_refusal_goes_back_to_the_model(path: str) -> None:
-    """As a part of a message, which both wires have; a user's message has none."""
+    """As a part of an assistant's message, on both wires; a user's message cannot have one."""
     name = "messages" if path == "chat/completions" else "input"
     backend = ScriptedBackend(otherwise="Hello.")
     server = serve({"model": backend})

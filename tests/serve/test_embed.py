@@ -1,4 +1,4 @@
-"""A server inside an application that somebody has, and with the loop and servers of others."""
+"""A server inside another application, with the event loops and servers of others."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ ROUTES = [Route("/hello", _hello)]
 
 @pytest.mark.parametrize("path", ["/", "/ai"])
 @pytest.mark.parametrize("kind", ["Starlette", "FastAPI"])
-async def test_it_answers_inside_an_application_beside_what_that_has(kind: str, path: str) -> None:
-    """S9: at a path or at the root, and begins and ends with the application's own lifespan."""
+async def test_it_answers_inside_an_application_beside_its_routes(kind: str, path: str) -> None:
+    """S9: at a path or at the root; it starts and ends with the application's lifespan."""
     seen: list[str] = []
 
     @asynccontextmanager
@@ -65,12 +65,12 @@ async def test_it_answers_inside_an_application_beside_what_that_has(kind: str, 
         assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert (await _ask(port, http_request("/hello"))).endswith(b"their own")
     assert seen == ["begun", "ended"]
-    with pytest.raises(RuntimeError, match="has not begun"):
+    with pytest.raises(RuntimeError, match="is not running"):
         _ = inner.runs
 
 
 async def test_it_answers_behind_an_application_of_another_kind() -> None:
-    """S9: one that takes its own part of the address away, and puts a slash at the end."""
+    """S9: one that removes its part of the path and adds a slash at the end."""
     inner = _server()
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
@@ -85,8 +85,8 @@ async def test_it_answers_behind_an_application_of_another_kind() -> None:
         assert b'"object":"model"' in await _ask(port, http_request("/ai/v1/models/writer"))
 
 
-async def test_two_servers_are_mounted_into_one_application_that_has_no_lifespan() -> None:
-    """S9: each at its own path."""
+async def test_two_servers_are_mounted_into_one_application_without_a_lifespan() -> None:
+    """S9: each at another path."""
     outer = FastAPI()
     for path in ("/a", "/b"):
         _server().mount_into(outer, path)
@@ -95,11 +95,11 @@ async def test_two_servers_are_mounted_into_one_application_that_has_no_lifespan
             assert b"[DONE]" in await _ask(port, chat_request().replace(b"/v1", path + b"/v1", 1))
 
 
-async def test_one_server_begins_once() -> None:
-    """S15: mounted twice, the second beginning is refused by name, for it would lose the first."""
+async def test_one_server_starts_once() -> None:
+    """S15: the second start is refused with an error, because it would replace the first."""
     server = _server()
     async with server.running():
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is running already"):
             async with server.running():
                 pass
         assert not server.runs.closing
@@ -107,10 +107,10 @@ async def test_one_server_begins_once() -> None:
         assert server.runs.running == 0
 
 
-async def test_what_is_asked_before_it_has_begun_names_the_remedy(
+async def test_a_request_before_the_start_logs_the_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """S15: for the client it is not there yet (503); the log says what its owner has to do."""
+    """S15: the client gets 503; the log tells the owner what to do."""
     async with on_uvicorn(_server(), lifespan="off") as port:
         said = await _ask(port, chat_request())
         assert b" 503 " in said.split(b"\r\n")[0]

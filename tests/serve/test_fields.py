@@ -1,4 +1,4 @@
-"""Every field of a request to OpenAI's wire: honoured, of no consequence, or refused by name."""
+"""Each field of a request on OpenAI's wire has an effect, is harmless, or is refused by name."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from support.openai_client import on_uvicorn, open_client, serve_to_client
 
 from anabranch import Agent
 from anabranch.serve import serve
-from anabranch.serve._options import ModelOptions, asked_for, read_options
+from anabranch.serve._model_options import ModelOptions, read_options, requested_fields
 from anabranch.testing import ScriptedBackend
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"type": "function", "function": {"name": "weather"}}
 FLAT: Any = {"type": "function", "name": "weather"}
 SCHEMA: Any = {"name": "answer", "schema": {"type": "object"}}
-# Of the client, not of the request.
+# Arguments of the client, which are not in the request.
 OWN = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-# Read by tests of their own.
+# Other tests cover these.
 READ = {"model", "messages", "input", "stream"}
 
-# What a model by itself is given, and what it is told then.
+# Options for a served backend, and the values that the model receives.
 CHAT_HONOURED: dict[str, tuple[Any, Any]] = {
     "temperature": (0.5, {"temperature": 0.5}),
     "top_p": (0.5, {"top_p": 0.5}),
@@ -64,7 +64,7 @@ RESPONSE_HONOURED: dict[str, tuple[Any, Any]] = {
     "instructions": ("Be short.", {}),
     "tools": ([FLAT], {}),
 }
-# What changes no answer, and what is the usual anyway.
+# Fields that change no answer, and default values.
 CHAT_HARMLESS: dict[str, Any] = {
     "metadata": {"a": "b"},
     "user": "ann",
@@ -137,7 +137,7 @@ RESPONSE_REFUSED: dict[str, Any] = {
     "top_logprobs": 3,
     "truncation": "auto",
 }
-# Chosen by the server wherever more than a model by itself is served.
+# The server chooses these, except for a served backend.
 CHAT = "chat", CHAT_HONOURED, CHAT_HARMLESS, CHAT_REFUSED, AsyncCompletions.create
 RESPONSES = (
     "responses",
@@ -152,23 +152,23 @@ RESPONSES = (
 def test_every_parameter_of_the_client_is_known(
     wire: str, honoured: Any, harmless: Any, refused: Any, create: Any
 ) -> None:
-    """S17: a parameter that a new version of the client has is noticed here."""
+    """S17: this test fails if a new version of the client has another parameter."""
     known = {*honoured, *harmless, *refused, *OWN, *READ}
     assert {*inspect.signature(create).parameters} <= known, wire
 
 
 def _ask(client: Any, wire: str, model: str, **fields: Any) -> Any:
-    # As a field of the body: what a client checks by itself is none of the server's merit.
+    # As a field of the body, because the client may refuse it before it is sent.
     if wire == "chat":
         return client.chat.completions.create(model=model, messages=HI, extra_body=fields)
     return client.responses.create(model=model, input="hi", extra_body=fields)
 
 
 @pytest.mark.parametrize(("wire", "honoured", "harmless", "refused", "create"), [CHAT, RESPONSES])
-async def test_each_is_honoured_harmless_or_refused_by_name(
+async def test_each_has_an_effect_is_harmless_or_is_refused_by_name(
     wire: str, honoured: Any, harmless: Any, refused: Any, create: Any
 ) -> None:
-    """S17: nothing is passed over in silence, and what an agent is told only the server chooses."""
+    """S17: no field is silently ignored, and the server alone chooses an agent's options."""
     backend = ScriptedBackend(otherwise="Hello.")
     agent = Agent(ScriptedBackend(otherwise="Hello."), name="agent")
     async with serve_to_client({"model": backend}, agent) as client:
@@ -193,7 +193,7 @@ async def test_each_is_honoured_harmless_or_refused_by_name(
         assert no.value.param == "extra"
 
 
-# What clients send for options that nobody has chosen.
+# Values that clients send by default.
 DEFAULTS: dict[str, list[Any]] = {
     "temperature": [1, 1.0, None],
     "top_p": [1, 1.0, None],
@@ -222,7 +222,7 @@ def _pairs(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 
 async def test_an_agent_accepts_the_defaults_that_clients_send() -> None:
-    """S17: they ask for nothing; a model by itself is given them, as its own default may differ."""
+    """S17: they request nothing. A served backend gets them, because its default may differ."""
     backend = ScriptedBackend(otherwise="Hello.")
     agent = Agent(ScriptedBackend(otherwise="Hello."), name="agent")
     async with serve_to_client({"model": backend}, agent) as client:
@@ -251,8 +251,8 @@ WRONG: dict[str, Any] = {
 }
 
 
-async def test_a_value_of_the_wrong_kind_is_refused_before_a_model_is_asked() -> None:
-    """S17: it is the client's fault, and told as that."""
+async def test_a_value_of_the_wrong_type_is_refused_before_the_request() -> None:
+    """S17: with 400, as an error of the client."""
     backend = ScriptedBackend(otherwise="Hello.")
     async with serve_to_client({"model": backend}) as client:
         for name, value in WRONG.items():
@@ -280,8 +280,8 @@ MESSAGES: dict[str, Any] = {
 }
 
 
-async def test_a_history_that_is_none_is_refused() -> None:
-    """S17: in both wires, with the place of what is wrong."""
+async def test_an_invalid_history_is_refused() -> None:
+    """S17: on both wires, and the error names the place."""
     async with serve_to_client({"model": ScriptedBackend()}) as client:
         for case, said in MESSAGES.items():
             with pytest.raises(BadRequestError) as no:
@@ -293,7 +293,7 @@ async def test_a_history_that_is_none_is_refused() -> None:
 
 
 async def test_one_value_by_two_names_is_refused() -> None:
-    """S17: a client that gives two is told so, whichever of them is smaller."""
+    """S17: also if both values are equal."""
     backend = ScriptedBackend(otherwise="Hello.")
     async with serve_to_client({"model": backend}) as client:
         with pytest.raises(BadRequestError, match="max_completion_tokens") as no:
@@ -312,9 +312,9 @@ names = st.sampled_from([*ModelOptions.model_fields, "n", "store", "extra", "aud
 
 
 @given(st.dictionaries(names, json_values, max_size=4))
-def test_options_are_taken_as_they_are_or_one_is_named(body: dict[str, Any]) -> None:
-    """S17: whatever a body holds, a model is given what it says, or one of its names is wrong."""
-    asked = dict(asked_for(body))
+def test_options_are_passed_on_or_one_is_refused_by_name(body: dict[str, Any]) -> None:
+    """S17: for any body."""
+    asked = dict(requested_fields(body))
     named, options = "", {}
     try:
         options = read_options(asked)
@@ -330,9 +330,9 @@ def test_options_are_taken_as_they_are_or_one_is_named(body: dict[str, Any]) -> 
 @settings(max_examples=30)
 @given(json_values)
 def test_messages_of_any_shape_are_read_or_refused(said: Any) -> None:
-    """S17: nothing that is no history gets further, and nothing breaks on the way."""
-    from anabranch.serve._asking import read_messages
+    """S17: an invalid history is refused, without an internal error."""
     from anabranch.serve._http import Refusal
+    from anabranch.serve._request import read_messages
 
     server = serve({"model": ScriptedBackend()})
     for value in (said, [said], [{"role": "user", "content": said}]):
@@ -344,8 +344,8 @@ def test_messages_of_any_shape_are_read_or_refused(said: Any) -> None:
         assert (status, bool(messages)) in [(200, True), (400, False)]
 
 
-async def test_errors_have_the_wires_shape() -> None:
-    """S9: each error is an object that the client reads, whatever was wrong."""
+async def test_errors_have_the_wires_format() -> None:
+    """S9: each error is an object that the client can read."""
     async with on_uvicorn(serve({"model": ScriptedBackend()})) as url, open_client(url) as client:
         for path in ("/chat/completions", "/responses"):
             with pytest.raises(APIStatusError) as no:

@@ -1,4 +1,4 @@
-"""Requests of hostile size and shape: each is refused or answered, and the server lives."""
+"""Requests of hostile size and shape are refused or answered, and the server survives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.seeds import example_count
 
 from anabranch import Agent, Job, Node, handler
 from anabranch.messages.text import encodable
-from anabranch.serve import Server, _body, serve
+from anabranch.serve import Server, _request_body, serve
 from anabranch.serve._http import Refusal
 from anabranch.testing import ScriptedBackend
 
@@ -185,7 +185,7 @@ BODIES = st.one_of(
 @settings(max_examples=example_count(60, 2000))
 @given(st.lists(st.tuples(st.sampled_from([*POSTS, "/answers"]), BODIES), min_size=1, max_size=4))
 def test_random_json_is_refused_or_answered(requests: list[tuple[str, Any]]) -> None:
-    """At every address the answer is a success or 4xx of OpenAI's shape, and the server lives."""
+    """At each address: success or 4xx in OpenAI's format, and the server survives."""
 
     async def check() -> None:
         async with _running() as server:
@@ -237,7 +237,7 @@ TEXTS = st.recursive(
 @settings(max_examples=example_count(100, 5000))
 @given(TEXTS.map(lambda text: f'{{"a": {text}}}') | TEXTS, st.booleans())
 def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
-    """Numbers, halves of characters, repeated names, depth: the same value or the same refusal.
+    """Numbers, single surrogates, repeated names, depth: the same value or refusal as `json`.
 
     A number that is too large is refused, unless a later value has its name.
     """
@@ -252,26 +252,26 @@ def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
         return 0 if each is None else 1 + max(map(depth_of, each), default=0)
 
     body = text.encode() + b"\xff" * broken
-    expected: Any = "the body is no JSON"
+    expected: Any = "the body must be valid JSON"
     with suppress(ValueError, RecursionError):
         loaded = json.loads(body.decode(), parse_constant=refuse)
         json.dumps(loaded, allow_nan=False)
         expected = loaded
         if not isinstance(expected, dict):
-            expected = "the body is no JSON object"
+            expected = "the body must be a JSON object"
         elif depth_of(loaded) > 100:
-            expected = "the body has more than 100 levels"
+            expected = "the body must have at most 100 levels"
         else:
             expected = json.loads(encodable(json.dumps(expected, ensure_ascii=False)))
     if re.search("[0-9]{1001}", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
-        expected = "a number has at most 1000 digits in a row"
+        expected = "a number must have at most 1000 digits in a row"
     answer: Any
     try:
-        answer = asyncio.run(_body._parse(body))  # pyright: ignore[reportPrivateUsage]
+        answer = asyncio.run(_request_body._parse(body))  # pyright: ignore[reportPrivateUsage]
     except Refusal as refusal:
         answer = refusal.message
-    if "[" * 199 in text and "digits" not in str(expected):  # read to 200 levels
-        assert answer in ("the body has more than 100 levels", "the body is no JSON")
+    if "[" * 199 in text and "digits" not in str(expected):  # the reader's limit is 200 levels
+        assert answer in ("the body must have at most 100 levels", "the body must be valid JSON")
     else:
         assert repr(answer) == repr(expected)
 
@@ -279,7 +279,7 @@ def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
 @settings(max_examples=example_count(100, 5000))
 @given(st.sampled_from(POSTS), st.binary(max_size=60))
 def test_random_bytes_are_refused(path: str, body: bytes) -> None:
-    """What is no JSON is 400 at every address."""
+    """Bytes that are not JSON get 400 at each address."""
 
     async def check() -> None:
         async with _running() as server:
@@ -319,8 +319,8 @@ BAD = {
 
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("name", BAD)
-async def test_what_is_no_sound_json_is_refused(path: str, name: str) -> None:
-    """By 400, whatever is wrong with it: bytes, numbers, depth."""
+async def test_invalid_json_is_refused(path: str, name: str) -> None:
+    """With 400, for bytes, numbers and depth."""
     async with _running() as server:
         answer = await send_request(
             server, "POST", path, BAD[name], {"content-type": "application/json"}
@@ -331,8 +331,8 @@ async def test_what_is_no_sound_json_is_refused(path: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", POSTS)
-async def test_half_a_character_never_breaks_an_answer(path: str) -> None:
-    """Clients that cut a text inside a character are answered; a sign stands for it."""
+async def test_a_single_surrogate_never_breaks_an_answer(path: str) -> None:
+    """Clients that cut a text inside a character get an answer; U+FFFD replaces the half."""
     async with _running() as server:
         sent = _valid(path, "Shout", "a\ud800b")
         answer = await send_request(server, "POST", path, encode_body(sent))
@@ -346,8 +346,8 @@ async def test_half_a_character_never_breaks_an_answer(path: str) -> None:
         assert is_refusal(await send_request(server, "POST", path, encode_body(wrong)))
 
 
-async def test_what_a_job_says_never_breaks_a_stream() -> None:
-    """Halves of characters, in a text on the way and in a result, are signs that can be sent."""
+async def test_the_text_of_a_job_never_breaks_a_stream() -> None:
+    """U+FFFD replaces single surrogates in its texts and its result."""
 
     @handler
     async def half(node: Node[Any], said: str) -> str:
@@ -366,8 +366,8 @@ async def test_what_a_job_says_never_breaks_a_stream() -> None:
 # --- sizes
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
-    """413, after as many bytes as there may be: what follows is not waited for."""
+async def test_a_body_that_is_too_large_is_refused_before_it_is_stored() -> None:
+    """413 after `max_body` bytes; the rest is not read."""
     pieces = [b" " * 1000] * 20
     async with _running(max_body=5000) as server:
         answer = await send_request(server, "POST", CHAT, pieces)
@@ -379,7 +379,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
 
 @pytest.mark.parametrize("path", POSTS)
 async def test_a_text_of_ten_million_characters_is_answered_or_refused(path: str) -> None:
-    """As `max_body` says."""
+    """As `max_body` allows."""
     async with _running() as server:
         for size in (9_000_000, 11_000_000):
             answer = await send_request(
@@ -391,7 +391,7 @@ async def test_a_text_of_ten_million_characters_is_answered_or_refused(path: str
 
 @pytest.mark.parametrize("model", ["writer", "Shout", "model"])
 async def test_a_history_of_a_hundred_thousand_messages_is_answered(model: str) -> None:
-    """Where the server allows so many, each takes a moment, and the rest of the server goes on."""
+    """If `max_messages` allows it; other requests are answered during that time."""
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     said = [*turn * example_count(5_000, 50_000), {"role": "user", "content": "c"}]
     async with _running(max_messages=len(said)) as server:
@@ -403,7 +403,7 @@ async def test_a_history_of_a_hundred_thousand_messages_is_answered(model: str) 
 
 
 async def test_metadata_are_a_few_short_texts() -> None:
-    """They stand in each event of a response, so 16 of 512 characters are all that is taken."""
+    """Each event of a response repeats them, so at most 16 texts of 512 characters are accepted."""
     async with _running() as server:
         for metadata, status in (
             ({f"{n}": "x" * 512 for n in range(16)}, 200),
@@ -420,31 +420,31 @@ async def test_metadata_are_a_few_short_texts() -> None:
             assert answer.json.get("metadata", metadata) == metadata
 
 
-async def test_a_body_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """408 over a real connection, which is closed: nobody holds a request open byte by byte."""
-    monkeypatch.setattr(_body, "PATIENCE", 0.05)
+async def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """408 over a real connection, which is closed then."""
+    monkeypatch.setattr(_request_body, "BODY_SECONDS", 0.05)
     async with on_uvicorn(serve(*_things())) as url:
         port = int(url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
         writer.write(f"POST {CHAT} HTTP/1.1\r\n{head}".encode() + b'{"model"')
         async with asyncio.timeout(20):
-            answer = await reader.read()  # to the end of the connection
+            answer = await reader.read()  # until the connection ends
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"type":"invalid_request_error"' in answer
         writer.close()
         await writer.wait_closed()
 
 
-async def test_a_request_that_breaks_off_begins_nothing() -> None:
-    """A client that leaves inside its body is nobody's affair; no run is begun."""
+async def test_an_incomplete_request_starts_no_run() -> None:
+    """If the client leaves inside the body, nothing is logged as an error."""
     async with _running() as server:
         body = encode_body(_valid(RUNS))
         await send_request(server, "POST", RUNS, [body], leaves=True)
         assert (await send_request(server, "GET", RUNS)).json == {"runs": []}
 
 
-# --- requests as no client writes them
+# --- malformed requests
 
 
 def _raw(line: str, head: str = "", body: bytes = b"", host: str = "localhost") -> bytes:
@@ -508,10 +508,10 @@ ODD = {
 }
 
 
-async def test_odd_requests_over_a_real_connection_are_refused(
+async def test_malformed_requests_over_a_real_connection_are_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """4xx each, of OpenAI's shape unless the web server itself refuses; no error is logged."""
+    """4xx each, in OpenAI's format unless the web server refuses; no error is logged."""
     async with on_uvicorn(serve(*_things())) as url:
         port = int(url.rpartition(":")[2])
         for name, (sent, status) in ODD.items():
@@ -519,7 +519,7 @@ async def test_odd_requests_over_a_real_connection_are_refused(
             writer.write(sent)
             answer = b""
             async with asyncio.timeout(20):
-                # What is refused before it was read to its end is a reset.
+                # A refusal before the end of the request may reset the connection.
                 with suppress(ConnectionResetError):
                     while piece := await reader.read(65536):
                         answer += piece
@@ -539,7 +539,7 @@ async def test_odd_requests_over_a_real_connection_are_refused(
 
 @pytest.mark.parametrize("number", ["9" * 5000, "-1", "1.5", "x", "%31", "\u0661", "1_0", " 1"])
 async def test_numbers_in_addresses_are_small_and_plain(number: str) -> None:
-    """400 for what is none, never an error of the server."""
+    """Others are 400, never an internal error."""
     async with _running() as server:
         begun = await send_request(server, "POST", RUNS, encode_body(_valid(RUNS)))
         run = f"/runs/{begun.json['id']}"
@@ -554,8 +554,8 @@ async def test_numbers_in_addresses_are_small_and_plain(number: str) -> None:
             ).status == 400 or (number == "%31")
 
 
-async def test_what_is_not_there_is_told_in_the_same_shape() -> None:
-    """404 and 405 are errors of OpenAI's shape, also where it is mounted in another application."""
+async def test_unknown_addresses_get_the_same_format() -> None:
+    """404 and 405 are in OpenAI's format, also inside another application."""
     from fastapi import FastAPI
 
     outer = FastAPI()
@@ -580,7 +580,7 @@ async def test_what_is_not_there_is_told_in_the_same_shape() -> None:
 
 
 async def test_a_websocket_is_closed() -> None:
-    """There is none here: it is refused before it is accepted."""
+    """The server refuses it before it is accepted."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -595,7 +595,7 @@ async def test_a_websocket_is_closed() -> None:
     assert [each["type"] for each in sent] == ["websocket.close"]
 
 
-# --- what the server did not offer
+# --- features that the server does not offer
 
 
 @pytest.mark.parametrize(
@@ -619,7 +619,7 @@ async def test_a_websocket_is_closed() -> None:
 async def test_a_request_chooses_nothing_of_a_model_that_is_not_offered(
     name: str, value: Any
 ) -> None:
-    """Not another model in `extra`, nor more tokens than the server's own default."""
+    """Neither another model in `extra`, nor more tokens than the server's default."""
     backend = ScriptedBackend(otherwise="hi", max_tokens=100)
     server = serve({"model": backend})
     async with server.running():
@@ -649,7 +649,7 @@ async def test_a_request_chooses_nothing_of_a_model_that_is_not_offered(
 async def test_a_request_chooses_nothing_of_an_agent_or_a_job(
     path: str, model: str, more: dict[str, Any]
 ) -> None:
-    """Tools, options and limits are the server's; so is what comes before a conversation."""
+    """The server chooses tools, options, limits and the system prompt."""
     async with _running() as server:
         sent = _valid(path, model, **more)
         answer = await send_request(server, "POST", path, encode_body(sent))
@@ -665,7 +665,7 @@ async def test_a_request_chooses_nothing_of_an_agent_or_a_job(
             assert is_refusal(answer)
 
 
-async def test_fields_that_are_not_meant_for_clients_are_not_theirs() -> None:
+async def test_clients_cannot_fill_private_fields() -> None:
     """A name with an underscore, a backend, a function: they keep their defaults."""
     seen: list[Any] = []
     own = ScriptedBackend(otherwise="x")

@@ -1,4 +1,4 @@
-"""Over a restart, in one process: servers on one journal, one after the other."""
+"""Restarts in one process: several servers use one journal, one after the other."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from anabranch.store import Durable, Journal, JournalError
 from anabranch.testing import ScriptedBackend
 
 
-async def test_what_has_ended_is_kept_for_a_while(tmp_path: Path) -> None:
-    """A run that has ended is there after a restart, for as long as `keep` says."""
+async def test_an_ended_run_survives_a_restart_for_a_while(tmp_path: Path) -> None:
+    """For `keep` seconds after its end."""
     path = tmp_path / "runs.db"
     async with serve_in_process(writer_agent(), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -48,8 +48,8 @@ async def test_what_has_ended_is_kept_for_a_while(tmp_path: Path) -> None:
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def test_an_owner_is_known_by_the_token_itself(tmp_path: Path) -> None:
-    """S14: tokens in another order after a restart hand nobody's runs to another."""
+async def test_an_owner_is_identified_by_the_token(tmp_path: Path) -> None:
+    """S14: another order of the tokens after a restart does not change the owners."""
     path, a, b = tmp_path / "runs.db", *({"authorization": f"Bearer {each}"} for each in "ab")
     async with serve_in_process(writer_agent(), journal=path, auth=["a", "b"]) as client:
         run = (await client.post("/runs", json=GREETING, headers=a)).json()["id"]
@@ -59,10 +59,10 @@ async def test_an_owner_is_known_by_the_token_itself(tmp_path: Path) -> None:
         assert (await client.get("/runs", headers=b)).json()["runs"] == []
 
 
-async def test_how_a_kept_run_ended_is_logged(
+async def test_the_end_of_a_durable_run_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line for an answer comes once its end is on disk, and says how it ended."""
+    """The line appears when the end is on disk, with the kind of the end."""
     caplog.set_level("INFO", "anabranch.serve")
     async with serve_in_process(writer_agent(), journal=tmp_path / "runs.db") as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -70,8 +70,8 @@ async def test_how_a_kept_run_ended_is_logged(
     assert [line for line in caplog.messages if line.startswith("writer completed in ")]
 
 
-async def test_words_that_no_client_could_read_are_kept_as_they_were_told(tmp_path: Path) -> None:
-    """S10: half a character is told, and kept, as what stands for it."""
+async def test_single_surrogates_are_replaced_in_the_journal_too(tmp_path: Path) -> None:
+    """S10: clients get U+FFFD before and after a restart."""
     path = tmp_path / "runs.db"
     async with serve_in_process(writer_agent("one \ud800 two"), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -81,8 +81,8 @@ async def test_words_that_no_client_could_read_are_kept_as_they_were_told(tmp_pa
         assert (await client.get(f"/runs/{run}/events")).text == before
 
 
-async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Path) -> None:
-    """S10: a run that comes to its end in the last moments has not ended without a word."""
+async def test_a_run_that_ends_with_the_server_is_complete_in_the_next(tmp_path: Path) -> None:
+    """S10: its last entries are not lost."""
     path, go, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
 
     @tool
@@ -111,7 +111,7 @@ async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Pat
 
 
 async def test_other_runs_of_the_file_are_left_alone(tmp_path: Path) -> None:
-    """A journal that holds other runs too keeps them, however old they are."""
+    """A server does not purge other programs' runs of any age."""
     async with Journal(tmp_path / "runs.db") as journal:
         await journal.run(Nothing(), run_id="mine")
         await journal.note("mine", "mine", {"a": [1]})
@@ -124,14 +124,14 @@ async def test_other_runs_of_the_file_are_left_alone(tmp_path: Path) -> None:
 
 
 class Nothing(Durable[None]):
-    """A run of another program's."""
+    """A run of another program."""
 
     async def task(self) -> None:
         pass
 
 
-async def test_runs_that_are_taken_up_count(tmp_path: Path) -> None:
-    """S15: those of an earlier life are among `max_runs`."""
+async def test_resumed_runs_count(tmp_path: Path) -> None:
+    """S15: among `max_runs`."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process(writer_agent([never]), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -144,8 +144,8 @@ async def test_runs_that_are_taken_up_count(tmp_path: Path) -> None:
         assert (await client.get(f"/runs/{run}")).json()["status"] == "cancelled"
 
 
-async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None:
-    """What was said of a reply that is not whole stays, ends by `broken`, and is said anew."""
+async def test_an_interrupted_message_ends_as_incomplete(tmp_path: Path) -> None:
+    """Its text stays, `broken` ends it, and the model answers again."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -160,8 +160,8 @@ async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None
         assert (await entry_kinds(client, run))[:2] == ["text", "broken"]
 
 
-async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
-    """Another program's runs are not touched: they go on when their thing is served again."""
+async def test_a_run_of_a_model_that_is_not_served_waits(tmp_path: Path) -> None:
+    """It continues when a server serves its model again."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process(writer_agent([never]), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -173,7 +173,7 @@ async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["file", "journal"])
 async def test_a_journal_has_one_server(tmp_path: Path, shared: bool) -> None:
-    """A second one does not start, and the first goes on; when that has ended, another starts."""
+    """A second server does not start; after the end of the first one it does."""
     path, go = tmp_path / "runs.db", asyncio.Event()
     async with Journal(path) as journal:
         used = journal if shared else path
@@ -190,8 +190,8 @@ async def test_a_journal_has_one_server(tmp_path: Path, shared: bool) -> None:
             assert await wait_for_status(second, run, "completed")
 
 
-async def test_a_server_of_a_journal_in_memory_has_it_alone() -> None:
-    """There is nothing to share, so there is no lock."""
+async def test_a_journal_in_memory_needs_no_lock() -> None:
+    """Other servers cannot share it."""
     async with (
         serve_in_process(writer_agent(), journal=":memory:") as one,
         serve_in_process(writer_agent(), journal=":memory:") as other,
@@ -202,7 +202,7 @@ async def test_a_server_of_a_journal_in_memory_has_it_alone() -> None:
 
 
 async def test_two_workers_of_uvicorn_do_not_share_a_journal(tmp_path: Path) -> None:
-    """They would not know each other's runs; the one that comes second says so and ends."""
+    """They would not know each other's runs. The second one ends with an error."""
     program = """
 from anabranch import Agent
 from anabranch.serve import serve
@@ -230,8 +230,8 @@ app = serve(Agent(ScriptedBackend(otherwise="Hello."), name="writer"), journal="
 
 
 @pytest.mark.parametrize(("again", "done"), [(True, 2), (False, 1)])
-async def test_a_call_in_doubt_is_asked_about(tmp_path: Path, again: bool, done: int) -> None:
-    """A tool that was cut is not called again without a yes; the page is asked."""
+async def test_the_page_asks_about_a_call_in_doubt(tmp_path: Path, again: bool, done: int) -> None:
+    """An interrupted tool call is repeated only after a yes."""
     path, never, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
 
     @tool
@@ -261,8 +261,8 @@ async def test_a_call_in_doubt_is_asked_about(tmp_path: Path, again: bool, done:
         assert kinds == ["called", "asked", "decided", "answered", "completed"]
 
 
-async def test_elsewhere_a_call_in_doubt_is_denied(tmp_path: Path) -> None:
-    """Where nobody can be asked it is not called again, and the model is told so."""
+async def test_a_call_in_doubt_is_denied_on_other_wires(tmp_path: Path) -> None:
+    """No person can be asked there, so it is not repeated, and the model learns that."""
     path, never, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
 
     @tool
@@ -282,12 +282,12 @@ async def test_elsewhere_a_call_in_doubt_is_denied(tmp_path: Path) -> None:
     async with serve_in_process(writer_agent("Well.", tools=[act]), journal=path) as client:
         await wait_for_status(client, run, "completed")
         output = (await client.get(f"/v1/responses/{run}")).json()["output"]
-        assert "nobody knows" in output[0]["output"]
+        assert "its outcome is unknown" in output[0]["output"]
         assert len(acts) == 1
 
 
 async def test_a_model_that_cancels_itself_has_cancelled_its_run(tmp_path: Path) -> None:
-    """What is cancelled from within, and not by the end of the server, is over."""
+    """A cancel from inside is the run's end, unlike the end of the server."""
 
     def reply(_: object) -> str:
         raise asyncio.CancelledError
@@ -299,8 +299,8 @@ async def test_a_model_that_cancels_itself_has_cancelled_its_run(tmp_path: Path)
         assert await wait_for_status(client, run, "cancelled")
 
 
-async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> None:
-    """A handler's runs are in memory alone: a restart forgets them."""
+async def test_models_that_are_not_durable_are_served_too(tmp_path: Path) -> None:
+    """A handler's runs are in memory only: a restart forgets them."""
 
     @handler
     async def say(node: Node[Any], text: str) -> str:
@@ -318,7 +318,7 @@ ASK = {**GREETING, "background": True}
 
 
 async def begin(client: httpx.AsyncClient, **more: Any) -> str:
-    """Begin a response in the background; return its id among the runs."""
+    """Start a background response; return its run id."""
     response = (await client.post("/v1/responses", json={**ASK, **more})).json()
     return response["id"].removeprefix("resp_")
 
@@ -328,8 +328,8 @@ def calling(name: str) -> Message:
     return Message(role="assistant", tool_calls=[ToolCall(id="c1", name=name, arguments={})])
 
 
-async def test_a_yes_that_nobody_can_give_is_denied_with_a_journal_too(tmp_path: Path) -> None:
-    """S16: on OpenAI's wire the call is denied at once, and does not wait in the journal."""
+async def test_approvals_are_denied_on_openais_wire_with_a_journal_too(tmp_path: Path) -> None:
+    """S16: at once; the call does not wait in the journal."""
 
     @tool(approve=True)
     async def act() -> None:
@@ -341,12 +341,12 @@ async def test_a_yes_that_nobody_can_give_is_denied_with_a_journal_too(tmp_path:
         run = await begin(client)
         assert await wait_for_status(client, run, "completed")
         output = (await client.get(f"/v1/responses/{run}")).json()["output"]
-        assert "nobody is there to ask" in output[0]["output"]
+        assert "no person can be asked" in output[0]["output"]
 
 
 @pytest.mark.parametrize("asks", [True, False])
-async def test_a_call_that_its_timeout_cut_is_in_doubt_at_once(tmp_path: Path, asks: bool) -> None:
-    """What would be tried again, were it not in doubt, is asked about in the same life."""
+async def test_a_call_with_a_timeout_is_in_doubt_at_once(tmp_path: Path, asks: bool) -> None:
+    """The page asks about it in the same execution, instead of a retry."""
     never, acts = asyncio.Event(), list[str]()
 
     @tool(timeout=0.01, retry=Retry(attempts=3))
@@ -369,7 +369,7 @@ async def test_a_call_that_its_timeout_cut_is_in_doubt_at_once(tmp_path: Path, a
 
 
 async def answered(client: httpx.AsyncClient, run: str) -> None:
-    """Say yes to the first question of a run, once it is asked."""
+    """Answer yes to the first question of a run."""
     async with asyncio.timeout(6):
         yes = {"approved": True}
         while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
@@ -379,7 +379,7 @@ async def answered(client: httpx.AsyncClient, run: str) -> None:
 async def test_a_question_that_waits_for_too_long_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S16: also the one about a call in doubt; no run waits for ever."""
+    """S16: also one about a call in doubt; no run waits for ever."""
     monkeypatch.setattr(_run, "ANSWER_SECONDS", -1.0)
     never = asyncio.Event()
 
@@ -394,10 +394,10 @@ async def test_a_question_that_waits_for_too_long_is_denied(
         assert await wait_for_status(client, run, "completed")
 
 
-async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
+async def test_a_run_that_cannot_be_resumed_does_not_block_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does another's run of such a name keep the server from beginning."""
+    """A foreign run with such a name does not prevent the server's start either."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
         first, second = [(await client.post("/runs", json=GREETING)).json()["id"] for _ in "12"]
@@ -412,11 +412,11 @@ async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
     async with serve_in_process(writer_agent(), journal=path) as client:
         assert await wait_for_status(client, second, "completed")
         assert (await client.get(f"/runs/{first}")).status_code == 404
-    assert [line for line in caplog.messages if f"cannot resume the run serve/{first}" in line]
+    assert [line for line in caplog.messages if f"cannot resume run serve/{first}" in line]
 
 
-async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -> None:
-    """A handler that has got the agent's name does not answer for it."""
+async def test_a_run_waits_until_its_model_is_durable(tmp_path: Path) -> None:
+    """A handler with the agent's name does not answer for it."""
     path, never = tmp_path / "runs.db", asyncio.Event()
 
     @handler
@@ -431,8 +431,8 @@ async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -
         assert await wait_for_status(client, run, "completed")
 
 
-async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None:
-    """What a model took an agent does not: the client is told so, in each later life."""
+async def test_a_run_whose_input_is_refused_after_a_restart_fails(tmp_path: Path) -> None:
+    """The new model refuses the input: the client gets the error in each later execution."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process({"writer": ScriptedBackend([never])}, journal=path) as client:
         run = await begin(client, temperature=0.5)
@@ -443,8 +443,8 @@ async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None
         assert (await journal.look(f"serve/{run}")).run.state == "failed"
 
 
-async def test_what_the_journal_cannot_take_is_refused(tmp_path: Path) -> None:
-    """No id is given for a run that nobody would find again; other wires go on."""
+async def test_a_run_that_the_journal_cannot_store_is_refused(tmp_path: Path) -> None:
+    """The client gets no id that a restart could not find; other wires still work."""
     path = tmp_path / "runs.db"
     async with serve_in_process(writer_agent(), journal=path) as client:
         path.unlink()
@@ -460,7 +460,7 @@ async def test_what_the_journal_cannot_take_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_response_that_is_not_stored_is_in_no_file(tmp_path: Path) -> None:
-    """`store=False` says that nobody comes back to it, also where its wire would keep it."""
+    """`store=False` prevents it, because no client can reconnect."""
     path = tmp_path / "runs.db"
     async with serve_in_process(
         writer_agent(), journal=path, on_leave={"openai": "detach"}
@@ -472,8 +472,8 @@ async def test_a_response_that_is_not_stored_is_in_no_file(tmp_path: Path) -> No
         assert len(await journal.runs()) == 1
 
 
-async def test_an_end_that_two_servers_have_told_is_one(tmp_path: Path) -> None:
-    """What stands behind the end of a log is no part of it, and the server begins."""
+async def test_only_the_first_of_two_ends_counts(tmp_path: Path) -> None:
+    """Entries after the end of a stored log are ignored, and the server starts."""
     path = tmp_path / "runs.db"
     async with serve_in_process(writer_agent(), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -485,10 +485,10 @@ async def test_an_end_that_two_servers_have_told_is_one(tmp_path: Path) -> None:
         assert await entry_kinds(client, run) == before
 
 
-async def test_what_has_ended_is_removed_while_the_server_goes_on(
+async def test_expired_runs_are_purged_while_the_server_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `keep` seconds nothing of a run is in the file, without another run or a restart."""
+    """After `keep` seconds the file contains nothing of a run, even without a restart."""
     monkeypatch.setattr(_runs, "PURGE_SECONDS", 0.0)
     async with (
         Journal(tmp_path / "runs.db") as journal,
@@ -500,8 +500,8 @@ async def test_what_has_ended_is_removed_while_the_server_goes_on(
                 await asyncio.sleep(POLL_SECONDS)
 
 
-async def test_a_run_that_is_cancelled_while_the_server_ends_is_refused(tmp_path: Path) -> None:
-    """What is left to the next life is not said to be cancelled, on neither wire."""
+async def test_a_cancel_during_the_servers_end_is_refused(tmp_path: Path) -> None:
+    """A run that continues after a restart is not reported as cancelled, on both wires."""
     server = serve(writer_agent([asyncio.Event()]), journal=tmp_path / "runs.db")
     transport = httpx.ASGITransport(app=server)
     async with (
@@ -514,8 +514,8 @@ async def test_a_run_that_is_cancelled_while_the_server_ends_is_refused(tmp_path
             assert (await client.post(f"{address}/cancel")).status_code == 503
 
 
-async def test_a_run_that_comes_no_further_fails(tmp_path: Path) -> None:
-    """It is told to each life that follows; the message that was cut is no answer."""
+async def test_a_run_that_cannot_continue_fails(tmp_path: Path) -> None:
+    """In each later execution; its interrupted message is not an answer."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with serve_in_process(writer_agent(["Hel", never]), journal=path) as client:
         run = (await client.post("/runs", json=GREETING)).json()["id"]
@@ -531,8 +531,8 @@ async def test_a_run_that_comes_no_further_fails(tmp_path: Path) -> None:
             assert await entry_kinds(client, run) == ["text", "broken", "failed"]
 
 
-def test_a_journal_that_is_none_is_named_before_the_server_begins(tmp_path: Path) -> None:
-    """Whoever begins it sees what is wrong with the file, and not uvicorn's traceback."""
+def test_a_file_that_is_not_a_journal_is_an_error_before_the_start(tmp_path: Path) -> None:
+    """The error names the problem with the file, without uvicorn's traceback."""
     (tmp_path / "runs.db").write_text("this is no journal, " * 100)
     with pytest.raises(JournalError, match="is no SQLite file"):
         serve(writer_agent(), journal=tmp_path / "runs.db").run(port=0)

@@ -1,4 +1,4 @@
-"""The log of a run and the run itself without sockets: readers that come, go, and come too late."""
+"""The log of a run, and the run, without sockets: readers that arrive, leave, and arrive late."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support.waiting import settle_loop, turn_until
 from anabranch import Agent
 from anabranch.messages import Message
 from anabranch.serve import Server, serve
-from anabranch.serve._log import MAX_BATCH, OVERHEAD, EntriesExpired, Entry, Log
 from anabranch.serve._run import OnLeave, Run
-from anabranch.serve._served import Question
+from anabranch.serve._run_log import MAX_BATCH, OVERHEAD_CHARS, EntriesExpired, Entry, RunLog
+from anabranch.serve._served_model import RunInput
 from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
 
-QUESTION = Question([Message(role="user", content="hi")])
+QUESTION = RunInput([Message(role="user", content="hi")])
 
 
 def _start(app: Server, leave: OnLeave = "cancel", owner: str = "") -> Run:
@@ -30,12 +30,12 @@ def _writer(*replies: Any, **options: Any) -> tuple[ScriptedBackend, Agent[Any]]
     return backend, Agent(backend, "You answer.", name="writer")
 
 
-def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
-    """S10, S12, S13: in order, without a gap, from any start; or `EntriesExpired`, by number."""
+def test_each_reader_gets_all_entries_once_or_an_error() -> None:
+    """S10, S12, S13: in order, without a gap, from any start; else `EntriesExpired`."""
 
     async def main() -> None:
         chance = random.Random(random.random())
-        log = Log(most=chance.choice((4, 40, 4000)) * OVERHEAD)
+        log = RunLog(max_chars=chance.choice((4, 40, 4000)) * OVERHEAD_CHARS)
         count = chance.randint(1, 3 * MAX_BATCH)
 
         async def write() -> None:
@@ -74,17 +74,17 @@ def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
     explore(main, seeds(example_count(100, 2000)))
 
 
-def test_a_log_keeps_no_more_than_it_may() -> None:
-    """S13: the oldest entries are dropped, the newest is always there, the numbers stay."""
-    log = Log(most=10 * OVERHEAD)
+def test_a_log_stores_no_more_than_its_limit() -> None:
+    """S13: the oldest entries are dropped, the newest stays, and the numbers stay."""
+    log = RunLog(max_chars=10 * OVERHEAD_CHARS)
     for _ in range(100):
-        log.append("text", text="x" * OVERHEAD)
+        log.append("text", text="x" * OVERHEAD_CHARS)
     assert log.first == 96
     assert log.last == 100
     with pytest.raises(EntriesExpired) as caught:
         list(log.entries())
     assert caught.value.first == 96
-    log.append("text", text="x" * 1000 * OVERHEAD)
+    log.append("text", text="x" * 1000 * OVERHEAD_CHARS)
     assert (log.first, log.last) == (101, 101)
 
 
@@ -92,7 +92,7 @@ def test_a_reader_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
     """S12: neither a future nor a timer."""
 
     async def main() -> None:
-        log = Log()
+        log = RunLog()
         reading = asyncio.ensure_future(anext(log.batches(0, 15.0)))
         await settle_loop()
         reading.cancel()
@@ -104,10 +104,10 @@ def test_a_reader_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
 
 
 def test_many_entries_wake_a_reader_once() -> None:
-    """S12: what is said in one turn of the loop comes as one batch."""
+    """S12: all entries of one step of the loop are one batch."""
 
     async def main() -> None:
-        log = Log()
+        log = RunLog()
         batches = log.batches()
         first = asyncio.ensure_future(anext(batches))
         await settle_loop()
@@ -120,10 +120,10 @@ def test_many_entries_wake_a_reader_once() -> None:
 
 
 def test_a_reader_that_never_waits_lets_others_run() -> None:
-    """S12: one that comes late to a long log gives way between its batches."""
+    """S12: a late reader of a long log lets other tasks run between its batches."""
 
     async def main() -> None:
-        log = Log()
+        log = RunLog()
         for number in range(3 * MAX_BATCH):
             log.append("text", text=str(number))
         log.append("completed")
@@ -144,11 +144,11 @@ def test_a_reader_that_never_waits_lets_others_run() -> None:
     run_seeded(main)
 
 
-def test_a_silence_is_told_to_whoever_asks() -> None:
-    """S12: an empty batch for each time that nothing came, and nothing of it in the log."""
+def test_a_reader_gets_an_empty_batch_after_a_silence() -> None:
+    """S12: one for each interval without entries; the log itself has none."""
 
     async def main() -> list[Any]:
-        log = Log()
+        log = RunLog()
         loop = asyncio.get_running_loop()
         loop.call_later(25, log.append, "completed")
         return [[entry.kind for entry in batch] async for batch in log.batches(0, 10.0)]
@@ -157,7 +157,7 @@ def test_a_silence_is_told_to_whoever_asks() -> None:
 
 
 def test_the_last_reader_that_leaves_cancels_the_run() -> None:
-    """S11: at any moment, in cancel mode; what the backend had opened is closed then."""
+    """S11: at any moment, in cancel mode; the backend's connection is closed."""
 
     async def main() -> None:
         backend, agent = _writer()
@@ -194,8 +194,8 @@ def test_the_last_reader_that_leaves_cancels_the_run() -> None:
     explore(main, seeds(example_count(100, 2000)))
 
 
-def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
-    """S12: to its end, and those who come later read all of it."""
+def test_a_detached_run_continues_without_readers() -> None:
+    """S12: to its end, and later readers get all of it."""
 
     async def main() -> None:
         backend, agent = _writer()
@@ -204,7 +204,7 @@ def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
             run = _start(app, "detach")
             async with run.reading() as entries:
                 await anext(entries)
-            await turn_until(lambda: run.log.ended)
+            await turn_until(lambda: run.log.has_ended)
             assert run.status == "completed"
             said = [each.data["text"] async for each in run.log.read() if each.kind == "text"]
             assert "".join(said) == "a long answer, in pieces"
@@ -214,8 +214,8 @@ def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
 
 
 @pytest.mark.parametrize("moment", [*range(12), 40, 80])
-def test_a_run_that_is_cancelled_has_an_end_whenever_it_is(moment: int) -> None:
-    """S13: before it has begun too: its readers are told, and nothing of it stays."""
+def test_a_cancelled_run_always_has_an_end(moment: int) -> None:
+    """S13: also before its start; its readers get the end, and nothing of it stays."""
 
     async def main() -> None:
         backend, agent = _writer()
@@ -236,8 +236,8 @@ def test_a_run_that_is_cancelled_has_an_end_whenever_it_is(moment: int) -> None:
     run_seeded(main)
 
 
-def test_a_run_that_fails_is_told_so_and_nothing_of_why() -> None:
-    """S13: whoever reads it has an end, which says nothing of the inside."""
+def test_a_failed_run_has_an_end_without_the_cause() -> None:
+    """S13: its readers learn nothing about the exception."""
 
     async def main() -> None:
         _, agent = _writer(ValueError("the secret"))
@@ -251,8 +251,8 @@ def test_a_run_that_fails_is_told_so_and_nothing_of_why() -> None:
     run_seeded(main)
 
 
-def test_a_run_is_forgotten_when_it_was_kept_long_enough() -> None:
-    """S13: `keep` seconds after its end it is not there; the server's end forgets all at once."""
+def test_a_run_expires() -> None:
+    """S13: `keep` seconds after its end; the server's end removes all at once."""
 
     async def main() -> None:
         _, agent = _writer()
@@ -275,8 +275,8 @@ def test_a_run_is_forgotten_when_it_was_kept_long_enough() -> None:
     run_seeded(main)
 
 
-def test_no_more_runs_are_kept_than_ten_times_those_that_may_run() -> None:
-    """S13: however fast they come; the oldest are forgotten first."""
+def test_the_number_of_ended_runs_is_bounded() -> None:
+    """S13: by ten times `max_runs`; the oldest expire first."""
 
     async def main() -> None:
         _, agent = _writer()

@@ -1,4 +1,4 @@
-"""OpenAI's client for Node, unmodified, pinned and as it is today, against what is served."""
+"""OpenAI's client for Node, unmodified, in a pinned and in the newest version."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from anabranch.testing import ScriptedBackend
 NODE = TESTS / "node"
 PINNED: str = json.loads((NODE / "package.json").read_text("utf-8"))["dependencies"]["openai"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anabranch-tests"
-PATIENCE = 120  # seconds to install, and to talk
+PATIENCE = 120  # seconds, to install and for the requests
 USAGE = Usage(input_tokens=3, output_tokens=4)
 
 
 def installed(version: str) -> Path:
-    """Return a folder with the client among its modules; skip, and warn, where there is none."""
+    """Return a folder with the client among its modules; skip with a warning without Node."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         _skip("there is no node, or no npm, on this machine")
     folder = CACHE / f"openai-{version}"
@@ -60,8 +60,8 @@ def _skip(why: str) -> Any:
 
 
 @pytest.mark.parametrize("version", [PINNED, pytest.param("latest", marks=pytest.mark.long)])
-async def test_the_client_for_node_is_served(version: str) -> None:
-    """S9, S10: chats, tools, Responses, coming back at every event, a cancel, and errors."""
+async def test_the_client_for_node_works(version: str) -> None:
+    """S9, S10: chats, tools, Responses, reconnects at each event, a cancel, and errors."""
     folder = await asyncio.to_thread(installed, version)
     hello = Message(role="assistant", content="Hello you.", usage=USAGE)
     call = ToolCall(id="c0", name="weather", arguments={"city": "Rome"})
@@ -96,7 +96,7 @@ async def test_the_client_for_node_is_served(version: str) -> None:
     assert len(seen["left"]) > 5
     assert seen["cancelled"] == "cancelled"
     assert waiting.closed == waiting.opened
-    assert len(failing.requests) == 2  # none of them was asked again
+    assert len(failing.requests) == 2  # none of them got a second request
     assert seen["errors"] == {
         "unknown": ["NotFoundError", 404, None],
         "refused": ["BadRequestError", 400, "n"],

@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified, against what is served: chat completions and the models."""
+"""OpenAI's own client, unmodified: chat completions and the list of models."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ WEATHER: Any = {
 
 
 def writer(*replies: Any, **options: Any) -> Agent[Any]:
-    """Make an agent that says what is written down."""
+    """Make an agent with these replies."""
     return Agent(ScriptedBackend(*replies, otherwise="Hello you."), name="writer", **options)
 
 
 def call(name: str, number: int = 0, **arguments: Any) -> ToolCall:
-    """Make a call of a tool."""
+    """Make a tool call."""
     return ToolCall(id=f"c{number}", name=name, arguments=arguments, index=number)
 
 
-async def test_a_chat_is_streamed_and_whole_alike() -> None:
-    """S9: a completion says the same streamed or whole, with its usage where it is asked for."""
+async def test_a_chat_is_the_same_streamed_and_complete() -> None:
+    """S9: with its usage, if the request asks for it."""
     said = Message(role="assistant", content="Hello you.", usage=USAGE)
     async with serve_to_client(writer(said, said, said)) as client:
         whole = await client.chat.completions.create(model="writer", messages=HI)
@@ -67,16 +67,16 @@ async def test_a_chat_is_streamed_and_whole_alike() -> None:
         assert last.usage == whole.usage
 
 
-async def test_the_helper_for_streams_gives_the_whole_completion() -> None:
-    """S9: `chat.completions.stream(...)` puts a completion together."""
+async def test_the_helper_for_streams_returns_the_complete_completion() -> None:
+    """S9: `chat.completions.stream(...)` assembles it."""
     async with serve_to_client(writer()) as client:
         async with client.chat.completions.stream(model="writer", messages=HI) as stream:
             whole = await stream.get_final_completion()
         assert whole.choices[0].message.content == "Hello you."
 
 
-async def test_the_client_that_waits_talks_from_its_own_thread() -> None:
-    """S9: the synchronous client too."""
+async def test_the_synchronous_client_works() -> None:
+    """S9: from another thread."""
     async with on_uvicorn(serve(writer())) as url:
 
         def ask() -> list[str]:
@@ -90,7 +90,7 @@ async def test_the_client_that_waits_talks_from_its_own_thread() -> None:
 
 
 async def test_models_are_listed_and_found_by_name() -> None:
-    """S9: clients see what is served as models, and choose among several."""
+    """S9: clients see all served models, and choose one."""
     fast = ScriptedBackend(otherwise="Quick.")
     async with serve_to_client(writer(), {"org/fast": fast}) as client:
         assert [model.id async for model in client.models.list()] == ["writer", "org/fast"]
@@ -105,8 +105,8 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert missing.value.param == "model"
 
 
-async def test_a_text_in_parts_is_one_text_and_images_go_along() -> None:
-    """S17: an agent is given them too; what has no model of its own, or one that cannot, is not."""
+async def test_text_parts_are_joined_and_images_passed_on() -> None:
+    """S17: to agents too; models that cannot take images refuse them."""
     backend = ScriptedBackend(otherwise="A cat.")
     agent = writer()
     text: Any = [{"type": "text", "text": "what "}, {"type": "text", "text": "is it?"}]
@@ -131,7 +131,7 @@ async def test_a_text_in_parts_is_one_text_and_images_go_along() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_client_runs_its_own_tools(stream: bool) -> None:
-    """S9: calls of a model go to the client, whose results go back with what was said."""
+    """S9: the client gets the model's calls, and sends their results with the conversation."""
     calls = [call("weather", 0, city="Rome"), call("weather", 1, city="Oslo")]
     backend = ScriptedBackend(Message(role="assistant", tool_calls=calls), otherwise="Mild.")
     async with serve_to_client({"model": backend}) as client:
@@ -172,8 +172,8 @@ async def test_the_client_runs_its_own_tools(stream: bool) -> None:
         assert [message.tool_call_id for message in heard[2:]] == ["c0", "c1"]
 
 
-async def test_arguments_that_are_no_json_reach_the_client_as_they_are() -> None:
-    """S9: what a model broke is not made into an empty call."""
+async def test_arguments_that_are_not_json_reach_the_client_unchanged() -> None:
+    """S9: they do not become an empty call."""
     broken = ToolCallDelta(0, id="c0", name="weather", arguments='{"city": ')
     backend = ScriptedBackend([Delta(tool_calls=(broken,)), Delta(finish_reason="stop", done=True)])
     async with serve_to_client({"model": backend}) as client:
@@ -183,8 +183,8 @@ async def test_arguments_that_are_no_json_reach_the_client_as_they_are() -> None
     assert said.choices[0].message.tool_calls[0].function.arguments == '{"city": '
 
 
-async def test_a_run_that_fails_is_run_once_and_tells_nothing() -> None:
-    """S17: the client raises its own errors, and does not ask again what has run already."""
+async def test_a_failed_run_runs_once_and_hides_its_cause() -> None:
+    """S17: the client raises its own error, and does not retry."""
     error = RuntimeError("the secret is 42")
     backend = ScriptedBackend(otherwise=["Hel", error])
     async with serve_to_client({"model": backend}) as client:
@@ -199,12 +199,12 @@ async def test_a_run_that_fails_is_run_once_and_tells_nothing() -> None:
             "assistant",
             "Hel",
         )
-        with pytest.raises(APIError, match="the run failed") as broke:
+        with pytest.raises(APIError, match="The run failed") as broke:
             await anext(chunks)
         assert broke.value.code == "server_error"
 
 
-async def test_who_asks_is_told_by_the_clients_own_errors() -> None:
+async def test_refusals_are_the_clients_own_errors() -> None:
     """S14, S15: an unknown key is an `AuthenticationError`, too many runs a `RateLimitError`."""
     go_on = asyncio.Event()
     backend = ScriptedBackend(otherwise=["a", go_on, *deltas("b")])
@@ -225,8 +225,8 @@ async def test_who_asks_is_told_by_the_clients_own_errors() -> None:
 
 
 @pytest.mark.parametrize("status", ["length", "content_filter"])
-async def test_why_a_model_said_no_more_is_told(status: str) -> None:
-    """S9: a reply that was cut is known by its reason."""
+async def test_the_finish_reason_is_passed_on(status: str) -> None:
+    """S9: a truncated reply has its reason."""
     said = Message(role="assistant", content="Hel", finish_reason=status)
     async with serve_to_client({"model": ScriptedBackend(said, said)}) as client:
         whole = await client.chat.completions.create(model="model", messages=HI)
@@ -235,8 +235,8 @@ async def test_why_a_model_said_no_more_is_told(status: str) -> None:
         assert cut.status == "incomplete"
 
 
-async def test_a_wire_that_is_not_served_is_not_there() -> None:
-    """S17: `wires` are those that are served, and no other."""
+async def test_a_wire_that_is_not_chosen_is_not_served() -> None:
+    """S17: only the wires in `wires` exist."""
     async with serve_to_client(writer(), wires=[]) as client:
         with pytest.raises(NotFoundError):
             await client.models.list()

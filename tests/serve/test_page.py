@@ -1,4 +1,4 @@
-"""The page of a server, in a real Chromium: a person talks to an agent, watches it, is asked."""
+"""The chat page in a real Chromium: a user chats with an agent, watches the tree, and answers."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def browser() -> Generator[Any]:
 
 @pytest.fixture
 def talk(browser: Any) -> Generator[OpenPage]:
-    """Open a page of what is served; nothing may go wrong in it."""
+    """Open the page of a server; the test fails for any error in the page."""
     with open_pages(browser) as opens:
         yield opens
 
 
-# --- talking
+# --- conversations
 
 
 def test_an_answer_streams_beside_its_tree(talk: OpenPage) -> None:
-    """Words are there while the model still speaks; then time and tokens; the tree shows all."""
+    """Text appears while the model generates; then time and tokens; the tree has all nodes."""
     gates = Gates()
     page = talk(agent(calls("Rome", name="weather", field="city"), gates.wait("It is ", "sunny.")))
     page.ask("How is Rome?")
@@ -66,29 +66,29 @@ def test_an_answer_streams_beside_its_tree(talk: OpenPage) -> None:
     )
 
 
-def test_what_was_said_is_sent_again_until_a_new_talk(talk: OpenPage) -> None:
-    """The model hears the talk so far; after New talk it hears the new question alone."""
+def test_the_conversation_is_sent_until_a_new_chat(talk: OpenPage) -> None:
+    """The model gets the conversation; after New chat it gets the new question only."""
     ann = agent("One.", "Two.", "Three.")
     page = talk(ann)
     page.ask("a")
     page.end(1)
     page.ask("b")
     page.end(2)
-    page.page.click("text=New talk")
-    assert page.page.locator("#talk .message").count() == 0
+    page.page.click("text=New chat")
+    assert page.page.locator("#conversation .message").count() == 0
     page.ask("c")
     page.end(1)
     heard = [[m.content for m in each.messages[1:]] for each in ann.backend.requests]
     assert heard == [["a"], ["a", "One.", "b"], ["c"]]
 
 
-def test_enter_twice_asks_once(talk: OpenPage) -> None:
-    """A second Enter, before the server has answered the first, begins no second run."""
+def test_enter_twice_sends_once(talk: OpenPage) -> None:
+    """A second Enter before the server's response starts no second run."""
     ann = agent("One.", otherwise="again")
     page = talk(ann)
-    page.page.fill("#words", "a")
+    page.page.fill("#message", "a")
     page.page.evaluate(
-        """() => { for (let i = 0; i < 2; i++) document.getElementById("words").dispatchEvent(
+        """() => { for (let i = 0; i < 2; i++) document.getElementById("message").dispatchEvent(
             new KeyboardEvent("keydown", {key: "Enter", bubbles: true, cancelable: true})) }"""
     )
     page.end()
@@ -98,21 +98,21 @@ def test_enter_twice_asks_once(talk: OpenPage) -> None:
 def test_a_question_may_be_sent_before_the_models_are_known(talk: OpenPage) -> None:
     """It waits for them."""
     page = talk(agent("Here."))
-    page.page.wait_for_selector("#hello")
+    page.page.wait_for_selector("#hint")
     held: list[Any] = []
     page.page.route("**/v1/models", lambda route: held.append(route))
     with page.page.expect_request("**/v1/models"):
         page.page.goto(page.served.url)
-    page.page.evaluate("""() => { words.value = "Early?"; say.requestSubmit() }""")
+    page.page.evaluate("""() => { message.value = "Early?"; document.forms[0].requestSubmit() }""")
     held[0].continue_()
     page.end()
     assert page.said == ["Here."]
 
 
 def test_an_answer_that_breaks_off_is_struck_out(talk: OpenPage) -> None:
-    """What is sent again is the answer that came after it."""
+    """Later requests contain the answer after it."""
     page = talk(agent("Here."))
-    page.page.wait_for_selector("#hello")
+    page.page.wait_for_selector("#hint")
     frames = [
         ("text", {"text": "Half an", "speech": "1"}),
         ("broken", {}),
@@ -127,32 +127,34 @@ def test_an_answer_that_breaks_off_is_struck_out(talk: OpenPage) -> None:
     page.ask("Hello?")
     page.end()
     assert page.page.locator(".broken").all_inner_texts() == ["Half an"]
-    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('said'))")
+    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('messages'))")
     assert [each["content"] for each in said] == ["Hello?", "A whole one."]
 
 
-def test_reasoning_is_folded_and_no_part_of_the_answer(talk: OpenPage) -> None:
-    """One for each reply, in its place, also after a reload; the answer alone is sent again."""
+def test_reasoning_is_folded_and_separate_from_the_answer(talk: OpenPage) -> None:
+    """One for each reply, in order, also after a reload; later requests have only the answer."""
     steps = [Delta(reasoning="A hat? "), Delta(reasoning="<b>Yes</b>."), *deltas("Done.")]
     first = calls("Oslo", name="weather", field="city").model_copy(update={"reasoning": "Look."})
     page = talk(agent(first, steps))
     page.ask("Buy")
     page.end()
     for _ in "12":
-        thoughts = page.page.locator("details.thought")
+        thoughts = page.page.locator("details.reasoning")
         assert thoughts.evaluate_all("all => all.map(each => each.open)") == [False, False]
         assert thoughts.locator("div").all_text_contents() == ["Look.", "A hat? <b>Yes</b>."]
         assert page.said == ["Done."]
         page.page.reload()
-        page.page.wait_for_selector("details.thought")
-    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('said'))")
+        page.page.wait_for_selector("details.reasoning")
+    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('messages'))")
     assert [each["content"] for each in said] == ["Buy", "Done."]
-    kinds = page.page.locator("#talk > details").evaluate_all("all => all.map(e => e.classList[0])")
-    assert kinds == ["thought", "call", "thought"]
+    kinds = page.page.locator("#conversation > details").evaluate_all(
+        "all => all.map(e => e.classList[0])"
+    )
+    assert kinds == ["reasoning", "call", "reasoning"]
 
 
-def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: OpenPage) -> None:
-    """Code gets boxes that can be copied; markup of a model's is text."""
+def test_code_is_shown_and_never_runs(talk: OpenPage) -> None:
+    """Code gets boxes with a copy button; markup in a reply is shown as text."""
     hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     text = f"**See** `x`:\n```python\nprint('a')\n  b\n```\n{hostile}\n```\nopen to the end"
     page = talk(agent(text, size=3))
@@ -172,8 +174,8 @@ def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: OpenPage) -> 
     assert message.locator("pre").all_text_contents() == ["print('a')\n  b\n", "open to the end"]
 
 
-def test_several_models_are_chosen_from(talk: OpenPage) -> None:
-    """Each is asked by its name, and the choice outlives a reload; one alone is a title."""
+def test_the_user_chooses_among_models(talk: OpenPage) -> None:
+    """By name, and the choice survives a reload; a single model is the title."""
     page = talk({"first": agent("I am first."), "second": agent(otherwise="I am second.")})
     page.page.select_option("#model", "second")
     page.ask("Who?")
@@ -183,17 +185,17 @@ def test_several_models_are_chosen_from(talk: OpenPage) -> None:
     page.page.wait_for_selector("#choice:visible")
     assert page.page.input_value("#model") == "second"
     alone = talk(agent("One."))
-    alone.page.wait_for_selector("#hello")
+    alone.page.wait_for_selector("#hint")
     assert alone.page.inner_text("h1") == "ann"
     assert alone.page.locator("#choice").is_hidden()
 
 
-# --- a person decides
+# --- approvals
 
 
 @pytest.mark.parametrize(("button", "answer"), [("Yes, run it", "bought a hat"), ("No", "said no")])
-def test_a_person_says_yes_or_no(talk: OpenPage, button: str, answer: str) -> None:
-    """S16: a tool that needs a yes waits for it; the model hears what came of it."""
+def test_the_user_approves_or_denies(talk: OpenPage, button: str, answer: str) -> None:
+    """S16: a tool with approval waits for the answer; the model gets the result."""
     ann = agent(calls("a hat"), "Well.")
     page = talk(ann)
     page.ask("Buy")
@@ -203,15 +205,15 @@ def test_a_person_says_yes_or_no(talk: OpenPage, button: str, answer: str) -> No
     assert card.get_by_role("button").count() == 0
     assert "You said" in card.inner_text()
     assert answer in (ann.backend.requests[-1].messages[-1].content or "")
-    assert page.focus == "words"
+    assert page.focus == "message"
 
 
-def test_two_questions_at_once_are_answered_each(talk: OpenPage) -> None:
-    """S16: a yes to one is none to the other."""
+def test_two_questions_are_answered_separately(talk: OpenPage) -> None:
+    """S16: a yes to one does not approve the other."""
     ann = agent(calls("a hat", "a boat"), "Well.")
     page = talk(ann)
     page.ask("Buy")
-    hat, boat = (page.page.locator(".ask", has_text=item) for item in ("a hat", "a boat"))
+    hat, boat = (page.page.locator(".question", has_text=item) for item in ("a hat", "a boat"))
     boat.get_by_role("button", name="No").click()
     boat.get_by_text("You said no.").wait_for()
     hat.get_by_role("button", name="Yes").click()
@@ -221,36 +223,36 @@ def test_two_questions_at_once_are_answered_each(talk: OpenPage) -> None:
     assert "bought" not in (heard["c1"] or "")
 
 
-def test_a_stop_settles_what_is_asked(talk: OpenPage) -> None:
-    """S16: once the run is stopped nobody can answer, and the question has no buttons."""
+def test_a_stop_closes_open_questions(talk: OpenPage) -> None:
+    """S16: their buttons disappear."""
     page = talk(agent(calls("a hat"), "Well."))
     page.ask("Buy")
-    page.page.wait_for_selector(".ask button")
+    page.page.wait_for_selector(".question button")
     page.page.click("#stop")
     assert page.end().startswith("Stopped · ")
     page.see("Not answered.")
-    assert page.page.locator(".ask button").count() == 0
+    assert page.page.locator(".question button").count() == 0
 
 
 def test_a_question_is_there_after_a_reload(talk: OpenPage) -> None:
-    """S16: and is answered then."""
+    """S16: and can be answered then."""
     page = talk(agent(calls("a hat"), "You have it."))
     page.ask("Buy")
-    page.page.wait_for_selector(".ask button")
+    page.page.wait_for_selector(".question button")
     page.page.reload()
     page.page.get_by_role("button", name="Yes").click()
     page.end()
     assert page.said == ["You have it."]
 
 
-# --- eyes, keys, ears
+# --- display, keys, screen readers
 
 
-def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: OpenPage) -> None:
-    """S12: so the page keeps up, and what is read late is there at once."""
+def test_a_long_answer_is_not_laid_out_for_each_delta(talk: OpenPage) -> None:
+    """S12: so the page keeps up with the stream."""
     pieces = 2000
     page = talk(agent("word " * pieces, size=5))
-    page.page.wait_for_selector("#hello")
+    page.page.wait_for_selector("#hint")
     session = page.page.context.new_cdp_session(page.page)
     session.send("Performance.enable")
     page.ask("Talk")
@@ -258,39 +260,41 @@ def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: OpenPage) -> N
     metrics = session.send("Performance.getMetrics")["metrics"]
     assert next(each["value"] for each in metrics if each["name"] == "LayoutCount") < pieces
     assert page.said == [("word " * pieces)]
-    page.page.wait_for_function("talk.scrollHeight - talk.scrollTop - talk.clientHeight < 2")
+    page.page.wait_for_function(
+        "conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < 2"
+    )
 
 
-def test_what_a_question_shows_cannot_be_turned_around(talk: OpenPage) -> None:
-    """S16: signs that change the order of others, or are not seen, are shown by their numbers."""
+def test_a_question_shows_invisible_characters(talk: OpenPage) -> None:
+    """S16: characters that are invisible or change the order of others are shown as escapes."""
     page = talk(agent(calls("a\u202etah\u200b \u05d0"), "Fine."))
     page.ask("Buy")
-    code = page.page.locator(".ask code")
+    code = page.page.locator(".question code")
     assert code.inner_text() == '{"item": "a\\u202etah\\u200b \u05d0"}'
     page.page.get_by_role("button", name="No", exact=True).click()
     page.end()
 
 
-def test_who_reads_above_is_not_moved(talk: OpenPage) -> None:
-    """A button leads to the newest; who is at the end stays at the end."""
+def test_a_user_who_reads_above_is_not_moved(talk: OpenPage) -> None:
+    """A button leads to the newest message; a user at the end stays at the end."""
     gates = Gates()
     page = talk(agent(gates.wait("line\n" * 80 + "half ", "the end")))
-    bottom = "() => talk.scrollHeight - talk.scrollTop - talk.clientHeight"
+    bottom = "() => conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight"
     page.ask("Long")
     page.see("half")
     assert page.page.locator("#newest").is_hidden()
-    page.page.evaluate("() => { talk.scrollTop = 0 }")
+    page.page.evaluate("() => { conversation.scrollTop = 0 }")
     page.page.evaluate("() => new Promise(requestAnimationFrame)")
     page.served.do(gates.gate.set)
     page.end()
-    assert page.page.evaluate("talk.scrollTop") == 0
+    assert page.page.evaluate("conversation.scrollTop") == 0
     page.page.get_by_role("button", name="Jump to the newest").click()
     assert page.page.evaluate(bottom) < 2
     assert page.page.locator("#newest").is_hidden()
 
 
-def test_a_wide_fan_is_cut_but_for_what_failed(talk: OpenPage) -> None:
-    """Of 2,000 children 200 are shown, and the one that failed."""
+def test_a_wide_tree_is_cut_except_for_failures(talk: OpenPage) -> None:
+    """Of 2,000 children it shows 200, and the failed one."""
     page = talk(Crowd)
     page.ask("many")
     page.end()
@@ -301,12 +305,12 @@ def test_a_wide_fan_is_cut_but_for_what_failed(talk: OpenPage) -> None:
 
 
 def test_keys_alone_are_enough(talk: OpenPage) -> None:
-    """Tab goes through in reading order, Shift+Enter breaks a line, arrows walk the tree."""
+    """Tab follows the reading order, Shift+Enter breaks a line, arrow keys walk the tree."""
     ann = agent(calls("Rome", name="weather", field="city"), "Sunny.")
     page = talk(ann)
-    page.page.wait_for_selector("#hello")
+    page.page.wait_for_selector("#hint")
     keys = page.page.keyboard
-    assert page.focus == "words"
+    assert page.focus == "message"
     keys.type("a")
     keys.press("Shift+Enter")
     keys.type("b")
@@ -316,12 +320,12 @@ def test_keys_alone_are_enough(talk: OpenPage) -> None:
     page.page.locator("#tree > .completed").wait_for()
 
     walked: list[str] = []
-    page.page.locator("#anew").focus()
+    page.page.locator("#new-chat").focus()
     for _ in range(6):
         keys.press("Tab")
         walked.append(page.focus)
-    assert walked[:2] == ["show-tree", "talk"]
-    assert walked[-3:-1] == ["words", "send"]
+    assert walked[:2] == ["show-tree", "conversation"]
+    assert walked[-3:-1] == ["message", "send"]
     name = "() => document.activeElement.getAttribute('aria-label').split(',')[0]"
     assert page.page.evaluate(name) == "ann"
     names = []
@@ -334,8 +338,8 @@ def test_keys_alone_are_enough(talk: OpenPage) -> None:
     assert page.page.locator("#tree [tabindex='0']").count() == 1
 
 
-def test_a_screen_reader_finds_all_of_it(talk: OpenPage) -> None:
-    """Roles, names and levels are there; the clock is not read out."""
+def test_a_screen_reader_finds_everything(talk: OpenPage) -> None:
+    """Roles, names and levels exist; the clock is not announced."""
     page = talk(agent("Hello."))
     page.ask("Hi")
     page.end()
@@ -343,24 +347,24 @@ def test_a_screen_reader_finds_all_of_it(talk: OpenPage) -> None:
     seen = page.page.locator("body").aria_snapshot()
     for part in (
         'heading "ann" [level=1]',
-        'button "New talk"',
+        'button "New chat"',
         'button "Tree" [pressed]',
-        'log "The talk"',
+        'log "Conversation"',
         'textbox "Your message"',
         'button "Send"',
         'complementary "The tree of the run"',
-        'tree "Tasks"',
+        'tree "Nodes"',
     ):
         assert part in seen, seen
     assert re.search(r'treeitem "ann, completed, [\d.]+ s" \[expanded\] \[level=1\]', seen), seen
     assert re.search(r'treeitem "respond, completed, [\d.]+ s".* \[level=2\]', seen), seen
     assert page.page.locator("#clock").get_attribute("role") == "timer"
-    assert page.page.locator("#talk").get_attribute("aria-busy") == "false"
+    assert page.page.locator("#conversation").get_attribute("aria-busy") == "false"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(talk: OpenPage, scheme: str) -> None:
-    """Nothing is wider than the screen, with code, names and words without end."""
+    """Nothing is wider than the screen, even with code and very long names and words."""
     long = "x" * 300
     page = talk({long: agent(f"{long}\n```\n{long}\n```")}, width=400, scheme=scheme)
     page.ask(long)
@@ -368,17 +372,17 @@ def test_it_fits_a_phone(talk: OpenPage, scheme: str) -> None:
     page.page.click("#show-tree")
     page.page.locator("#tree > .completed").wait_for()
     assert page.page.evaluate("document.documentElement.scrollWidth") == 400
-    assert page.page.evaluate("talk.scrollWidth - talk.clientWidth") == 0
-    for button in "#anew", "#show-tree", "#send":
+    assert page.page.evaluate("conversation.scrollWidth - conversation.clientWidth") == 0
+    for button in "#new-chat", "#show-tree", "#send":
         box = page.page.locator(button).bounding_box()
         assert box["x"] + box["width"] <= 400
 
 
-def test_the_page_lets_nothing_in(talk: OpenPage) -> None:
-    """Its policy names its own script and style by their sums, and nothing else runs."""
+def test_the_page_runs_only_its_own_script(talk: OpenPage) -> None:
+    """Its policy has the hashes of its script and style."""
     page = talk(agent("Hello."))
     response = page.page.request.get(page.served.url)
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; connect-src 'self';")
     assert "unsafe" not in policy
-    page.page.wait_for_selector("#hello")
+    page.page.wait_for_selector("#hint")

@@ -1,4 +1,4 @@
-"""Readers on real connections: they leave, stop reading, come late, come back, come in crowds."""
+"""Readers on real connections: they leave, stop reading, arrive late, reconnect, and are many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch import Agent
 from anabranch.messages import Delta
 from anabranch.serve import Server, serve
 from anabranch.serve import _http as http
-from anabranch.serve._log import Log
+from anabranch.serve._run_log import RunLog
 from anabranch.testing import ScriptedBackend
 
 WORDS = ["one ", "two ", "three ", "four "]
@@ -29,7 +29,7 @@ END = [Delta(finish_reason="stop"), Delta(done=True)]
 
 
 def _gated(**options: Any) -> tuple[ScriptedBackend, Server, list[asyncio.Event]]:
-    """Serve an agent whose words come one by one, each when its event is set."""
+    """Serve an agent whose words arrive one by one, each when its event is set."""
     gates = [asyncio.Event() for _ in WORDS]
     steps = [step for pair in zip(gates, WORDS, strict=True) for step in pair]
     backend = ScriptedBackend(otherwise=lambda _: [*steps, *END], size=None)
@@ -47,7 +47,7 @@ async def _leave(reader: RawConnection, how: str) -> None:
 
 
 async def _begin(port: int, model: str = "writer") -> str:
-    """Begin a detached run, and return its id."""
+    """Start a detached run, and return its id."""
     reader = await RawConnection.connect(
         port, http_request("/runs", {"model": model, "input": "hi"})
     )
@@ -64,14 +64,14 @@ async def _begin(port: int, model: str = "writer") -> str:
 async def test_a_client_that_leaves_closes_the_backend_before_its_next_delta(
     how: str, stream: bool
 ) -> None:
-    """S11: at each delta, however the socket goes; streamed, or waited for as a whole."""
+    """S11: at each delta, for each way to close a socket; streamed or complete."""
     backend, app, gates = _gated()
 
     async def leave_at(word: int) -> None:
         reader = await RawConnection.connect(port, chat_request(stream=stream))
         if stream:
             await reader.head()
-            for _ in range(word and word + 1):  # the first chunk says who speaks
+            for _ in range(word and word + 1):  # the first chunk has the role only
                 await reader.data()
         await wait_until(lambda: app.runs.running == 1)
         run = app.runs.of("")[0]
@@ -90,8 +90,8 @@ async def test_a_client_that_leaves_closes_the_backend_before_its_next_delta(
             gates[word].set()
 
 
-async def test_a_body_that_breaks_off_begins_no_run(caplog: pytest.LogCaptureFixture) -> None:
-    """S11: nor is it an error of the server's."""
+async def test_an_incomplete_body_starts_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """S11: and is not logged as an error."""
     backend, app, _ = _gated()
     async with on_uvicorn(app) as port:
         reader = await RawConnection.connect(port, chat_request()[:-5])
@@ -101,14 +101,14 @@ async def test_a_body_that_breaks_off_begins_no_run(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
-async def test_a_reader_that_stops_delays_nobody_and_holds_little(
+async def test_a_reader_that_stops_delays_no_other_and_needs_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S12, S13: the run ends, another has read all of it, and the first is told it was too slow."""
+    """S12, S13: the run ends, another reader gets all of it, and the first one gets an error."""
     words = ["x" * 1000] * 5000
     backend = ScriptedBackend(otherwise=lambda _: [*words, *END], size=None)
     app = serve(Agent(backend, "You answer.", name="writer"))
-    monkeypatch.setattr("anabranch.serve._run.Log", lambda: Log(100_000))
+    monkeypatch.setattr("anabranch.serve._run.RunLog", lambda: RunLog(100_000))
     async with on_uvicorn(app) as port:
         run_id = await _begin(port)
         run = app.runs.find(run_id, "")
@@ -119,7 +119,7 @@ async def test_a_reader_that_stops_delays_nobody_and_holds_little(
         async with run.reading() as entries:
             seen = [entry.number async for entry in entries]
         assert seen == [*range(1, 5002)]
-        assert run.log.first > 4900  # what is kept is bounded
+        assert run.log.first > 4900  # the log is bounded
         *_, last = [line for line in (await _all(slow)).split(b"\n") if line.startswith(b"event: ")]
         assert last == b"event: gone"
         late = await RawConnection.connect(port, http_request(f"/runs/{run_id}/events"))
@@ -128,7 +128,7 @@ async def test_a_reader_that_stops_delays_nobody_and_holds_little(
 
 
 async def _all(reader: RawConnection) -> bytes:
-    """Read a chunked response to its proper end, and close."""
+    """Read a chunked response to its end, and close the connection."""
     await reader.head()
     parts: list[bytes] = []
     while size := int(await reader.reader.readline(), 16):
@@ -138,8 +138,8 @@ async def _all(reader: RawConnection) -> bytes:
     return b"".join(parts)
 
 
-async def test_readers_that_come_late_come_back_and_come_together_read_the_same() -> None:
-    """S10, S12: each gets the same events by the same numbers, from wherever it begins."""
+async def test_late_returning_and_concurrent_readers_get_the_same() -> None:
+    """S10, S12: each gets the same events with the same numbers, from any start."""
     _, app, gates = _gated()
     async with on_uvicorn(app) as port:
         run_id = await _begin(port)
@@ -164,11 +164,11 @@ async def test_readers_that_come_late_come_back_and_come_together_read_the_same(
         assert run.status == "completed"
 
 
-async def test_a_comment_shows_that_a_silent_connection_lives(
+async def test_a_silent_connection_gets_comments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S12: while nothing is said; it is none of the events."""
-    monkeypatch.setattr(http, "HEARTBEAT", 0.01)
+    """S12: they are not events."""
+    monkeypatch.setattr(http, "HEARTBEAT_SECONDS", 0.01)
     _, app, gates = _gated()
     async with on_uvicorn(app) as port:
         reader = await RawConnection.connect(port, chat_request())
@@ -183,8 +183,8 @@ async def test_a_comment_shows_that_a_silent_connection_lives(
         await reader.close()
 
 
-async def test_over_max_runs_a_client_is_told_to_come_back() -> None:
-    """S15: 429 with Retry-After; when a run has ended, the next one may begin."""
+async def test_more_than_max_runs_are_refused() -> None:
+    """S15: 429 with Retry-After; after the end of a run the next one can start."""
     _, app, gates = _gated(max_runs=2)
     async with on_uvicorn(app) as port:
         held = [await RawConnection.connect(port, chat_request()) for _ in range(2)]
@@ -216,7 +216,7 @@ LEAVE: list[Callable[[RawConnection], Any]] = [RawConnection.close, RawConnectio
 
 
 async def test_after_random_disconnects_nothing_is_left() -> None:
-    """S11: no task, thread, socket, run or open backend, whichever wire and moment it was."""
+    """S11: no task, thread, socket, run or open backend, on any wire and at any moment."""
     chance = random.Random(SEED)
     backend = ScriptedBackend(otherwise="word " * 20, size=5, delay=0.001)
     agent = Agent(backend, "You answer.", name="writer")

@@ -1,4 +1,4 @@
-"""What a model reasons reaches the clients of a server, apart from the answer."""
+"""Clients get the model's reasoning, separate from the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.openai_client import serve_to_client
 from support.page_client import GREETING, serve_in_process
 
 from anabranch import Agent, Message, ToolCall, tool
-from anabranch.serve._log import Log
+from anabranch.serve._run_log import RunLog
 from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 
@@ -28,7 +28,7 @@ async def double(number: int) -> int:
 
 
 def thinker() -> ScriptedBackend:
-    """Reason before a call, and before the answer."""
+    """Make an agent that reasons before a call and before the answer."""
     call = ToolCall(id="c", name="double", arguments={"number": 2})
     first = Message(role="assistant", reasoning="I double. ", tool_calls=[call])
     last = Message(role="assistant", reasoning="That is it.", content="It is 4.")
@@ -39,8 +39,8 @@ def agent() -> Agent[Any]:
     return Agent(thinker(), name="thinker", tools=[double])
 
 
-async def test_chat_completions_have_it_streamed_and_whole() -> None:
-    """In `reasoning_content`, where clients look for it; before the answer, and no part of it."""
+async def test_chat_completions_have_it_streamed_and_complete() -> None:
+    """In `reasoning_content`, where clients expect it, before the answer and separate from it."""
     async with serve_to_client(agent()) as client:
         whole = await client.chat.completions.create(model="thinker", messages=ASK)
         message: Any = whole.choices[0].message
@@ -54,8 +54,8 @@ async def test_chat_completions_have_it_streamed_and_whole() -> None:
         assert last < min(place for place, each in enumerate(deltas) if each.content)
 
 
-async def test_responses_have_it_as_items_streamed_and_whole() -> None:
-    """An item for each reply, in its place; a client that adds the output to its input may."""
+async def test_responses_have_it_as_items_streamed_and_complete() -> None:
+    """An item for each reply, in order; clients may add the output to their input."""
     async with serve_to_client(agent()) as client:
         whole = await client.responses.create(model="thinker", input="hi")
         kinds = ["reasoning", "mcp_call", "reasoning", "message"]
@@ -77,8 +77,8 @@ async def test_responses_have_it_as_items_streamed_and_whole() -> None:
         assert again.output_text == "It is 4."
 
 
-async def test_a_request_may_ask_for_what_a_response_has_anyway() -> None:
-    """As clients do by themselves; anything else that it is to include is refused."""
+async def test_a_request_may_include_encrypted_content() -> None:
+    """Clients send that by default; other values of `include` are refused."""
     wanted: Any = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
     async with serve_to_client(agent()) as client:
         response = await client.responses.create(model="thinker", input="hi", **wanted)
@@ -92,13 +92,13 @@ async def test_a_request_may_ask_for_what_a_response_has_anyway() -> None:
                 await client.responses.create(model="thinker", input="hi", **other)
 
 
-async def test_what_agents_below_reason_is_not_told() -> None:
-    """As with their words: a client gets what the agent reasons that it has asked."""
+async def test_the_reasoning_of_agents_below_is_not_sent() -> None:
+    """As for their texts: a client gets only the served agent's."""
     inner = agent()
 
     @tool
     async def ask(question: str) -> str:
-        """Ask somebody else."""
+        """Ask another agent."""
         return (await inner(question)).text
 
     call = ToolCall(id="c", name="ask", arguments={"question": "2?"})
@@ -110,12 +110,12 @@ async def test_what_agents_below_reason_is_not_told() -> None:
     assert (message.content, message.reasoning_content) == ("Four.", "I ask.")
 
 
-async def test_a_journal_has_it_for_who_comes_back(tmp_path: Path) -> None:
-    """The entries after a restart are those before it."""
+async def test_a_journal_has_it_for_clients_that_reconnect(tmp_path: Path) -> None:
+    """The entries are the same before and after a restart."""
     path = tmp_path / "runs.db"
     async with serve_in_process(agent(), journal=path) as client:
         run = (await client.post("/runs", json={**GREETING, "model": "thinker"})).json()["id"]
-        before = (await client.get(f"/runs/{run}/events")).text  # until the run has ended
+        before = (await client.get(f"/runs/{run}/events")).text  # until the end of the run
     events = [each.splitlines() for each in before.split("\n\n") if "event: reasoning" in each]
     said = [json.loads(lines[-1].removeprefix("data: "))["text"] for lines in events]
     assert "".join(said) == "I double. That is it."
@@ -124,7 +124,7 @@ async def test_a_journal_has_it_for_who_comes_back(tmp_path: Path) -> None:
 
 
 class Nothing(Durable[None]):
-    """A run of another program's."""
+    """A run of another program."""
 
     async def task(self) -> None:
         pass
@@ -132,10 +132,10 @@ class Nothing(Durable[None]):
 
 @settings(max_examples=30)
 @given(st.text("ab", max_size=8), st.data())
-async def test_reasoning_that_was_told_is_not_told_twice(text: str, data: st.DataObject) -> None:
-    """A later execution says it again in other pieces; only what was not told is told then."""
+async def test_logged_reasoning_is_not_repeated(text: str, data: st.DataObject) -> None:
+    """A later execution produces it again in other pieces; only new text is added."""
 
-    def add(log: Log, said: str, speech: str) -> None:
+    def add(log: RunLog, said: str, speech: str) -> None:
         while said:
             size = data.draw(st.integers(1, len(said)))
             log.append("reasoning", text=said[:size], speech=speech)
@@ -143,12 +143,12 @@ async def test_reasoning_that_was_told_is_not_told_twice(text: str, data: st.Dat
 
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = Log(journal=journal, run_id="serve/r")
+        first = RunLog(journal=journal, run_id="serve/r")
         add(first, text[: data.draw(st.integers(0, len(text)))], "4")
-        await first.flushed()
-        again = await Log.open(journal, "serve/r")
+        await first.flush()
+        again = await RunLog.open(journal, "serve/r")
         add(again, text, "9")
         again.append("called", call="1", id="c", name="f", arguments="{}")
-        await again.flushed()
+        await again.flush()
         told = [each.data["text"] for each in again.entries() if each.kind == "reasoning"]
         assert "".join(told) == text

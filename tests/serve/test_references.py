@@ -50,7 +50,7 @@ async def running(*things: Any, **options: Any) -> AsyncGenerator[Server]:
 
 
 async def respond(server: Server, said: Any, key: str = "", **more: Any) -> Any:
-    """Ask for a response without a client between; return status and JSON."""
+    """Request a response without a client library; return status and JSON."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     body = encode_body({"model": "model", "input": said, **more})
     got = await send_request(server, "POST", "/v1/responses", body, headers)
@@ -62,8 +62,8 @@ async def respond(server: Server, said: Any, key: str = "", **more: Any) -> Any:
     cities=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3),
     forms=st.lists(st.sampled_from(["item", "reference", "bare"]), min_size=9, max_size=9),
 )
-async def test_a_reference_says_what_its_item_says(cities: list[str], forms: list[str]) -> None:
-    """Any item of any earlier response, with or without the type of a reference."""
+async def test_a_reference_stands_for_its_item(cities: list[str], forms: list[str]) -> None:
+    """For any item of any earlier response, with or without the type of a reference."""
     backend = ScriptedBackend(otherwise=answer)
     whole: list[Any] = []
     sent: list[Any] = []
@@ -95,7 +95,7 @@ async def test_a_reference_says_what_its_item_says(cities: list[str], forms: lis
 
 
 async def test_calls_that_ran_on_the_server_may_be_referred_to() -> None:
-    """They are passed over, as they are when the items themselves come back."""
+    """They are ignored, like the items themselves."""
 
     @tool
     def double(number: int) -> int:
@@ -114,8 +114,8 @@ async def test_calls_that_ran_on_the_server_may_be_referred_to() -> None:
     assert heard == [("user", "21?"), ("assistant", "It is 42."), ("user", "Thanks.")]
 
 
-async def test_a_reference_to_what_is_not_kept_is_refused_by_name() -> None:
-    """Deleted, not stored, of nobody's making, and with a number that the response has not."""
+async def test_a_reference_to_a_missing_item_is_refused_by_name() -> None:
+    """Deleted, not stored, unknown, or with a number beyond the response's items."""
     backend = ScriptedBackend(otherwise="Hello.")
     async with serve_to_client({"model": backend}) as client:
         deleted = await client.responses.create(model="model", input="hi")
@@ -131,8 +131,8 @@ async def test_a_reference_to_what_is_not_kept_is_refused_by_name() -> None:
     assert len(backend.requests) == 3
 
 
-async def test_a_reference_to_a_response_of_somebody_else_is_refused() -> None:
-    """S14: it is as if it were not there."""
+async def test_a_reference_to_another_users_response_is_refused() -> None:
+    """S14: like one to an unknown response."""
     async with running({"model": ScriptedBackend(otherwise="Hello.")}, auth=["one", "two"]) as app:
         _, made = await respond(app, "hi", "one")
         said = [{"type": "item_reference", "id": made["output"][0]["id"]}]
@@ -142,7 +142,7 @@ async def test_a_reference_to_a_response_of_somebody_else_is_refused() -> None:
 
 
 async def test_a_stopped_response_may_be_referred_to() -> None:
-    """What it had said until then is what the model is told that it has said."""
+    """The model gets the text until the stop."""
     backend, name = ScriptedBackend(["Hel", asyncio.Event()], "Bye."), ""
     async with serve_to_client({"model": backend}) as client:
         stream = await client.responses.create(model="model", input="hi", stream=True)
@@ -156,12 +156,12 @@ async def test_a_stopped_response_may_be_referred_to() -> None:
     assert [each.content for each in backend.requests[-1].messages] == ["Hel", "Go on."]
 
 
-async def test_a_response_is_kept_longer_when_it_is_referred_to() -> None:
-    """A conversation may last longer than `keep`, as long as no pause in it does."""
+async def test_a_reference_renews_its_response() -> None:
+    """So a conversation may last longer than `keep`, if its pauses are shorter."""
     async with running({"model": ScriptedBackend(otherwise="Hello.")}, keep=1000) as app:
         _, first = await respond(app, "hi")
         _, second = await respond(app, "hi")
-        kept = app.runs._stored
+        kept = app.runs._ended_runs
         before = {name: timer.when() for name, (timer, _) in kept.items()}
         assert [*before] == [first["id"][5:], second["id"][5:]]
         said = [{"type": "item_reference", "id": first["output"][0]["id"]}]
@@ -170,11 +170,11 @@ async def test_a_response_is_kept_longer_when_it_is_referred_to() -> None:
         assert after[first["id"][5:]] > before[first["id"][5:]]
         assert after[second["id"][5:]] == before[second["id"][5:]]
         assert [*after][:2] == [second["id"][5:], first["id"][5:]]
-        assert app.runs._size == sum(size for _, size in kept.values())
+        assert app.runs._ended_chars == sum(size for _, size in kept.values())
 
 
 async def test_references_cannot_grow_a_request_beyond_its_bound() -> None:
-    """A request that names one long item often is as large as if it had sent it so often."""
+    """Each reference counts with the size of its item."""
     long = "x" * 3000
     model = {"model": ScriptedBackend(otherwise=long)}
     async with running(model, max_body=10_000) as app:

@@ -1,4 +1,4 @@
-"""A refusal of the model is one on OpenAI's wire, not content; whole, streamed, and resumed."""
+"""A model's refusal is a refusal on OpenAI's wire, not content: complete, streamed and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED: list[Any] = [{"role": "user", "content": "how?"}]
 
 
 class Refuses(Backend):
-    """Refuses in pieces, behind a text if it has one."""
+    """A backend that refuses in several deltas, after a text if it has one."""
 
     provider = "refuses"
 
@@ -43,7 +43,7 @@ def _thing(kind: str, text: str = "") -> Agent | Backend:
 @pytest.mark.parametrize("kind", ["model", "agent"])
 @pytest.mark.parametrize("text", ["", "Well."])
 async def test_a_completion_has_the_refusal_in_its_own_field(kind: str, text: str) -> None:
-    """The content is null, or the text before the refusal. The chunks say the same."""
+    """The content is null, or the text before the refusal. The chunks have the same."""
     async with serve_to_client(_thing(kind, text)) as client:
         made = await client.chat.completions.create(model="model", messages=ASKED)
         async with client.chat.completions.stream(model="model", messages=ASKED) as stream:
@@ -73,7 +73,7 @@ async def test_a_completion_has_the_refusal_in_its_own_field(kind: str, text: st
 @pytest.mark.parametrize("kind", ["model", "agent"])
 @pytest.mark.parametrize("text", ["", "Well."])
 async def test_a_response_has_the_refusal_as_a_part(kind: str, text: str) -> None:
-    """The events are those of a refusal, and the SDK puts the same response together."""
+    """It has the events of a refusal, and the SDK assembles the same response."""
     async with serve_to_client(_thing(kind, text)) as client:
         made = await client.responses.create(model="model", input="how?")
         async with client.responses.stream(model="model", input="how?") as stream:
@@ -89,8 +89,8 @@ async def test_a_response_has_the_refusal_as_a_part(kind: str, text: str) -> Non
     assert kinds.count("response.refusal.done") == 1
 
 
-async def test_a_refusal_that_comes_back_is_one_for_the_model() -> None:
-    """A client sends the message, or the output of the response, as it came."""
+async def test_a_returned_refusal_reaches_the_model() -> None:
+    """A client returns the message, or the output of the response, unchanged."""
     model = Refuses()
     async with serve_to_client(model) as client:
         made = await client.chat.completions.create(model="model", messages=ASKED)
@@ -104,8 +104,8 @@ async def test_a_refusal_that_comes_back_is_one_for_the_model() -> None:
         assert [each.refusal for each in request.messages] == [None, NO, None]
 
 
-async def test_a_journal_keeps_a_refusal(tmp_path: Any) -> None:
-    """A server that begins again has the same response."""
+async def test_a_journal_stores_a_refusal(tmp_path: Any) -> None:
+    """A restarted server has the same response."""
     file = str(tmp_path / "runs.db")
     async with on_uvicorn(serve(Refuses("Well."), journal=file)) as url, open_client(url) as client:
         begun = await client.responses.create(model="model", input="how?", background=True)

@@ -1,4 +1,4 @@
-"""Requests that other programs send: what is missing, compressed or unusual in them."""
+"""Requests of other programs: with missing, compressed or unusual parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _asked(path: str, **more: Any) -> dict[str, Any]:
 
 
 class Report(Job[str]):
-    """Takes a number, and a topic if it has one."""
+    """Takes a number, and optionally a topic."""
 
     pages: int
     topic: str = "rain"
@@ -45,7 +45,7 @@ class Ping(Job[str]):
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "br", "gzip, identity", "GZIP"])
 async def test_a_compressed_body_is_refused_by_name(path: str, coding: str) -> None:
-    """With 415, and by what the server takes: not as JSON that is wrong."""
+    """With 415 and the accepted encoding, not as invalid JSON."""
     body = gzip.compress(encode_body(_asked(path)))
     app = serve(_agent())
     async with app.running():
@@ -62,8 +62,8 @@ async def test_a_compressed_body_is_refused_by_name(path: str, coding: str) -> N
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
 @pytest.mark.parametrize("model", [None, 7, ["writer"], {}])
-async def test_a_request_without_a_model_hears_which_there_are(path: str, model: Any) -> None:
-    """Not of a model `None`."""
+async def test_a_request_without_a_model_gets_the_names(path: str, model: Any) -> None:
+    """The error does not mention a model `None`."""
     app = serve(_agent(), Ping)
     async with app.running():
         asked = {**_asked(path), "model": model}
@@ -78,9 +78,9 @@ async def test_a_request_without_a_model_hears_which_there_are(path: str, model:
 
 
 async def test_openais_client_raises_bad_request_without_a_model() -> None:
-    """An empty name is one that does not exist."""
+    """An empty name is an unknown model."""
     async with on_uvicorn(serve(_agent())) as url, open_client(url) as client:
-        with pytest.raises(BadRequestError, match="names no model"):
+        with pytest.raises(BadRequestError, match="must name a model"):
             await client.post(CHAT.removeprefix("/v1"), body={"messages": HI}, cast_to=object)
 
 
@@ -92,7 +92,7 @@ async def _text_of(app: Any, started: Any) -> str:
 
 @pytest.mark.parametrize("path", [RUNS, RESPONSES])
 async def test_a_job_takes_fields_without_a_text(path: str) -> None:
-    """Also none, where all have a default."""
+    """Also without any fields, if all have defaults."""
     app = serve(Report, Ping)
     async with app.running():
         for model, fields, text in [
@@ -115,7 +115,7 @@ async def test_a_job_takes_fields_without_a_text(path: str) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"pages": 3}])
 async def test_an_agent_needs_a_text(fields: dict[str, Any]) -> None:
-    """Fields do not stand for one."""
+    """Fields do not replace it."""
     app = serve(_agent())
     async with app.running():
         for path in (RUNS, RESPONSES):
@@ -126,7 +126,7 @@ async def test_an_agent_needs_a_text(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
 async def test_a_users_message_without_content_is_refused(content: dict[str, Any]) -> None:
-    """As OpenAI refuses it; an empty text is a text."""
+    """As OpenAI refuses it; an empty text is content."""
     app = serve(_agent())
     async with app.running():
         for path, name in ((CHAT, "messages"), (RESPONSES, "input"), (RUNS, "input")):
@@ -138,8 +138,8 @@ async def test_a_users_message_without_content_is_refused(content: dict[str, Any
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/models", "/models/"])
-async def test_an_address_without_v1_hears_of_it(path: str) -> None:
-    """Clients with a wrong base URL hear how it ends; at other addresses there is nothing."""
+async def test_an_address_without_v1_gets_a_hint(path: str) -> None:
+    """Clients with a wrong base URL learn its correct end; other addresses get no hint."""
     app = serve(_agent())
     async with app.running():
         answer = await send_request(app, "GET" if "models" in path else "POST", path, b"")
@@ -149,8 +149,8 @@ async def test_an_address_without_v1_hears_of_it(path: str) -> None:
     assert "/v1" not in other.json["error"]["message"]
 
 
-async def test_an_agent_passes_over_fields_that_ask_for_nothing() -> None:
-    """As litellm and others write them out, each with its usual value."""
+async def test_an_agent_ignores_fields_with_default_values() -> None:
+    """litellm and other clients send all fields."""
     usual: dict[str, Any] = {
         "n": 1,
         "logprobs": False,

@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified, against what is served: Responses, also in the background."""
+"""OpenAI's own client, unmodified: Responses, also in the background."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def double(number: int) -> int:
 
 
 def calls(name: str, *arguments: dict[str, Any], text: str | None = None) -> Message:
-    """Make a reply with calls of a tool."""
+    """Make a reply with tool calls."""
     made = [
         ToolCall(id=f"c{index}", name=name, arguments=each, index=index)
         for index, each in enumerate(arguments)
@@ -47,15 +47,15 @@ def calls(name: str, *arguments: dict[str, Any], text: str | None = None) -> Mes
 
 
 def calculator() -> Agent[Any]:
-    """Make an agent that says something, calls a tool, and answers."""
+    """Make an agent that writes a text, calls a tool, and answers."""
     backend = ScriptedBackend(
         *[calls("double", {"number": 21}, text="Let me see."), "It is 42."] * 50, size=3
     )
     return Agent(backend, name="calculator", tools=[double])
 
 
-async def test_a_response_is_streamed_and_whole_alike() -> None:
-    """S9: the helper of the client for streams ends with what a whole response says."""
+async def test_a_response_is_the_same_streamed_and_complete() -> None:
+    """S9: the client's helper for streams assembles the complete response."""
     async with serve_to_client(calculator()) as client:
         whole = await client.responses.create(model="calculator", input="21?")
         assert whole.status == "completed"
@@ -71,7 +71,7 @@ async def test_a_response_is_streamed_and_whole_alike() -> None:
         assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-async def test_what_was_said_goes_back_as_it_came() -> None:
+async def test_the_output_can_be_sent_back() -> None:
     """S9: a client that adds the output to its input has a conversation."""
     agent = calculator()
     async with serve_to_client(agent) as client:
@@ -91,7 +91,7 @@ async def test_what_was_said_goes_back_as_it_came() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_client_runs_its_own_tools(stream: bool) -> None:
-    """S9: calls of a model are items, whose outputs go back with them, as one reply's."""
+    """S9: the model's calls are items; the client returns them with their outputs, as one reply."""
     backend = ScriptedBackend(calls("weather", {"city": "Rome"}, {"city": "Oslo"}), "Mild.")
     async with serve_to_client({"model": backend}) as client:
         said: list[Any] = [{"role": "user", "content": "hi"}]
@@ -118,8 +118,8 @@ async def test_the_client_runs_its_own_tools(stream: bool) -> None:
     assert [each.id for each in heard[1].tool_calls] == ["c0", "c1"]
 
 
-async def test_a_model_by_itself_is_given_what_a_response_chooses() -> None:
-    """S17: instructions, a format, an effort and limits reach a model under its own names."""
+async def test_a_served_backend_gets_the_options_of_a_response() -> None:
+    """S17: instructions, format, effort and limits, under the model's names."""
 
     class Answer(BaseModel):
         number: int
@@ -149,8 +149,8 @@ async def test_a_model_by_itself_is_given_what_a_response_chooses() -> None:
     assert options == {"max_tokens": 50, "temperature": 0.5, "reasoning_effort": "low"}
 
 
-async def test_a_response_in_the_background_is_asked_after() -> None:
-    """S10: it goes on without a reader, and is found until it is complete."""
+async def test_a_background_response_can_be_polled() -> None:
+    """S10: it continues without a reader, and can be found until it is complete."""
     go_on = asyncio.Event()
     backend = ScriptedBackend(["Hel", go_on, *deltas("lo.")])
     async with serve_to_client({"model": backend}) as client:
@@ -169,7 +169,7 @@ async def test_a_response_in_the_background_is_asked_after() -> None:
 
 
 async def test_a_response_in_the_background_is_cancelled() -> None:
-    """S11: cancelling closes the model's stream; the response says so, and what it had."""
+    """S11: this closes the model's stream; the response has its status and the text so far."""
     backend = ScriptedBackend(["Hel", asyncio.Event()])
     async with serve_to_client({"model": backend}) as client:
         begun = await client.responses.create(model="model", input="hi", background=True)
@@ -181,8 +181,8 @@ async def test_a_response_in_the_background_is_cancelled() -> None:
         assert (await client.responses.cancel(begun.id)).status == "cancelled"
 
 
-async def test_a_response_left_at_every_event_is_read_on_without_a_gap() -> None:
-    """S10: at whatever event its reader leaves, the rest follows that, and the text is the same."""
+async def test_a_reader_can_reconnect_after_each_event() -> None:
+    """S10: it gets the following events, without a gap, and the text is the same."""
     async with serve_to_client(calculator()) as client:
 
         async def left_at(index: int) -> list[Any]:
@@ -215,10 +215,10 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 
 @settings(max_examples=example_count(10, 100))
 @given(reply=st.lists(texts, min_size=1, max_size=5), lefts=st.lists(st.integers(0, 12)))
-async def test_a_response_may_be_left_and_found_again_any_number_of_times(
+async def test_a_reader_can_reconnect_any_number_of_times(
     reply: list[str], lefts: list[int]
 ) -> None:
-    """S10: whatever is said, and wherever it is left while it is still being said."""
+    """S10: for any texts and any moments, while the run continues."""
     gates = [asyncio.Event() for _ in reply]
     steps = [step for pair in zip(gates, reply, strict=True) for step in pair]
     backend = ScriptedBackend([*steps, *deltas("!")], size=None)
@@ -229,7 +229,7 @@ async def test_a_response_may_be_left_and_found_again_any_number_of_times(
         read: list[Any] = []
 
         async def read_on(stream: Any, most: int) -> bool:
-            """Read some events; a gate opens for each, so that more is said meanwhile."""
+            """Read some events; a gate opens for each, so that the run continues."""
             came = 0
             async for event in stream:
                 read.append(event)
@@ -256,22 +256,22 @@ async def test_a_response_may_be_left_and_found_again_any_number_of_times(
     assert read[-1].response.output_text == said
 
 
-async def test_a_response_that_fails_says_so_in_words_of_its_wire() -> None:
-    """S9: streamed or whole, it is a response with the status "failed"."""
+async def test_a_failed_response_has_its_wires_format() -> None:
+    """S9: streamed or complete, it has the status "failed"."""
     backend = ScriptedBackend(otherwise=["Hel", RuntimeError("the secret is 42")])
     async with serve_to_client({"model": backend}) as client:
         whole = await client.responses.create(model="model", input="hi")
         assert whole.status == "failed"
         assert whole.error is not None
-        told = f"the run failed (id {whole.id[5:]}); see the server log"
+        told = f"The run failed (id {whole.id[5:]}). See the server log."
         assert (whole.error.code, whole.error.message) == ("server_error", told)
         stream = await client.responses.create(model="model", input="hi", stream=True)
         *_, last = [event async for event in stream]
         assert last.type == "response.failed"
 
 
-async def test_what_is_not_to_be_kept_is_not_found() -> None:
-    """S17: `store=False` is honoured, and refused in the background, which needs it kept."""
+async def test_a_response_that_is_not_stored_is_not_found() -> None:
+    """S17: `store=False` is obeyed, and refused for background responses, which must be stored."""
     backend = ScriptedBackend(otherwise="Hello.")
     async with serve_to_client({"model": backend}) as client:
         kept = await client.responses.create(model="model", input="hi")
@@ -290,7 +290,7 @@ async def test_what_is_not_to_be_kept_is_not_found() -> None:
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "running"])
 @pytest.mark.parametrize("kept", [True, False], ids=["journal", "memory"])
 async def test_a_response_is_deleted(tmp_path: Path, ends: bool, kept: bool) -> None:
-    """S9: what still goes on is stopped first; no restart of the server brings it back."""
+    """S9: an open run is stopped first; no restart restores it."""
     backend = ScriptedBackend(otherwise=["Hel", *([] if ends else [asyncio.Event()])])
     journal = tmp_path / "runs.db" if kept else None
     async with serve_to_client({"model": backend}, journal=journal) as client:
@@ -308,8 +308,8 @@ async def test_a_response_is_deleted(tmp_path: Path, ends: bool, kept: bool) -> 
             assert [row.run_id for row in await file.runs()] == [f"serve/{other.id[5:]}"]
 
 
-async def test_what_was_asked_is_not_kept_and_that_is_said() -> None:
-    """S17: a client that wants the input of a response again is refused by name."""
+async def test_the_input_of_a_response_is_not_stored() -> None:
+    """S17: a client that requests it is refused by name."""
     async with serve_to_client({"model": ScriptedBackend(otherwise="Hello.")}) as client:
         made = await client.responses.create(model="model", input="hi")
         with pytest.raises(BadRequestError, match="input_items"):

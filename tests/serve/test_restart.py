@@ -1,4 +1,4 @@
-"""Over a restart: with a journal, a run of a server outlives its process (S10, S14)."""
+"""With a journal, runs survive the end of the server's process (S10, S14)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
 class Life:
-    """A server that can be killed and begun again, on one port and one file."""
+    """A server that can be killed and restarted, on one port and one file."""
 
     def __init__(self, folder: Path, delay: float) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Life:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def begin(self) -> None:
-        """Start the process, and wait until it takes requests."""
+        """Start the process, and wait until it accepts requests."""
         command = [sys.executable, str(PROGRAMS / "restarting.py"), str(self.folder)]
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - it is waited for below
@@ -54,7 +54,7 @@ class Life:
         return False
 
     def end(self, sig: int = signal.SIGKILL) -> None:
-        """End the process, by default without a word to it."""
+        """End the process, by default with SIGKILL."""
         if self.process is not None:
             self.process.send_signal(sig)
             self.process.wait()
@@ -65,14 +65,14 @@ class Life:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
     def acts(self) -> list[str]:
-        """Return what was done outside."""
+        """Return the recorded acts of the tool."""
         path = self.folder / "outside.txt"
         return path.read_text().split() if path.exists() else []
 
 
 @asynccontextmanager
 async def life(folder: Path, delay: float = 0.002) -> AsyncGenerator[Life]:
-    """Give a server that has begun; kill it at last."""
+    """Provide a started server; kill it at the end."""
     one = Life(folder, delay)
     await one.begin()
     try:
@@ -82,7 +82,7 @@ async def life(folder: Path, delay: float = 0.002) -> AsyncGenerator[Life]:
 
 
 async def read(client: AsyncOpenAI, events: list[Any], response_id: str = "") -> None:
-    """Begin a response, or come back to it behind the last event; read until it ends or is cut."""
+    """Start a response, or reconnect after the last event; read until it or the connection ends."""
     if response_id:
         after: Any = {"starting_after": events[-1].sequence_number} if events else {}
         stream: Any = await client.responses.retrieve(response_id, stream=True, **after)
@@ -96,14 +96,14 @@ async def read(client: AsyncOpenAI, events: list[Any], response_id: str = "") ->
 
 
 def messages(response: Any) -> list[tuple[str, str]]:
-    """Return the messages of a response: how each has ended, and what it says."""
+    """Return the status and text of each message of the response."""
     return [
         (item.status, item.content[0].text) for item in response.output if item.type == "message"
     ]
 
 
 def check(response: Any, acts: list[str]) -> None:
-    """Nothing of a finished message is missing, nothing comes twice, and nothing is done twice."""
+    """No finished message lacks text, no text is repeated, and no act happened twice."""
     said = messages(response)
     whole = [text for status, text in said if status == "completed"]
     form = r"<(\d) [0-9a-f]{8} " + re.escape(WORDS) + r"\1>"
@@ -115,14 +115,14 @@ def check(response: Any, acts: list[str]) -> None:
     assert [call.name for call in calls] == ["act"] * ACTS
     assert all(call.status in ("completed", "failed") for call in calls)
     assert len(set(acts)) == len(acts)
-    # What is not there was in doubt, and was not done again; it may have been done.
+    # A missing act was a call in doubt: its outcome is unknown, and it was not repeated.
     assert set(acts) >= {
         str(n) for n, call in enumerate(calls) if "done" in (call.output or "").split()
     }
 
 
-async def test_a_client_comes_back_over_kills(tmp_path: Path) -> None:
-    """S10: killed at random, the run goes on; the client's events have no gap and no double."""
+async def test_a_client_reconnects_after_kills(tmp_path: Path) -> None:
+    """S10: after random kills the run continues; the client gets each event once, in order."""
     chance = random.Random(SEED)
     events: list[Any] = []
     async with life(tmp_path) as server, server.client() as client:
@@ -153,8 +153,8 @@ async def test_a_client_comes_back_over_kills(tmp_path: Path) -> None:
         assert await client.responses.retrieve(response_id) == events[-1].response
 
 
-async def test_the_run_goes_on_with_nobody_there_and_is_its_owners(tmp_path: Path) -> None:
-    """S14: taken up by itself when the server begins again; for another user it is not there."""
+async def test_a_restarted_server_resumes_the_run_for_its_owner(tmp_path: Path) -> None:
+    """S14: it resumes without a client; other users do not find the run."""
     async with (
         life(tmp_path) as server,
         server.client() as client,
@@ -174,7 +174,7 @@ async def test_the_run_goes_on_with_nobody_there_and_is_its_owners(tmp_path: Pat
 
 @pytest.mark.long
 async def test_a_cancelled_run_stays_cancelled(tmp_path: Path) -> None:
-    """What a client has cancelled does not run again after a restart."""
+    """A run that a client cancelled does not continue after a restart."""
     async with life(tmp_path, 0.05) as server, server.client() as client:
         response = await client.responses.create(model="writer", input="hi", background=True)
         cancelled = await client.responses.cancel(response.id)
@@ -186,12 +186,12 @@ async def test_a_cancelled_run_stays_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-async def test_sigterm_suspends_what_runs(tmp_path: Path) -> None:
-    """A server that is told to end leaves its runs to the next one, which ends the open message."""
+async def test_sigterm_suspends_open_runs(tmp_path: Path) -> None:
+    """The next server resumes them, and ends the open message."""
     events: list[Any] = []
     async with life(tmp_path, 0.5) as server, server.client() as client:
         reading = asyncio.create_task(read(client, events))
-        await wait_until(lambda: len(events) > 4)  # of a message that takes seconds
+        await wait_until(lambda: len(events) > 4)  # the message takes seconds
         server.delay = 0.002
         server.end(signal.SIGTERM)
         with suppress(openai.APIError, httpx.HTTPError):
@@ -205,7 +205,7 @@ async def test_sigterm_suspends_what_runs(tmp_path: Path) -> None:
 
 
 async def test_a_question_waits_again(tmp_path: Path) -> None:
-    """S16: a call that waited for a yes waits again, under its number, and may run then."""
+    """S16: a call that waited for approval waits again, with its number, and can be approved."""
     headers = {"Authorization": "Bearer a"}
     async with (
         life(tmp_path) as server,
@@ -231,7 +231,7 @@ async def test_a_question_waits_again(tmp_path: Path) -> None:
 
 
 async def numbered(client: httpx.AsyncClient, run: str, after: int, kind: str) -> int:
-    """Read a run behind an entry until one of this kind comes; return its number."""
+    """Read a run after an entry until one of this kind; return its number."""
     number = after
     async with client.stream("GET", f"/runs/{run}/events?after={after}") as stream:
         async for line in stream.aiter_lines():

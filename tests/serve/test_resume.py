@@ -1,4 +1,4 @@
-"""A server that begins again answers at once, and resumes persisted runs in the background."""
+"""A restarted server answers at once, and resumes persisted runs in the background."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from anabranch.store import Durable, Journal, _journal
 from anabranch.store._codec import Codec
 from anabranch.testing import ScriptedBackend
 
-Log = _runs.Log
+RunLog = _runs.RunLog
 
 
 class Gate:
-    """Holds up the resuming of each run until it is let go, and notes the order."""
+    """Blocks the resume of each run until it is opened, and notes the order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[str] = []
         self.closed = True
         self.let = asyncio.Event()
-        real = Log.open
+        real = RunLog.open
 
-        async def held(journal: Journal, run_id: str) -> Log:
+        async def held(journal: Journal, run_id: str) -> RunLog:
             self.opened.append(run_id.removeprefix("serve/"))
             if self.closed:
                 await self.let.wait()
             return await real(journal, run_id)
 
-        monkeypatch.setattr(Log, "open", held)
+        monkeypatch.setattr(RunLog, "open", held)
 
     def open(self) -> None:
-        """Let all go."""
+        """Open all gates."""
         self.closed = False
         self.let.set()
 
@@ -60,7 +60,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @asynccontextmanager
 async def interrupted(path: Path, count: int, ended: int = 0) -> AsyncGenerator[list[str]]:
-    """Give the names of runs that a server has left, the oldest first; some of them have ended."""
+    """Yield the ids of runs that a server has left, oldest first; some of them have ended."""
     replies = [*["Hello."] * ended, *[["Hel", asyncio.Event()]] * count]
     async with serve_in_process(writer_agent(*replies), journal=path) as client:
         runs = [(await client.post("/runs", json=GREETING)).json()["id"] for _ in range(ended)]
@@ -71,7 +71,7 @@ async def interrupted(path: Path, count: int, ended: int = 0) -> AsyncGenerator[
 
 
 async def test_a_server_answers_before_its_runs_are_resumed(tmp_path: Path, gate: Gate) -> None:
-    """At once, and takes new runs; those that wait count among `max_runs`."""
+    """At once, also new runs; runs that wait count among `max_runs`."""
     path = tmp_path / "runs.db"
     async with (
         interrupted(path, 3, ended=2) as runs,
@@ -93,7 +93,7 @@ async def test_a_server_answers_before_its_runs_are_resumed(tmp_path: Path, gate
 
 
 async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Gate) -> None:
-    """It waits for that run alone, on each wire; a list waits for all."""
+    """The client waits for that run only, on each wire; a list waits for all."""
     path = tmp_path / "runs.db"
     async with (
         interrupted(path, 6) as runs,
@@ -113,10 +113,8 @@ async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Ga
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(3, 40)))
-async def test_whoever_asks_gets_their_run_in_any_order(
-    tmp_path: Path, gate: Gate, seed: int
-) -> None:
-    """Each run is resumed once, whoever asks, and how often, before and during that."""
+async def test_clients_get_their_runs_in_any_order(tmp_path: Path, gate: Gate, seed: int) -> None:
+    """Each run is resumed once, for any number of requests at any time."""
     draw, path = Random(seed), tmp_path / "runs.db"
     async with (
         interrupted(path, draw.randint(1, 6), ended=draw.randint(0, 3)) as runs,
@@ -134,8 +132,10 @@ async def test_whoever_asks_gets_their_run_in_any_order(
         assert sorted(gate.opened) == sorted(runs)
 
 
-async def test_a_server_that_ends_before_says_so(tmp_path: Path, gate: Gate) -> None:
-    """503 to those who wait; the next server resumes what this one has not."""
+async def test_the_end_of_the_server_is_reported_to_waiting_clients(
+    tmp_path: Path, gate: Gate
+) -> None:
+    """With 503; the next server resumes the other runs."""
     path = tmp_path / "runs.db"
     async with interrupted(path, 2) as runs:
         async with serve_in_process(writer_agent(), journal=path) as client:
@@ -151,27 +151,27 @@ async def test_a_server_that_ends_before_says_so(tmp_path: Path, gate: Gate) -> 
                 assert await wait_for_status(client, run, "completed")
 
 
-async def test_a_damaged_run_holds_up_no_other(
+async def test_a_damaged_run_does_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who asks for it gets 404, and it does not count any more."""
-    path, real = tmp_path / "runs.db", Log.open
+    """Clients get 404 for it, and it does not count among `max_runs`."""
+    path, real = tmp_path / "runs.db", RunLog.open
     async with interrupted(path, 2) as (bad, good):
 
-        async def failing(journal: Journal, run_id: str) -> Log:
+        async def failing(journal: Journal, run_id: str) -> RunLog:
             if run_id.endswith(bad):
                 raise ValueError("no such thing")
             return await real(journal, run_id)
 
-        monkeypatch.setattr(Log, "open", failing)
+        monkeypatch.setattr(RunLog, "open", failing)
         async with serve_in_process(writer_agent(), journal=path, max_runs=1) as client:
             assert (await client.get(f"/runs/{bad}")).status_code == 404
             assert await wait_for_status(client, good, "completed")
             assert (await client.post("/runs", json=GREETING)).status_code == 201
-    assert f"cannot resume the run serve/{bad}" in caplog.text
+    assert f"cannot resume run serve/{bad}" in caplog.text
 
 
-# --- long questions
+# --- long inputs
 
 
 LONG = [
@@ -183,10 +183,10 @@ LONG = [
 
 
 @pytest.mark.parametrize("said", LONG)
-async def test_a_long_question_is_encoded_in_steps(
+async def test_a_long_input_is_encoded_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[tuple[str, str]]
 ) -> None:
-    """No step encodes more than one message or a small slice, and the next server reads it all."""
+    """No step encodes more than one message or a small note, and the next server reads all."""
     sizes: list[int] = []
 
     real = Codec.encode
@@ -203,7 +203,7 @@ async def test_a_long_question_is_encoded_in_steps(
     ) as client:
         run = (await client.post("/runs", json={"model": "writer", "input": messages})).json()["id"]
     longest = max(len(json.dumps(json.dumps(each))) for each in messages)
-    assert max(sizes) <= 3 * _durable_run.NOTE_SIZE + longest
+    assert max(sizes) <= 3 * _durable_run.MAX_NOTE_CHARS + longest
     backend = ScriptedBackend(otherwise="Hello.")
     async with serve_in_process({"writer": backend}, journal=path) as client:
         assert await wait_for_status(client, run, "completed")
@@ -212,16 +212,14 @@ async def test_a_long_question_is_encoded_in_steps(
 
 
 @pytest.mark.parametrize("stored", [0, 1, 2])
-async def test_a_question_that_was_not_stored_whole_is_given_up(
-    tmp_path: Path, stored: int
-) -> None:
-    """No client knows of that run, and its server has ended: a journal has one."""
+async def test_an_incompletely_stored_input_is_given_up(tmp_path: Path, stored: int) -> None:
+    """No client knows of that run, and its server has ended."""
     path = tmp_path / "runs.db"
     async with Journal(path) as journal:
         about = {"owner": "", "created": 1.0, "traced": True, "asks": True, "notes": 3}
-        await journal.start(_durable_run.Answer("writer", about), run_id="serve/a")
+        await journal.start(_durable_run.DurableAnswer("writer", about), run_id="serve/a")
         for _ in range(stored):
-            await journal.note("serve/a", _durable_run.NOTE, "{}")
+            await journal.note("serve/a", _durable_run.INPUT_NOTE, "{}")
     async with serve_in_process(writer_agent(), journal=path) as client:
         assert (await client.get("/runs")).json()["runs"] == []
     async with Journal(path) as journal:
@@ -229,14 +227,14 @@ async def test_a_question_that_was_not_stored_whole_is_given_up(
 
 
 class Nothing(Durable[None]):
-    """A run that only has notes."""
+    """A run that has only notes."""
 
     async def task(self) -> None:
         pass
 
 
-async def test_notes_share_what_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making that takes longer than the note itself, and a server writes many."""
+async def test_notes_share_their_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a writer takes longer than the note, and a server writes many."""
     made: list[Any] = []
 
     def counting(*given: Any) -> Codec:

@@ -1,4 +1,4 @@
-"""Runs of a server and their logs, however they end."""
+"""The logs of runs, for each kind of end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from anabranch.testing import ScriptedBackend
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("is_agent", [False, True])
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-async def test_what_was_said_last_is_no_answer_if_a_run_does_not_complete(
+async def test_the_last_message_of_an_incomplete_run_is_broken(
     tmp_path: Path, end: str, is_agent: bool, kept: bool
 ) -> None:
-    """S10: `broken` comes behind an open message before each end but a good one, always."""
+    """S10: `broken` follows an open message before each end except "completed"."""
     last: Any = asyncio.Event() if end == "cancelled" else RuntimeError("no more")
     backend = ScriptedBackend(otherwise=["Hel", last])
     thing: Any = Agent(backend, name="writer") if is_agent else {"writer": backend}

@@ -1,4 +1,4 @@
-"""What clients are told of a run: who asked is told what was said, and nobody of the inside."""
+"""A client gets the texts of its run, and nothing about the server's internals."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ async def _running(*things: Any, **options: Any) -> AsyncGenerator[Server]:
 
 
 @pytest.mark.parametrize(("error", "status", "code"), FAILURES)
-async def test_an_error_tells_a_client_what_it_can_do_and_nothing_of_the_inside(
+async def test_an_error_has_a_useful_status_and_no_cause(
     error: Exception, status: int, code: str
 ) -> None:
-    """In every wire, whole and streamed: 429, 400 or 500, and not a word of the exception."""
+    """On each wire, complete and streamed: 429, 400 or 500, and no word of the exception."""
     agent = Agent(ScriptedBackend(*[error] * 20), name="writer")
     async with _running(agent, {"model": ScriptedBackend(*[error] * 20)}) as server:
         for model in ("writer", "model"):
@@ -113,8 +113,8 @@ def _tells_nothing(answer: Response) -> None:
         assert word not in text
 
 
-async def test_a_real_client_is_told_so_too() -> None:
-    """The official client raises what its user would look for, and asks once."""
+async def test_a_real_client_raises_the_matching_error() -> None:
+    """The official client raises its usual exception, and does not retry."""
     errors = [(BudgetExceeded(INSIDE), RateLimitError), (ContextTooLong(INSIDE), BadRequestError)]
     for error, raised in [*errors, (RuntimeError(INSIDE), InternalServerError)]:
         backend = ScriptedBackend(*[error] * 9)
@@ -133,8 +133,8 @@ async def test_a_real_client_is_told_so_too() -> None:
             assert "sekrit" not in str(told.value)
 
 
-async def test_what_cannot_even_begin_tells_nothing() -> None:
-    """A job whose making fails is 500 of OpenAI's shape; what failed is in the server's log."""
+async def test_a_run_that_cannot_start_hides_its_cause() -> None:
+    """A job whose constructor fails is 500 in OpenAI's format; the server's log has the cause."""
 
     class Broken(Job[str]):
         def __init__(self, text: str) -> None:
@@ -152,8 +152,10 @@ async def test_what_cannot_even_begin_tells_nothing() -> None:
             _tells_nothing(answer)
 
 
-async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Without its lifespan it answers 503, and its log says what is to be done."""
+async def test_a_server_without_its_lifespan_hides_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It answers 503, and its log has the remedy."""
     server = serve(Agent(ScriptedBackend(), name="writer"))
     answer = await send_request(server, "GET", RUNS)
     assert answer.status == 503
@@ -162,7 +164,7 @@ async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptu
 
 
 async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Also where the model's server sends it back in its error."""
+    """Even if the model's server returns it in an error."""
     from support.scripted_server import Reply, ScriptedServer
 
     caplog.set_level(logging.DEBUG)
@@ -176,7 +178,7 @@ async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCapture
     assert key not in answer.body.decode()
     assert models.url not in answer.body.decode()
     logged = "".join(f"{each.getMessage()}{each.exc_text}" for each in caplog.records)
-    assert "the run" in logged
+    assert " of writer failed" in logged
     assert key not in logged
 
 
@@ -184,7 +186,7 @@ KEYS = ["sk-live-0123456789abcdef", "https://ann:pass77@models.test/v1", "AIza" 
 
 
 class Unmade(Job[str]):
-    """Cannot be made."""
+    """A job that cannot be made."""
 
     def __init__(self, text: str) -> None:
         raise RuntimeError(f"no database at {text}")
@@ -194,7 +196,7 @@ class Unmade(Job[str]):
 
 
 class Unfit(Job[str]):
-    """Refuses its fields."""
+    """A job that refuses its fields."""
 
     def __init__(self, text: str) -> None:
         raise ValueError(f"no such text {text}")
@@ -208,10 +210,10 @@ class Unfit(Job[str]):
 async def test_the_log_of_a_failure_has_no_key(
     name: str, key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it comes from: no handler can write it, since no record has the exception."""
+    """For failures of any origin: no record has the exception, so no handler can write it."""
     agent = Agent(ScriptedBackend(otherwise=RuntimeError(f"{key} is wrong")), name="writer")
     async with _running(agent, Unmade, Unfit) as server:
-        if name == "outside":  # of any run
+        if name == "outside":  # for any run
 
             def fail(*_: Any, **__: Any) -> Any:
                 raise RuntimeError(f"{key} is wrong")
@@ -234,10 +236,10 @@ async def test_the_log_of_a_failure_has_no_key(
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["writer", "Unmade"])
-async def test_a_failure_is_found_in_the_log_by_what_its_client_was_told(
+async def test_a_failure_is_found_in_the_log_by_its_id(
     name: str, stream: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each answer that says that a run failed has an id, and one entry of the log has it too."""
+    """The client's error and one log entry have the same id."""
     agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
     async with _running(agent, Unmade) as server:
         more = {} if path == RUNS else {"stream": stream}
@@ -246,7 +248,7 @@ async def test_a_failure_is_found_in_the_log_by_what_its_client_was_told(
         if path == RUNS and name == "writer":
             events = await send_request(server, "GET", f"/runs/{answer.json['id']}/events")
             text = events.body.decode()
-    (told,) = set(re.findall(r"the run failed \(id (\w+)\); see the server log", text))
+    (told,) = set(re.findall(r"The run failed \(id (\w+)\)\. See the server log\.", text))
     assert [told in each.getMessage() for each in caplog.records] == [True]
     if path != RUNS and not answer.headers["content-type"].startswith("text/event-stream"):
         assert answer.headers["x-request-id"] == told
@@ -262,14 +264,14 @@ async def test_the_official_client_shows_the_id_of_a_failure(
         with pytest.raises(InternalServerError) as told:
             await client.chat.completions.create(model="writer", messages=said)
     assert told.value.request_id is not None
-    assert f"the run {told.value.request_id} of writer failed" in caplog.text
+    assert f"run {told.value.request_id} of writer failed" in caplog.text
 
 
 # --- the tree
 
 
-async def test_the_tree_of_a_run_gives_no_content() -> None:
-    """Names, states and times: not what was asked, nor what a tool was given or gave."""
+async def test_the_tree_of_a_run_has_no_content() -> None:
+    """Names, states and times only: neither inputs nor arguments or results of tools."""
 
     @tool(read_only=True)
     def look(word: str) -> str:
@@ -285,7 +287,7 @@ async def test_the_tree_of_a_run_gives_no_content() -> None:
         events = await send_request(server, "GET", f"/runs/{run}/events")
         trace = await send_request(server, "GET", f"/runs/{run}/trace")
     for word in ("RESULT-ARGUMENT", "ANSW"):
-        assert word in events.body.decode()  # that is its owner's
+        assert word in events.body.decode()  # the owner's key
     assert "look" in trace.body.decode()
     assert all(json.loads(line[6:]) for line in trace.body.decode().split("\n\n") if line)
     for word in ("RESULT", "ARGUMENT", "QUESTION", "ANSW", "PROMPT", socket.gethostname()):
@@ -296,7 +298,7 @@ async def test_the_tree_of_a_run_gives_no_content() -> None:
 
 
 async def test_the_page_runs_nothing_but_itself() -> None:
-    """No script but its own, by its digest; no handler in the markup; nothing made of text."""
+    """Only its own script, by its hash; no handlers in the markup; text never becomes markup."""
     async with _running(Agent(ScriptedBackend(), name="writer"), auth="right") as server:
         page = await send_request(server, "GET", "/")
     parts = [part.strip().partition(" ") for part in _policy(page)]
@@ -324,11 +326,11 @@ def _policy(page: Response) -> list[str]:
     return page.headers["content-security-policy"].split(";")
 
 
-# --- what is kept
+# --- memory
 
 
 class Large(Job[str]):
-    """Says as much as it is told to."""
+    """Returns a text of this size."""
 
     size: int
     text: str = ""
@@ -347,7 +349,7 @@ async def _large(server: Server, size: int, **more: Any) -> str:
 
 
 async def test_runs_that_have_ended_are_bounded_in_number() -> None:
-    """Ten times as many as may run at once; those that ended first are forgotten first."""
+    """By ten times `max_runs`; those that ended first expire first."""
     async with _running(Large, max_runs=2) as server:
         begun = [await _large(server, 1) for _ in range(30)]
         listed = (await send_request(server, "GET", RUNS)).json["runs"]
@@ -356,8 +358,8 @@ async def test_runs_that_have_ended_are_bounded_in_number() -> None:
 
 
 async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large ones are forgotten sooner, so that no client fills the memory in the time of `keep`."""
-    monkeypatch.setattr("anabranch.serve._runs.MAX_ENDED_SIZE", 100_000)
+    """Large ones expire sooner, so that no client can fill the memory within `keep` seconds."""
+    monkeypatch.setattr("anabranch.serve._runs.MAX_ENDED_CHARS", 100_000)
     async with _running(Large) as server:
         begun = [await _large(server, 30_000) for _ in range(9)]
         listed = (await send_request(server, "GET", RUNS)).json["runs"]
@@ -367,8 +369,8 @@ async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.Monk
         assert (await send_request(server, "GET", RUNS)).json == {"runs": []}
 
 
-async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
-    """Its job, with all that the request gave it, is freed; what it has said is kept."""
+async def test_an_ended_run_frees_its_input() -> None:
+    """Its job with all data of the request is freed; its log stays."""
     jobs: list[weakref.ref[Any]] = []
 
     class Kept(Job[str]):
@@ -388,7 +390,7 @@ async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
         assert (await send_request(server, "GET", f"/runs/{run.json['id']}")).status == 200
 
 
-# --- answers of 503
+# --- 503 responses
 
 
 async def _unknown(_: str) -> Any:
@@ -403,7 +405,7 @@ def _nameless(_: str) -> Any:
 async def test_each_503_is_found_in_the_log_by_its_id(
     why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The header and the text have an id, and an entry of the log has the same one."""
+    """The header, the text and a log entry have the same id."""
     auths: dict[str, Any] = {"auth": _unknown, "name": _nameless}
     path = tmp_path / "runs.db"
     server = serve(
@@ -431,7 +433,7 @@ async def test_each_503_is_found_in_the_log_by_its_id(
     assert name in caplog.text
 
 
-# --- records of the engine
+# --- log records of other packages
 
 
 class Wrong(Job[None]):
@@ -444,7 +446,7 @@ class Wrong(Job[None]):
 
 
 class Isolating(Job[str]):
-    """Ends well, with a child whose failure only the engine's log has."""
+    """Completes, with a failed child that only the engine logs."""
 
     policy = "isolate"
     text: str
@@ -458,7 +460,7 @@ class Isolating(Job[str]):
 async def test_the_engines_own_records_have_no_key(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are written by handlers of whatever program serves, as `uvicorn module:app`."""
+    """The handlers of the outer program write them, as for `uvicorn module:app`."""
     secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
     async with _running(Isolating) as server:
         said = [{"role": "user", "content": key}]
@@ -474,11 +476,11 @@ async def test_the_engines_own_records_have_no_key(
     assert second.getMessage() == f"a call of {mask(key)}"
     assert third.getMessage() == f"an odd record %d {mask(repr((key,)))}"
     logging.getLogger("anabranch.tools").warning("a call of %s", key)
-    assert caplog.records[-1].args == (key,)  # and as before when the server has ended
+    assert caplog.records[-1].args == (key,)  # and after the server's end as before
 
 
 def test_all_loggers_of_the_package_are_masked() -> None:
-    """A logger of another name would write keys."""
+    """A new logger that is not in the list would write keys."""
     root = Path(anabranch.__file__).parent
     found = {
         name

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and how it ends."""
+"""The end of a server process by signals."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ async def stubborn(node, text: str) -> str:
 async def talkative(node, text: str) -> str:
     return "a" * 7_000_000
 """
-LAST = b"0\r\n\r\n"  # the proper end of a body in chunks
+LAST = b"0\r\n\r\n"  # the regular end of a chunked body
 
 
 class Served:
-    """The process, and the port that it serves on."""
+    """The process, and its port."""
 
     def __init__(self, folder: Path, drain: float, thing: str) -> None:
         (folder / "talk.py").write_text(PROGRAM)
@@ -74,11 +74,11 @@ class Served:
             return trying.connect_ex(("127.0.0.1", self.port)) == 0
 
     def tell(self) -> None:
-        """Let all replies go on."""
+        """Let the replies continue."""
         self._tell.touch()
 
     def ask(self, until: bytes, model: str = "writer") -> tuple[socket.socket, bytes]:
-        """Ask, and read until something has come."""
+        """Send a request, and read until some data arrives."""
         client = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_SECONDS)
         client.sendall(chat_request(model=model))
         said = b""
@@ -87,13 +87,13 @@ class Served:
         return client, said
 
     def refuses(self) -> bool:
-        """Say whether a new question is refused."""
+        """Return whether a new request is refused."""
         client, said = self.ask(b"\r\n\r\n")
         client.close()
         return b" 503 " in said.split(b"\r\n")[0] and b"retry-after: 5" in said.lower()
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return the exit status, and what was printed."""
+        """Wait for the end; return the exit status and the output."""
         out, _ = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return self.process.returncode, out.decode()
 
@@ -116,8 +116,8 @@ def _rest(client: socket.socket) -> bytes:
         return said
 
 
-def test_a_signal_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> None:
-    """S15: the stream ends as it would have, and the process by itself, without a traceback."""
+def test_a_signal_lets_open_runs_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    """S15: the stream ends normally, then the process, without a traceback."""
     with _served(tmp_path, drain=TIMEOUT_SECONDS) as served:
         client, _ = served.ask(b"one ")
         served.process.send_signal(signal.SIGTERM)
@@ -136,10 +136,10 @@ def test_a_signal_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> 
     [([signal.SIGINT], 0), ([signal.SIGTERM, signal.SIGTERM], -signal.SIGTERM)],
     ids=["Ctrl-C", "two signals"],
 )
-def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
+def test_runs_that_take_too_long_are_cancelled(
     tmp_path: Path, signals: list[signal.Signals], status: int
 ) -> None:
-    """S15: after `drain` seconds, or at a second signal: the wire's own error, and a proper end."""
+    """S15: after `drain` seconds, or at a second signal; streams end with their wire's error."""
     with _served(tmp_path, drain=TIMEOUT_SECONDS if len(signals) > 1 else 0.1) as served:
         client, _ = served.ask(b"one ")
         served.process.send_signal(signals.pop())
@@ -147,30 +147,30 @@ def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
             assert block_until(served.refuses)
             served.process.send_signal(signals.pop())
         said = _rest(client)
-        assert b'{"error":{"message":"the run was cancelled","type":"server_error"' in said
+        assert b'{"error":{"message":"The run was cancelled.","type":"server_error"' in said
         assert said.endswith(LAST)
         found, printed = served.end()
         assert found == status
         assert "Traceback" not in printed
 
 
-def test_what_ignores_its_cancel_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """S15: its readers are told that it was cancelled; later the process ends without it."""
+def test_a_run_that_ignores_its_cancel_does_not_block_the_end(tmp_path: Path) -> None:
+    """S15: its readers get the end; later the process ends without it."""
     with _served(tmp_path, drain=0.1, thing="stubborn") as served:
         client, _ = served.ask(b"\r\n\r\n", "stubborn")
         served.process.send_signal(signal.SIGTERM)
         said = _rest(client)
-        assert b'{"error":{"message":"the run was cancelled"' in said
+        assert b'{"error":{"message":"The run was cancelled."' in said
         assert said.endswith(LAST)
         found, printed = served.end()
         assert found == 1
-        assert "stubborn still runs though it was cancelled" in printed
-        assert "the process ends without it" in printed
+        assert "of stubborn ignores its cancel" in printed
+        assert "the process ends without waiting for it" in printed
         assert "Traceback" not in printed
 
 
-def test_a_reader_that_does_not_read_is_cut_at_the_end(tmp_path: Path) -> None:
-    """S12: it holds up the end of the server for a moment alone, and nothing is wrong with that."""
+def test_a_connection_that_is_not_read_is_aborted_at_the_end(tmp_path: Path) -> None:
+    """S12: it delays the server's end only a little, and nothing is logged as an error."""
     with _served(tmp_path, drain=0.1, thing="talkative") as served:
         client, _ = served.ask(b'"aaaa', "talkative")
         served.process.send_signal(signal.SIGTERM)

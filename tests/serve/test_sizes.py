@@ -1,4 +1,4 @@
-"""What a large request may cost: memory and work grow with its size, and the loop stays free."""
+"""Memory and work of a request grow linearly with its size, and the event loop stays free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}
 
 
 class Count(Job[str]):
-    """A job whose fields may be large."""
+    """A job with fields that may be large."""
 
     text: str
     numbers: list[list[float]] | None = None
@@ -47,7 +47,7 @@ async def _running(**options: Any) -> AsyncGenerator[Server]:
 
 
 async def _answer(server: Server, path: str, body: dict[str, Any]) -> Response:
-    """Ask, and wait until the run has ended."""
+    """Send a request, and wait until its run has ended."""
     answer = await send_request(server, "POST", path, encode_body(body))
     if path == RUNS and answer.status == 201:
         events = await send_request(server, "GET", f"/runs/{answer.json['id']}/events")
@@ -59,25 +59,25 @@ def _asked(path: str, model: str, said: list[Any], **more: Any) -> dict[str, Any
     return {"model": model, ("messages" if path == CHAT else "input"): said, **more}
 
 
-# --- the bounds
+# --- limits
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
 @pytest.mark.parametrize("model", ["writer", "model", "Count"])
 async def test_a_request_has_no_more_messages_than_allowed(path: str, model: str) -> None:
-    """One more is 413, which says the bound; the server goes on."""
+    """One more is 413 with the limit; the server still works."""
     async with _running(max_messages=10) as server:
         allowed = await _answer(server, path, _asked(path, model, [USER] * 10))
         assert allowed.status in (200, 201)
         refused = await _answer(server, path, _asked(path, model, [USER] * 11))
         assert (refused.status, is_refusal(refused)) == (413, True)
-        assert refused.json["error"]["message"] == "a request has at most 10 messages, not 11"
+        assert refused.json["error"]["message"] == "a request must have at most 10 messages, not 11"
         again = await _answer(server, path, _asked(path, model, [USER]))
         assert again.status in (200, 201)
 
 
 async def test_parts_calls_and_tools_are_bounded_too() -> None:
-    """One message may hold as many of them as there may be messages."""
+    """A message may have as many of them as a request may have messages."""
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}] * 11}
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL] * 11}
     tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(11)]
@@ -97,7 +97,7 @@ async def test_parts_calls_and_tools_are_bounded_too() -> None:
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
 @pytest.mark.parametrize("joined", [True, False])
 async def test_a_message_has_at_most_256_tool_calls(path: str, joined: bool) -> None:
-    """In one item, or in items that are one message; a request may have more of them in several."""
+    """In one item, or in several items of one message; several messages may have more."""
 
     def call(number: int) -> dict[str, Any]:
         if joined:
@@ -127,14 +127,14 @@ async def test_a_message_has_at_most_256_tool_calls(path: str, joined: bool) -> 
 async def test_a_request_has_no_more_values_than_allowed(
     many_values: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are counted before they are read: 3 million lists would hold the loop for long."""
+    """They are counted before parsing: 3 million lists would block the loop for long."""
     read: list[int] = []
 
     def counting(text: Any, **options: Any) -> Any:
         read.append(len(text))
         return from_json(text, **options)
 
-    monkeypatch.setattr("anabranch.serve._body.from_json", counting)
+    monkeypatch.setattr("anabranch.serve._request_body.from_json", counting)
     async with _running() as server:
         body = f'{{"model": "Count", "fields": {{"anything": {many_values}}}}}'
         answer = await send_request(server, "POST", RUNS, body.encode())
@@ -144,7 +144,7 @@ async def test_a_request_has_no_more_values_than_allowed(
 
 
 @pytest.mark.parametrize("text", [",[{" * 100_000, '\\"' * 300_000, '\\\\",' * 100_000, "\\" * 99])
-async def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+async def test_characters_in_strings_are_not_counted_as_values(text: str) -> None:
     """Brackets, commas and escaped quotes inside strings do not count."""
     async with _running() as server:
         answer = await _answer(server, CHAT, _asked(CHAT, "Count", [{**USER, "content": text}]))
@@ -156,7 +156,7 @@ async def test_what_stands_in_a_text_is_no_value(text: str) -> None:
 async def test_other_tasks_run_while_a_long_conversation_is_read(
     path: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more than 64 messages are read between two turns of the event loop."""
+    """At most 64 messages are read in one step of the event loop."""
     in_this_turn = 0
     most = 0
     from_wire = Message.from_wire
@@ -182,11 +182,11 @@ async def test_other_tasks_run_while_a_long_conversation_is_read(
         assert 32 <= most <= 64
 
 
-# --- the cost
+# --- costs
 
 
 def _requests(kind: str, size: int) -> tuple[str, dict[str, Any]]:
-    """Return a request of this kind that has `size` of something."""
+    """Return a request of this kind with `size` things."""
     turn = [USER, {"role": "assistant", "content": "yes"}]
     tools = [{"type": "function", "name": f"f{n}"} for n in range(size)]
     called = [
@@ -241,7 +241,7 @@ KINDS = [
 
 
 def _count_calls(kind: str, size: int, **options: Any) -> int:
-    """Return how many functions are called for a request."""
+    """Return the number of function calls for a request."""
     calls = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -251,7 +251,7 @@ def _count_calls(kind: str, size: int, **options: Any) -> int:
     async def check() -> None:
         path, body = _requests(kind, size)
         async with _running(max_messages=10_000, **options) as server:
-            await _answer(server, path, _requests(kind, 1)[1])  # what is done once
+            await _answer(server, path, _requests(kind, 1)[1])  # work that is done only once
             sys.setprofile(count)
             try:
                 await _answer(server, path, body)
@@ -266,13 +266,13 @@ def _count_calls(kind: str, size: int, **options: Any) -> int:
 @settings(max_examples=example_count(1, 20))
 @given(size=st.integers(40, 80))
 def test_the_work_of_a_request_is_linear_in_its_size(kind: str, size: int) -> None:
-    """Of any kind: twice as much takes at most twice as many calls of functions, and a few."""
+    """For each kind: twice the size needs at most twice the function calls, and a few."""
     assert _count_calls(kind, 2 * size) <= 2.1 * _count_calls(kind, size) + 3000
 
 
 @pytest.mark.parametrize("kind", ["turns", "a model's user", "a background"])
-def test_so_is_that_of_one_that_a_journal_keeps(kind: str, tmp_path: Path) -> None:
-    """For the run is written and read as it is."""
+def test_the_work_of_a_durable_request_is_linear_in_its_size(kind: str, tmp_path: Path) -> None:
+    """The journal writes and reads the run too."""
     small, large = (_count_calls(kind, n, journal=tmp_path / f"{n}.db") for n in (60, 120))
     assert large <= 2.1 * small + 3000
 
@@ -281,7 +281,7 @@ def test_so_is_that_of_one_that_a_journal_keeps(kind: str, tmp_path: Path) -> No
 @settings(max_examples=example_count(1, 20))
 @given(size=st.integers(200, 300))
 def test_the_memory_of_a_request_is_linear_in_its_size(kind: str, size: int) -> None:
-    """No more than some kB for each thing in it, and some copies of its text."""
+    """At most some kB for each thing in it, and some copies of its text."""
 
     async def check() -> None:
         path, body = _requests(kind, size)

@@ -1,4 +1,4 @@
-"""Every kind of thing that can be served, each asked by OpenAI's client; and what cannot be."""
+"""Each kind of thing that can be served, used by OpenAI's client; and things that cannot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def calling(name: str, text: str | None = None, **arguments: Any) -> Message:
 
 
 async def say(client: Any, model: str, said: Any = "hi", **fields: Any) -> str:
-    """Ask for a completion, whole and streamed, and return what it says in either."""
+    """Request a completion, complete and streamed, and return both texts."""
     messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
     asked = {"model": model, "messages": messages, "extra_body": {"fields": fields or None}}
     stream = await client.chat.completions.create(**asked, stream=True)
@@ -54,15 +54,15 @@ async def say(client: Any, model: str, said: Any = "hi", **fields: Any) -> str:
 
 
 async def test_an_agent_answers_with_its_tools() -> None:
-    """S9: what it says before and after a tool is its answer; the tool runs here."""
+    """S9: its texts before and after a tool call are the answer; the tool runs in the server."""
     replies = [calling("double", "Let me see.", number=21), "It is 42."] * 2
     agent = Agent(ScriptedBackend(*replies), name="agent", tools=[double])
     async with serve_to_client(agent) as client:
         assert await say(client, "agent") == "Let me see.\n\nIt is 42."
 
 
-async def test_a_reply_that_is_refused_is_an_item_that_is_incomplete() -> None:
-    """S10: a reply that its parser could not use stands apart from the one that follows it."""
+async def test_a_reply_that_cannot_be_parsed_is_an_incomplete_item() -> None:
+    """S10: it is separate from the reply that follows."""
     replies = "No idea.", '{"a": 1}'
     agent = Agent(ScriptedBackend(*replies), name="agent", output_format=JsonParser(dict))
     async with serve_to_client(agent) as client:
@@ -72,8 +72,8 @@ async def test_a_reply_that_is_refused_is_an_item_that_is_incomplete() -> None:
     assert [item.content[0].text for item in items] == ["No idea.", '{"a": 1}']
 
 
-async def test_an_agent_below_another_is_not_heard() -> None:
-    """S9: the answer is what the agent that is served says."""
+async def test_the_text_of_an_agent_below_is_not_sent() -> None:
+    """S9: only the served agent's text is the answer."""
     below = Agent(ScriptedBackend(otherwise="hidden"), name="below")
 
     @tool
@@ -87,8 +87,8 @@ async def test_an_agent_below_another_is_not_heard() -> None:
         assert await say(client, "agent") == "Told."
 
 
-async def test_an_agent_with_a_forward_of_its_own_answers_by_it() -> None:
-    """S9: also where it returns a text."""
+async def test_an_agent_with_another_forward_uses_it() -> None:
+    """S9: also if it returns a text."""
 
     class Echo(Agent[Any]):
         async def forward(self, *messages: AgentMessage, **options: Any) -> Any:
@@ -99,23 +99,23 @@ async def test_an_agent_with_a_forward_of_its_own_answers_by_it() -> None:
 
 
 async def test_an_agent_that_has_too_many_rounds_fails() -> None:
-    """S9: a limit of the server's is no client's fault."""
+    """S9: a limit of the server is not an error of the client."""
     backend = ScriptedBackend(otherwise=calling("double", number=1))
     agent = Agent(backend, name="agent", tools=[double], max_rounds=2)
     async with serve_to_client(agent) as client:
-        with pytest.raises(InternalServerError, match="the run failed"):
+        with pytest.raises(InternalServerError, match="The run failed"):
             await client.chat.completions.create(model="agent", messages=HI)
     assert len(backend.requests) <= 3
 
 
-async def test_an_agent_that_keeps_its_sessions_is_refused(tmp_path: Any) -> None:
-    """S17: what a client says is forgotten with its run, so there is nothing to keep."""
+async def test_an_agent_with_a_journal_is_refused(tmp_path: Any) -> None:
+    """S17: a client's messages expire with the run, so there is nothing to store."""
     agent = Agent(ScriptedBackend(), name="agent", journal=str(tmp_path / "journal.db"))
     with pytest.raises(ConfigurationError, match="journal"):
         serve(agent)
 
 
-# --- what they remember
+# --- memory
 
 
 def _history(name: str) -> Any:
@@ -147,8 +147,8 @@ def _group(backend: ScriptedBackend) -> tuple[Any, Callable[[], bool]]:
 
 
 @pytest.mark.parametrize("make", [_agent, _conversable, _group])
-async def test_two_clients_at_once_hear_nothing_of_each_other(make: Any) -> None:
-    """S14: a thing that is served knows what its client has said, and forgets it with the run."""
+async def test_two_clients_at_once_are_separate(make: Any) -> None:
+    """S14: a run knows only its client's messages, and forgets them at its end."""
     both = asyncio.Barrier(2)
 
     async def answer(request: Any) -> str:
@@ -159,7 +159,7 @@ async def test_two_clients_at_once_hear_nothing_of_each_other(make: Any) -> None
     backend = ScriptedBackend(otherwise=answer)
     thing, forgotten = make(backend)
     async with serve_to_client({"thing": thing}) as client:
-        for _ in range(2):  # the second time they come back
+        for _ in range(2):  # in the second request they come back
             made = await asyncio.gather(
                 *[
                     client.chat.completions.create(model="thing", messages=_history(name))
@@ -177,7 +177,7 @@ async def test_two_clients_at_once_hear_nothing_of_each_other(make: Any) -> None
 
 
 async def test_an_agents_history_has_its_roles() -> None:
-    """S9: what the agent has said before comes back to it as its own."""
+    """S9: earlier answers of the agent return to it as its own."""
     backend = ScriptedBackend(otherwise="You.")
     async with serve_to_client(Agent(backend, "Be short.", name="agent")) as client:
         await client.chat.completions.create(model="agent", messages=_history("Ann"))
@@ -190,7 +190,7 @@ async def test_an_agents_history_has_its_roles() -> None:
 
 
 async def test_a_conversable_agent_answers_by_its_reply_functions() -> None:
-    """S9: as it would in a chat; where nobody has an answer, nothing is said."""
+    """S9: as in a chat; without an answer the text is empty."""
 
     class Bob(ConversableAgent):
         @reply
@@ -203,8 +203,8 @@ async def test_a_conversable_agent_answers_by_its_reply_functions() -> None:
         assert await say(client, "silent") == ""
 
 
-async def test_nobody_is_asked_at_the_servers_terminal() -> None:
-    """S16: an agent that would ask a person there is refused, in a group too."""
+async def test_no_person_is_asked_at_the_servers_terminal() -> None:
+    """S16: an agent that would do this is refused, also inside a group."""
     person = ConversableAgent("person", human_input_mode="ALWAYS")
     with pytest.raises(ConfigurationError, match="person"):
         serve(person)
@@ -212,8 +212,8 @@ async def test_nobody_is_asked_at_the_servers_terminal() -> None:
         serve(GroupChat("group", [person]))
 
 
-async def test_an_orchestrator_is_made_for_each_question() -> None:
-    """S9: its answer is the one of its last agent, and no state is shared."""
+async def test_an_orchestrator_is_made_for_each_run() -> None:
+    """S9: the last agent gives the answer, and no state is shared."""
     made: list[Orchestrator[Any]] = []
 
     def factory() -> Orchestrator[Any]:
@@ -228,7 +228,7 @@ async def test_an_orchestrator_is_made_for_each_question() -> None:
 
     async with serve_to_client(factory) as client:
         assert await say(client, "orchestra") == "Done."
-    assert len(made) == 3  # one to see what it is, and one for each question
+    assert len(made) == 3  # one to find out its type, and one for each run
 
 
 # --- jobs and handlers
@@ -270,8 +270,8 @@ async def test_a_job_has_fields_that_are_checked() -> None:
         assert no.value.param == "messages"
 
 
-async def test_a_job_with_an_init_of_its_own_is_filled_by_that() -> None:
-    """S17: its annotations are what a client may give; what it refuses is the client's fault."""
+async def test_a_job_with_another_init_is_filled_by_that() -> None:
+    """S17: clients may fill its annotated parameters; its refusals are errors of the client."""
 
     class Own(Job[str]):
         def __init__(self, count: int, *rest: int, **options: Any) -> None:
@@ -294,18 +294,18 @@ async def test_a_job_with_an_init_of_its_own_is_filled_by_that() -> None:
 
 @handler
 async def greet(node: Node[Any], who: str, times: int = 1) -> str:
-    """Greet somebody."""
+    """Greet a person."""
     return ", ".join([f"Hello {who}"] * times)
 
 
 @handler
 async def report(node: Node[Any]) -> dict[str, int]:
-    """Give what is no text."""
+    """Return a value that is not text."""
     return {"a": 1}
 
 
 async def test_a_handler_is_filled_by_its_annotations() -> None:
-    """S9: a result that is no text is told as JSON; one without fields takes any text."""
+    """S9: other results than text are sent as JSON; a handler without fields takes any text."""
     async with serve_to_client(greet, report) as client:
         assert await say(client, "greet", "Ann", times=2) == "Hello Ann, Hello Ann"
         with pytest.raises(BadRequestError, match="'times'"):
@@ -314,7 +314,7 @@ async def test_a_handler_is_filled_by_its_annotations() -> None:
 
 
 class OfBackend(Job[str]):
-    """A job that needs what no client can send."""
+    """A job with a field that no client can send."""
 
     text: str
     backend: ScriptedBackend
@@ -324,7 +324,7 @@ class OfBackend(Job[str]):
 
 
 class OfLive(Durable[str]):
-    """A job of a durable run, to which the run brings a backend."""
+    """A durable job that needs a backend as a live field."""
 
     text: str
     backend: Live[ScriptedBackend] = live()
@@ -343,16 +343,16 @@ class OfNothing(Job[str]):
 
 
 def raises() -> Any:
-    """Make nothing."""
+    """Raise an error."""
     raise RuntimeError("not today")
 
 
 def needs(more: int) -> Any:
-    """Need what nobody gives."""
+    """Need an argument."""
 
 
 def makes_maker() -> Any:
-    """Make what makes itself."""
+    """Return a function."""
     return makes_maker
 
 
@@ -371,14 +371,14 @@ def makes_maker() -> Any:
         (None, "cannot be served"),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_once(thing: Any, named: str) -> None:
-    """S17: with what is wrong, before any client has come."""
+def test_a_thing_that_cannot_be_served_is_refused_at_once(thing: Any, named: str) -> None:
+    """S17: with the reason, before any request."""
     with pytest.raises(ConfigurationError, match=named):
         serve(thing)
 
 
-async def test_what_fails_to_be_made_fails_the_run() -> None:
-    """S17: a function that makes an orchestrator may raise later; a client learns nothing of it."""
+async def test_a_factory_that_fails_later_fails_the_run() -> None:
+    """S17: such as one that makes an orchestrator; clients do not learn the cause."""
     agent = Agent(ScriptedBackend(), name="only")
     made: list[int] = []
 
@@ -410,7 +410,7 @@ def _eraser() -> tuple[Agent[Any], ScriptedBackend]:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "background"])
-async def test_where_nobody_can_be_asked_a_tool_that_wants_a_yes_is_denied(wire: str) -> None:
+async def test_approvals_are_denied_if_no_person_can_be_asked(wire: str) -> None:
     """S16: on OpenAI's wire a run never waits for a person."""
     agent, backend = _eraser()
     async with serve_to_client(agent) as client:
@@ -422,7 +422,7 @@ async def test_where_nobody_can_be_asked_a_tool_that_wants_a_yes_is_denied(wire:
             made = await client.responses.create(model="eraser", input="hi", background=True)
             stream = await client.responses.retrieve(made.id, stream=True)
             assert [event.type async for event in stream][-1] == "response.completed"
-    assert "nobody is there to ask" in (backend.requests[1].messages[-1].content or "")
+    assert "no person can be asked" in (backend.requests[1].messages[-1].content or "")
 
 
 ANSWERS: dict[str, tuple[Any, bool]] = {
@@ -438,10 +438,10 @@ ANSWERS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-async def test_a_run_that_was_begun_for_a_person_asks_and_anything_but_yes_denies(
+async def test_only_a_yes_approves_in_a_run_of_the_page(
     case: str,
 ) -> None:
-    """S16: an answer that is missing or malformed denies, and the run goes on."""
+    """S16: a missing or malformed answer denies, and the run continues."""
     agent, backend = _eraser()
     answer, approved = ANSWERS[case]
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -462,8 +462,8 @@ async def test_a_run_that_was_begun_for_a_person_asks_and_anything_but_yes_denie
     assert ("the user said no" in told) == (not approved)
 
 
-async def test_a_model_says_what_was_written_down() -> None:
-    """S9: a backend by itself is given the system prompt that its client chooses."""
+async def test_a_served_backend_gets_the_clients_system_prompt() -> None:
+    """S9: unlike an agent."""
     backend = ScriptedBackend(otherwise=deltas("Hello."))
     said = [{"role": "system", "content": "Be short."}, *HI]
     async with serve_to_client({"model": backend}) as client:

@@ -1,4 +1,4 @@
-"""`anabranch watch URL` where connections are lost and servers go away."""
+"""`anabranch watch URL` with lost connections and ended servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step(Job[int]):
 
 
 class Work(Job[int]):
-    """Puts a child each time that a test lets it, and ends after `steps`."""
+    """Puts a child each time that a test allows it, and ends after `steps`."""
 
     policy = "isolate"
     steps: int
@@ -53,10 +53,10 @@ async def _begin(url: str, steps: int) -> str:
         return str((await answer.json())["id"])
 
 
-async def test_a_connection_that_is_lost_is_made_again(
+async def test_a_lost_connection_is_replaced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time, to the end of the run; a line says so, and nothing is seen as lost."""
+    """Each time, to the end of the run; a line reports it, and no node is shown as lost."""
     monkeypatch.setattr(_watch, "FIRST_PAUSE_SECONDS", 0.01)
     steps = 4
     last = Trace()
@@ -65,21 +65,21 @@ async def test_a_connection_that_is_lost_is_made_again(
         async for trace in follow_url(f"{served.url}runs/{run}"):
             last = trace
             done = sum(node.name == "Step" and node.state == "completed" for node in trace)
-            if done + len(GATES) > steps:  # this step is seen, so the next may come
+            if done + len(GATES) > steps:  # this step is visible, so the next one may start
                 served.cut()
                 served.do(GATES.pop(len(GATES) - 1).set)
     assert {node.state for node in last} == {"completed"}
-    assert last.lives[-1].ended
+    assert last.executions[-1].ended
     said = capsys.readouterr().err.splitlines()
     assert 1 <= len(said) <= steps
     again = "the server closed the connection before the run ended. Reconnecting for 30 seconds"
     assert all(line.endswith(again) for line in said)
 
 
-async def test_what_does_not_come_again_is_lost(
+async def test_open_nodes_are_lost_if_the_connection_stays_lost(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while that is bounded, with what was open; one line says that it is tried again."""
+    """After a time limit; one line reports the attempts."""
     monkeypatch.setattr(_watch, "RECONNECT_SECONDS", 0.05)
     last = Trace()
     with pytest.raises(BadServer, match="Cannot connect"):
@@ -102,8 +102,8 @@ def _is_there(url: str) -> bool:
         return sock.connect_ex(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))) == 0
 
 
-async def test_a_run_that_is_no_longer_there_is_not_waited_for() -> None:
-    """What the server says of it is told."""
+async def test_an_expired_run_is_reported() -> None:
+    """With the server's message, without further attempts."""
     app = serve(Work)
 
     def forget(runs: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ async def test_a_run_that_is_no_longer_there_is_not_waited_for() -> None:
 async def test_a_server_that_always_breaks_off_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that begins each time, and comes no further, is as if it did not answer."""
+    """A server that always starts and never makes progress counts as not answering."""
     monkeypatch.setattr(_watch, "RECONNECT_SECONDS", 0.05)
     monkeypatch.setattr(_watch, "FIRST_PAUSE_SECONDS", 0.01)
 
@@ -141,8 +141,8 @@ async def test_a_server_that_always_breaks_off_is_given_up(
                 pass
 
 
-async def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no package is there that could talk to a server."""
+async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no package for requests is installed."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(MissingExtra, match=r"anabranch\[http\]"):
         await anext(follow_url("http://127.0.0.1:1/runs/a"))

@@ -1,4 +1,4 @@
-"""The wires as pure functions from a run's log to frames, for logs drawn at random."""
+"""The wires as pure functions from a run's log to frames, for random logs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 from anabranch.messages import Usage
 from anabranch.serve._http import frame
-from anabranch.serve._log import Entry
 from anabranch.serve._openai_chat import ChatChunks, chat_completion
 from anabranch.serve._openai_responses import ResponseEvents
+from anabranch.serve._run_log import Entry
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(input_tokens=3, output_tokens=4).to_wire()
@@ -44,7 +44,7 @@ ends = st.one_of(
 
 
 def _log(middle: list[Any], end: Any) -> list[Entry]:
-    """Make a log in which no call comes twice: they go by the numbers of their nodes."""
+    """Make a log with unique names of calls."""
     seen: set[str] = set()
     kept: list[Any] = []
     for kind, data in middle:
@@ -70,7 +70,7 @@ def _events(log: list[Entry]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 @given(logs)
 def test_events_are_numbered_without_a_gap_and_read_by_the_sdk(log: list[Entry]) -> None:
-    """S10: the same log gives the same events, from 0 on, each of a kind that the SDK knows."""
+    """S10: the same log gives the same events, from 0 on, each of a type that the SDK knows."""
     events, response = _events(log)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events == _events(log)[0]
@@ -80,8 +80,8 @@ def test_events_are_numbered_without_a_gap_and_read_by_the_sdk(log: list[Entry])
 
 
 @given(logs)
-def test_a_message_is_what_its_deltas_say(log: list[Entry]) -> None:
-    """S10: each item is begun once and done once, and its text is the sum of its deltas."""
+def test_a_message_is_the_sum_of_its_deltas(log: list[Entry]) -> None:
+    """S10: each item is added once and done once."""
     events, response = _events(log)
     texts: dict[str, str] = {}
     begun, done = [], []
@@ -103,8 +103,8 @@ def test_a_message_is_what_its_deltas_say(log: list[Entry]) -> None:
 
 
 @given(logs)
-def test_the_arguments_of_a_call_are_what_its_deltas_say(log: list[Entry]) -> None:
-    """S9: of calls here and of the client's tools: an item begins without them, as OpenAI's do."""
+def test_the_arguments_of_a_call_are_the_sum_of_its_deltas(log: list[Entry]) -> None:
+    """S9: for all calls; their items begin without arguments, as OpenAI's do."""
     events, response = _events(log)
     said: dict[str, str] = {}
     for event in events:
@@ -123,15 +123,15 @@ def test_the_arguments_of_a_call_are_what_its_deltas_say(log: list[Entry]) -> No
 
 
 @given(logs)
-def test_more_of_the_same_is_written_as_all_else(log: list[Entry]) -> None:
-    """S9: the frame of a delta that only adds text is, character by character, the usual one."""
+def test_the_fast_path_writes_the_same_frames(log: list[Entry]) -> None:
+    """S9: the frame of a delta that only adds text equals the usual one in each character."""
     chunks, others = (ChatChunks("chatcmpl-1", '"', 1, include_usage=True) for _ in "ab")
     events, usual = (ResponseEvents("resp_1", '"', 1, {}) for _ in "ab")
     for entry in log:
         whole = "".join(map(frame, others.feed(entry)))
-        assert (chunks.more(entry) or "".join(map(frame, chunks.feed(entry)))) == whole
+        assert (chunks.continue_text(entry) or "".join(map(frame, chunks.feed(entry)))) == whole
         whole = "".join(frame(event, event=event["type"]) for event in usual.feed(entry))
-        made = events.more(entry)
+        made = events.continue_text(entry)
         if made is None:
             made = "".join(frame(event, event=event["type"]) for event in events.feed(entry))
         assert made == whole
@@ -139,8 +139,8 @@ def test_more_of_the_same_is_written_as_all_else(log: list[Entry]) -> None:
 
 
 @given(logs)
-def test_chunks_say_what_the_whole_completion_says(log: list[Entry]) -> None:
-    """S9: streamed or whole, a completion has one text, one reason to end, and one usage."""
+def test_chunks_equal_the_complete_completion(log: list[Entry]) -> None:
+    """S9: the same text, finish reason and usage."""
     chunks = ChatChunks("chatcmpl-1", "writer", 1, include_usage=True)
     made = [chunk for entry in log for chunk in chunks.feed(entry)]
     if log[-1].kind != "completed":

@@ -145,12 +145,12 @@ class ServedPage:
 
     def ask(self, words: str) -> None:
         """Write a question and press Enter."""
-        self.page.fill("#words", words)
-        self.page.press("#words", "Enter")
+        self.page.fill("#message", words)
+        self.page.press("#message", "Enter")
 
     def end(self, count: int = 1) -> str:
         """Wait until so many answers have ended; return what the last line says of it."""
-        note = self.page.locator("#talk > .spent, #talk > .error").nth(count - 1)
+        note = self.page.locator("#conversation > .usage, #conversation > .error").nth(count - 1)
         note.wait_for()
         return str(note.inner_text())
 

@@ -1,4 +1,4 @@
-"""What `record(..., append=True)` adds to, what it refuses, and what several lives give."""
+"""`record(..., append=True)`: accepted and refused files, and recordings of several executions."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ async def live(path: Path) -> None:
         b'{"recording":"1"}\n',
     ],
 )
-async def test_what_is_no_recording_is_not_touched(data: bytes, tmp_path: Path) -> None:
-    """One of a later version neither; it is said before anything runs, and the file is free."""
+async def test_other_files_are_not_changed(data: bytes, tmp_path: Path) -> None:
+    """Nor a later version's recording; the error comes before anything runs, and frees the file."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(data)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"run\.jsonl.*take another file"):
+        with pytest.raises(ConfigurationError, match=r"run\.jsonl.*Use another file"):
             await live(path)
         assert path.read_bytes() == data
     async with Commander() as commander, record(commander, path):
@@ -54,8 +54,8 @@ async def test_what_is_no_recording_is_not_touched(data: bytes, tmp_path: Path) 
     assert [node.name for node in read(path)] == ["work"]
 
 
-async def test_half_a_line_is_cut_off_wherever_it_was_cut(tmp_path: Path) -> None:
-    """What a killed process has left is read up to there, and the next life follows it."""
+async def test_an_incomplete_line_is_removed(tmp_path: Path) -> None:
+    """A killed process leaves it at the end; the next execution follows the complete lines."""
     whole = tmp_path / "whole.jsonl"
     await live(whole)
     data = whole.read_bytes()
@@ -67,7 +67,7 @@ async def test_half_a_line_is_cut_off_wherever_it_was_cut(tmp_path: Path) -> Non
         kept = data[:size].count(b"\n")
         assert path.read_bytes().startswith(b"".join(lines[:kept]))
         trace = read(path)
-        assert len(trace.lives) == (2 if kept else 1)
+        assert len(trace.executions) == (2 if kept else 1)
         names = [node.name for node in trace]
         assert names == ["work"] * (2 if kept > 1 else 1)
         assert not any(node.is_open for node in trace)
@@ -92,8 +92,8 @@ async def two() -> int:
     return 2
 
 
-async def test_a_run_that_one_process_takes_up_twice_is_one_node(tmp_path: Path) -> None:
-    """With a spell for each time; what the journal has is said to be kept."""
+async def test_a_run_that_one_process_resumes_is_one_node(tmp_path: Path) -> None:
+    """With an interval for each execution; recorded outcomes are marked."""
     global ready
     ready = False
     async with (
@@ -110,16 +110,16 @@ async def test_a_run_that_one_process_takes_up_twice_is_one_node(tmp_path: Path)
         assert await journal.run(Two(), run_id="two") == 3
     trace = recorder.trace()
     [top] = [node for node in trace if node.name == "Two"]
-    assert top.lives == len(top.spells) == 2
+    assert top.executions == len(top.intervals) == 2
     assert top.state == "completed"
     first_step, second_step = top.children
-    assert (first_step.kept, first_step.lives) == (True, 2)
-    assert (second_step.kept, second_step.lives) == (False, 2)
+    assert (first_step.recorded, first_step.executions) == (True, 2)
+    assert (second_step.recorded, second_step.executions) == (False, 2)
     assert len(trace) == len({node.identity for node in trace})
 
 
-def test_a_life_begins_after_the_one_before_whatever_the_clock_says(tmp_path: Path) -> None:
-    """The clock of the day may be put back between two: no time is negative, none runs back."""
+def test_executions_follow_each_other_for_any_clock(tmp_path: Path) -> None:
+    """The clock may be set back between two: no time is negative, and none decreases."""
     path = tmp_path / "run.jsonl"
     with path.open("w") as file:
         for number, time in enumerate((5000.0, 4000.0, 9000.0)):
@@ -128,18 +128,18 @@ def test_a_life_begins_after_the_one_before_whatever_the_clock_says(tmp_path: Pa
             end = {"e": "end", "t": 3.0, "usage": {}}
             file.writelines(json.dumps(line) + "\n" for line in (begin, put, end))
     trace = read(path)
-    assert [life.offset for life in trace.lives] == [0.0, 3.0, 4000.0]
+    assert [life.offset for life in trace.executions] == [0.0, 3.0, 4000.0]
     assert [node.put for node in trace] == [1.0, 4.0, 4001.0]
     assert trace.end == 4003.0
 
 
 @pytest.mark.parametrize("wrong", ["NaN", "Infinity", "1e999", "9" * 400, "[" * 100_000])
 @pytest.mark.parametrize("field", ["time", "t"])
-def test_a_time_that_is_none_is_a_damaged_line(wrong: str, field: str, tmp_path: Path) -> None:
-    """It is said once, as it is read, and by no page or picture later."""
+def test_an_invalid_time_is_a_damaged_line(wrong: str, field: str, tmp_path: Path) -> None:
+    """Reading raises an error, so no page or picture meets it later."""
     path = tmp_path / "run.jsonl"
     time, at = (wrong, "1") if field == "time" else ("1", wrong)
     begin = f'{{"recording":1,"time":{time},"pid":1,"host":"h","content":false}}'
     path.write_text(f'{begin}\n{{"e":"put","t":{at},"n":1,"p":0,"name":"x"}}\n')
-    with pytest.raises(ConfigurationError, match=r"run\.jsonl.* is no recording"):
+    with pytest.raises(ConfigurationError, match=r"run\.jsonl.* is not a recording"):
         read(path)

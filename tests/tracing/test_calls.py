@@ -1,4 +1,4 @@
-"""Events of calls of tools: each call is told once, with what it gave, however it came to run."""
+"""Events of tool calls: each call has one, with its result, however it ran."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,8 +54,8 @@ def pay(amount: int) -> str:
 TOOLS = [add, fail, slow, hang, pay]
 
 
-class Told:
-    """The calls that are told of a tree, as (tool, status) by node."""
+class SeenCalls:
+    """The events of a tree's calls, as (tool, status) by node."""
 
     def __init__(self, commander: Commander) -> None:
         self.events: list[Event] = []
@@ -66,7 +66,7 @@ class Told:
         self.events += self._tap.take()
 
     def calls(self) -> list[tuple[str, str]]:
-        """Check that each call is told once, by its own node; return what became of each."""
+        """Check that each call has one event from its node; return their results."""
         self._take()
         called = {e.node_id: e.data for e in self.events if e.kind == "called"}
         answered = {e.node_id: e.data for e in self.events if e.kind == "answered"}
@@ -120,9 +120,11 @@ async def work(node: Node, way: Callable[..., Any], calls: list[ToolCall], answe
     await way(calls, answer)
 
 
-async def told_of(way: Any, *calls: ToolCall, answer: Any = None, cancel: bool = False) -> Told:
+async def told_of(
+    way: Any, *calls: ToolCall, answer: Any = None, cancel: bool = False
+) -> SeenCalls:
     async with asyncio.timeout(10), Commander() as commander:
-        told = Told(commander)
+        told = SeenCalls(commander)
         node = commander.call_handler(work(way, [*calls], answer))
         if cancel:
             await settle_loop()
@@ -131,8 +133,8 @@ async def told_of(way: Any, *calls: ToolCall, answer: Any = None, cancel: bool =
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_call_is_told_with_what_it_gave(way: Any):
-    """S1: one that works, one that fails, one that is too slow, one with wrong arguments."""
+async def test_a_call_has_an_event_with_its_result(way: Any):
+    """S1: one that succeeds, one that fails, one that times out, one with wrong arguments."""
     wrong = call("add", a="x", b=[])
     told = await told_of(way, call("add", a=1, b=2), call("fail", why="no"), call("slow"), wrong)
     assert sorted(told.calls()) == [
@@ -141,14 +143,14 @@ async def test_a_call_is_told_with_what_it_gave(way: Any):
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_call_of_an_unknown_tool_is_no_node_and_is_not_told(way: Any):
-    """It is told as a result where calls come from a reply."""
+async def test_a_call_of_an_unknown_tool_has_no_event(way: Any):
+    """There is no node either; calls in a reply still get a result."""
     assert (await told_of(way, call("nobody", x=1))).calls() == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_that_is_cancelled_is_answered(way: Any):
-    """S1: it has failed, and is told once, as its node ends."""
+    """S1: as failed, in one event, at the end of its node."""
     assert (await told_of(way, call("hang"), cancel=True)).calls() == [("hang", "failed")]
 
 
@@ -157,8 +159,8 @@ async def test_a_call_that_is_cancelled_is_answered(way: Any):
     ("answer", "status"),
     [(True, "ok"), (False, "failed"), (Decision(True, arguments={"amount": 1}), "ok")],
 )
-async def test_a_call_that_a_person_is_asked_about_is_told_once(way: Any, answer: Any, status: str):
-    """S1: of the node that runs it, or of the one that asked and was refused."""
+async def test_a_call_with_approval_has_one_event(way: Any, answer: Any, status: str):
+    """S1: from the node that runs it, or from the node that asked and got a no."""
     told = await told_of(way, call("pay", amount=5), answer=answer)
     assert told.calls() == [("pay", status)]
     (called,) = [event for event in told.events if event.kind == "called"]
@@ -168,14 +170,14 @@ async def test_a_call_that_a_person_is_asked_about_is_told_once(way: Any, answer
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_call_with_wrong_arguments_is_told_though_nobody_is_asked(way: Any):
-    """S1: of the node that would have asked."""
+async def test_a_call_with_approval_and_wrong_arguments_has_one_event(way: Any):
+    """S1: from the node that would have asked."""
     told = await told_of(way, call("pay", amount="much"), answer=True)
     assert told.calls() == [("pay", "invalid")]
 
 
-async def test_a_call_whose_person_never_answers_is_told_when_it_is_cancelled():
-    """S1: it has failed."""
+async def test_a_cancelled_call_with_an_open_approval_has_one_event():
+    """S1: as failed."""
     started = asyncio.Event()
 
     class Waits(View):
@@ -187,15 +189,15 @@ async def test_a_call_whose_person_never_answers_is_told_when_it_is_cancelled():
         yield call("pay", amount=5)
 
     async with asyncio.timeout(10), Commander() as commander:
-        told = Told(commander)
+        told = SeenCalls(commander)
         node = commander.call_handler(call_tools(give(), TOOLS, Waits()))
         await started.wait()
         node.cancel()
     assert told.calls() == [("pay", "failed")]
 
 
-async def test_a_call_that_is_tried_again_is_told_once():
-    """S1: with what its last attempt gave."""
+async def test_a_retried_call_has_one_event():
+    """S1: with the result of its last attempt."""
     tries = []
 
     @tool(retry=Retry(attempts=2, backoff=0))
@@ -211,15 +213,15 @@ async def test_a_call_that_is_tried_again_is_told_once():
     talk = Conversation()
     talk.add("go")
     async with asyncio.timeout(10), Commander() as commander:
-        told = Told(commander)
+        told = SeenCalls(commander)
         await commander.call_handler(respond(backend, talk, [once_more]))
         await run_turns(3)
     assert told.calls() == [("once_more", "ok")]
     assert len(tries) == 2
 
 
-async def test_a_reply_of_calls_alone_is_recorded(tmp_path: Path) -> None:
-    """With content, what the model said is there, though it is nothing for a user."""
+async def test_a_reply_with_only_calls_is_recorded(tmp_path: Path) -> None:
+    """With content, although it has no text for a user."""
     call = ToolCall(id="c", name="look", arguments={"what": "plums"})
     backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]))
 
@@ -234,8 +236,8 @@ async def test_a_reply_of_calls_alone_is_recorded(tmp_path: Path) -> None:
     assert request.output == {"role": "assistant", "tool_calls": [said]}
 
 
-async def test_a_reply_that_makes_no_message_is_recorded_all_the_same(tmp_path: Path) -> None:
-    """Its end, its tokens and its reason are there, with content as without."""
+async def test_a_reply_without_a_message_is_recorded(tmp_path: Path) -> None:
+    """With its end, its tokens and its finish reason, with and without content."""
     deltas: tuple[Any, ...] = (object(),)
 
     @handler

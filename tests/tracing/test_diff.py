@@ -1,4 +1,4 @@
-"""What is different between two recordings (contract S8)."""
+"""The differences between two recordings (contract S8)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CITIES = ["Rome", "Bern", "Kyiv", "Lima"]
 
 @tool
 def weather(city: str) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     if city == "Atlantis":
         raise LookupError(city)
     return f"sunny in {city}"
 
 
 async def recorded(folder: Path, cities: list[str], *, order: int = 1, content: bool) -> Path:
-    """Record agents, one a question, who play a cassette in which they call for these cities."""
+    """Record agents, one for each question, with a cassette that calls for these cities."""
     folder.mkdir()  # noqa: ASYNC240 - once, before anything runs
 
     def reply(request: Request) -> Message:
@@ -68,18 +68,18 @@ async def recorded(folder: Path, cities: list[str], *, order: int = 1, content: 
 
 
 @pytest.mark.parametrize("content", [True, False])
-async def test_a_cassette_played_again_differs_by_nothing(tmp_path: Path, content: bool) -> None:
-    """Though the agents, who run at once, are put in another order."""
+async def test_a_second_run_of_a_cassette_has_no_differences(tmp_path: Path, content: bool) -> None:
+    """Although concurrent agents are put in another order."""
     first = await recorded(tmp_path / "a", CITIES, content=content)
     again = await recorded(tmp_path / "b", CITIES, order=-1, content=content)
     found = diff(first, again)
     assert not found
-    assert str(found) == "no difference"
+    assert str(found) == "no differences"
     assert found.content is content
 
 
 async def test_one_changed_call_is_one_change(tmp_path: Path) -> None:
-    """Of another argument, as long as the first one or not; and one that fails for it."""
+    """With other arguments of equal or different length; or if it fails."""
     first = await recorded(tmp_path / "a", CITIES, content=True)
     for number, city in enumerate(["Oslo", "Reykjavik", "Atlantis"]):
         cities = ["Rome", "Bern", city, "Lima"]
@@ -93,7 +93,7 @@ async def test_one_changed_call_is_one_change(tmp_path: Path) -> None:
 
 
 async def test_without_content_a_changed_call_is_seen_by_its_size(tmp_path: Path) -> None:
-    """In either recording; one of equal size is not."""
+    """If one recording lacks content; a call of equal size is not seen."""
     first = await recorded(tmp_path / "a", CITIES, content=False)
     same = await recorded(tmp_path / "b", ["Rome", "Bern", "Oslo", "Lima"], content=True)
     assert not diff(first, same)
@@ -105,10 +105,8 @@ async def test_without_content_a_changed_call_is_seen_by_its_size(tmp_path: Path
 
 @EXAMPLES
 @given(specs(), st.integers(0, 9), st.booleans())
-def test_the_order_of_siblings_and_times_are_no_difference(
-    top: Spec, seed: int, content: bool
-) -> None:
-    """Numbers neither; all facts are the same."""
+def test_the_order_of_siblings_and_times_are_ignored(top: Spec, seed: int, content: bool) -> None:
+    """And numbers; all facts are equal."""
     other = top.copy()
     for spec in other.walk():
         random.Random(seed).shuffle(spec.children)
@@ -150,7 +148,7 @@ MUTATIONS = ["name", "agent", "state", "model", "options", "tokens", "size", "re
 @EXAMPLES
 @given(specs(), st.sampled_from([*MUTATIONS, "added", "removed"]), st.integers(0, 9), st.data())
 def test_one_mutation_is_one_change(top: Spec, how: str, seed: int, data: st.DataObject) -> None:
-    """Of whatever node, in a run in which all else came in another order."""
+    """At any node, while all other nodes have another order."""
     other = top.copy()
     places = [
         spec
@@ -183,8 +181,8 @@ def _mirrored(found: Difference) -> list[tuple[Any, ...]]:
 
 @EXAMPLES
 @given(specs(), specs())
-def test_what_is_added_one_way_is_removed_the_other_way(one: Spec, two: Spec) -> None:
-    """And each fact has its values exchanged; every node is counted once."""
+def test_added_nodes_are_removed_in_the_other_direction(one: Spec, two: Spec) -> None:
+    """And each fact has its values exchanged; each node counts once."""
     a, b = make_trace(one), make_trace(two, seed=1)
     there, back = diff(a, b), diff(b, a)
     plain = [
@@ -211,7 +209,7 @@ def _line(depth: int, last: str) -> Spec:
 
 
 def test_a_deep_tree_is_compared_and_its_paths_stay_short() -> None:
-    """However long a line of nodes below each other it is."""
+    """For any depth."""
     [change] = diff(make_trace(_line(DEPTH, "end")), make_trace(_line(DEPTH, "last"))).changes
     assert change.what == {"name": ("end", "last")}
     assert change.path.count("/") < 40
@@ -220,7 +218,7 @@ def test_a_deep_tree_is_compared_and_its_paths_stay_short() -> None:
 
 
 def test_a_wide_tree_is_compared() -> None:
-    """Thousands of nodes in another order, all of them changed: each finds its own again."""
+    """Thousands of changed nodes in another order: each finds its partner."""
     calls = [Spec("call", size=number + 1) for number in range(WIDTH)]
     before = make_trace(Spec(children=calls))
     changed = [Spec("call", size=each.size, model="m") for each in calls]
@@ -230,8 +228,8 @@ def test_a_wide_tree_is_compared() -> None:
     assert all(list(each.what) == ["request 1"] for each in found.changes)
 
 
-def test_a_failure_is_told_where_it_happened_alone() -> None:
-    """Not in the nodes through which it went up, and a cancel not in the nodes below."""
+def test_a_failure_is_listed_at_its_origin_only() -> None:
+    """Not in the nodes above that failed because of it, nor a cancel in the nodes below."""
 
     def run(failed: str, cancelled: str) -> Spec:
         error = "ValueError" if failed == "failed" else ""
@@ -249,15 +247,15 @@ def test_a_failure_is_told_where_it_happened_alone() -> None:
 
 
 def test_another_tool_in_the_place_of_a_call_is_one_change() -> None:
-    """Though name, size and result are others."""
+    """Although name, size and result differ."""
     before = Spec(children=[Spec("search", size=9), Spec("clock", size=3)])
     after = Spec(children=[Spec("clock", size=3), Spec("fetch", size=4)])
     [change] = diff(make_trace(before), make_trace(after)).changes
     assert change.what["tool"] == ("search", "fetch")
 
 
-def test_what_became_slower_is_told_of_the_lowest_node_that_says_it() -> None:
-    """Also of a node whose many children are each a little slower; it is no difference."""
+def test_slower_nodes_are_listed_at_the_lowest_node() -> None:
+    """Also a node with many slightly slower children; it is not a change."""
 
     def run(one: float, many: float) -> Spec:
         slow = Spec("outer", [Spec("inner", seconds=one)], seconds=one + 0.1)
@@ -277,8 +275,8 @@ def test_what_became_slower_is_told_of_the_lowest_node_that_says_it() -> None:
     assert [each.path for each in back.faster] == ["outer/inner", "loop"]
 
 
-def test_sums_are_told_for_each_agent_and_model() -> None:
-    """With what they cost, where a price is known in either recording."""
+def test_sums_are_listed_for_each_agent_and_model() -> None:
+    """With their cost, if either recording has a price."""
     before = make_trace(Spec(children=[Spec("a", agent="ann", model="m", tokens=1_000_000)]))
     after = make_trace(Spec(children=[Spec("a", agent="ann", model="m", tokens=2_000_000)]))
     after.feed({"e": "price", "model": "m", "input": 3.0, "output": 1.0, "cached_input": 1.0})
@@ -289,8 +287,8 @@ def test_sums_are_told_for_each_agent_and_model() -> None:
     assert "    input tokens of m: 1000000 -> 2000000" in str(found)
 
 
-def test_of_long_values_the_part_is_shown_that_differs() -> None:
-    """In one line, however long they are."""
+def test_long_values_show_the_part_that_differs() -> None:
+    """In one line, for any length."""
     text = "word " * 500
     before, after = (
         make_trace(Spec(children=[Spec("call", size=9, arguments=text + each)]), content=True)
@@ -303,8 +301,8 @@ def test_of_long_values_the_part_is_shown_that_differs() -> None:
     assert line.endswith('north"' if line.endswith('"') else "south")
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
-    """With its name."""
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """With the name of the file."""
     file = tmp_path / "a.jsonl"
     file.write_text('{"e": "put"}\n')
     with pytest.raises(ConfigurationError, match=r"a\.jsonl"):

@@ -1,4 +1,4 @@
-"""A trace as lines of a terminal: what is shown, what is folded, what it sums up."""
+"""A trace as lines in a terminal: shown nodes, folded nodes and sums."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def shown(trace: Trace, width: int = 100, height: int = 20, now: float = 10.0) -
     return [line.plain.rstrip() for line in draw(TreeSummary(trace), width, height, now)]
 
 
-def test_each_node_says_how_it_stands() -> None:
-    """By a sign and in words: what it waits for, and with what it has failed."""
+def test_each_node_shows_its_state() -> None:
+    """As a symbol and in words: its wait, and its failure."""
     error = {"type": "ValueError", "at": "app.py:9 in task", "message": "no such leaf"}
     request = {"provider": "openai", "model": "gpt", "options": {}, "messages": 1, "tools": []}
     lines = shown(
@@ -91,8 +91,8 @@ def test_each_node_says_how_it_stands() -> None:
     )
 
 
-async def test_a_request_that_limits_hold_back_says_so() -> None:
-    """It has not been sent: no model is what it waits for."""
+async def test_a_request_that_waits_for_limits_is_shown() -> None:
+    """It is not sent yet, so the node does not wait for a model."""
     limits = Limits(concurrency=1)
     model = ScriptedBackend(otherwise="yes", model="gpt", delay=60)
 
@@ -116,7 +116,7 @@ async def test_a_request_that_limits_hold_back_says_so() -> None:
 
 
 def test_tokens_and_money_are_summed_up_the_tree() -> None:
-    """In columns that are there only if there is something in them."""
+    """In columns that appear only if they have values."""
     used = {"gpt": {"input_tokens": 12_345, "output_tokens": 600}}
     lines = shown(
         trace_of(
@@ -141,7 +141,7 @@ def test_tokens_and_money_are_summed_up_the_tree() -> None:
 
 
 def test_ten_thousand_nodes_are_folded() -> None:
-    """What runs and what has failed is shown; the rest stands in one line, with its numbers."""
+    """Running and failed nodes are shown; one line has the numbers of the others."""
     said = [put(1, name="Job"), say("started", 1)]
     for number in range(2, 10_002):
         said += [put(number, 1), say("started", number)]
@@ -160,8 +160,8 @@ def test_ten_thousand_nodes_are_folded() -> None:
     assert "9,998 completed · 1 failed" in lines[-1]
 
 
-def test_many_that_failed_alike_leave_room_for_others() -> None:
-    """A few of them are shown, and how many more there are."""
+def test_many_equal_failures_leave_room_for_others() -> None:
+    """Some of them are shown, and the number of the rest."""
     said = [put(1, name="Job"), say("started", 1)]
     for number in range(2, 102):
         said += [put(number, 1), say("failed", number, 1.0, error={"type": "E"})]
@@ -172,7 +172,7 @@ def test_many_that_failed_alike_leave_room_for_others() -> None:
 
 
 def test_a_chain_of_many_levels_shows_its_ends() -> None:
-    """And how many levels are left out between them."""
+    """And the number of levels in between."""
     said: list[dict[str, Any]] = []
     for number in range(1, 1001):
         said += [put(number, number - 1, "Round"), say("started", number)]
@@ -183,8 +183,8 @@ def test_a_chain_of_many_levels_shows_its_ends() -> None:
     assert max(map(cell_len, lines)) <= 80
 
 
-def test_what_others_wrote_cannot_steer_the_terminal() -> None:
-    """Names, agents and errors are shown without control characters, and without keys."""
+def test_foreign_text_cannot_control_the_terminal() -> None:
+    """Names, agents and errors are shown without control characters, and with masked keys."""
     key = "sk-abcdefgh12345678"
     lines = shown(
         trace_of(
@@ -199,7 +199,7 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
-    """Its signs differ from one another too."""
+    """With symbols that differ from each other too."""
     trace = trace_of(put(1), *(put(number, 1) for number in range(2, 40)))
     lines = draw(TreeSummary(trace), 80, 10, 1.0, unicode=False)
     assert all(line.plain.isascii() for line in lines)
@@ -217,7 +217,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 @st.composite
 def histories(drawer: st.DrawFn, names: tuple[str, ...] = NAMES) -> list[dict[str, Any]]:
-    """Lines of any trees, in any order that feeds."""
+    """Lines of any trees, in any order that `feed` accepts."""
     said: list[dict[str, Any]] = []
     many = 0
     for _ in range(drawer(st.integers(0, 60))):
@@ -251,8 +251,8 @@ def sums(survey: TreeSummary) -> Any:
 
 
 @given(histories(), st.integers(1, 7))
-def test_sums_by_changes_are_those_of_the_whole(said: list[dict[str, Any]], step: int) -> None:
-    """Whenever one looks, also after a gap."""
+def test_incremental_sums_equal_complete_sums(said: list[dict[str, Any]], step: int) -> None:
+    """At any moment, also after a gap."""
     grown = trace_of()
     survey = TreeSummary(grown)
     for number, each in enumerate(said):
@@ -263,8 +263,8 @@ def test_sums_by_changes_are_those_of_the_whole(said: list[dict[str, Any]], step
 
 
 @given(histories(), st.integers(20, 200), st.integers(3, 30))
-def test_a_drawing_never_leaves_its_room(said: list[dict[str, Any]], wide: int, high: int) -> None:
-    """Whatever the tree, the width and the height."""
+def test_a_drawing_never_exceeds_its_size(said: list[dict[str, Any]], wide: int, high: int) -> None:
+    """For any tree, width and height."""
     trace = trace_of(*said)
     for now in (1.0, 1e6):
         lines = shown(trace, wide, high, now)
@@ -275,7 +275,7 @@ def test_a_drawing_never_leaves_its_room(said: list[dict[str, Any]], wide: int, 
 
 @given(histories(NAMES[:2]), st.integers(6, 30))
 def test_every_node_is_shown_or_counted(said: list[dict[str, Any]], high: int) -> None:
-    """Those that have a line, and those that a folded line stands for, are all there are."""
+    """Shown lines and the counts of folded lines together are all nodes."""
     trace = trace_of(*said)
     lines = shown(trace, 200, high)[1:-1]
     told = 0
@@ -291,14 +291,14 @@ def test_every_node_is_shown_or_counted(said: list[dict[str, Any]], high: int) -
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_long_names_are_cut(width: int) -> None:
-    """So that what a node waits for is seen."""
+    """So that the reason of a wait stays visible."""
     lines = shown(trace_of(put(1, name="N" * 300), say("started", 1)), width)
     assert max(map(cell_len, lines)) <= width
     assert lines[1].endswith("running")
 
 
 def test_a_pipe_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sign is replaced by one that means something else; nothing is said of no nodes."""
+    """No symbol turns into one with another meaning; a tree without nodes prints nothing."""
     said = BytesIO()
     monkeypatch.setattr("sys.stderr", TextIOWrapper(said, "ascii"))
     drawing = TreeDisplay("run")
@@ -329,10 +329,10 @@ def make_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Memory]:
     return out, err
 
 
-def test_the_last_drawing_stays_below_a_line_without_an_end(
+def test_the_last_drawing_stays_below_an_incomplete_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though it was drawn just before."""
+    """Although it was drawn just before."""
     monkeypatch.setattr("anabranch.cli._display.MIN_REDRAW_SECONDS", 1e9)
     _, err = make_terminal(monkeypatch)
     with LiveRegion() as screen:
@@ -342,10 +342,10 @@ def test_the_last_drawing_stays_below_a_line_without_an_end(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="nothing is suspended there")
-def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
+def test_a_continued_program_draws_below_the_shells_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cursor is not brought up to where the drawing stood."""
+    """The cursor does not move up to the place of the old drawing."""
     _, err = make_terminal(monkeypatch)
     before = signal.getsignal(signal.SIGCONT)
     with LiveRegion() as screen:
@@ -359,7 +359,7 @@ def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
 
 
 def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is drawn; what it moves the cursor with does not show in the drawing."""
+    """For any number of updates; its cursor movements do not disturb the drawing."""
     monkeypatch.setattr("anabranch.cli._display.MIN_REDRAW_SECONDS", -1.0)
     out, err = make_terminal(monkeypatch)
     with LiveRegion() as screen:
@@ -371,8 +371,8 @@ def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "[32m" not in err.getvalue()
 
 
-def test_a_drawing_that_fails_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so once, and nothing is raised where the run is."""
+def test_a_failed_drawing_does_not_fail_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints one error, and the run continues."""
 
     def broken() -> Trace:
         raise ValueError("nothing to see")

@@ -1,4 +1,4 @@
-"""A trace that grows: of a tree in this process, and of a recording that another one writes."""
+"""A growing trace: of a tree in this process, and of a recording that another process writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anabranch.tracing import Trace, follow, live, record
 
 pytestmark = pytest.mark.contract("S4")
 
-HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
+FIRST_BYTES: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
 PUT: dict[str, Any] = {"e": "put", "t": 0.1, "n": 1, "p": 0, "name": "Leaf"}
 STARTED: dict[str, Any] = {"e": "started", "t": 0.2, "n": 1}
 END: dict[str, Any] = {"e": "end", "t": 0.5, "usage": {}}
@@ -69,7 +69,7 @@ async def to_the_end(traces: AsyncIterator[Trace]) -> list[Trace]:
 
 
 async def test_a_tree_is_seen_while_it_runs() -> None:
-    """Its trace has what runs, and what has ended; afterwards it has all, and its end."""
+    """Its trace has running and ended nodes; after the end it has everything."""
     go_on = asyncio.Event()
     async with Commander() as commander:
         seen = live(commander)
@@ -83,8 +83,8 @@ async def test_a_tree_is_seen_while_it_runs() -> None:
     assert not seen.trace().live
 
 
-async def test_a_live_trace_says_what_has_changed() -> None:
-    """Whoever puts a dictionary there and empties it gets the nodes that are not as they were."""
+async def test_a_live_trace_lists_changed_nodes() -> None:
+    """In a dictionary that the caller sets and clears."""
     async with Commander() as commander:
         seen = live(commander)
         await commander.run(Leaf())
@@ -97,14 +97,14 @@ async def test_a_live_trace_says_what_has_changed() -> None:
     assert [node.number for node in changed if node.number] == [2]
 
 
-def test_a_tree_that_does_not_run_is_not_seen() -> None:
-    """The error says where it is called."""
+def test_live_is_refused_outside_the_block() -> None:
+    """The error names the right place."""
     with pytest.raises(RuntimeError, match="inside the commander's block"):
         live(Commander())
 
 
-async def test_a_tree_is_seen_from_its_own_loop_alone() -> None:
-    """From another thread, or its loop, nothing is begun: the tree would be written from two."""
+async def test_live_is_refused_outside_the_trees_loop() -> None:
+    """In another thread or loop it does nothing: two threads would change the tree."""
     async with Commander() as commander:
 
         async def elsewhere() -> None:
@@ -117,7 +117,7 @@ async def test_a_tree_is_seen_from_its_own_loop_alone() -> None:
 
 
 async def test_a_recording_is_followed_to_its_end(tmp_path: Path) -> None:
-    """Each growth shows, in one and the same trace."""
+    """Each growth is visible, in the same trace."""
     file, go_on = tmp_path / "run.jsonl", asyncio.Event()
     async with Commander() as commander:
         recorder = record(commander, file)
@@ -139,10 +139,10 @@ async def test_a_recording_is_followed_to_its_end(tmp_path: Path) -> None:
     assert not traces[-1].live
 
 
-async def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
-    """However a writer's pieces fall."""
+async def test_an_incomplete_line_waits_for_its_rest(tmp_path: Path) -> None:
+    """For any pieces that the writer writes."""
     file = tmp_path / "run.jsonl"
-    text = lines(HEAD, PUT, STARTED, END)
+    text = lines(FIRST_BYTES, PUT, STARTED, END)
     file.write_text(text[:1])
     with file.open("a") as writer:
         following = asyncio.create_task(to_the_end(follow(file)))
@@ -152,18 +152,18 @@ async def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         traces = await following
     assert states(traces[-1]) == [("Leaf", "running")]
-    assert traces[-1].lives[-1].ended
+    assert traces[-1].executions[-1].ended
 
 
-async def test_a_recording_that_is_begun_anew_is_another_trace(tmp_path: Path) -> None:
-    """Truncated in place, or another file of the same name: the old nodes are gone."""
+async def test_a_replaced_recording_is_a_new_trace(tmp_path: Path) -> None:
+    """After truncation, or another file with this name: the old nodes disappear."""
     for anew in ("truncate", "replace"):
         file = tmp_path / f"{anew}.jsonl"
-        file.write_text(lines(HEAD, PUT, STARTED))
+        file.write_text(lines(FIRST_BYTES, PUT, STARTED))
         traces: list[Trace] = []
         async with aclosing(follow(file)) as following:
             traces.append(await anext(following))
-            text = lines(HEAD | {"time": 2.0}, PUT | {"name": "Other"}, STARTED, END)
+            text = lines(FIRST_BYTES | {"time": 2.0}, PUT | {"name": "Other"}, STARTED, END)
             if anew == "truncate":
                 file.write_text(text)
             else:
@@ -174,8 +174,8 @@ async def test_a_recording_that_is_begun_anew_is_another_trace(tmp_path: Path) -
         assert states(traces[-1]) == [("Other", "running")]
 
 
-async def test_a_deleted_recording_is_read_on_while_it_is_written(tmp_path: Path) -> None:
-    """Its process goes on writing, and so one sees its end."""
+async def test_a_deleted_recording_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """Its process still writes, so the trace gets its end."""
     file, go_on = tmp_path / "run.jsonl", asyncio.Event()
     async with Commander() as commander:
         recorder = record(commander, file)
@@ -191,7 +191,7 @@ async def test_a_deleted_recording_is_read_on_while_it_is_written(tmp_path: Path
 
 
 async def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
-    """What was open is lost, and following ends."""
+    """Open nodes are lost, and following ends."""
     file = tmp_path / "run.jsonl"
     writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(file))
     try:
@@ -208,9 +208,9 @@ async def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
     assert not trace.live
 
 
-async def test_a_follower_refuses_nobody_a_recording(tmp_path: Path) -> None:
-    """Asking who writes holds the file's lock for a moment: a recorder does not mind."""
-    from anabranch.tracing import _record
+async def test_a_follower_does_not_block_a_recorder(tmp_path: Path) -> None:
+    """The check for a writer locks the file for a moment; a recorder waits for it."""
+    from anabranch.tracing import _recording_file
 
     file = tmp_path / "run.jsonl"
     file.touch()
@@ -218,7 +218,7 @@ async def test_a_follower_refuses_nobody_a_recording(tmp_path: Path) -> None:
 
     def ask() -> None:
         while asking:
-            _record.is_recorded(file)
+            _recording_file.is_recorded(file)
 
     asker = asyncio.create_task(asyncio.to_thread(ask))
     try:
@@ -234,14 +234,14 @@ async def test_a_follower_refuses_nobody_a_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is empty, and no recording"),
-        ("{}\n", "its first line does not say so"),
-        ("hello\n", "no recording, or is damaged at line 1"),
-        (lines(HEAD, PUT) + "\n", "damaged at line 3"),
-        (lines(HEAD | {"recording": 99}), "a newer anabranch wrote it"),
+        ("", "is empty: it must be a recording"),
+        ("{}\n", "its first line is a different one"),
+        ("hello\n", "not a recording, or is damaged at line 1"),
+        (lines(FIRST_BYTES, PUT) + "\n", "damaged at line 3"),
+        (lines(FIRST_BYTES | {"recording": 99}), "a newer Anabranch wrote this recording"),
     ],
 )
-async def test_what_is_no_recording_is_refused(text: str, says: str, tmp_path: Path) -> None:
+async def test_other_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
     """The error names the file and the line."""
     file = tmp_path / "run.jsonl"
     file.write_text(text)
@@ -251,13 +251,13 @@ async def test_what_is_no_recording_is_refused(text: str, says: str, tmp_path: P
 
 
 async def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    """At once, though nobody writes into it."""
+    """At once, although no process writes into it."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigurationError, match="is a pipe: only a file is followed"):
+    with pytest.raises(ConfigurationError, match="is a pipe: it must be a file"):
         await to_the_end(follow(tmp_path / "pipe"))
 
 
-async def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """At once, and so is a folder."""
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(ConfigurationError, match="cannot read the recording"):

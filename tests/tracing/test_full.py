@@ -1,4 +1,4 @@
-"""S7: what nobody takes, or takes too slowly: taps that are full, disks that are slow or broken."""
+"""S7: readers that are too slow: full taps, and slow or broken disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from anabranch import Commander, Job
 from anabranch.commander._record import record_of
 from anabranch.commander.errors import ConfigurationError
 from anabranch.commander.tap import Tap
-from anabranch.tracing import _feed, _record, read, record
+from anabranch.tracing import _event_thread, _recorder, read, record
 
 pytestmark = pytest.mark.contract("S7")
 
@@ -38,7 +38,7 @@ class Leaf(Job[None]):
 
 
 class Fan(Job[None]):
-    """Puts its children without a pause, so that nothing else happens meanwhile."""
+    """Puts its children in one step, without an await in between."""
 
     size: int
 
@@ -52,7 +52,7 @@ class Fan(Job[None]):
 
 @pytest.mark.parametrize("capacity", [1, 2, 7, 64])
 async def test_a_tap_that_takes_when_it_is_called_loses_nothing(capacity: int):
-    """All events come once, in order, however many come before the loop turns."""
+    """All events arrive once, in order, for any number of them in one step of the loop."""
     heard: list[Any] = []
 
     def hear() -> None:
@@ -67,8 +67,8 @@ async def test_a_tap_that_takes_when_it_is_called_loses_nothing(capacity: int):
     assert tap.missed == 0
 
 
-async def test_a_tap_asks_seldom_to_be_emptied():
-    """Once after each emptying, and when it is full: not at each event."""
+async def test_a_tap_calls_back_rarely():
+    """Once after it was emptied, and when it is full; not at each event."""
     calls: list[bool] = []
 
     def hear() -> None:
@@ -85,8 +85,8 @@ async def test_a_tap_asks_seldom_to_be_emptied():
     assert tap.missed == 0
 
 
-async def test_a_tap_that_takes_late_is_told_what_it_has_lost():
-    """The newest stay; those before them are counted, in one event in their place."""
+async def test_a_late_tap_gets_the_number_of_lost_events():
+    """The newest stay; one event in the place of the others has their number."""
     async with Commander() as commander:
         tap = Tap(commander, 10, lambda: None, ["put"])
         for _ in range(100):
@@ -97,8 +97,8 @@ async def test_a_tap_that_takes_late_is_told_what_it_has_lost():
     assert [event.node_id for event in events[1:]] == [*range(events[0].data + 1, 101)]
 
 
-async def test_a_body_that_puts_many_at_once_is_recorded_whole(tmp_path: Path):
-    """More than a tap holds, in one turn of the loop: nothing is missed, and few batches go."""
+async def test_a_body_that_puts_many_at_once_is_recorded_completely(tmp_path: Path):
+    """More than the tap's capacity in one step of the loop: no event is lost, in few batches."""
     file = tmp_path / "run.jsonl"
     async with Commander(slow_after=None) as commander, record(commander, file):
         await commander.run(Fan(20_000))
@@ -108,25 +108,27 @@ async def test_a_body_that_puts_many_at_once_is_recorded_whole(tmp_path: Path):
     assert {node.state for node in trace} == {"completed"}
 
 
-async def test_a_sink_that_is_far_behind_never_holds_up_the_loop(
+async def test_a_sink_that_is_far_behind_never_blocks_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The loop never sleeps for it, nor waits: what is too much is dropped, and told as a gap."""
+    """The loop never sleeps or waits for it: excess events are dropped, and a gap reports them."""
 
     def sleep(seconds: float) -> None:
         raise AssertionError("the loop has slept")
 
-    monkeypatch.setattr(_feed, "MAX_GATHERED", 10)
-    monkeypatch.setattr(_feed, "MAX_QUEUED", 1_000)
-    monkeypatch.setattr(_feed, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(_event_thread, "MAX_BATCH_EVENTS", 10)
+    monkeypatch.setattr(_event_thread, "MAX_QUEUED_EVENTS", 1_000)
+    monkeypatch.setattr(
+        _event_thread, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    )
     disk = Disk(monkeypatch)
     async with Commander(slow_after=None) as commander, record(commander, tmp_path / "r") as seen:
-        for number in range(1_000):  # while it gets on
+        for number in range(1_000):  # while the sink works
             await commander.run(Fan(10))
             if number % 100 == 0:
-                seen._feed.flush()
+                seen._thread.flush()
         disk.goes.clear()
-        for _ in range(100):  # while it does not
+        for _ in range(100):  # while it is blocked
             await commander.run(Fan(10))
         disk.goes.set()
     trace = read(tmp_path / "r")
@@ -138,7 +140,7 @@ async def test_a_sink_that_is_far_behind_never_holds_up_the_loop(
 
 
 class Disk:
-    """A file whose `write` waits while `goes` is not set, and fails when `spare` bytes are gone."""
+    """A file whose `write` waits until `goes` is set, and fails after `spare` bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes = threading.Event()
@@ -146,13 +148,13 @@ class Disk:
         self.stuck = False
         self.spare: float = math.inf
         self.file: IO[bytes] | None = None
-        opened = _record._open
+        opened = _recorder.open_recording
 
         def open_disk(path: Path, append: bool) -> Any:
             self.file = opened(path, append)
             return self
 
-        monkeypatch.setattr(_record, "_open", open_disk)
+        monkeypatch.setattr(_recorder, "open_recording", open_disk)
 
     def write(self, data: bytes | memoryview) -> int:
         assert self.file is not None
@@ -171,7 +173,7 @@ class Disk:
 
 
 async def test_a_disk_that_hangs_delays_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The nodes run to their ends while nothing can be written; when it can be, all is there."""
+    """The nodes run to their ends while writes hang; afterwards the file has everything."""
     disk = Disk(monkeypatch)
     file = tmp_path / "run.jsonl"
     async with Commander() as commander, record(commander, file) as recorder:
@@ -192,26 +194,26 @@ async def test_a_disk_that_hangs_delays_no_node(tmp_path: Path, monkeypatch: pyt
 async def test_the_end_of_a_tree_does_not_wait_for_a_disk_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The block is left while the disk hangs; what is lacking is written once it goes again."""
+    """The block ends while the disk hangs; the rest is written later."""
     disk = Disk(monkeypatch)
     file = tmp_path / "run.jsonl"
     async with Commander() as commander, record(commander, file) as recorder:
         await commander.run(give())
         disk.goes.clear()
-        recorder._feed._wait = 0.01
+        recorder._thread._wait = 0.01
     assert disk.stuck
     disk.goes.set()
     assert block_until(lambda: disk.file is not None and disk.file.closed)
     trace = read(file)
     assert [node.state for node in trace] == ["completed"]
-    assert trace.lives[0].ended
+    assert trace.executions[0].ended
 
 
 @pytest.mark.parametrize("spare", [0, 1, 1_000, 50_000])
-async def test_a_disk_that_is_full_ends_the_recording_alone(
+async def test_a_full_disk_ends_the_recording_only(
     spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """No node fails; it is logged once and stands in `error`; what was written can be read."""
+    """No node fails; one log record and `error` have the cause; the written part can be read."""
     disk = Disk(monkeypatch)
     file = tmp_path / "run.jsonl"
     async with Commander() as commander, record(commander, file) as recorder:
@@ -220,7 +222,9 @@ async def test_a_disk_that_is_full_ends_the_recording_alone(
         for _ in range(10):
             await commander.run(Fan(100))
             recorder.trace()
-        await wait_until(lambda: not record_of(commander).tree.listeners)  # it costs nothing more
+        await wait_until(
+            lambda: not record_of(commander).tree.listeners
+        )  # it costs nothing from now on
         assert commander.state == "running"
     assert isinstance(recorder.error, OSError)
     assert recorder.error.errno == errno.ENOSPC
@@ -233,8 +237,8 @@ async def test_a_disk_that_is_full_ends_the_recording_alone(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is NO /dev/full here")
-async def test_a_disk_that_is_full_at_once_refuses_the_recording():
-    """It is no recording without its first line; the tree goes on."""
+async def test_a_disk_that_is_full_at_the_start_is_an_error():
+    """The file lacks its first line; the tree continues."""
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="/dev/full"):
             record(commander, "/dev/full")
@@ -263,8 +267,8 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="NO LIMITS OF A PROCESS on Windows")
-def test_a_file_that_may_not_grow_stops_no_program(tmp_path: Path):
-    """In a real process with a real limit: all nodes run, and what fits can be read."""
+def test_a_file_size_limit_stops_no_program(tmp_path: Path):
+    """In a real process with a real limit: all nodes run, and the written part can be read."""
     file = tmp_path / "run.jsonl"
     command = [sys.executable, "-c", FILLS, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -275,8 +279,8 @@ def test_a_file_that_may_not_grow_stops_no_program(tmp_path: Path):
 
 
 @needs_pipes
-async def test_a_pipe_that_nobody_empties_holds_up_no_node(tmp_path: Path):
-    """The thread waits in a real `write`; the nodes do not. A reader that goes ends it."""
+async def test_a_pipe_that_is_not_read_delays_no_node(tmp_path: Path):
+    """The thread waits in a real `write`; the nodes do not. A reader that leaves ends it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -284,8 +288,8 @@ async def test_a_pipe_that_nobody_empties_holds_up_no_node(tmp_path: Path):
         async with Commander() as commander, record(commander, pipe) as recorder:
             for _ in range(30):
                 await commander.run(Fan(100))
-            await wait_until(lambda: recorder._feed._taken)
-            assert recorder._feed._taken < recorder._feed._given + recorder._feed._missed
+            await wait_until(lambda: recorder._thread._taken)
+            assert recorder._thread._taken < recorder._thread._queued + recorder._thread._missed
             assert recorder.error is None
             os.close(reader)
             reader = -1
@@ -297,16 +301,16 @@ async def test_a_pipe_that_nobody_empties_holds_up_no_node(tmp_path: Path):
             os.close(reader)
 
 
-# --- long
+# --- memory
 
 
 async def record_many(file: Path, rounds: int) -> list[int]:
-    """Record so many rounds of a thousand nodes; return what Python's objects took after each."""
+    """Record some rounds of a thousand nodes; return the memory of Python's objects after each."""
     sizes: list[int] = []
     async with Commander(slow_after=None) as commander, record(commander, file) as recorder:
         for _ in range(rounds):
             await commander.run(Fan(1_000))
-            recorder._feed.flush()
+            recorder._thread.flush()
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
     assert recorder.error is None
@@ -314,7 +318,7 @@ async def record_many(file: Path, rounds: int) -> list[int]:
 
 
 async def test_memory_does_not_grow_with_the_nodes_that_were_recorded(tmp_path: Path):
-    """Neither in the loop nor in the thread: what has ended and was written is gone."""
+    """Neither in the loop nor in the thread: ended and written nodes are freed."""
     tracemalloc.start()
     try:
         sizes = await record_many(tmp_path / "run.jsonl", example_count(12, 200))
@@ -323,8 +327,8 @@ async def test_memory_does_not_grow_with_the_nodes_that_were_recorded(tmp_path: 
     assert min(sizes[-4:]) - min(sizes[4:8]) < 50_000  # 4,000 nodes later, or 190,000
 
 
-async def test_nothing_keeps_what_a_recorded_node_has_returned(tmp_path: Path):
-    """An idle tree holds no node that has ended, nor its result, for the sake of the file."""
+async def test_a_recording_keeps_no_results(tmp_path: Path):
+    """An idle recorded tree references neither ended nodes nor their results."""
 
     class Result:
         pass

@@ -1,4 +1,4 @@
-"""S4: what is in the recording of a process that was killed with SIGKILL, at any moment."""
+"""S4: the recording of a process that was killed with SIGKILL at any moment."""
 
 import json
 import random
@@ -45,12 +45,12 @@ async def main():
 
 asyncio.run(main())
 """
-# What is told lies in memory for a twentieth of a second; the machine may be busy besides.
+# Events stay in memory for a twentieth of a second, and longer on a busy machine.
 LATE = 0.5
 
 
-def test_a_killed_process_leaves_what_had_happened(tmp_path: Path) -> None:
-    """S4: all that ended a moment before is there as ended, and what was open is lost."""
+def test_a_killed_process_leaves_a_readable_recording(tmp_path: Path) -> None:
+    """S4: nodes that ended a moment before have ended, and open nodes are lost."""
     chance = random.Random(SEED)
     for number in range(example_count(3, 40)):
         file, done = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.done"
@@ -58,13 +58,13 @@ def test_a_killed_process_leaves_what_had_happened(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(1.5 * chance.random())  # the moment is what is tried out
+            time.sleep(1.5 * chance.random())  # the test varies this moment
             killed = time.time()
             process.send_signal(signal.SIGKILL)
         trace = read(file)
         states = {node.number: node.state for node in trace}
         assert not trace.live
-        assert not trace.lives[-1].ended
+        assert not trace.executions[-1].ended
         assert not any(node.is_open for node in trace.root.walk())
         assert trace.root.state == "lost"
         for line in done.read_text().splitlines() if done.exists() else ():
@@ -75,8 +75,8 @@ def test_a_killed_process_leaves_what_had_happened(tmp_path: Path) -> None:
             assert states[1] == "lost"
 
 
-def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
-    """S4: wherever the last write was cut, what stands before reads; and the next life is added."""
+def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
+    """S4: the lines before it can be read, and the next execution is added after them."""
     file = tmp_path / "r"
     lines = [
         {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False},
@@ -101,8 +101,8 @@ def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
     "text",
     ["no JSON\n", "1\n", "{}\n", "[]\n", '{"recording": "x"}\n', '{"recording": 99}\n', "\udc80\n"],
 )
-def test_what_is_no_recording_is_refused(text: str, tmp_path: Path) -> None:
-    """In words that name the file; a later version's says that it is one."""
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    """The error names the file; that of a later version is different."""
     (tmp_path / "r").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigurationError, match="r'"):
         read(tmp_path / "r")

@@ -1,4 +1,4 @@
-"""A durable run that dies and is taken up again is one picture, whoever is killed when."""
+"""A durable run that is killed and resumed is one trace, for any kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 
 class Recorded:
-    """Lives whose recordings go to one file; after each row it is known how long the file was."""
+    """Executions that record to one file; it notes the file's length after each journal row."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class Recorded:
             def append(self, run_id: str, fence: int, row: Any) -> int:
                 number = super().append(run_id, fence, row)
                 assert noted._recorder is not None
-                assert noted._recorder._feed.flush()
+                assert noted._recorder._thread.flush()
                 noted.sizes[number] = noted.path.stat().st_size
                 return number
 
@@ -72,9 +72,9 @@ class Recorded:
 
 
 def places(trace: Trace) -> dict[Key, TraceNode]:
-    """Return the nodes by who they are; nobody is there twice.
+    """Return the nodes by identity; each exists once.
 
-    But for those whose inputs are what each run says anew: a time, a random number, a reply.
+    Except nodes whose inputs differ in each execution: a time, a random number, a reply.
     """
     found: dict[Key, TraceNode] = {}
     for node in trace:
@@ -94,7 +94,7 @@ def parent_of(node: TraceNode) -> Key:
 
 @pytest.mark.parametrize("seed", seeds(example_count(12, 300)))
 def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
-    """Each node once, below its parent, ended; and spent is what the last life says."""
+    """Each node once, ended, below its parent; the usage is counted by the last execution."""
     body, draw = draw_body(f"tracing {seed}", 1 + seed % 3), random.Random(seed)
     lives = Recorded(tmp_path / "lives.jsonl")
     life = first = lives.live(body, seed)
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
         rows = draw.randint(min(life.before + 1, len(life.rows)), len(life.rows))
         if rows in lives.sizes:
             size = lives.sizes[rows]
-            if draw.random() < 0.5:  # the last events were not written yet
+            if draw.random() < 0.5:  # the last events were not on disk yet
                 size, lossless = draw.randint(0, size), False
             os.truncate(lives.path, size)
         done = frozenset(key for key in effects_in_doubt(life, rows) if draw.random() < 0.5)
@@ -124,12 +124,12 @@ def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
         assert not node.is_open
         assert node.state in (expected[key].state, "lost"), (node, body)
     last_life = lives.path.read_text().rpartition('{"recording"')[2]
-    if '"e":"put"' in last_life:  # else there was nothing left to do
+    if '"e":"put"' in last_life:  # else the run had ended
         assert trace.usage() == lives.usage, body
     assert trace.root.usage == {}
 
 
-def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
+def test_killed_processes_leave_one_trace(tmp_path: Path) -> None:
     """With `kill -9` at any moment, in a run with agents, retries and races, and a session."""
     script = str(PROGRAMS / "recorded_lives.py")
     command = [sys.executable, script, str(tmp_path), str(example_count(6, 60)), str(SEED)]
@@ -139,23 +139,25 @@ def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
 
     trace = read(tmp_path / "run.jsonl")
     found = places(trace)
-    assert len(trace.lives) > 1
-    assert not trace.lives[0].ended
-    assert trace.lives[-1].ended
+    assert len(trace.executions) > 1
+    assert not trace.executions[0].ended
+    assert trace.executions[-1].ended
     assert {node.run_id for node in trace if node.run_id} == {"desk", "clerk/7"}
     desk, *others = [node for node in trace if node.name == "Desk"]
     assert not others
-    assert desk.lives >= len(desk.spells) > 1  # a kill may come between its put and its start
+    assert (
+        desk.executions >= len(desk.intervals) > 1
+    )  # a kill may happen between its put and its start
     assert desk.state == "completed"
     assert len([node for node in trace if node.name == "Fails"]) == 1
     for node in found.values():
         assert not node.is_open
-        assert all(spell.end is not None for spell in node.spells)
+        assert all(interval.end is not None for interval in node.intervals)
     spent = {model: Usage(**used) for model, used in said["usage"].items()}
-    assert trace.lives[-1].usage == spent
+    assert trace.executions[-1].usage == spent
     assert trace.usage(desk) == {"scripted": Usage(input_tokens=33, output_tokens=9)}  # 3 replies
     assert trace.root.usage == {}
-    # What a kept node's agent had spent is the node's own where the kill took the agent's lines.
+    # If the kill lost an agent's lines, its usage belongs to the recorded node above it.
     assert {"clerk"} <= trace.usage_by_agent().keys() <= {"clerk", "writer", ""}
 
 
@@ -174,4 +176,4 @@ def test_a_kill_ends_each_interval_of_a_node_below_a_parent_that_is_not_durable(
         for number in (2, 1) if last else ():
             trace.feed({"e": "completed", "t": 0.4, "n": number})
     (step,) = [node for node in trace if node.name == "Step"]
-    assert [spell.end is not None for spell in step.spells] == [True] * (kills + 1)
+    assert [interval.end is not None for interval in step.intervals] == [True] * (kills + 1)

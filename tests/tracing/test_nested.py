@@ -1,4 +1,4 @@
-"""What commanders in commanders, threads and processes spend is recorded once for each tree."""
+"""Usage in nested commanders, threads and processes is recorded once for each tree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spent(times: int) -> dict[str, Usage]:
 
 
 def require_sums(trace: Trace, commander: Commander, times: int) -> None:
-    """Require that the nodes have spent what the tree has, each time once."""
+    """Require that the usage of the nodes equals that of the tree."""
     assert trace.usage() == commander.usage() == spent(times)
     assert trace.missed == 0
 
@@ -44,7 +44,7 @@ async def ask(node: Node[Any]) -> None:
 
 @handler
 async def nest(node: Node[Any], path: Path, depth: int) -> None:
-    """Ask here, and in a commander of its own, which is recorded too."""
+    """Send a request here, and in a nested commander, which is recorded too."""
     await node.call_handler(ask())
     if not depth:
         return
@@ -56,10 +56,10 @@ async def nest(node: Node[Any], path: Path, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_what_inner_commanders_spend_is_that_of_the_node_they_are_in(
+async def test_usage_of_a_nested_commander_belongs_to_the_node_around_it(
     depth: int, tmp_path: Path
 ) -> None:
-    """Each tree's own nodes and, of those further in, the node in which their commander is."""
+    """Each recording has its own nodes; the node around a nested commander has the rest."""
     async with Commander() as outer, record(outer, tmp_path / "outer") as recorder:
         await outer.run(nest(tmp_path, depth))
     trace = recorder.trace()
@@ -69,7 +69,7 @@ async def test_what_inner_commanders_spend_is_that_of_the_node_they_are_in(
 
 
 class Threads(Job[None]):
-    """Spends in threads that work for it, in each way there is."""
+    """Spends in threads that work for it, in each possible way."""
 
     async def task(self) -> None:
         await self.in_thread(charge, "scripted", ONCE)
@@ -87,8 +87,8 @@ class Threads(Job[None]):
             await asyncio.gather(there.run(ask()), there.run(ask()))
 
 
-async def test_what_threads_spend_is_that_of_the_node_they_work_for(tmp_path: Path) -> None:
-    """Also by a commander on a loop of their own; requests are told with their ends."""
+async def test_usage_in_threads_belongs_to_their_node(tmp_path: Path) -> None:
+    """Also by a commander on another loop; requests have events with their ends."""
     async with Commander() as outer, record(outer, tmp_path / "run") as recorder:
         await asyncio.gather(*[outer.run(Threads()) for _ in range(5)])
     trace = recorder.trace()
@@ -129,8 +129,8 @@ async def drive(node: Node[Any], path: Path) -> str:
         return await journal.run(Asks(), run_id="run")
 
 
-async def test_what_a_run_counts_again_counts_in_all_trees(tmp_path: Path) -> None:
-    """Once in each, and in its own at the agents that had spent it."""
+async def test_replayed_usage_counts_once_in_each_tree(tmp_path: Path) -> None:
+    """And in the run's tree at the agents that had spent it."""
     global goes_on
     for goes_on in (False, True):
         async with Commander() as outer, record(outer, tmp_path / f"{goes_on}") as recorder:
@@ -143,11 +143,11 @@ async def test_what_a_run_counts_again_counts_in_all_trees(tmp_path: Path) -> No
                 node.cancel()
         require_sums(recorder.trace(), outer, 2)
     both = read(tmp_path / "inner")
-    assert len(both.lives) == 2
-    assert both.usage() == both.lives[-1].usage == spent(2)
+    assert len(both.executions) == 2
+    assert both.usage() == both.executions[-1].usage == spent(2)
     assert both.usage_by_agent() == {"writer": spent(1), "helper": spent(1)}
     [part] = [node for node in both if node.name == "Part"]
-    assert part.kept
-    assert part.spells
+    assert part.recorded
+    assert part.intervals
     assert both.usage(part) == spent(1)
     assert part.usage == {}

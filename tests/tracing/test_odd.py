@@ -1,4 +1,4 @@
-"""One event with data of any wrong type never ends a recording, nor hides what came with it."""
+"""An event with data of any wrong type never ends a recording, nor hides other events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.contract("S1")
 
 
 class Hostile:
-    """Fails at whatever it is asked."""
+    """Fails at each operation."""
 
     def __getattr__(self, name: str) -> Any:
         raise LookupError(name)
@@ -61,8 +61,10 @@ kinds = [kind for kind in get_args(EventKind) if kind not in ("put", "started", 
 @example([("placed", None), ("text", object())], True)
 @example([("first_chunk", {})], False)
 @given(st.lists(st.tuples(st.sampled_from(kinds), said), max_size=4), st.booleans())
-def test_odd_data_leave_all_else_as_it_is(odds: list[tuple[EventKind, Any]], content: bool) -> None:
-    """The nodes, their ends, and that each line can be read by anybody."""
+def test_malformed_data_changes_nothing_else(
+    odds: list[tuple[EventKind, Any]], content: bool
+) -> None:
+    """The nodes and their ends stay, and each line is valid JSON."""
     source = EventSource(7, 0, "work", Origin(0.0, "far"), "Commander/work#7")
     whole = ("put", "started", *odds, "completed")
     events = [
@@ -71,7 +73,7 @@ def test_odd_data_leave_all_else_as_it_is(odds: list[tuple[EventKind, Any]], con
     ]
     records = Records(0.0, 0.0, content=content)
     trace = Trace()
-    for each in [records.head(), *records.of(events), *records.end(2.0, {})]:
+    for each in [records.first(), *records.of(events), *records.end(2.0, {})]:
         trace.feed(json.loads(to_line(each), parse_constant=no_number))
     [node] = trace
     assert node.state == "completed"

@@ -1,4 +1,4 @@
-"""A tree as spans: names, attributes and parents, content only where it is asked for."""
+"""A tree as spans: names, attributes and parents, and content only if requested."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def make_agent(*replies: Any, **options: Any) -> Agent:
     return Agent(backend, tools=[look_up], name="writer")
 
 
-async def test_each_node_has_a_span_and_the_parents_are_the_trees() -> None:
-    """Those at the top are roots and workflows; the commander has none."""
+async def test_each_node_has_a_span_with_the_trees_parents() -> None:
+    """Top-level nodes are roots and workflows; the commander has no span."""
     kept = CollectedSpans()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         await commander.put_job(Tree())
@@ -89,7 +89,7 @@ async def test_each_node_has_a_span_and_the_parents_are_the_trees() -> None:
 
 
 async def test_the_top_is_below_the_span_that_was_current() -> None:
-    """It is read once; no node sees another current span than the one of whoever put it."""
+    """It is read once; a node keeps the current span of the code that put it."""
     kept = CollectedSpans()
     tracer = kept.provider.get_tracer("test")
     seen: list[Any] = []
@@ -115,7 +115,7 @@ async def test_the_top_is_below_the_span_that_was_current() -> None:
 
 
 async def test_an_agents_call_its_requests_and_its_tools_have_the_conventions_names() -> None:
-    """Options, tokens, the session and the call's id, under the names that others look for."""
+    """Options, tokens, the session and the call's id, under their standard names."""
     kept = CollectedSpans()
     usage = Usage(input_tokens=39, output_tokens=6, cached_input_tokens=8, reasoning_tokens=3)
     asks = Message(role="assistant", tool_calls=[CALL], usage=usage)
@@ -165,8 +165,8 @@ async def test_an_agents_call_its_requests_and_its_tools_have_the_conventions_na
     assert "plum" not in kept.text()
 
 
-async def test_content_has_the_conventions_shape_and_no_key() -> None:
-    """Messages, arguments, results and errors: only where they are asked for."""
+async def test_content_has_the_conventions_format_and_no_key() -> None:
+    """Messages, arguments, results and errors, only if requested."""
     kept, bare = CollectedSpans(), CollectedSpans()
     call = ToolCall(id="c1", name="look_up", arguments={"word": KEY})
     agent = make_agent(Message(role="assistant", tool_calls=[call]), f"Not {KEY}.")
@@ -203,8 +203,8 @@ async def test_content_has_the_conventions_shape_and_no_key() -> None:
     assert "in task" in raised.attributes["exception.stacktrace"]
 
 
-async def test_how_a_node_ended_is_said() -> None:
-    """A failure by its type and its line; a cancel is no error; each try is an event."""
+async def test_a_span_has_the_end_of_its_node() -> None:
+    """A failure has its type and its line; a cancel is not an error; each retry is an event."""
     kept = CollectedSpans()
     tries: list[int] = []
 
@@ -246,8 +246,8 @@ async def test_how_a_node_ended_is_said() -> None:
     assert cancelled.status.status_code == StatusCode.UNSET
 
 
-async def test_a_request_that_fails_and_a_tool_that_does_are_errors() -> None:
-    """With the type of the failure, and the state of the call."""
+async def test_failed_requests_and_tools_are_errors() -> None:
+    """With the type of the failure, and the status of the call."""
     kept = CollectedSpans()
     calls = [ToolCall(id="c1", name="look_up", arguments={"no": 1})]
     agent = make_agent(Message(role="assistant", tool_calls=calls), ConnectionError("down"))
@@ -263,8 +263,8 @@ async def test_a_request_that_fails_and_a_tool_that_does_are_errors() -> None:
     assert failed.status.status_code == StatusCode.ERROR
 
 
-async def test_a_stream_that_is_left_ends_with_its_node_at_the_latest() -> None:
-    """One that was closed ends there, one that nobody closed with the node."""
+async def test_an_abandoned_stream_ends_with_its_node_at_the_latest() -> None:
+    """A closed stream ends then; one that was never closed ends with the node."""
     kept = CollectedSpans()
     backend = ScriptedBackend("one two three", "one two three", size=4, model="m1")
     streams: list[AsyncGenerator[Any, None]] = []
@@ -295,8 +295,8 @@ async def test_a_stream_that_is_left_ends_with_its_node_at_the_latest() -> None:
     assert forgotten.end_time == kept.named("invoke_workflow Forgets").end_time
 
 
-async def test_what_runs_on_another_machine_has_that_machines_name() -> None:
-    """Its times, its parents and its agents are as if it ran here."""
+async def test_a_remote_node_has_its_machines_name() -> None:
+    """Its times, parents and agents are the same as for a local node."""
     kept = CollectedSpans()
     go_on = asyncio.Event()
 
@@ -334,8 +334,8 @@ async def test_what_runs_on_another_machine_has_that_machines_name() -> None:
     assert call.end_time == 1_790_000_004 * 10**9
 
 
-async def test_a_sampler_that_takes_nothing_costs_nothing_more() -> None:
-    """No span, no failure."""
+async def test_a_sampler_that_drops_everything_causes_no_failure() -> None:
+    """It makes no spans."""
     kept = CollectedSpans(sampler=ALWAYS_OFF)
     async with Commander() as commander:
         with otel(commander, tracer_provider=kept.provider, content=True) as spans:
@@ -345,7 +345,7 @@ async def test_a_sampler_that_takes_nothing_costs_nothing_more() -> None:
 
 
 async def test_requests_are_measured() -> None:
-    """How long they took and what they used, if somebody wants it."""
+    """Their durations and tokens, with a meter provider."""
     reader, kept = InMemoryMetricReader(), CollectedSpans()
     meters = MeterProvider([reader], shutdown_on_exit=False)
     said = Message(role="assistant", content="Hi.", usage=Usage(input_tokens=7, output_tokens=2))
@@ -371,23 +371,23 @@ async def test_requests_are_measured() -> None:
 
 
 async def test_it_is_called_inside_the_block() -> None:
-    """Else it says where."""
+    """Else the error names the right place."""
     with pytest.raises(RuntimeError, match="inside the commander's block"):
         otel(Commander())
 
 
-async def test_that_there_is_no_provider_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Or nobody would know why nothing comes."""
+async def test_a_missing_provider_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names the remedy."""
     with caplog.at_level(logging.WARNING):
         async with Commander() as commander:
             with otel(commander) as spans:
                 await commander.put_job(Leaf())
     assert spans.flush()
-    assert "there is no tracer provider, so the spans go nowhere" in caplog.text
+    assert "the spans are lost, because no tracer provider is set" in caplog.text
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
-    """And everything else of the room works."""
+def test_without_the_extra_the_error_names_it() -> None:
+    """The rest of the package works."""
     program = """
 import asyncio, sys
 sys.modules["opentelemetry"] = None
@@ -403,8 +403,8 @@ asyncio.run(main())
     assert said == "otel(commander) needs an extra: pip install 'anabranch[otel]'\n"
 
 
-def test_the_api_alone_is_imported_and_only_when_it_is_asked_for() -> None:
-    """Neither the SDK nor the conventions are needed to make spans."""
+def test_only_the_api_is_imported_and_only_on_use() -> None:
+    """Spans need neither the SDK nor the package of the conventions."""
     program = """
 import sys
 import anabranch.tracing

@@ -1,4 +1,4 @@
-"""A durable run is one trace, whichever processes it lives in."""
+"""A durable run is one trace over all of its processes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read(file: Path) -> list[Any]:
 
 
 def test_two_processes_of_a_run_are_one_trace(tmp_path: Path) -> None:
-    """The first is killed; what it had done is told once, by it, below the root of the second."""
+    """The first one is killed; it has exported its part once, below the root of the second."""
     file = tmp_path / "spans"
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), str(file)]
     first = subprocess.Popen([*command, "hangs"])
@@ -103,7 +103,12 @@ def test_two_processes_of_a_run_are_one_trace(tmp_path: Path) -> None:
     assert len({pid for pid, *_ in spans}) == 2
     assert len({about[0] for *_, about, _ in spans}) == 1
     named = {tuple(about): name for _, name, about, _ in spans}
-    for _, name, about, _ in spans:  # what runs again, as its outcome is not kept, is the same one
+    for (
+        _,
+        name,
+        about,
+        _,
+    ) in spans:  # also of nodes that run again
         assert named[tuple(about)] == name
     for pid, name, _, parent in spans:
         if parent is None:
@@ -122,7 +127,7 @@ class Leaf(Job[int]):
         return 1
 
 
-# Where a body goes no further, if there is one: it is set when it has come to that place.
+# The place at which a body stops, if any; the event is set when the body is there.
 stop: asyncio.Event | None = None
 
 
@@ -146,7 +151,7 @@ class Order(Durable[int]):
 
 
 async def live(path: Path, kept: CollectedSpans, job: Any, *, stops: bool = False) -> None:
-    """Let a run live once, to its end or until it stops and is suspended."""
+    """Execute a run once, to its end or until it stops and is suspended."""
     global stop
     stop = asyncio.Event() if stops else None
     async with (
@@ -164,8 +169,8 @@ async def live(path: Path, kept: CollectedSpans, job: Any, *, stops: bool = Fals
     assert spans.error is None
 
 
-async def test_a_run_that_is_suspended_has_one_span_for_all_its_lives(tmp_path: Path) -> None:
-    """It ends where the run does, and no id comes twice."""
+async def test_a_suspended_run_has_one_span_for_all_executions(tmp_path: Path) -> None:
+    """It ends with the run, and each id exists once."""
     kept = CollectedSpans()
     await live(tmp_path / "runs.db", kept, Order(), stops=True)
     assert [span.name for span in kept.ended] == ["Leaf"]
@@ -180,8 +185,8 @@ async def test_a_run_that_is_suspended_has_one_span_for_all_its_lives(tmp_path: 
     assert len({span.context.trace_id for span in kept.ended}) == 1
 
 
-async def test_a_run_that_is_over_has_no_second_span(tmp_path: Path) -> None:
-    """Its outcome is recorded: nothing runs."""
+async def test_an_ended_run_has_no_second_span(tmp_path: Path) -> None:
+    """Its outcome is recorded, so nothing runs."""
     kept = CollectedSpans()
     for _ in "12":
         await live(tmp_path / "runs.db", kept, Order())
@@ -189,8 +194,8 @@ async def test_a_run_that_is_over_has_no_second_span(tmp_path: Path) -> None:
     kept.check()
 
 
-async def test_what_a_node_puts_again_in_another_attempt_has_another_id(tmp_path: Path) -> None:
-    """One span is the node's, however often it is tried; each child has one of its own."""
+async def test_children_of_another_attempt_have_other_ids(tmp_path: Path) -> None:
+    """A retried node has one span; each of its children has another one."""
     kept = CollectedSpans()
     tries: list[int] = []
 
@@ -216,8 +221,8 @@ async def test_what_a_node_puts_again_in_another_attempt_has_another_id(tmp_path
     assert len({span.context.trace_id for span in kept.ended}) == 1
 
 
-async def test_a_run_leads_to_what_it_was_started_in(tmp_path: Path) -> None:
-    """It is a trace of its own, as its next life may be started elsewhere: so that is a link."""
+async def test_a_run_links_to_the_span_around_it(tmp_path: Path) -> None:
+    """The run is a separate trace, because its next execution may start below another span."""
     kept = CollectedSpans()
     with kept.provider.get_tracer("test").start_as_current_span("around") as around:
         await live(tmp_path / "runs.db", kept, Order())
@@ -228,7 +233,7 @@ async def test_a_run_leads_to_what_it_was_started_in(tmp_path: Path) -> None:
 
 
 async def test_a_replayed_reply_has_no_second_span(tmp_path: Path) -> None:
-    """The life that has asked has told of it."""
+    """The execution that sent the request has made it."""
     kept = CollectedSpans()
 
     class Asks(Durable[str]):
@@ -244,7 +249,7 @@ async def test_a_replayed_reply_has_no_second_span(tmp_path: Path) -> None:
 
 
 async def test_another_providers_tracer_has_its_own_ids(tmp_path: Path) -> None:
-    """One whose ids cannot be given is used as it is: each life is then a trace."""
+    """A tracer whose ids cannot be set is used unchanged: each execution is then a trace."""
     kept = CollectedSpans()
 
     class Other(trace.TracerProvider):

@@ -1,4 +1,4 @@
-"""Every span that is started ends exactly once, and no exporter holds up or fails a node."""
+"""Each started span ends exactly once, and no exporter delays or fails a node."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from anabranch import Commander, Job
 from anabranch.commander import Event, quorum
 from anabranch.commander.remote import EventSource, Origin
 from anabranch.testing import Deadlock, SeededLoop
-from anabranch.tracing import _feed, otel
-from anabranch.tracing._feed import Gap
+from anabranch.tracing import _event_thread, otel
+from anabranch.tracing._event_thread import Gap
 from anabranch.tracing._spans import SpanSink
 
 pytestmark = pytest.mark.contract("S1")
@@ -46,7 +46,7 @@ class Fan(Job[None]):
 
 
 class Gate(Job[None]):
-    """Puts a leaf whenever it is told to, until it is told to end."""
+    """Puts a leaf for each signal, until it must end."""
 
     async def task(self) -> None:
         self.told: asyncio.Queue[bool] = asyncio.Queue()
@@ -58,7 +58,7 @@ class Gate(Job[None]):
 
 
 class SpanWorld(World):
-    """A world whose tree has spans; they are closed at some step, or go on to the end."""
+    """A random program with spans, which are closed at some step or at the end."""
 
     kept: CollectedSpans | None = None
     close_at = -1
@@ -81,7 +81,7 @@ class SpanWorld(World):
 
 def play(seed: int) -> None:
     chance = random.Random(seed)
-    random.seed(seed)  # the jitter of retries
+    random.seed(seed)  # the random delay of retries
     names = [*STEPS, *COMMANDS, *COMMANDS, "new", "new", "fail", "cancel", "return"]
     program = [
         (chance.choice(names), *(chance.randrange(1000) for _ in "abc"))
@@ -130,7 +130,7 @@ def check(world: SpanWorld, *, closed: bool) -> None:
 
 @pytest.mark.parametrize("part", range(3))
 def test_every_span_ends_once_in_random_programs(part: int) -> None:
-    """Whatever ends a node; its parent is the tree's; also where it is closed in the middle."""
+    """For each kind of end; its parent is the tree's; also if `otel` is closed in the middle."""
     for seed in seeds(PROGRAMS)[part::3]:
         try:
             play(seed)
@@ -139,8 +139,8 @@ def test_every_span_ends_once_in_random_programs(part: int) -> None:
             raise
 
 
-def test_spans_do_not_hold_up_a_seeded_loop() -> None:
-    """They are made in a thread that never calls in: the clock jumps, a deadlock is one at once."""
+def test_spans_do_not_delay_a_seeded_loop() -> None:
+    """Their thread never calls into the loop: the clock jumps, and a deadlock is found at once."""
 
     async def main() -> None:
         kept = CollectedSpans()
@@ -155,11 +155,11 @@ def test_spans_do_not_hold_up_a_seeded_loop() -> None:
         loop.close()
 
 
-# --- closed in the middle, and gaps
+# --- close, and gaps
 
 
-async def test_what_is_open_when_it_is_closed_ends_there() -> None:
-    """Marked as such; what comes later has no span."""
+async def test_open_spans_end_at_the_close() -> None:
+    """With a mark; later nodes have no span."""
     kept = CollectedSpans()
     async with Commander() as commander:
         with otel(commander, tracer_provider=kept.provider) as spans:
@@ -174,8 +174,8 @@ async def test_what_is_open_when_it_is_closed_ends_there() -> None:
     assert [span.attributes["anabranch.incomplete"] for span in kept.ended] == [True]
 
 
-async def test_what_runs_already_when_it_begins_has_a_span_too() -> None:
-    """From there on, so that what is put below it has its parent."""
+async def test_nodes_that_run_before_the_start_have_spans() -> None:
+    """From there on, so that their later children have a parent."""
     kept = CollectedSpans()
     async with Commander() as commander:
         gate = commander.put_job(Gate())
@@ -189,8 +189,8 @@ async def test_what_runs_already_when_it_begins_has_a_span_too() -> None:
     assert kept.named("invoke_workflow Gate").attributes["anabranch.incomplete"] is True
 
 
-async def test_leaving_the_block_goes_on_until_nothing_runs() -> None:
-    """What still runs has its whole span."""
+async def test_spans_continue_after_the_block_until_no_node_runs() -> None:
+    """Running nodes have complete spans."""
     kept = CollectedSpans()
     async with Commander() as commander:
         async with otel(commander, tracer_provider=kept.provider) as spans:
@@ -206,7 +206,7 @@ async def test_leaving_the_block_goes_on_until_nothing_runs() -> None:
 
 
 class Holds(CollectedSpans):
-    """Takes no span that begins while it is shut."""
+    """A processor that blocks at each start of a span while it is shut."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -222,9 +222,9 @@ class Holds(CollectedSpans):
 
 
 async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ended unseen has ended; what began unseen has a span, below which the next ones are."""
-    monkeypatch.setattr(_feed, "MAX_QUEUED", 20)
-    monkeypatch.setattr(_feed, "MAX_GATHERED", 8)
+    """Nodes that ended in the gap have ended; nodes that started in it can be parents."""
+    monkeypatch.setattr(_event_thread, "MAX_QUEUED_EVENTS", 20)
+    monkeypatch.setattr(_event_thread, "MAX_BATCH_EVENTS", 8)
     kept = Holds()
     async with Commander() as commander, otel(commander, tracer_provider=kept.provider) as spans:
         stays, ends = commander.put_job(Gate()), commander.put_job(Gate())
@@ -232,7 +232,7 @@ async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.Mo
         kept.open.clear()
         commander.put_job(Leaf())
         await wait_until(kept.holds.is_set)
-        await commander.put_job(Fan(50))  # more than there is room for
+        await commander.put_job(Fan(50))  # more than the queue holds
         unseen = commander.put_job(Gate())
         ends.told.put_nowait(False)
         await ends
@@ -266,15 +266,15 @@ async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.Mo
     assert {stays.node_id, unseen.node_id} <= {*parents}
 
 
-# --- processors and exporters that misbehave
+# --- broken processors and exporters
 
 
 @pytest.mark.parametrize("error", [ValueError("full"), SystemExit("out"), KeyboardInterrupt()])
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
-async def test_what_a_processor_raises_concerns_no_node(
+async def test_an_error_of_a_processor_affects_no_node(
     error: BaseException, moment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once; those before it have every span whole."""
+    """It is logged once; earlier processors get each complete span."""
 
     class Broken(SpanProcessor):
         pass
@@ -290,15 +290,15 @@ async def test_what_a_processor_raises_concerns_no_node(
     assert spans.flush()
     assert len(kept.started) == 6
     assert spans.error is error
-    assert caplog.text.count("a span was not made or not taken") == 1
+    assert caplog.text.count("cannot make or export a span") == 1
     if moment == "on_end":
         kept.check()
 
 
-async def test_a_fault_of_our_own_ends_the_spans_and_nothing_else(
+async def test_an_internal_error_ends_only_the_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Even one that ends programs: the thread has none to end."""
+    """Even one that would end a program."""
 
     def fail(*_: object) -> None:
         raise SystemExit
@@ -334,12 +334,12 @@ BLOCKED = """
 import asyncio, threading
 from anabranch import Commander, Job
 from anabranch.testing import Deadlock, SeededLoop
-from anabranch.tracing import _feed, otel
-from anabranch.tracing._feed import Gap
+from anabranch.tracing import _event_thread, otel
+from anabranch.tracing._event_thread import Gap
 from anabranch.tracing._spans import SpanSink
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
-_feed.FLUSH_SECONDS = 0.2
+_event_thread.FLUSH_SECONDS = 0.2
 class Leaf(Job[int]):
     async def task(self): return 1
 class Stuck(SpanExporter):
@@ -356,8 +356,8 @@ asyncio.run(main())
 """
 
 
-def test_an_exporter_that_blocks_for_ever_holds_up_neither_nodes_nor_the_end() -> None:
-    """The program waits a while for it, and goes."""
+def test_an_exporter_that_blocks_for_ever_delays_neither_nodes_nor_the_end() -> None:
+    """The program waits for it for a limited time."""
     said = subprocess.check_output([sys.executable, "-c", BLOCKED], text=True, timeout=60)
     assert said == "done\n"
 
@@ -386,16 +386,16 @@ asyncio.run(main())
 """
 
 
-def test_a_program_that_ends_at_once_has_told_all(tmp_path: Path) -> None:
-    """The provider's own end, which takes no more, comes after the last span."""
+def test_a_program_that_ends_at_once_exports_all_spans(tmp_path: Path) -> None:
+    """The provider's shutdown, which accepts no more spans, comes last."""
     file = tmp_path / "spans"
     program = [sys.executable, "-W", "error", "-c", LEAVES_AT_ONCE, str(file)]
     subprocess.run(program, check=True, timeout=60)
     assert file.read_text().split("\n") == ["invoke_workflow Leaf"] * 500 + [""]
 
 
-async def test_an_error_that_could_not_be_sent_here_is_told_by_its_type() -> None:
-    """An event of another machine has then what it showed there: its span fails as any other."""
+async def test_a_remote_error_that_cannot_be_pickled_has_its_type() -> None:
+    """The event has its `repr` only: the span fails like any other."""
     kept = CollectedSpans()
     sink = SpanSink(kept.provider, None, content=False)
     source = EventSource(7, 0, "far", Origin(0.0, "there"), "Commander/far#7")

@@ -1,4 +1,4 @@
-"""The names of spans' attributes are those of the released conventions."""
+"""The attribute names of spans equal the released conventions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.tracing import _genai
 pytestmark = pytest.mark.contract("S2")
 
 NAMES = {
-    "OPERATION": gen_ai_attributes.GEN_AI_OPERATION_NAME,
+    "OPERATION_NAME": gen_ai_attributes.GEN_AI_OPERATION_NAME,
     "AGENT_NAME": gen_ai_attributes.GEN_AI_AGENT_NAME,
     "CONVERSATION_ID": gen_ai_attributes.GEN_AI_CONVERSATION_ID,
     "WORKFLOW_NAME": gen_ai_attributes.GEN_AI_WORKFLOW_NAME,
@@ -63,13 +63,13 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_the_conventions(name: str) -> None:
-    """Word for word."""
+def test_a_name_equals_the_conventions(name: str) -> None:
+    """Character by character."""
     assert getattr(_genai, name) == NAMES[name]
 
 
-def test_every_name_is_the_conventions_or_says_that_it_is_ours() -> None:
-    """None is left out above."""
+def test_every_other_name_is_anabranchs() -> None:
+    """The table above is complete."""
     constants = {name: value for name, value in vars(_genai).items() if name.isupper()}
     values = {name: value for name, value in constants.items() if isinstance(value, str)}
     rest = {value for name, value in values.items() if name not in NAMES}
@@ -81,14 +81,14 @@ def test_every_name_is_the_conventions_or_says_that_it_is_ours() -> None:
 
 
 def test_providers_have_the_conventions_names() -> None:
-    """All whose hosts are known here."""
+    """All providers with known hosts."""
     known = {each.value for each in gen_ai_attributes.GenAiProviderNameValues}
-    assert {_genai.PROVIDERS.get(host.name, host.name) for host in HOSTED_PROVIDERS} <= known
+    assert {_genai.PROVIDER_NAMES.get(host.name, host.name) for host in HOSTED_PROVIDERS} <= known
 
 
-def test_what_an_answer_is_counted_as_has_the_conventions_names() -> None:
-    """Input and output; kinds of output are the conventions' too."""
+def test_token_types_and_output_types_have_the_conventions_names() -> None:
+    """Input and output tokens; types of output."""
     kinds = {each.value for each in gen_ai_attributes.GenAiTokenTypeValues}
     assert kinds == {"input", "output"}
     formats = {each.value for each in gen_ai_attributes.GenAiOutputTypeValues}
-    assert {*_genai._FORMATS.values()} <= formats
+    assert {*_genai._OUTPUT_TYPES.values()} <= formats

@@ -1,4 +1,4 @@
-"""What a span says of the server that was asked, and of the reply that it gave."""
+"""The server and the reply in the attributes of a span."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ KEY = "sk-live-0123456789abcdef"
 ASKED = Request([Message(role="user", content="hi")])
 SERVER = ("server.address", "server.port", "gen_ai.response.id", "gen_ai.response.model")
 SAID: dict[str, Any] = {"id": "chatcmpl-7", "model": "tiny-2026-11-01"}
-# Azure begins with an event that names neither.
+# Azure's first event has neither of them.
 AZURE = event({"id": "", "model": "", "choices": [], "prompt_filter_results": []})
 
 
 @handler
 async def ask(node: Node[None], backend: Any) -> None:
-    """Ask once."""
+    """Send one request."""
     await backend.complete(ASKED)
 
 
 async def span_of(backend: Any, **options: Any) -> dict[str, Any]:
-    """Return the attributes of the one request's span that tell of the server."""
+    """Return the attributes about the server in the span of the only request."""
     kept = CollectedSpans()
     async with Commander() as commander, backend:
         with otel(commander, tracer_provider=kept.provider, **options) as spans:
@@ -62,7 +62,7 @@ def whole(**said: Any) -> Reply:
     "reply", [streamed(**SAID), streamed(AZURE, **SAID), whole(**SAID)], ids=["a", "azure", "whole"]
 )
 async def test_a_span_names_the_server_and_its_reply(kind: str, reply: Reply) -> None:
-    """Where it was sent, the reply's own id, and the model that gave it; measures too."""
+    """The address, the id of the reply, and its model; metrics have them too."""
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader], shutdown_on_exit=False)
     async with ScriptedServer(reply) as server:
@@ -91,14 +91,14 @@ PORTS = [("http://models.test/v1", 80), ("https://models.test", 443), ("http://[
 
 
 @pytest.mark.parametrize(("address", "port"), PORTS)
-def test_a_port_is_the_scheme_s_where_none_is_named(address: str, port: int) -> None:
-    """The host has neither user nor brackets."""
+def test_the_default_port_is_the_schemes(address: str, port: int) -> None:
+    """The host is without user and brackets."""
     server = connect(address, model="tiny").server
     assert server == ("::1" if "::1" in address else "models.test", port)
 
 
 async def test_a_model_in_this_process_has_no_server() -> None:
-    """Nor a reply an id."""
+    """And its reply has no id."""
     assert await span_of(ScriptedBackend("Hi.", model="m")) == {}
 
 
@@ -107,10 +107,8 @@ async def test_a_model_in_this_process_has_no_server() -> None:
     cuts=st.lists(st.integers(1, 60), max_size=12),
     events=st.lists(st.sampled_from([AZURE, b": comment\n\n"]), max_size=2),
 )
-async def test_a_reply_is_named_however_its_bytes_are_cut(
-    cuts: list[int], events: list[bytes]
-) -> None:
-    """What comes before the first event with a name says nothing, nor do the ones behind it."""
+async def test_the_reply_is_named_for_any_chunks(cuts: list[int], events: list[bytes]) -> None:
+    """The first event with a name counts; earlier and later ones do not."""
     others = chunk({"content": "Hi."}, "stop", id="other", model="other")
     data = b"".join([*events, chunk({"role": "assistant"}, **SAID), others, DONE])
     steps: list[bytes] = []
@@ -126,15 +124,15 @@ ODD = [None, 7, "", "a sentence about plums", "x" * 201, ["a"], "caf\u00e9"]
 
 
 @pytest.mark.parametrize("odd", ODD)
-async def test_what_is_no_name_is_not_shown(odd: Any) -> None:
-    """A server may say anything there, content too."""
+async def test_invalid_names_are_not_shown(odd: Any) -> None:
+    """A server may send any text there, also content."""
     async with ScriptedServer(streamed(id=odd, model=odd)) as server:
         said = await span_of(connect(server.url, model="tiny"))
     assert not [name for name in said if name.startswith("gen_ai")]
 
 
 async def test_a_key_that_a_server_sends_back_is_not_shown() -> None:
-    """As the id of its reply."""
+    """For example as the id of its reply."""
     key = "own-format-4711-4711"
     async with ScriptedServer(streamed(id=key, model=f"tiny-{key}")) as server:
         said = await span_of(connect(server.url, model="tiny", api_key=key))
@@ -143,7 +141,7 @@ async def test_a_key_that_a_server_sends_back_is_not_shown() -> None:
 
 
 async def test_the_last_attempt_names_the_reply() -> None:
-    """One that failed before has told of none, or of another one."""
+    """A failed attempt had no name, or another one."""
     failing = Reply([chunk({"content": ""}, id="first", model="first")])
     async with ScriptedServer(failing, streamed(**SAID)) as server:
         said = await span_of(connect(server.url, model="tiny"))
@@ -151,7 +149,7 @@ async def test_the_last_attempt_names_the_reply() -> None:
 
 
 def test_events_of_requests_travel_between_processes() -> None:
-    """All but what was said."""
+    """Without the content."""
     asked = Asked(1, "http", "tiny", {"n": 1}, 1, ("look",), False, ASKED, ("models.test", 80))
     copy = pickle.loads(pickle.dumps(asked))
     assert (copy.server, copy.request, copy.tools) == (("models.test", 80), None, ("look",))

@@ -51,7 +51,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def opened() -> Generator[RecordingPage]:
-    """One Chromium for all tests of the module, its network off."""
+    """One Chromium for all tests of the module, with its network off."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -67,7 +67,7 @@ Show = Callable[..., Any]
 
 @pytest.fixture
 def show(opened: RecordingPage, tmp_path: Path) -> Generator[Show]:
-    """Open the page of a trace; nothing may be asked for, or go wrong."""
+    """Open the page of a trace; a request or an error in the page fails the test."""
     page = opened.page
     opened.wrong.clear()
 
@@ -91,12 +91,12 @@ def show(opened: RecordingPage, tmp_path: Path) -> Generator[Show]:
     assert opened.wrong == []
 
 
-# --- what is shown
+# --- display
 
 
 @pytest.mark.parametrize(("size", "listed"), [(5, 7), (498, 3), (9_998, 3)])
 def test_page_opens_with_the_network_off(show: Show, size: int, listed: int) -> None:
-    """The page of a tree of any size asks nobody, and draws only what is in sight."""
+    """For a tree of any size it sends no request, and draws only visible rows."""
     page = show(wide_trace(size))
 
     assert len(visible_rows(page)) == listed
@@ -106,18 +106,18 @@ def test_page_opens_with_the_network_off(show: Show, size: int, listed: int) -> 
 
 
 def test_page_forbids_itself_every_request(show: Show) -> None:
-    """The page's policy lets nothing out, and no script in but its own."""
+    """Its policy allows no request, and no other script."""
     page = show(wide_trace(1))
     policy = page.locator("meta[http-equiv]").get_attribute("content")
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
 
 
-def test_many_alike_are_one_row(show: Show) -> None:
-    """Finished siblings alike begin as one row; the one that failed stands beside it."""
+def test_many_similar_siblings_are_one_row(show: Show) -> None:
+    """Ended similar siblings start as one row; a failed one is beside it."""
     page = show(wide_trace(9_998, failed=5000))
 
-    assert visible_rows(page)[2] == "Leaf, 9,997 alike, completed"
+    assert visible_rows(page)[2] == "Leaf, 9,997 similar, completed"
     assert visible_rows(page)[3].startswith("Leaf #5000, failed, ")
     assert (
         page.locator(".row.group")
@@ -128,7 +128,7 @@ def test_many_alike_are_one_row(show: Show) -> None:
 
 
 def test_row_of_many_opens_and_folds(show: Show) -> None:
-    """Opened, a row of many has thousands below it; only those in sight are elements."""
+    """An open group has thousands of rows; only visible ones are elements."""
     page = show(wide_trace(9_998))
     page.locator(".row.group").click()
 
@@ -139,13 +139,13 @@ def test_row_of_many_opens_and_folds(show: Show) -> None:
     assert page.locator(SELECTED).get_attribute("aria-posinset") == "9998"
     assert page.locator(SELECTED).get_attribute("aria-setsize") == "9998"
     page.keyboard.press("ArrowLeft")
-    assert selected_row(page) == "Leaf, 9,998 alike, completed"
+    assert selected_row(page) == "Leaf, 9,998 similar, completed"
     page.keyboard.press(" ")
     assert len(visible_rows(page)) == 3
 
 
 def test_keys_walk_the_tree(show: Show) -> None:
-    """Arrows go up, down, in and out; the focus goes with the selection."""
+    """Arrow keys go up, down, in and out; the focus follows the selection."""
     page = show(conversation_trace())
 
     walked = []
@@ -175,7 +175,7 @@ def test_keys_walk_the_tree(show: Show) -> None:
 
 
 def test_screen_reader_finds_the_tree(show: Show) -> None:
-    """The accessibility tree has the tree and its items, each with name, level, place and state."""
+    """The accessibility tree has the items, each with name, level, position and state."""
     page = show(conversation_trace())
 
     said = page.locator("[role=tree]").aria_snapshot()
@@ -204,7 +204,7 @@ def test_screen_reader_finds_the_tree(show: Show) -> None:
 
 
 def test_first_failure_is_one_key_away(show: Show) -> None:
-    """`f` goes to what failed first, wherever it is folded, and tells with what and where."""
+    """`f` selects the first failure in any folded part, with its error and line."""
     page = show(wide_trace(9_998, failed=7000))
     page.locator(".row").nth(1).click()
     page.keyboard.press("ArrowLeft")
@@ -218,8 +218,8 @@ def test_first_failure_is_one_key_away(show: Show) -> None:
     assert "app.py:9 in task" in said
 
 
-def test_search_and_filters_leave_what_matches_and_what_is_above(show: Show) -> None:
-    """Names, agents, models, kinds and states are found; Escape shows all again."""
+def test_search_and_filters_show_matches_and_their_ancestors(show: Show) -> None:
+    """By names, agents, models, kinds and states; Escape shows all again."""
     page = show(conversation_trace())
     everything = visible_rows(page)
 
@@ -262,8 +262,8 @@ def test_search_and_filters_leave_what_matches_and_what_is_above(show: Show) -> 
     assert "ever #6" in visible_rows(page)[-1]
 
 
-def test_details_tell_what_a_node_waits_for(show: Show) -> None:
-    """A node that waits names what for, at which line, and leads there."""
+def test_details_show_the_wait_of_a_node(show: Show) -> None:
+    """The reason, the line of code, and a link to the other node."""
     page = show(conversation_trace())
     page.locator("[aria-label^='wait #5']").click()
 
@@ -274,7 +274,7 @@ def test_details_tell_what_a_node_waits_for(show: Show) -> None:
     assert selected_row(page).startswith("ever #6")
 
 
-def test_details_tell_all_of_requests_tools_and_attempts(show: Show) -> None:
+def test_details_show_requests_tools_and_attempts(show: Show) -> None:
     """Requests with times, options and tokens; calls with arguments and results; each attempt."""
     page = show(conversation_trace())
 
@@ -308,8 +308,8 @@ def test_details_tell_all_of_requests_tools_and_attempts(show: Show) -> None:
         assert part in said
 
 
-def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
-    """What failed, is open, was tried again or blocked the loop stands in one list."""
+def test_problems_are_listed_in_order_of_time(show: Show) -> None:
+    """Failed, open and retried nodes, and nodes that blocked the loop, are in one pane."""
     page = show(conversation_trace())
     page.keyboard.press("2")
 
@@ -321,7 +321,7 @@ def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
         "ExceptionGroup: two",
         "Still open (3)",
         "awaits ever#6",
-        "Tried again (1)",
+        "Retried (1)",
         "RateLimited",
         "Blocked the event loop (1)",
         "app.py:40 in task",
@@ -330,8 +330,8 @@ def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
     assert places == sorted(places)
 
 
-def test_sums_are_those_of_the_trace(show: Show) -> None:
-    """Tokens and money by agent and by model equal `usage_by_agent`, `usage` and `cost`."""
+def test_sums_equal_the_traces(show: Show) -> None:
+    """Tokens and cost by agent and by model equal `usage_by_agent`, `usage` and `cost`."""
     trace = conversation_trace()
     prices = {"small": Price(10.0, 100.0)}
     page = show(trace, prices=prices)
@@ -351,13 +351,13 @@ def test_sums_are_those_of_the_trace(show: Show) -> None:
     assert table_cells(page, "By model") == by_model | everything
 
 
-def test_time_of_a_name_is_parted_into_what_it_was_spent_on(show: Show) -> None:
-    """Own code, tools, models, children and queues are told apart, and add up to the lives."""
+def test_time_of_a_name_is_split(show: Show) -> None:
+    """Into body, tools, models, children and queue, which add up to the time of the nodes."""
     page = show(conversation_trace())
     page.keyboard.press("4")
 
     found = table_cells(page, "By name of node")
-    # ask #2 lived 280 ms: 10 queued, 100 at models, 50 with its child. ask #4 lived 300 ms: 110
+    # ask #2 took 280 ms: 10 queued, 100 at models, 50 with its child. ask #4 took 300 ms: 110
     # queued (100 of them between attempts), 50 at a model.
     assert found["ask \u00d7 2"] == ["260 ms", "\u2013", "150 ms", "50.0 ms", "120 ms"]
     assert found["search \u00d7 1"] == ["\u2013", "40.0 ms", "\u2013", "\u2013", "10.0 ms"]
@@ -365,7 +365,7 @@ def test_time_of_a_name_is_parted_into_what_it_was_spent_on(show: Show) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_read(show: Show, scheme: str) -> None:
-    """Text has the contrast that WCAG AA asks for, light and dark, on all that it stands on."""
+    """Text has the contrast that WCAG AA requires, light and dark, on each background."""
     page = show(conversation_trace(), scheme=scheme)
 
     texts = ["text", "dim", "accent", "failed-text", "lost", "model", "tool"]
@@ -380,8 +380,8 @@ def test_colours_can_be_read(show: Show, scheme: str) -> None:
     assert [pair for pair in found if pair[2] < 4.5] == []
 
 
-def test_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
-    """The page is dark where the system is; `t` turns it, the canvas too."""
+def test_theme_follows_the_system_until_it_is_changed(show: Show) -> None:
+    """The page is dark if the system is; `t` changes it, and the canvas too."""
     page = show(conversation_trace(), scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
@@ -394,7 +394,7 @@ def test_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
 
 
 def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
-    """The wheel zooms where the pointer is, `z` to a node, `0` shows the whole run again."""
+    """The wheel zooms at the pointer, `z` to a node, `0` shows the complete run again."""
     page = show(conversation_trace())
     sight = page.locator("#range")
     whole = sight.inner_text()
@@ -421,11 +421,11 @@ def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
     )
 
 
-def test_pointer_tells_what_happened_there(show: Show) -> None:
-    """Over the timeline stands what the node did at that time, and nothing beside it."""
+def test_a_tooltip_shows_the_activity_at_the_pointer(show: Show) -> None:
+    """Over the timeline of a node; beside it there is none."""
     page = show(conversation_trace())
     box = page.locator("#timeline").bounding_box()
-    whole = 0.7 * 1.075  # seconds in sight, the margins too
+    whole = 0.7 * 1.075  # visible seconds, with the margins
 
     def point(row: int, time: float) -> str:
         at = box["x"] + (time + 0.7 * 0.015) / whole * box["width"]
@@ -441,7 +441,7 @@ def test_pointer_tells_what_happened_there(show: Show) -> None:
 
 
 def test_panes_are_made_wider_by_keys(show: Show) -> None:
-    """The edge between two panes is moved by arrows."""
+    """Arrow keys move the splitter between two panes."""
     page = show(conversation_trace())
     before = page.locator("#tree").bounding_box()["width"]
 
@@ -456,13 +456,13 @@ def test_help_lists_the_keys(show: Show) -> None:
     page = show(conversation_trace())
 
     page.keyboard.press("?")
-    assert "what failed first" in page.get_by_role("dialog").inner_text()
+    assert "first failure" in page.get_by_role("dialog").inner_text()
     page.keyboard.press("?")
     assert not page.locator("#help").is_visible()
 
 
 def test_names_and_content_stay_text(show: Show) -> None:
-    """No name, error, argument, reply or option becomes a part of the page."""
+    """No name, error, argument, reply or option becomes markup."""
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(HOSTILE_TEXTS, 1):
         at = number / 100
@@ -523,8 +523,8 @@ def test_names_and_content_stay_text(show: Show) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
-    """A killed process's open nodes are marked, and a gap is told with its size."""
+def test_lost_nodes_and_missing_events_are_reported(show: Show) -> None:
+    """Open nodes of a killed process are marked; a note has the size of a gap."""
     page = show(
         trace_of(
             *node_lines(1, "Job", parent=0)[:2],
@@ -542,11 +542,11 @@ def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
     assert visible_rows(page)[1].startswith("Job #1, lost")
     said = page.locator("#notes").inner_text()
     assert "2 nodes" in said
-    assert "12 events are missing" in said
+    assert "lacks 12 events" in said
 
 
-def test_run_of_two_processes_is_one_picture(show: Show) -> None:
-    """The lives of a durable run are named, and each is one click away."""
+def test_a_run_of_two_processes_is_one_page(show: Show) -> None:
+    """The executions of a durable run are listed, and a click shows each."""
     trace = trace_of(*node_lines(1, "Job", parent=0)[:2])
     trace.feed({"recording": 1, "time": 1_790_000_600.0, "pid": 8, "host": "two", "content": True})
     for line in (*node_lines(1, "Job", parent=0), {"e": "end", "t": 1.0, "usage": {}}):
@@ -554,13 +554,13 @@ def test_run_of_two_processes_is_one_picture(show: Show) -> None:
     page = show(trace)
 
     assert "2 processes" in page.locator("#notes").inner_text()
-    page.get_by_text("life 2 (pid 8, two)").click()
+    page.get_by_text("execution 2 (pid 8, two)").click()
     visible_rows(page)
     assert page.locator("#range").inner_text().startswith("10 m 0 s")
 
 
 def test_page_fits_a_narrow_screen(show: Show) -> None:
-    """At 400 pixels the tree, the timeline and the details are in sight, and nothing is cut off."""
+    """At 400 pixels the tree, the timeline and the details are visible, and not cut off."""
     page = show(wide_trace(300, failed=100), width=400, height=800)
     page.keyboard.press("f")
 
@@ -590,10 +590,10 @@ def test_deep_tree_is_walked_to_its_end(show: Show) -> None:
     assert page.locator(SELECTED).get_attribute("aria-level") == "3001"
 
 
-def test_real_run_is_told_whole(show: Show, tmp_path: Path) -> None:
-    """The page of a run that was recorded has its agent, its tool's answer, tokens and cost."""
+def test_the_page_of_a_real_run_is_complete(show: Show, tmp_path: Path) -> None:
+    """It has the agent, its tool's result, tokens and cost."""
     file = tmp_path / "run.jsonl"
-    with ThreadPoolExecutor(1) as pool:  # the browser's loop is this thread's
+    with ThreadPoolExecutor(1) as pool:  # this thread has the browser's loop
         pool.submit(asyncio.run, record_agent(file)).result()
     page = show(read(file))
 

@@ -1,4 +1,4 @@
-"""What is written into the page of a recording."""
+"""The data in the page of a recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEGABYTE = 1_000_000
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """Return the data in the text of a page, as far as its element goes for a browser."""
+    """Return the data in the text of a page, up to the end of its element for a browser."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
     assert match is not None
     return json.loads(match[1])
@@ -26,7 +26,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [0, 10, 500, 10_000])
 def test_page_of_bare_nodes_is_small(size: int, tmp_path: Path) -> None:
-    """10,000 bare nodes take at most a megabyte, the page with them."""
+    """With 10,000 bare nodes it has at most a megabyte."""
     wide_trace(size).html(tmp_path / "page.html")
 
     assert (tmp_path / "page.html").stat().st_size < MEGABYTE
@@ -55,10 +55,10 @@ def lines_of(tree: list[tuple[int, str, float, str]]) -> list[dict[str, Any]]:
 
 
 @given(tree=trees)
-def test_page_holds_each_node_as_it_was(
+def test_the_columns_contain_each_node(
     tree: list[tuple[int, str, float, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Names, parents, states and times come out of the page's columns as they went in."""
+    """Names, parents, states and times can be read from the page's columns."""
     trace = trace_of(*lines_of(tree), live=True)
     file = tmp_path_factory.mktemp("page") / "page.html"
     trace.html(file)
@@ -77,14 +77,14 @@ def test_page_holds_each_node_as_it_was(
         assert above is (node.parent or trace.root)
         assert put == round(node.put * 1e6)
         if start is not None:
-            put_to_start = round(node.spells[0].start * 1e6) - put
+            put_to_start = round(node.intervals[0].start * 1e6) - put
             assert start == put_to_start
         if node.ended is not None:
             assert put + (start or 0) + ended == round(node.ended * 1e6)
 
 
 def test_numbers_that_json_lacks_are_written_as_text(tmp_path: Path) -> None:
-    """An infinity or a huge number in what was recorded leaves a page that can be read."""
+    """Infinite or huge numbers in a recording leave a readable page."""
     odd = {"a": float("inf"), "b": float("nan"), "c": 10**400}
     charged = event_line("charged", 0.1, 1, usage={"dollars": float("inf")})
     trace = trace_of(

@@ -1,4 +1,4 @@
-"""A recording as a trace for Perfetto: tracks that nest, in the order of time."""
+"""A recording as a trace for Perfetto: nested tracks, in order of time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anabranch.messages import Message, ToolCall
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 from anabranch.tracing import Trace, read, record
-from anabranch.tracing._perfetto import DEEPEST, _write
+from anabranch.tracing._perfetto import MAX_NESTED_SLICES, _write
 
 pytestmark = pytest.mark.contract("S9")
 
@@ -32,7 +32,7 @@ EXAMPLES = settings(max_examples=example_count(60, 1_000), deadline=None)
 
 @tool
 def weather(city: str) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     raise LookupError(city)
 
 
@@ -41,14 +41,14 @@ def refuse(name: str) -> None:
 
 
 def written(trace: Trace) -> list[dict[str, Any]]:
-    """Return the events, which are JSON as it is defined."""
+    """Return the events, which are valid JSON."""
     found = json.loads("".join(_write(trace)), parse_constant=refuse)
     assert set(found) == {"displayTimeUnit", "otherData", "traceEvents"}
     return found["traceEvents"]
 
 
 def check(events: list[dict[str, Any]]) -> None:
-    """Check what every reader relies on."""
+    """Check the rules that each reader relies on."""
     named = {(each["pid"], each.get("tid")) for each in events if each["ph"] == "M"}
     rest = [each for each in events if each["ph"] != "M"]
     assert events[len(events) - len(rest) :] == rest  # names come first
@@ -65,13 +65,13 @@ def check(events: list[dict[str, Any]]) -> None:
                 inside.pop()
             assert not inside or (inside[-1][0] <= start and end <= inside[-1][1])
             inside.append((start, end))
-            assert len(inside) <= DEEPEST
+            assert len(inside) <= MAX_NESTED_SLICES
 
 
 def spread(top: Spec, seed: int) -> Trace:
-    """Return a trace in which each node runs for a random part of the time that its parent has.
+    """Return a trace whose nodes run for random parts of their parents' times.
 
-    A few end later than that, as what is recorded of another machine may.
+    A few end later, as nodes of another machine may.
     """
     chance = random.Random(seed)
     trace = Trace()
@@ -106,7 +106,7 @@ def spread(top: Spec, seed: int) -> Trace:
 @EXAMPLES
 @given(specs(), st.integers(0, 99))
 def test_slices_nest_on_every_track(top: Spec, seed: int) -> None:
-    """However nodes overlap; each node, request and first chunk is there once."""
+    """For any overlap of nodes; each node, request and first chunk appears once."""
     trace = spread(top, seed)
     events = written(trace)
     check(events)
@@ -122,12 +122,12 @@ def test_slices_nest_on_every_track(top: Spec, seed: int) -> None:
 @EXAMPLES
 @given(specs(), st.integers(0, 9))
 def test_any_trace_is_drawn(top: Spec, seed: int) -> None:
-    """With retries, failures, nodes that are kept, and nodes that take no time."""
+    """With retries, failures, recorded outcomes, and nodes without duration."""
     check(written(make_trace(top, seed=seed)))
 
 
-def test_what_ran_at_once_has_tracks_of_its_own_and_they_are_used_again() -> None:
-    """As few as there were at once; what ran one after the other shares that of its parent."""
+def test_concurrent_nodes_have_tracks_which_are_reused() -> None:
+    """As few as nodes at one time; sequential nodes share the track of their parent."""
     trace = Trace()
     trace.feed({"recording": 1, "time": 9e8, "pid": 1, "host": "box", "content": False})
     for number in range(1, 101):
@@ -143,8 +143,8 @@ def test_what_ran_at_once_has_tracks_of_its_own_and_they_are_used_again() -> Non
     assert lanes == [f"lane {number}" for number in range(1, 6)]
 
 
-def test_what_happened_to_a_node_is_marked() -> None:
-    """Failures, retries, a blocked loop, a node that never began."""
+def test_events_of_a_node_are_marks() -> None:
+    """Failures, retries, a blocked loop, a node that never started."""
     trace = Trace()
     for line in [
         {"recording": 1, "time": 9e8, "pid": 1, "host": "box", "content": False},
@@ -162,21 +162,21 @@ def test_what_happened_to_a_node_is_marked() -> None:
     events = written(trace)
     check(events)
     assert [(each["ts"], each["name"], each["args"]) for each in events if each["ph"] == "i"] == [
-        (2_000_000, "tried again", {"error": "OSError"}),
+        (2_000_000, "retried", {"error": "OSError"}),
         (4_000_000, "blocked the loop", {"seconds": 0.5, "at": "app.py:3 in task"}),
         (5_000_000, "failed: KeyError", {"error": "KeyError (app.py:4 in task)"}),
-        (6_000_000, "b#2 never began: cancelled", {}),
+        (6_000_000, "b#2 never started: cancelled", {}),
     ]
     slices = [each for each in events if each["ph"] == "X" and each["name"] == "a#1"]
     assert [(each["ts"], each["dur"]) for each in slices] == [
         (10**6, 10**6),
         (3 * 10**6, 2 * 10**6),
     ]
-    assert slices[0]["args"]["waited to begin (s)"] == 1
+    assert slices[0]["args"]["waited to start (s)"] == 1
 
 
-def test_each_life_and_each_machine_is_a_process() -> None:
-    """A node that two lives have is in both."""
+def test_each_execution_and_each_machine_is_a_process() -> None:
+    """A node of two executions is in both."""
     trace = Trace()
     for life in 1, 2:
         trace.feed({"recording": 1, "time": 9e8 + life, "pid": life, "host": "box", "content": 0})
@@ -195,7 +195,7 @@ def test_each_life_and_each_machine_is_a_process() -> None:
 
 @pytest.mark.parametrize("shape", ["deep", "wide"])
 def test_a_large_trace_is_written(shape: str) -> None:
-    """Thousands of nodes below each other, or at once."""
+    """Thousands of nodes below each other, or concurrently."""
     count = example_count(2_000, 20_000)
     spec = Spec(seconds=0)
     for number in range(count):
@@ -209,7 +209,7 @@ def test_a_large_trace_is_written(shape: str) -> None:
 
 
 async def test_a_recording_is_written_as_a_file(tmp_path: Path) -> None:
-    """Its slices say what an agent, its requests and its tools did, with content if recorded."""
+    """Its slices have the agent, its requests and its tools, with content if recorded."""
     call = ToolCall(id="c", name="weather", arguments={"city": "Rome"})
     replies = Message(role="assistant", tool_calls=[call]), "half a pair: \ud800"
     async with Commander() as commander:
@@ -231,16 +231,16 @@ async def test_a_recording_is_written_as_a_file(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["run.json", "run.jsonl"]
 
 
-def test_a_number_that_json_has_not_is_written_in_words() -> None:
-    """A model may have called a tool with one; readers would refuse the whole file."""
+def test_a_number_that_json_lacks_is_written_as_text() -> None:
+    """A model may have sent one; readers would refuse the complete file."""
     call = Spec("call", size=3, arguments={"day": float("nan")})
     events = written(make_trace(Spec(children=[call]), content=True))
     [said] = [each["args"] for each in events if each.get("cat") == "tool"]
     assert said["arguments"] == "{'day': nan}"
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    """What stood there stays if writing fails; a link keeps pointing where it did."""
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
+    """The old file stays if writing fails; a link still points to the same place."""
     trace = make_trace(Spec(children=[Spec()]))
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
@@ -255,20 +255,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link.json", "real.json"]
 
 
-def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
-    """By a page or a file for Perfetto; nobody could make it again."""
+def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
+    """Neither by a page nor by a file for Perfetto."""
     file = tmp_path / "run.jsonl"
     file.write_text('{"recording":1,"time":1.0,"pid":1,"host":"h","content":false}\n')
     said, trace = file.read_text(), read(file)
     for write in trace.perfetto, trace.html:
-        with pytest.raises(ConfigurationError, match="it is a recording, which would be lost"):
+        with pytest.raises(ConfigurationError, match="it is a recording, and would be overwritten"):
             write(file)
     assert file.read_text() == said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files have other rights there")
-def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
-    """Where one is replaced, as by a page with content."""
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    """For example of a page with content."""
     file = tmp_path / "run"
     file.touch(0o600)
     trace = make_trace(Spec())
@@ -278,7 +278,7 @@ def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """By name: a folder, one that is missing, a name that none can have."""
+    """The error names it: a folder, a missing folder, an impossible name."""
     trace = make_trace(Spec())
     for place in tmp_path, tmp_path / "missing" / "a.json", f"{tmp_path}/a\0b":
         for write in trace.perfetto, trace.html:

@@ -1,4 +1,4 @@
-"""`record`: where it may be called, how it ends, and what becomes of its file."""
+"""`record`: where it may be called, how it ends, and its file."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from anabranch.commander import ConfigurationError, Event, emit
 from anabranch.commander._record import record_of
 from anabranch.commander.tap import Tap
 from anabranch.tracing import live, read, record
-from anabranch.tracing._read import is_recorded
+from anabranch.tracing._recording_file import is_recorded
 
 pytestmark = pytest.mark.contract("S1")
 
@@ -45,7 +45,7 @@ def names(file: Path) -> list[str]:
 
 
 async def test_it_is_refused_outside_the_block(tmp_path: Path) -> None:
-    """Before and after: nothing is made of the file."""
+    """Before and after: the file is not changed."""
     commander = Commander()
     with pytest.raises(RuntimeError, match="inside the commander's block"):
         record(commander, tmp_path / "r")
@@ -57,7 +57,7 @@ async def test_it_is_refused_outside_the_block(tmp_path: Path) -> None:
 
 
 async def test_it_is_refused_in_another_thread_and_on_another_loop(tmp_path: Path) -> None:
-    """It would take the events of a loop from another one."""
+    """Two loops would change the tree."""
 
     async def elsewhere() -> None:
         record(commander, tmp_path / "r")
@@ -71,21 +71,21 @@ async def test_it_is_refused_in_another_thread_and_on_another_loop(tmp_path: Pat
 
 
 async def test_one_tree_may_have_several_recordings(tmp_path: Path) -> None:
-    """Each has all from its own begin; a second one of the same file is refused, and harmless."""
+    """Each has all events from its start; a second one of the same file is refused."""
     async with Commander() as commander, record(commander, tmp_path / "a"):
         await commander.call_handler(give())
         with record(commander, tmp_path / "b"):
             with pytest.raises(TimeoutError):
                 await commander.call_handler(hang(), timeout=0.01)
             for append in (False, True):
-                with pytest.raises(ConfigurationError, match="is being recorded to"):
+                with pytest.raises(ConfigurationError, match="another recorder writes this file"):
                     record(commander, tmp_path / "a", append=append)
     assert names(tmp_path / "a") == ["give", "hang"]
     assert names(tmp_path / "b") == ["hang"]
 
 
-async def test_a_commander_in_a_node_has_a_recording_of_its_own(tmp_path: Path) -> None:
-    """Its tree is its own, from number 0 on."""
+async def test_a_nested_commander_has_a_separate_recording(tmp_path: Path) -> None:
+    """Its tree has separate numbers, from 0 on."""
 
     @handler
     async def inner(node: Node) -> None:
@@ -98,11 +98,11 @@ async def test_a_commander_in_a_node_has_a_recording_of_its_own(tmp_path: Path) 
     assert names(tmp_path / "outer") == ["inner"]
 
 
-# --- how it ends
+# --- the end
 
 
-async def test_the_block_may_be_left_before_the_tree_s_end(tmp_path: Path) -> None:
-    """It goes on until nothing runs: then the file ends, though the commander goes on."""
+async def test_the_block_may_end_before_the_tree(tmp_path: Path) -> None:
+    """It continues until no node runs; then the file ends, even if the commander continues."""
     async with Commander() as commander:
         with record(commander, tmp_path / "r"):
             node = commander.call_handler(hang())
@@ -118,7 +118,7 @@ async def test_the_block_may_be_left_before_the_tree_s_end(tmp_path: Path) -> No
 
 
 async def test_without_a_block_it_ends_with_the_tree(tmp_path: Path) -> None:
-    """Also where the tree's block is left by an exception, or cancelled."""
+    """Also if the tree's block ends by an exception or a cancel."""
     for error in (None, ValueError("out"), asyncio.CancelledError()):
         try:
             async with Commander() as commander:
@@ -136,7 +136,7 @@ async def test_without_a_block_it_ends_with_the_tree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["loop", "thread", "both"])
 async def test_it_may_be_closed_at_any_time_in_any_thread(where: str, tmp_path: Path) -> None:
-    """Twice is harmless; what comes later is not recorded, and what is open is not over."""
+    """Twice is harmless; later events are not recorded, and open nodes stay open."""
     async with Commander() as commander:
         recorder = record(commander, tmp_path / "r")
         first = commander.call_handler(hang())
@@ -152,8 +152,8 @@ async def test_it_may_be_closed_at_any_time_in_any_thread(where: str, tmp_path: 
     assert [node.state for node in recorder.trace()] == ["lost"]
 
 
-async def test_it_is_read_from_any_thread_while_it_goes_on(tmp_path: Path) -> None:
-    """All that happened before is there."""
+async def test_it_can_be_read_from_any_thread_at_any_time(tmp_path: Path) -> None:
+    """With all earlier events."""
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
         for count in range(1, 4):
             await commander.call_handler(give())
@@ -167,7 +167,7 @@ async def test_it_is_read_from_any_thread_while_it_goes_on(tmp_path: Path) -> No
 
 
 async def test_a_tap_that_closes_another_one_disturbs_no_third() -> None:
-    """While an event is being told: each of the others has it, and all that come after."""
+    """During an event: each of the others gets it, and all later ones."""
     heard: dict[str, list[str]] = {"closer": [], "closed": [], "last": []}
     closes: list[str] = []
 
@@ -192,10 +192,10 @@ async def test_a_tap_that_closes_another_one_disturbs_no_third() -> None:
 
 
 @given(capacity=st.integers(1, 9), late=st.integers(0, 3), count=st.integers(0, 60))
-def test_a_tap_that_takes_when_it_is_told_loses_nothing(
+def test_a_tap_that_takes_in_its_callback_loses_nothing(
     capacity: int, late: int, count: int
 ) -> None:
-    """Whether it takes inside `notify`, or some calls later; the order is that of what happened."""
+    """Inside `notify` or some calls later; events stay in order."""
     taken: list[Event] = []
     calls = 0
 
@@ -225,13 +225,13 @@ def test_a_tap_that_takes_when_it_is_told_loses_nothing(
 
 @pytest.mark.contract("S2")
 async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Path) -> None:
-    """A model that streams slowly; and earlier releases' recordings, which have such lines."""
+    """For a slow model; recordings of earlier releases have such lines."""
 
     @handler
     async def talks(node: Node) -> None:
         for text in "Hel", "lo":
             emit(node, "text", text)
-            assert recorder._feed.flush()
+            assert recorder._thread.flush()
 
     async with Commander() as commander:
         recorder = record(commander, tmp_path / "r", content=True)
@@ -244,7 +244,7 @@ async def test_a_batch_without_a_complete_word_leaves_no_blank_line(tmp_path: Pa
 
 
 async def test_a_live_trace_has_the_nodes_of_a_recording(tmp_path: Path) -> None:
-    """Though a recording writes the records of most nodes without making them first."""
+    """Although a recording writes most lines without records."""
 
     @handler
     async def leaf(node: Node, number: int) -> None:
@@ -273,8 +273,8 @@ async def test_a_live_trace_has_the_nodes_of_a_recording(tmp_path: Path) -> None
 
 
 @pytest.mark.contract("S7")
-async def test_odd_data_end_no_recording(tmp_path: Path) -> None:
-    """S7: a program may tell anything by `emit`; what cannot be read says nothing."""
+async def test_malformed_data_ends_no_recording(tmp_path: Path) -> None:
+    """S7: a program may `emit` any data; unreadable data is left out."""
     kinds: list[Any] = [
         "called", "answered", "request", "first_chunk", "reply", "charged", "text", "placed",
         "slow", "waiting", "tool_call", "failed", "cancelled", "retried",
@@ -311,7 +311,7 @@ async def test_odd_data_end_no_recording(tmp_path: Path) -> None:
         await commander.call_handler(give())
     assert recorder.error is None
     assert [node.state for node in recorder.trace()] == ["completed", "failed", "completed"]
-    while deep:  # or its end is a deep one too
+    while deep:  # or its end is deep too
         deep = deep[0]
 
 
@@ -320,7 +320,7 @@ async def test_odd_data_end_no_recording(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["no/such/folder/r", ".", "\0", "/dev/full", "/proc/nothing"])
 async def test_a_file_that_cannot_be_written_is_refused(place: str, tmp_path: Path) -> None:
-    """With the system's own words; the tree goes on, and nothing is left behind."""
+    """With the system's message; the tree continues, and no file is left."""
     threads = threading.active_count()
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="cannot record to"):
@@ -332,7 +332,7 @@ async def test_a_file_that_cannot_be_written_is_refused(place: str, tmp_path: Pa
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 async def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
-    """As any that cannot be written."""
+    """Like others that cannot be written."""
     (tmp_path / "r").touch(mode=0o400)
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match="Permission denied"):
@@ -340,7 +340,7 @@ async def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_pipe_may_be_recorded_to(tmp_path: Path) -> None:
-    """One that somebody reads; one that nobody does is refused, and not waited for."""
+    """If it has a reader; else it is refused at once."""
     os.mkfifo(tmp_path / "p")
     async with Commander() as commander:
         with pytest.raises(ConfigurationError, match=os.strerror(errno.ENXIO)):
@@ -354,20 +354,20 @@ async def test_a_pipe_may_be_recorded_to(tmp_path: Path) -> None:
     assert [json.loads(line).get("e") for line in lines][:2] == [None, "put"]
 
 
-async def test_a_file_is_replaced_or_added_to(tmp_path: Path) -> None:
-    """With `append`, half a line that a killed process has left is cut off."""
+async def test_a_file_is_replaced_or_extended(tmp_path: Path) -> None:
+    """With `append`, the incomplete line of a killed process is removed."""
     for append, half in ((False, ""), (True, '{"e":"put","t":1'), (True, ""), (False, "x")):
         with (tmp_path / "r").open("a") as file:
             file.write(half)
         async with Commander() as commander, record(commander, tmp_path / "r", append=append):
             await commander.call_handler(give())
         trace = read(tmp_path / "r")
-        assert len(trace) == len(trace.lives)
-    assert len(trace.lives) == 1
+        assert len(trace) == len(trace.executions)
+    assert len(trace.executions) == 1
 
 
-async def test_who_looks_whether_it_is_recorded_keeps_nobody_from_recording(tmp_path: Path) -> None:
-    """A reader's lock lasts a moment, and is waited for."""
+async def test_readers_do_not_block_a_recorder(tmp_path: Path) -> None:
+    """A reader's lock lasts a moment, and the recorder waits for it."""
     file = tmp_path / "r"
     file.touch()
     over = threading.Event()
@@ -429,16 +429,16 @@ def left_by(leave: str, file: Path, pause: float = 0.0, run: str = "asyncio.run(
 
 
 @pytest.mark.parametrize("leave", ["sys.exit(3)", "raise KeyboardInterrupt", "1/0", "c.exit()"])
-def test_a_program_that_ends_in_the_middle_has_it_all(leave: str, tmp_path: Path) -> None:
-    """S1: the tree is closed on the way out, and each node has its end."""
+def test_a_program_that_ends_in_the_middle_records_everything(leave: str, tmp_path: Path) -> None:
+    """S1: the tree is closed at its exit, and each node has its end."""
     trace = left_by(leave, tmp_path / "r")
     assert [node.state for node in trace] == ["completed", "cancelled"]
-    assert trace.lives[0].ended
+    assert trace.executions[0].ended
 
 
 @pytest.mark.contract("S4")
-def test_a_program_that_leaves_its_loop_has_what_happened(tmp_path: Path) -> None:
-    """S4: nobody closes the tree, and the end of the program writes what there is."""
+def test_a_program_that_leaves_its_loop_records_its_events(tmp_path: Path) -> None:
+    """S4: the tree is never closed, and the end of the program writes the events."""
     run = """
 loop = asyncio.new_event_loop()
 task = loop.create_task(main())
@@ -447,12 +447,12 @@ os.environ["x"] = "1"
 """
     trace = left_by("", tmp_path / "r", 60, run)
     assert [node.state for node in trace] == ["completed", "lost"]
-    assert not trace.lives[0].ended
+    assert not trace.executions[0].ended
 
 
 @pytest.mark.contract("S4")
-def test_a_program_that_is_gone_at_once_leaves_a_file_that_reads(tmp_path: Path) -> None:
-    """S4: `os._exit` waits for nobody."""
+def test_a_program_that_exits_at_once_leaves_a_readable_file(tmp_path: Path) -> None:
+    """S4: `os._exit` waits for no thread."""
     trace = left_by("os._exit(1)", tmp_path / "r", 0.5)
     assert [node.state for node in trace] == ["completed", "lost"]
     assert trace.root.state == "lost"
@@ -460,7 +460,7 @@ def test_a_program_that_is_gone_at_once_leaves_a_file_that_reads(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 async def test_a_fork_keeps_no_recording_open(tmp_path: Path) -> None:
-    """The child has neither the file nor its lock, and ends as it would without."""
+    """The child has neither the file nor its lock, and ends as usual."""
     context = multiprocessing.get_context("fork")
     go_on = context.Event()
     async with Commander() as commander, record(commander, tmp_path / "r"):
@@ -469,7 +469,7 @@ async def test_a_fork_keeps_no_recording_open(tmp_path: Path) -> None:
         child.start()
         await commander.call_handler(give())
     try:
-        await wait_until(lambda: not is_recorded(tmp_path / "r"))  # the child has begun
+        await wait_until(lambda: not is_recorded(tmp_path / "r"))  # the child has started
         assert [node.state for node in read(tmp_path / "r")] == ["completed"] * 2
     finally:
         go_on.set()

@@ -1,4 +1,4 @@
-"""Events of questions to models: each is told once, and ends once, however it ends."""
+"""Events of requests to models: each request starts once and ends once, for any end."""
 
 import asyncio
 import gc
@@ -27,8 +27,8 @@ REQUEST = Request([Message(role="user", content="hi")])
 KINDS = ("request", "first_chunk", "reply", "charged", "charged_again")
 
 
-class Told:
-    """What is told of a tree's questions."""
+class SeenRequests:
+    """The events of a tree's requests."""
 
     def __init__(self, commander: Commander) -> None:
         self.events: list[Event] = []
@@ -50,7 +50,7 @@ class Told:
         return [event.data for event in self.of("reply")]
 
     def check(self) -> None:
-        """Each question has one reply, which comes behind it, from the same node."""
+        """Check that each request has one reply after it, from the same node."""
         begun = {event.data.number: event.node_id for event in self.of("request")}
         ended = {event.data.number: event.node_id for event in self.of("reply")}
         assert begun == ended
@@ -66,10 +66,10 @@ async def ask(node: Node, backend: Backend) -> str | None:
     return (await backend.complete(REQUEST)).content
 
 
-async def told_of(work) -> Told:
-    """Run a handler in a tree, and return what was told of it."""
+async def events_of(work) -> SeenRequests:
+    """Run a handler in a tree, and return its events."""
     async with asyncio.timeout(20), Commander() as commander:
-        told = Told(commander)
+        told = SeenRequests(commander)
         node = commander.call_handler(work)
         await asyncio.wait([asyncio.ensure_future(_outcome(node))])
         node = None
@@ -85,11 +85,11 @@ async def _outcome(node: Node) -> object:
         return type(error)
 
 
-async def test_a_whole_reply():
-    """S1: model, options, counts; the time to the first piece, what came, and what is charged."""
+async def test_a_complete_reply():
+    """S1: model, options, counts; the time to the first chunk, the deltas, and the charge."""
     backend = ScriptedBackend("Hello there", model="m")
     backend.default_options = {"temperature": 0.5}
-    told = await told_of(ask(backend))
+    told = await events_of(ask(backend))
     (asked,), (replied,) = told.asked, told.replied
     assert (asked.provider, asked.model, asked.options) == ("scripted", "m", {"temperature": 0.5})
     assert (asked.messages, asked.tools, asked.replayed) == (1, (), False)
@@ -102,9 +102,9 @@ async def test_a_whole_reply():
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_reply_that_fails(begun: bool):
-    """S1: before its first piece and after it; with the error that the reader gets."""
+    """S1: before and after its first chunk, with the reader's error."""
     failure = BackendUnavailable("gone")
-    told = await told_of(ask(ScriptedBackend(["a", failure] if begun else failure)))
+    told = await events_of(ask(ScriptedBackend(["a", failure] if begun else failure)))
     (replied,) = told.replied
     assert type(replied.error).__name__ in ("BackendUnavailable", "StreamInterrupted")
     assert not replied.left
@@ -113,11 +113,11 @@ async def test_a_reply_that_fails(begun: bool):
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_reply_whose_node_is_cancelled(begun: bool):
-    """S1: it is left, with no error, whether or not anything had come."""
+    """S1: it is left, without an error, before and after the first chunk."""
     never = asyncio.Event()
     backend = ScriptedBackend([*(["a"] if begun else []), never])
     async with asyncio.timeout(5), Commander() as commander:
-        told = Told(commander)
+        told = SeenRequests(commander)
         node = commander.call_handler(ask(backend))
         await run_turns(20)
         node.cancel("enough")
@@ -126,7 +126,7 @@ async def test_a_reply_whose_node_is_cancelled(begun: bool):
 
 
 async def test_a_stream_that_is_left_early():
-    """S1: also by one that never closes it, as soon as it is collected."""
+    """S1: also by a reader that never closes it, as soon as it is collected."""
     backend = ScriptedBackend(otherwise="one two three")
 
     @handler
@@ -143,24 +143,24 @@ async def test_a_stream_that_is_left_early():
         await run_turns(3)
 
     for work in (closes(), forgets()):
-        (replied,) = (await told_of(work)).replied
+        (replied,) = (await events_of(work)).replied
         assert replied.left
         assert replied.chunks == 1
 
 
-async def test_a_stream_that_nobody_reads_is_no_question():
-    """Nothing was asked."""
+async def test_a_stream_that_is_never_read_is_no_request():
+    """The backend sends nothing."""
 
     @handler
     async def makes(node: Node) -> None:
         await ScriptedBackend("x").stream(REQUEST).aclose()
         ScriptedBackend("x").stream(REQUEST)
 
-    assert (await told_of(makes())).events == []
+    assert (await events_of(makes())).events == []
 
 
-async def test_a_reply_that_outlives_its_node_is_told():
-    """S1: of the node that asked, though that has ended."""
+async def test_a_reply_that_outlives_its_node_has_an_event():
+    """S1: of the node that sent the request, although it has ended."""
     kept = []
 
     @handler
@@ -169,7 +169,7 @@ async def test_a_reply_that_outlives_its_node_is_told():
         await anext(kept[0])
 
     async with asyncio.timeout(5), Commander() as commander:
-        told = Told(commander)
+        told = SeenRequests(commander)
         node = commander.call_handler(leaves())
         await node
         await kept[0].aclose()
@@ -178,7 +178,7 @@ async def test_a_reply_that_outlives_its_node_is_told():
 
 
 async def test_a_stream_read_in_a_thread():
-    """S1: `stream_sync` in the thread of a plain tool; read whole, and left."""
+    """S1: `stream_sync` in the thread of a plain tool, read completely and left."""
     backend = ScriptedBackend(otherwise="one two three")
 
     def reads() -> int:
@@ -194,48 +194,48 @@ async def test_a_stream_read_in_a_thread():
         await node.in_thread(reads)
         await node.in_thread(leaves)
 
-    told = await told_of(works())
+    told = await events_of(works())
     assert [each.left for each in told.replied] == [False, True]
 
 
 async def test_many_at_once_on_one_node():
-    """S1: each has its own number, first piece and usage."""
+    """S1: each has its own number, first chunk and usage."""
     backend = ScriptedBackend(otherwise="one two three", seed=3)
 
     @handler
     async def asks(node: Node) -> None:
         await asyncio.gather(*(backend.complete(REQUEST) for _ in range(20)))
 
-    told = await told_of(asks())
+    told = await events_of(asks())
     assert len({each.number for each in told.asked}) == 20
     assert Counter(e.data for e in told.of("first_chunk")) == {a.number: 1 for a in told.asked}
     total = sum((each.usage["scripted"] for each in told.replied), Usage())
     assert total == sum((event.data["scripted"] for event in told.of("charged")), Usage())
 
 
-async def test_a_fallback_tells_of_each_backend_that_it_asks():
-    """S1: the one that is down, with its failure, and the one that answers; not of itself."""
+async def test_a_fallback_has_events_of_each_backend():
+    """S1: of the failed one and of the one that answers, but none of itself."""
     down = ScriptedBackend(BackendUnavailable("down"), model="first")
     up = ScriptedBackend("hello", model="second")
-    told = await told_of(ask(Fallback([down, up])))
+    told = await events_of(ask(Fallback([down, up])))
     assert [(a.model, r.error is None) for a, r in zip(told.asked, told.replied, strict=True)] == [
         ("first", False),
         ("second", True),
     ]
 
 
-async def test_a_cassette_tells_of_what_it_records_and_of_what_it_plays(tmp_path):
-    """S1: once each time: the backend that is recorded, or the cassette."""
+async def test_a_cassette_has_events_of_recorded_and_played_requests(tmp_path):
+    """S1: one for each: of the recorded backend, or of the cassette."""
     file = tmp_path / "tape.jsonl"
-    told = await told_of(ask(CassetteBackend(file, record=ScriptedBackend("hello", model="m"))))
+    told = await events_of(ask(CassetteBackend(file, record=ScriptedBackend("hello", model="m"))))
     assert [(each.provider, each.model) for each in told.asked] == [("scripted", "m")]
-    told = await told_of(ask(CassetteBackend(file)))
+    told = await events_of(ask(CassetteBackend(file)))
     assert [each.provider for each in told.asked] == ["cassette"]
     assert told.replied[0].finish_reason == "stop"
 
 
 class Eager(ScriptedBackend):
-    """Makes the stream of its base when it is called, and is no generator itself."""
+    """Makes the stream of its base at the call, and is not a generator."""
 
     def stream(self, request: Request):
         return super().stream(request)
@@ -251,20 +251,20 @@ class Late(ScriptedBackend):
 
 
 class Both(Late, Eager):
-    """All of that."""
+    """Both of them."""
 
 
 @pytest.mark.parametrize("kind", [Eager, Late, Both])
-async def test_a_backend_that_asks_its_base_is_one_question(kind: type[ScriptedBackend]):
-    """S1: however the subclass passes the reply on."""
-    told = await told_of(ask(kind("hello")))
+async def test_a_backend_that_uses_its_base_is_one_request(kind: type[ScriptedBackend]):
+    """S1: for each way to pass the reply on."""
+    told = await events_of(ask(kind("hello")))
     assert len(told.asked) == 1
     assert told.replied[0].usage == told.of("charged")[0].data
 
 
 @pytest.mark.contract("S2")
-async def test_what_a_backend_s_own_nodes_ask_is_theirs():
-    """S1, S2: a backend may be an agent; its nodes' questions are told, of these nodes."""
+async def test_requests_of_a_backends_nodes_belong_to_these_nodes():
+    """S1, S2: for example, if the backend is an agent."""
     inner = ScriptedBackend("inner", model="inner")
 
     class Agentlike(ScriptedBackend):
@@ -272,7 +272,7 @@ async def test_what_a_backend_s_own_nodes_ask_is_theirs():
             yield Delta(text=await ask(inner))
             yield Delta(finish_reason="stop", done=True)
 
-    told = await told_of(ask(Agentlike("never", model="outer")))
+    told = await events_of(ask(Agentlike("never", model="outer")))
     assert [each.model for each in told.asked] == ["outer", "inner"]
     outer, within = told.of("request")
     assert within.parent_id == outer.node_id
@@ -290,20 +290,20 @@ class Twice(Durable[str]):
 
 
 @pytest.mark.contract("S5")
-async def test_a_reply_from_a_journal_says_so(tmp_path):
-    """S1, S5: it is told as replayed, and with what it is charged again."""
+async def test_a_reply_from_a_journal_is_marked(tmp_path):
+    """S1, S5: its event has `replayed`, and the usage that is charged again."""
     go_on = asyncio.Event()
     given = {"backend": ScriptedBackend("one", "two"), "go_on": go_on}
-    lives: list[Told] = []
+    lives: list[SeenRequests] = []
     async with asyncio.timeout(10), Journal(tmp_path / "runs.db") as journal:
         for _ in range(2):
             async with Commander() as commander:
-                lives.append(Told(commander))
+                lives.append(SeenRequests(commander))
                 run = asyncio.ensure_future(journal.run(Twice(), run_id="r", live=given))
                 await wait_until(lambda: len(lives[-1].replied) == 2)
                 if go_on.is_set():
                     assert await run == "one two"
-                else:  # it is suspended
+                else:  # the run is suspended
                     run.cancel()
                     await asyncio.wait([run])
                     go_on.set()
@@ -319,12 +319,12 @@ async def test_a_reply_from_a_journal_says_so(tmp_path):
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["whole", "fails", "breaks", "left", "cancelled"]), max_size=8))
-def test_any_mixture_of_ends_is_told_in_full(ends: list[str]):
-    """S1: questions asked one after the other and at once, in one tree."""
+def test_any_mixture_of_ends_has_all_events(ends: list[str]):
+    """S1: for sequential and concurrent requests in one tree."""
 
     async def main() -> None:
         async with Commander() as commander:
-            told = Told(commander)
+            told = SeenRequests(commander)
             for end in ends:
                 commander.call_handler(one(end), claim=True)
             await run_turns(50)
@@ -352,8 +352,8 @@ def test_any_mixture_of_ends_is_told_in_full(ends: list[str]):
 
 
 @pytest.mark.parametrize("content", [False, True])
-async def test_a_server_s_own_word_for_the_end_is_content(content: bool, tmp_path):
-    """In spans as in recordings."""
+async def test_an_unknown_finish_reason_is_content(content: bool, tmp_path):
+    """In spans and in recordings."""
     kept = CollectedSpans()
     delta = Delta(text="plums", finish_reason="plums are ripe")
     backend = ScriptedBackend([delta], model="m")

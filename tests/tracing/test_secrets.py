@@ -1,4 +1,4 @@
-"""S6: a recording has no content unless it is asked for, and no key ever."""
+"""S6: a recording has content only if requested, and never a key."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ CONTENT = {
 
 
 class Talk(ChatJob):
-    """A chat that says what it is given."""
+    """A chat that prints its prompts."""
 
     said: list[str] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Talk(ChatJob):
 
 
 def plants(key: str, words: dict[str, str]) -> tuple[Any, Any, Any]:
-    """Return tools and a handler that say what is planted wherever something can be said."""
+    """Return tools and a handler that use these texts in each possible place."""
 
     @tool(description=words["description"])
     async def look(what: str) -> str:
@@ -78,7 +78,7 @@ async def hang(node: Node) -> None:
 
 
 def replies(key: str, words: dict[str, str]) -> list[Scripted]:
-    """Return what the server says to an agent, which calls both tools, and to a chat."""
+    """Return the server's replies to an agent, which calls both tools, and to a chat."""
     argument = json.dumps({"what": f"{words['argument']} {key}"})
     said = text(words["reply"], f" {key[: len(key) // 2]}", key[len(key) // 2 :])
     odd = [
@@ -93,7 +93,7 @@ def replies(key: str, words: dict[str, str]) -> list[Scripted]:
 
 
 async def play(file: Path, key: str, words: dict[str, str], *, content: bool) -> None:
-    """Record an agent, a chat, a failure and a cancel in which it is all said."""
+    """Record an agent, a chat, a failure and a cancel with all these texts."""
     look, fail, odd = plants(key, words)
     async with ScriptedServer(*replies(key, words)) as server:
         address = server.url.replace("http://", f"http://me:{quote(key, safe='')}@")
@@ -137,8 +137,8 @@ async def _outcome(commander: Commander, node: Any) -> None:
         await commander.call_handler(node)
 
 
-def stands_in(file: Path, words: str) -> bool:
-    """Say whether a text can be read from a file, in any of the usual writings."""
+def is_in_file(file: Path, words: str) -> bool:
+    """Return whether a file contains a text, in any of the usual encodings."""
     said = file.read_text()
     forms = {words, quote(words), words.encode().hex(), json.dumps(words)[1:-1]}
     forms |= {base64.b64encode(words.encode()).decode()[4:-4], words[: len(words) // 2]}
@@ -147,19 +147,19 @@ def stands_in(file: Path, words: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(4, 60)))
-async def test_without_content_nothing_that_was_said_is_there(seed: int, tmp_path: Path) -> None:
+async def test_without_content_no_text_is_recorded(seed: int, tmp_path: Path) -> None:
     """S6: no prompt, reply, argument, result, message, note, reason or option; and no key."""
     key = drawn(Random(seed))
     file = tmp_path / "run.jsonl"
     await play(file, key, CONTENT, content=False)
     assert len(file.read_text().splitlines()) > 40
-    assert [name for name, words in CONTENT.items() if stands_in(file, words)] == []
+    assert [name for name, words in CONTENT.items() if is_in_file(file, words)] == []
     assert not shows(file.read_text(), key)
 
 
 @pytest.mark.parametrize("seed", seeds(example_count(4, 60)))
-async def test_with_content_no_key_is_there(seed: int, tmp_path: Path) -> None:
-    """S6: though the backends that had it are gone when it is written."""
+async def test_with_content_no_key_is_recorded(seed: int, tmp_path: Path) -> None:
+    """S6: although the backends with the key have ended when it is written."""
     key = drawn(Random(seed))
     file = tmp_path / "run.jsonl"
     await play(file, key, CONTENT, content=True)
@@ -174,10 +174,10 @@ async def test_with_content_no_key_is_there(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [False, True])
-async def test_keys_of_the_environment_and_of_known_makers_are_masked(
+async def test_keys_of_the_environment_and_of_known_providers_are_masked(
     content: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S6: in names, runs, agents, sessions and tools too, which are written in any case."""
+    """S6: also in names, runs, agents, sessions and tools, which are recorded in any case."""
     planted = {
         "env": "plain-value-of-a-variable",
         "maker": "sk-proj-a1B2c3D4e5F6g7H8i9J0",
@@ -205,7 +205,7 @@ async def test_keys_of_the_environment_and_of_known_makers_are_masked(
 
 
 async def test_a_key_that_a_cut_would_halve_is_masked(tmp_path: Path) -> None:
-    """S6: a long text is cut behind its keys."""
+    """S6: a long text is masked before it is cut."""
     key = "sk-proj-" + "a1B2c3D4" * 8
 
     @handler

@@ -1,4 +1,4 @@
-"""`anabranch run`, `watch` and `view` as a user starts them: in a pipe, and in a real terminal."""
+"""`anabranch run`, `watch` and `view` as processes: in a pipe, and in a real terminal."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def started(folder: Path, *options: str) -> AsyncGenerator[asyncio.subproc
 
 
 class Tmux:
-    """A real terminal that can be looked at."""
+    """A real terminal whose screen can be read."""
 
     def __init__(self, folder: Path, width: int, height: int) -> None:
         self._socket = str(folder / "tmux")
@@ -180,7 +180,7 @@ def tmux(request: pytest.FixtureRequest, folder: Path):
 COMMAND = f"{' '.join(PROGRAM)}"
 
 
-# --- what is run
+# --- arguments
 
 
 @pytest.mark.parametrize(
@@ -194,20 +194,20 @@ COMMAND = f"{' '.join(PROGRAM)}"
         (["work:make", "leaves=1"], "begun\nhalf a line\nall grown\n"),
     ],
 )
-async def test_what_is_named_is_run(options: list[str], output: str, folder: Path) -> None:
+async def test_each_kind_of_name_is_run(options: list[str], output: str, folder: Path) -> None:
     """A class of jobs, a handler, a job, a function that is async or makes one."""
     assert await call(folder, "run", *options) == (0, output, "")
 
 
-async def test_an_agent_is_asked(folder: Path) -> None:
-    """By the words it is given."""
+async def test_an_agent_gets_the_prompt(folder: Path) -> None:
+    """From the command line."""
     status, out, err = await call(folder, "run", "work:writer", "messages=Hello")
     assert (status, err) == (0, "")
     assert json.loads(out)["content"] == "An answer."
 
 
 async def test_fields_are_read_by_their_types(folder: Path) -> None:
-    """Texts as they are, all else as its type reads it; what is no text may be JSON."""
+    """Texts stay unchanged, other types read their values; JSON is accepted for them."""
     given = ["text=5", "number=6", "when=yes", "many=[1, 2]", 'size={"wide": 1, "high": 2}']
     status, out, err = await call(folder, "run", "work:Fields", *given, "file=a b")
     assert (status, err) == (0, "")
@@ -239,8 +239,8 @@ async def test_fields_are_read_by_their_types(folder: Path) -> None:
         (["work:ready", "--timeout", "-1"], "--timeout"),
     ],
 )
-async def test_wrong_usage_says_what_is_wrong(options: list[str], says: str, folder: Path) -> None:
-    """In one line on the standard error, with status 2; nothing has run."""
+async def test_wrong_usage_is_one_line(options: list[str], says: str, folder: Path) -> None:
+    """On standard error, with status 2; nothing has run."""
     status, out, err = await call(folder, "run", *options)
     assert (status, out) == (2, "")
     assert says in err
@@ -248,7 +248,7 @@ async def test_wrong_usage_says_what_is_wrong(options: list[str], says: str, fol
 
 
 async def test_a_failure_is_status_1(folder: Path) -> None:
-    """Its error cannot steer the terminal and has no key; `--json` has it too."""
+    """Its error cannot control the terminal and has no key; `--json` has it too."""
     status, out, err = await call(folder, "run", "work:Leaf", "number=3", "--json")
     assert status == 1
     assert json.loads(out) == {
@@ -267,8 +267,8 @@ async def test_a_failure_is_status_1(folder: Path) -> None:
     assert "Traceback" in err
 
 
-async def test_a_durable_run_is_kept(folder: Path) -> None:
-    """The same command again gives what is kept."""
+async def test_a_durable_run_is_stored(folder: Path) -> None:
+    """The same command again prints the stored result."""
     kept = ["--journal", "runs.db", "--run-id", "a"]
     for _ in range(2):
         assert await call(folder, "run", "work:Kept", "word=x", *kept) == (0, "x\n", "")
@@ -276,11 +276,11 @@ async def test_a_durable_run_is_kept(folder: Path) -> None:
     assert (status, [run["state"] for run in json.loads(out)]) == (0, ["completed"])
 
 
-# --- what is seen, without a terminal
+# --- output without a terminal
 
 
 async def test_a_pipe_gets_plain_lines(folder: Path) -> None:
-    """No control codes, and the whole tree at the end; the output is the job's own."""
+    """No control codes, and the complete tree at the end; standard output is the job's."""
     status, out, err = await call(folder, "run", "work:Forest", "leaves=40", "--watch")
     assert (status, out) == (0, "begun\nhalf a line\nall grown\n")
     assert "\x1b" not in err
@@ -291,12 +291,12 @@ async def test_a_pipe_gets_plain_lines(folder: Path) -> None:
 
 
 async def test_a_recording_is_made_and_summed_up(folder: Path) -> None:
-    """With content only where it was asked for."""
+    """With content only if requested."""
     for content in (False, True):
         more = ["--content"] if content else []
         await call(folder, "run", "work:Forest", "--record", "r.jsonl", *more)
         trace = read(folder / "r.jsonl")
-        assert [life.content for life in trace.lives] == [content]
+        assert [life.content for life in trace.executions] == [content]
         status, out, err = await call(folder, "view", "r.jsonl", "--text")
         assert (status, err) == (0, "")
         assert ("no leaf" in out) is content
@@ -307,7 +307,7 @@ async def test_a_recording_is_made_and_summed_up(folder: Path) -> None:
 
 
 async def test_a_page_is_written_and_its_path_is_printed(folder: Path) -> None:
-    """To the file that is given, else to a temporary one that stays; a browser opens it."""
+    """To the given file, else to a temporary one that stays; a browser opens it."""
     await call(folder, "run", "work:ready", "--record", "r.jsonl")
     given = await call(folder, "view", "r.jsonl", "--out", "page.html", "--no-open")
     assert given == (0, "page.html\n", "")
@@ -323,11 +323,11 @@ async def test_a_page_is_written_and_its_path_is_printed(folder: Path) -> None:
     assert (folder / page.name).read_text() == (folder / "page.html").read_text()
 
 
-async def test_a_recording_goes_on_in_a_further_life(folder: Path) -> None:
-    """With `--append`, as for a run that is taken up again."""
+async def test_a_recording_continues_in_another_execution(folder: Path) -> None:
+    """With `--append`, for example of a resumed run."""
     for number in range(2):
         await call(folder, "run", "work:ready", "--record", "r.jsonl", "--append")
-        assert len(read(folder / "r.jsonl").lives) == number + 1
+        assert len(read(folder / "r.jsonl").executions) == number + 1
 
 
 @pytest.mark.parametrize(
@@ -335,15 +335,13 @@ async def test_a_recording_goes_on_in_a_further_life(folder: Path) -> None:
     [
         (["watch", "ftp://127.0.0.1:9"], "is not an http address"),
         (["watch", "none/r.jsonl"], "there is no folder 'none'"),
-        (["watch", "work.py"], "work.py' is no recording"),
+        (["watch", "work.py"], "work.py' is not a recording"),
         (["view", "none.jsonl"], "cannot read the recording 'none.jsonl'"),
-        (["view", "work.py", "--no-open"], "is no recording"),
+        (["view", "work.py", "--no-open"], "is not a recording"),
         (["view", "r.jsonl", "--text", "--out", "x"], "--text and --out cannot be combined"),
     ],
 )
-async def test_what_cannot_be_watched_is_refused(
-    options: list[str], says: str, folder: Path
-) -> None:
+async def test_other_files_cannot_be_watched(options: list[str], says: str, folder: Path) -> None:
     """With status 2 and one line."""
     head = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
     (folder / "r.jsonl").write_text(json.dumps(head) + "\n")
@@ -352,8 +350,8 @@ async def test_what_cannot_be_watched_is_refused(
     assert says in err
 
 
-async def test_an_interrupt_leaves_the_recording_whole(folder: Path) -> None:
-    """The tree is cancelled and cleans up; the status says which signal it was."""
+async def test_an_interrupt_leaves_a_complete_recording(folder: Path) -> None:
+    """The tree is cancelled and cleans up; the status has the signal."""
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         (folder / "staying").unlink(missing_ok=True)
         async with started(
@@ -366,12 +364,12 @@ async def test_an_interrupt_leaves_the_recording_whole(folder: Path) -> None:
         assert out.startswith(b"begun\ncleaned up\n")
         assert json.loads(out.partition(b"up\n")[2])["state"] == "cancelled"
         trace = read(folder / "r.jsonl")
-        assert trace.lives[-1].ended
+        assert trace.executions[-1].ended
         assert trace.root.children[0].state == "cancelled"
 
 
-async def test_a_recording_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
-    """With a hint; then it is followed to its end."""
+async def test_watch_waits_for_a_missing_recording(folder: Path) -> None:
+    """With a hint; then it follows the recording to its end."""
     async with started(folder, "watch", "r.jsonl") as watching:
         assert watching.stderr is not None
         assert b"waiting for r.jsonl" in await watching.stderr.readline()
@@ -384,8 +382,8 @@ async def test_a_recording_that_is_not_there_yet_is_waited_for(folder: Path) -> 
 # --- in a terminal
 
 
-async def test_a_run_is_drawn_while_it_goes_on(tmux: Tmux, folder: Path) -> None:
-    """Below what it prints, never more than there is room for; the last drawing stays."""
+async def test_a_run_is_drawn_while_it_runs(tmux: Tmux, folder: Path) -> None:
+    """Below its output, never larger than the terminal; the last drawing stays."""
     tmux.type(f"{COMMAND} run work:Forest leaves=300 stay=true --watch; echo status $?")
     stands = r"● Forest#1 +\d+\.\d+ s +running at work.py:\d+ in task"
     await wait_until(lambda: "299 completed" in (seen := tmux.seen()) and re.search(stands, seen))
@@ -404,8 +402,8 @@ async def test_a_run_is_drawn_while_it_goes_on(tmux: Tmux, folder: Path) -> None
     assert "1 failed" in seen
 
 
-async def test_ctrl_c_leaves_a_still_drawing(tmux: Tmux, folder: Path) -> None:
-    """Of the tree as it was cancelled; what cleaning up prints stands above it."""
+async def test_ctrl_c_leaves_the_last_drawing(tmux: Tmux, folder: Path) -> None:
+    """Of the cancelled tree; the output of the cleanup is above it."""
     tmux.type(f"{COMMAND} run work:Forest stay=true -w --record r.jsonl; echo status $?")
     await wait_until(lambda: "● Forest#1" in tmux.seen())
     tmux.key("C-c")
@@ -413,11 +411,11 @@ async def test_ctrl_c_leaves_a_still_drawing(tmux: Tmux, folder: Path) -> None:
     seen = tmux.seen()
     assert seen.index("cleaned up") < seen.index("⊘ Forest#1") < seen.index("1 cancelled")
     assert "●" not in seen
-    assert read(folder / "r.jsonl").lives[-1].ended
+    assert read(folder / "r.jsonl").executions[-1].ended
 
 
-async def test_the_end_of_a_killed_process_is_told(tmux: Tmux, folder: Path) -> None:
-    """Its open nodes are lost, and nothing more moves."""
+async def test_the_end_of_a_killed_process_is_shown(tmux: Tmux, folder: Path) -> None:
+    """Its open nodes are lost, and the drawing stops."""
     async with started(folder, "run", "work:Forest", "stay=true", "--record", "r.jsonl") as run:
         await wait_until((folder / "staying").exists)
         tmux.type(f"{COMMAND} watch r.jsonl; echo status $?")
@@ -430,7 +428,7 @@ async def test_the_end_of_a_killed_process_is_told(tmux: Tmux, folder: Path) -> 
 
 
 @pytest.mark.parametrize("setting", ["NO_COLOR=1", "TERM=dumb"])
-async def test_a_terminal_that_wants_none_gets_no_control_codes(setting: str, folder: Path) -> None:
+async def test_a_dumb_terminal_gets_no_control_codes(setting: str, folder: Path) -> None:
     """Only plain lines."""
     if shutil.which("script") is None:
         pytest.skip("needs script")

@@ -1,4 +1,4 @@
-"""What is recorded is what was: nodes, parents, ends and sums, of any tree and through gaps."""
+"""Recordings equal their trees: nodes, parents, ends and sums, for any tree and through gaps."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from anabranch.commander._record import record_of
 from anabranch.commander.errors import NodeClosed
 from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend, explore, pause
-from anabranch.tracing import Trace, _feed, read, record
+from anabranch.tracing import Trace, _event_thread, read, record
 from tests.commander.test_model import draw
 
 pytestmark = pytest.mark.contract("S1")
@@ -47,7 +47,7 @@ def check_ends(file: Path) -> Trace:
     assert {node.number for node in trace} == {*put}
     assert not any(node.is_open or node.state == "lost" for node in trace)
     for node in trace:
-        assert all(spell.end is not None for spell in node.spells)
+        assert all(interval.end is not None for interval in node.intervals)
         assert all(request.end is not None for request in node.requests)
     return trace
 
@@ -97,8 +97,8 @@ def compare(world: World, trace: Trace) -> None:
 
 @pytest.mark.contract("S2")
 @pytest.mark.parametrize("part", range(4))
-def test_random_programs_are_recorded_as_they_were(part: int, tmp_path: Path) -> None:
-    """S1, S2: each node has one end, which is its own, below the parent that it had."""
+def test_recordings_equal_random_programs(part: int, tmp_path: Path) -> None:
+    """S1, S2: each node has its own end, once, below its parent."""
     for seed in seeds(example_count(200, 4000))[part::4]:
         try:
             play(tmp_path / "run.jsonl", seed)
@@ -115,7 +115,7 @@ PRICES = {"a": Price(1.0, 4.0), "b": Price(2.0, 3.0, 0.5)}
 
 @handler
 async def work(node: Node, plan: Any) -> None:
-    """Ask some models, and let others do more below, in trees of their own too."""
+    """Send requests to some models, and let others do more below, also in nested commanders."""
     asks, below, how = plan
     for model, size in asks:
         await pause_here()
@@ -172,7 +172,7 @@ async def _over(node: Node) -> None:
 
 def check_sums(used: dict[str, Usage], trace: Trace) -> None:
     assert trace.usage() == used
-    assert trace.lives[-1].usage == used
+    assert trace.executions[-1].usage == used
     by_agent = trace.usage_by_agent()
     total: dict[str, Usage] = {}
     for spent in by_agent.values():
@@ -192,16 +192,16 @@ def check_sums(used: dict[str, Usage], trace: Trace) -> None:
 @pytest.mark.contract("S5")
 @settings(max_examples=example_count(40, 400))
 @given(plans=st.lists(PLANS, max_size=3))
-def test_sums_are_those_of_the_tree(plans: Any, tmp_path_factory: Any) -> None:
-    """S5: over nodes, per agent, per model, in money; commanders in nodes included."""
+def test_sums_equal_the_trees(plans: Any, tmp_path_factory: Any) -> None:
+    """S5: over nodes, per agent, per model, in cost; nested commanders included."""
     file = tmp_path_factory.getbasetemp() / "sums.jsonl"
     used, trace = asyncio.run(record_plans(plans, file))
     check_sums(used, trace)
 
 
 @pytest.mark.contract("S5")
-async def test_each_agent_s_sum_is_what_its_nodes_spent(tmp_path: Path) -> None:
-    """S5: an agent's own and all below it, up to the next one's."""
+async def test_each_agents_sum_is_the_usage_of_its_nodes(tmp_path: Path) -> None:
+    """S5: its own and all below it, up to the next agent's."""
 
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
         inner = ([("a", 5)], [], "plain")
@@ -218,8 +218,8 @@ async def test_each_agent_s_sum_is_what_its_nodes_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract("S5")
-async def test_prices_of_limits_above_are_taken(tmp_path: Path) -> None:
-    """S5: where the caller gives none."""
+async def test_prices_of_limits_above_are_used(tmp_path: Path) -> None:
+    """S5: if the caller gives none."""
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
         limits = Limits(prices={"a": Price(1.0, 2.0)})
         await commander.call_handler(work(([("a", 1_000_000)], [], "")), limits=limits)
@@ -231,28 +231,28 @@ async def test_prices_of_limits_above_are_taken(tmp_path: Path) -> None:
 
 
 class Blocked:
-    """Holds up the thread that writes, until it is opened."""
+    """Blocks the event thread until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
-        handed = _feed.Feed._hand_over
+        handed = _event_thread.EventThread._hand_over
 
         def hand_over(feed: Any, item: Any) -> None:
             self.open.wait(30)
             handed(feed, item)
 
-        monkeypatch.setattr(_feed.Feed, "_hand_over", hand_over)
+        monkeypatch.setattr(_event_thread.EventThread, "_hand_over", hand_over)
 
 
 @pytest.mark.contract("S2")
 @pytest.mark.contract("S5")
 @pytest.mark.parametrize("most", [0, 1, 20, 10_000])
-async def test_sums_and_parents_hold_through_gaps(
+async def test_sums_and_parents_are_right_after_gaps(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1, S2, S5: what is lost is said; nodes that live, their parents and sums are the tree's."""
-    monkeypatch.setattr(_feed, "MAX_QUEUED", most)
-    monkeypatch.setattr(_feed, "GATHER_SECONDS", 0.0)
+    """S1, S2, S5: losses are reported; living nodes, their parents and sums equal the tree's."""
+    monkeypatch.setattr(_event_thread, "MAX_QUEUED_EVENTS", most)
+    monkeypatch.setattr(_event_thread, "BATCH_SECONDS", 0.0)
     file = tmp_path / "run.jsonl"
     plan: Any = ([("a", 3), ("b", 4)], [([("a", 1)], [], "plain")] * 3, "plain")
     used, trace = await record_plans([plan] * 5, file)
@@ -263,12 +263,12 @@ async def test_sums_and_parents_hold_through_gaps(
 
 @pytest.mark.contract("S5")
 @pytest.mark.contract("S7")
-async def test_a_blocked_writer_loses_events_and_no_truth(
+async def test_a_blocked_writer_loses_only_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1, S5, S7: the tree goes on; then the recording has its nodes, parents and sums again."""
-    monkeypatch.setattr(_feed, "MAX_QUEUED", 10)
-    monkeypatch.setattr(_feed, "GATHER_SECONDS", 0.0)
+    """S1, S5, S7: the tree continues; then the recording has its nodes, parents and sums again."""
+    monkeypatch.setattr(_event_thread, "MAX_QUEUED_EVENTS", 10)
+    monkeypatch.setattr(_event_thread, "BATCH_SECONDS", 0.0)
     blocked = Blocked(monkeypatch)
     go = asyncio.Event()
 
@@ -282,9 +282,9 @@ async def test_a_blocked_writer_loses_events_and_no_truth(
 
     async with Commander() as commander, record(commander, tmp_path / "r") as recorder:
         top = commander.call_handler(chain(20))
-        await wait_until(lambda: recorder._feed._missed > 50)
+        await wait_until(lambda: recorder._thread._missed > 50)
         blocked.open.set()
-        await wait_until(lambda: not recorder._feed._missed)
+        await wait_until(lambda: not recorder._thread._missed)
         trace = recorder.trace()
         alive = {node.number: node for node in trace if node.is_open}
         real = {each.node_id: each for each in commander.tree() if each.node_id}
@@ -302,8 +302,8 @@ async def test_a_blocked_writer_loses_events_and_no_truth(
     assert trace.missed > 50
 
 
-def test_a_tree_that_closes_while_events_are_under_way_is_whole(tmp_path: Path) -> None:
-    """S1: under any order of the loop's steps."""
+def test_a_tree_that_closes_with_queued_events_is_complete(tmp_path: Path) -> None:
+    """S1: for any order of the loop's steps."""
 
     async def main() -> None:
         file = tmp_path / "run.jsonl"
@@ -326,14 +326,14 @@ def test_a_seeded_loop_does_not_wait_for_the_writer(tmp_path: Path) -> None:
             for _ in range(4):
                 await asyncio.sleep(3600)
 
-    explore(main, range(2), patience=600)  # for so long it would wait each hour
+    explore(main, range(2), patience=600)  # this wait would happen for each hour
 
 
 # --- bodies that block
 
 
-async def test_a_body_that_blocks_the_loop_is_told_and_recorded(tmp_path: Path) -> None:
-    """Whose it is, for how long, and at which line; once, when the loop has time again."""
+async def test_a_body_that_blocks_the_loop_is_recorded(tmp_path: Path) -> None:
+    """The node, the time and the line; once, as soon as the loop runs again."""
 
     @handler
     async def blocks(node: Node) -> bool:

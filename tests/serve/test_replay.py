@@ -1,32 +1,32 @@
-"""The log of a run that a journal keeps: what it leaves out, as an earlier life has told it."""
+"""The log of a resumed run leaves out entries that earlier executions have added."""
 
 from __future__ import annotations
 
-from anabranch.serve._log import EntryKind, Log
+from anabranch.serve._run_log import EntryKind, RunLog
 from anabranch.store import Durable, Journal
 
 
 class Nothing(Durable[None]):
-    """A run of another program's."""
+    """A run of another program."""
 
     async def task(self) -> None:
         pass
 
 
-async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
-    """What broke off and was tried again in an earlier life comes again, and is told once."""
+async def test_a_reply_that_broke_off_is_not_logged_twice() -> None:
+    """A later execution produces it and its second attempt again; the log has each once."""
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = Log(journal=journal, run_id="serve/r")
+        first = RunLog(journal=journal, run_id="serve/r")
         begun: list[tuple[EntryKind, str]] = [("text", "Hel"), ("broken", ""), ("text", "We")]
         for kind, text in begun:
             first.append(kind, **({"text": text, "speech": "4"} if text else {"agent": "writer"}))
-        await first.flushed()
-        again = await Log.open(journal, "serve/r")
+        await first.flush()
+        again = await RunLog.open(journal, "serve/r")
         rest: list[tuple[EntryKind, str]] = [*begun[:2], ("text", "Wel"), ("text", "l")]
         for kind, text in rest:
             again.append(kind, **({"text": text, "speech": "9"} if text else {"agent": "writer"}))
-        await again.flushed()
+        await again.flush()
         told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.entries()]
         assert told == [
             (1, "text", "Hel"),
@@ -36,19 +36,19 @@ async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
         ]
 
 
-async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> None:
-    """S10: the log is read again once nobody else can write, and its numbers go on from there."""
+async def test_entries_of_another_server_are_not_logged_twice() -> None:
+    """S10: the log is read again when it cannot change any more, and its numbers continue."""
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = Log(journal=journal, run_id="serve/r")
+        first = RunLog(journal=journal, run_id="serve/r")
         first.append("text", text="Hel", speech="4")
-        await first.flushed()
-        again = await Log.open(journal, "serve/r")
+        await first.flush()
+        again = await RunLog.open(journal, "serve/r")
         first.append("text", text="lo", speech="4")
-        await first.flushed()
+        await first.flush()
         await again.begin_execution()
         again.append("text", text="Hello", speech="9")
-        await again.flushed()
+        await again.flush()
         told = [(each.number, each.kind, each.data.get("text")) for each in again.entries()]
         assert told == [
             (1, "text", "Hel"),
@@ -58,38 +58,38 @@ async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> 
         ]
 
 
-async def test_a_reply_that_had_called_before_it_was_whole_is_no_answer_either() -> None:
-    """S10: what is asked again though a call of it has ended already is told to be broken."""
+async def test_an_interrupted_reply_with_a_call_is_broken_too() -> None:
+    """S10: a reply that is requested again is `broken`, even if one of its calls has ended."""
     call = {"name": "look", "arguments": "{}", "id": "c1"}
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
-        first = Log(journal=journal, run_id="serve/r")
+        first = RunLog(journal=journal, run_id="serve/r")
         first.append("text", text="Hello.", speech="4")
         first.append("called", call="5", **call)
         first.append("answered", call="5", text="seen", status="ok")
-        await first.flushed()
-        again = await Log.open(journal, "serve/r")
+        await first.flush()
+        again = await RunLog.open(journal, "serve/r")
         await again.begin_execution()
         again.append("text", text="Well.", speech="4")
         again.append("called", call="6", **call)
         again.append("answered", call="6", text="seen", status="ok")
-        await again.flushed()
+        await again.flush()
         told = [(each.kind, each.data.get("text")) for each in again.entries()]
         assert told[3:] == [("broken", None), ("text", "Well.")]
 
 
-async def test_what_readers_no_longer_get_is_not_told_twice_either() -> None:
-    """S13: a log that has dropped its beginning knows in a later life that it was told."""
+async def test_dropped_entries_are_not_logged_twice() -> None:
+    """S13: a later execution also recognizes entries that the log has dropped."""
     speeches = [("x" * 1_000_000, str(number)) for number in range(9)]
     async with Journal(":memory:") as journal:
         await journal.start(Nothing(), run_id="serve/r")
         for again in (False, True):
             log = (
-                await Log.open(journal, "serve/r")
+                await RunLog.open(journal, "serve/r")
                 if again
-                else Log(journal=journal, run_id="serve/r")
+                else RunLog(journal=journal, run_id="serve/r")
             )
             for text, speech in speeches:
                 log.append("text", text=text, speech=speech)
-            await log.flushed()
+            await log.flush()
             assert (log.last, log.first > 1) == (9, True)
