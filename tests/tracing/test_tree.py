@@ -346,5 +346,5 @@ async def test_a_body_that_blocks_the_loop_is_recorded(tmp_path: Path) -> None:
     (node,) = recorder.trace()
     ((_, seconds, line),) = node.slow
     assert seconds > 0.02
-    assert line.startswith("until.py:")
+    assert line.startswith("waiting.py:")
     assert node.name == "blocks"
