@@ -146,8 +146,6 @@ MOVED: dict[str, str] = {
     "anabranch.cli.chat._start:ChatOptions": "anabranch.cli.chat._start:ChatArguments",
     "anabranch.cli.chat._status:Figures": "anabranch.cli.chat._status:TurnFigures",
     "anabranch.cli.chat._status:_Request": "anabranch.cli.chat._status:_OpenRequest",
-    "anabranch.serve._kept:Answer": "anabranch.serve._durable_run:Answer",
-    "anabranch.serve._kept:Incomplete": "anabranch.serve._durable_run:Incomplete",
     "anabranch.serve._kept:Answer": "anabranch.serve._durable_run:DurableAnswer",
     "anabranch.serve._kept:Incomplete": "anabranch.serve._durable_run:IncompleteInput",
     "anabranch.serve._kept:Told": "anabranch.serve._durable_run:Outcome",
