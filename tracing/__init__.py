@@ -1,17 +1,16 @@
 """Tracing: record a run, show it live or afterwards, compare two runs, export to other systems.
 
-Events pass from the tree through a feed to a thread (`_feed`), which makes records (`records`) or
-spans (`_spans`) of them. All views read records into a trace (`_trace`) and show that:
+An event thread (`_event_thread`) passes a tree's events to a sink, which makes records (`records`)
+or spans (`_spans`) of them. All views read records into a trace (`_trace`):
 
-- `_feed`: from a tree to a thread; the handle that follows a tree
-- `records`: events as records, in recordings and on other packages' wires
-- `_record`: `record`, into a file, and `live`, in this process
-- `_trace`, `_trace_node`: records as a tree of nodes
+- `_recorder`: `record`, into a file, and `live`, in this process
+- `_recording_file`: the files of recordings with their locks, and the files of views
 - `_read`: `read` and `follow`, a recording that is complete or still grows
-- `pages`: pages of HTML from their parts; `_page`, `page/`: a trace as such a page
-- `_perfetto`: a trace in Chrome's format; `_replace`: pages and such traces as files
+- `_trace`, `_trace_node`: records as a tree of nodes
+- `_page`, `page/`: a trace as a page of HTML; `pages`: pages from their parts
+- `_perfetto`: a trace in Chrome's format
 - `_match`, `_diff`: pairs of nodes in two traces, and their differences
-- `_otel`, `_spans`: OpenTelemetry spans of the events; `_genai`: its conventions, and metrics
+- `_otel`, `_spans`, `_genai`: OpenTelemetry spans, with its conventions and metrics
 """
 
 from ._diff import Change as Change
