@@ -35,9 +35,9 @@ def require_whole(trace: Trace, commander: Commander) -> None:
     for node in trace:
         assert not node.is_open, node
         assert node.parent is not None
-        for spell in node.spells:
-            assert spell.end is not None, node
-            assert 0 <= node.put <= spell.start <= spell.end <= trace.end, node
+        for interval in node.intervals:
+            assert interval.end is not None, node
+            assert 0 <= node.put <= interval.start <= interval.end <= trace.end, node
         for request in node.requests:
             assert request.end is not None, node
 
@@ -161,7 +161,7 @@ async def test_what_a_lost_worker_did_is_marked(tmp_path: Path) -> None:
     assert lost.error is not None
     assert lost.error.type == "WorkerLost"
     assert cancelled.retried[0][1] is not None
-    assert len(cancelled.spells) == 2
+    assert len(cancelled.intervals) == 2
 
 
 async def stand_here(commander: Commander, count: int) -> None:
