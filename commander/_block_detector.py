@@ -1,8 +1,8 @@
-"""Names the body that blocks the loop (contract T12).
+"""Finds the body that blocks the event loop (contract T12).
 
-One daemon thread per process looks at the watched loops from outside. While a loop runs a task, it
-is asked for a sign of life; if none comes in time, the stack of its thread shows who holds it. A
-tree pays nothing for this, and an idle loop is left asleep.
+One daemon thread per process checks the loops. While a loop runs a task, the thread schedules a
+callback on it. If the callback does not run in time, the stack of the loop's thread shows the body.
+Nodes cost nothing extra, and an idle loop is not woken.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .thread import frames_of_thread, local_in
 
 __all__ = ["BlockDetector"]
 
-# Where bodies, callbacks and predicates are called. Each function there has a `record`, for whose
-# node it does so: it need not be the one whose task it is, as the last child to end also ends its
-# parent.
+# The files that call bodies, callbacks and predicates. Each function there that does so has a
+# variable `record`. Its node may be another than the task's: the last child to end runs the
+# callbacks of its parent.
 CALLERS = tuple(each.__code__.co_filename for each in (_body.spawn, _end.finish))
 
 
 class BlockDetector:
-    """Watches the running loop, in the thread that makes it, until it is closed.
+    """Reports bodies that block the running loop, until `close`.
 
-    `after` is in seconds. Each block is reported once, however many watch the loop: after the
-    shortest of their times.
+    `after` is in seconds. Each block is reported once, after the shortest of the times of all
+    detectors of the loop.
     """
 
     def __init__(self, after: float) -> None:
@@ -51,33 +51,32 @@ class BlockDetector:
         self._closed = False
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop."""
         if not self._closed:
             self._closed = True
             _watcher.remove(self._looks, self.after)
 
     def look(self, now: float) -> None:
-        """Ask the loop for a sign of life, or report that none has come."""
+        """Schedule the callback on the loop, or report that it has not run in time."""
         self._looks.look(now)
 
 
 class _Looks:
-    """What all watches of a loop have in common."""
+    """The checks of one loop, for all its detectors."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.thread = threading.get_ident()
-        self.times = Counter[float]()  # of all watches
+        self.times = Counter[float]()  # `after` of all detectors
         self.after = math.inf  # the shortest of them
-        # Whether the loop has been asked for a sign of life that has not come yet.
+        # Whether the callback is scheduled and has not run.
         self._asked = False
-        # The task seen to run since then, and since when: a turn of the loop runs many tasks, and
-        # may be long without any of them blocking it.
+        # The running task, and when it was first seen. A turn of the loop with many tasks may be
+        # long although none of them blocks it.
         self._task: ref[asyncio.Task[Any]] | None = None
         self._since = 0.0
         self._reported = False
-        # Whom it has reported, the line, and since when; told when the loop has time again. Other
-        # tasks may have run in that turn since.
+        # The reported node, the line, and the start. Published when the loop runs again.
         self._blocked: tuple[Record, str, float] | None = None
 
     def look(self, now: float) -> None:
@@ -85,8 +84,8 @@ class _Looks:
             return
         if not self._asked:
             try:
-                # The loop's thread may run on in this call: no task may be held here meanwhile, or
-                # its node would outlive its end.
+                # No reference to a task during this call, in which the loop's thread may go on: it
+                # would keep a node alive after its end.
                 self.loop.call_soon_threadsafe(self._answer)
             except RuntimeError:  # it is closed, perhaps at this moment
                 return
@@ -95,7 +94,7 @@ class _Looks:
         if task is None:
             return
         if self._task is None or self._task() is not task:
-            # No longer than it lives: its context leads to its node.
+            # A weak reference, because the task's context refers to its node.
             self._task, self._since, self._reported = ref(task), now, False
         elif now - self._since > self.after and not self._reported:
             self._reported = True
@@ -117,16 +116,8 @@ class _Looks:
         where = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
         self._blocked = record, where, self._since
         if loaded:
-            what = (
-                "%s is held up for more than %g s: %s is loaded, which is needed for the first time"
-            )
-            log(
-                logging.WARNING,
-                f"{what}; import it before to avoid that",
-                record.path,
-                self.after,
-                loaded,
-            )
+            what = "%s waits more than %g s for the import of %s: import it at the program's start"
+            log(logging.WARNING, what, record.path, self.after, loaded)
             return
         what = "%s blocks the event loop for more than %g s at %s:%d"
         log(logging.WARNING, what, record.path, self.after, code.co_filename, line)
@@ -134,9 +125,9 @@ class _Looks:
     def _find_blocker(self) -> tuple[Record, CodeType, int, str] | None:
         """Return the node that blocks the loop, its function and line, and the module it loads.
 
-        The line is of the user's own code, else of a package. None if the loop runs something else,
-        or the engine itself is at work: closing a chain of many thousands takes its time. The
-        module is one that this package imports by itself, else "".
+        The line is one of the user's own code, else of a package. None if the loop runs something
+        else, or the engine itself, as when it ends a chain of many thousand nodes. The module is
+        one that Anabranch itself imports, else "".
         """
         own: FrameType | None = None
         package: FrameType | None = None
@@ -159,7 +150,7 @@ class _Looks:
         at = own or package
         if at is None or not isinstance(record, Record):
             return None
-        # Between two lines a running frame has no number.
+        # A running frame between two lines has no line number.
         return record, at.f_code, at.f_lineno or at.f_code.co_firstlineno, loaded
 
 
@@ -204,13 +195,13 @@ class _Watcher:
             now = time.monotonic()
             for looks in loops:
                 looks.look(now)
-            # Woken when one is added: it may want to be looked at more often.
+            # `add` sets the event, because a new loop may need more frequent checks.
             self._changed.wait(min((looks.after / 4 for looks in loops), default=None))
             self._changed.clear()
 
 
 def _in_main_interpreter() -> bool:
-    """Say whether a daemon thread may be started: a subinterpreter cannot end while it runs."""
+    """Return whether a daemon thread may be started: it would prevent a subinterpreter's end."""
     for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
         with suppress(ImportError, AttributeError):
             module: Any = import_module(name)

@@ -1,4 +1,4 @@
-"""Blocking work as child nodes: in a thread, or in a process of its own."""
+"""Blocking work as child nodes: functions in a thread or in a new process."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled"]
 
 T = TypeVar("T")
 
-MOMENT = 0.5  # seconds, for what a process has left behind to end by itself
-LOOKS = 20
+# How long descendants of a process that has ended may take to end after SIGTERM, and how often that
+# is checked.
+LEFTOVER_GRACE_SECONDS = 0.5
+LEFTOVER_CHECKS = 20
 
-# Set in a process that runs a `ProcessCall`: whether it has been told to stop.
-process_told: bool | None = None
-# Whether such a process is running the program's main file, to find what it defines.
+# Whether the process of a `ProcessCall` has been asked to stop; None in all other processes.
+process_is_stopping: bool | None = None
+# Whether such a process is running the program's main file, for its definitions.
 process_imports_main = False
 
 
 class TreeInMain(BaseException):
-    """The main file, run again in a process of `in_process`, has come to its own tree."""
+    """The main file, run again in a process of `in_process`, starts a tree at its top level."""
 
 
 def check_cancelled() -> None:
@@ -44,8 +46,8 @@ def check_cancelled() -> None:
     For functions run with `in_thread` or `in_process`: call it between steps of long work.
     Elsewhere it raises `RuntimeError`.
     """
-    if process_told is not None:
-        if process_told:
+    if process_is_stopping is not None:
+        if process_is_stopping:
             raise asyncio.CancelledError
         return
     from_thread.check_cancelled()
@@ -78,7 +80,7 @@ class ThreadCall(_Call[T], internal=True):
         self._abandon = abandon
 
     async def task(self) -> T:
-        """Wait for the thread; cancelled, tell it, and wait for it all the same."""
+        """Wait for the thread, after a cancel too, of which it notifies the thread."""
         scope = CancelScope()
         notice = CancelNotice()
         interrupt: BaseException | None = None
@@ -90,23 +92,25 @@ class ThreadCall(_Call[T], internal=True):
                 try:
                     return await to_thread.run_sync(function, abandon_on_cancel=self._abandon)
                 except (KeyboardInterrupt, SystemExit) as error:
-                    interrupt = error  # raised below: from this task it would stop the loop at once
+                    # Raised below, from the node's task: raised here, it would stop the loop at
+                    # once, without the node's end.
+                    interrupt = error
                     return None
             raise asyncio.CancelledError
 
         CANCEL_NOTICE.set(notice)  # the thread has a copy of this context
-        # Not by the loop's task factory, which may fail or drop what it is given.
+        # Without the loop's task factory, which may fail or drop the coroutine.
         ended = asyncio.Task(call(), loop=asyncio.get_running_loop())
         CANCEL_NOTICE.set(None)
         try:
             result = await asyncio.shield(ended)
         except asyncio.CancelledError:
             if not ended.done():
-                notice.tell()
+                notice.send()
                 scope.cancel()
                 await wait_shielded(ended)
             if not ended.cancelled():
-                ended.exception()  # what a cancelled function raised is not news to anybody
+                ended.exception()  # mark the exception of a cancelled function as retrieved
             if interrupt is None:
                 raise
         if interrupt is not None:
@@ -129,14 +133,14 @@ class ProcessCall(_Call[T], internal=True):
         self._grace = grace
 
     async def task(self) -> T:
-        """Wait for the process; cancelled, tell it, and kill it after the grace period.
+        """Wait for the process. After a cancel, terminate it, and kill it after the grace period.
 
-        So it is with what the process has started and left behind.
+        Processes that it has started and not ended are terminated and killed too.
         """
         from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
 
         preparation = get_preparation_data(self._name)
-        del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
+        del preparation["authkey"]  # a secret that only processes of multiprocessing need
         try:
             call = pickle.dumps((self._function, self._args, self._kwargs))
         except Exception as error:
@@ -157,11 +161,11 @@ class ProcessCall(_Call[T], internal=True):
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with suppress(ConnectionError):  # it died: the exit status below says how
+            with suppress(ConnectionError):  # it died: its exit status is reported below
                 process.stdin.write(len(work).to_bytes(8, "big") + work)
                 await process.stdin.drain()
             answer = await _read_answer(process.stdout)
-            # Now it may only end; it might wait for a process that the function has started.
+            # It has nothing left to do, but may wait for a process that the function started.
             late = None if answer is None else self._kill_later(process)
             try:
                 status = await process.wait()
@@ -169,7 +173,7 @@ class ProcessCall(_Call[T], internal=True):
                 if late is not None:
                     late.cancel()
         finally:
-            # Left open until here: its end tells the process that nobody waits for it any more.
+            # Not before: the end of this pipe tells the process that its parent is gone.
             process.stdin.close()
             if process.returncode is None:
                 await self._end(process)
@@ -200,9 +204,9 @@ class ProcessCall(_Call[T], internal=True):
 
 
 async def _read_answer(stream: asyncio.StreamReader) -> bytes | None:
-    """Return what the process has written; None if it ended before all of it had come.
+    """Return the outcome that the process wrote; None if it ended before that was complete.
 
-    Not up to the end of the pipe, which another process may keep open.
+    Reads by length and not to the end of the pipe, which a descendant may hold open.
     """
     try:
         return await stream.readexactly(int.from_bytes(await stream.readexactly(8), "big"))
@@ -211,12 +215,12 @@ async def _read_answer(stream: asyncio.StreamReader) -> bytes | None:
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Tell what a process that has ended left behind, and kill it a moment later."""
+    """Terminate the descendants of a process that has ended; kill them after a short time."""
     if not _signal_group(process, "SIGTERM"):
         return
     try:
-        for _ in range(LOOKS):
-            await asyncio.sleep(MOMENT / LOOKS)
+        for _ in range(LEFTOVER_CHECKS):
+            await asyncio.sleep(LEFTOVER_GRACE_SECONDS / LEFTOVER_CHECKS)
             if not _signal_group(process):
                 return
     finally:
@@ -224,12 +228,15 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
 
 
 def _signal_group(process: asyncio.subprocess.Process, name: str = "") -> bool:
-    """Send a signal to a process and all that it has started; return whether any is there."""
+    """Send a signal to the group of a process; return whether the group has any process.
+
+    Without a name it only checks.
+    """
     try:
         if hasattr(os, "killpg"):
             os.killpg(process.pid, getattr(signal, name, 0))
         else:
             process.kill()
-    except (ProcessLookupError, PermissionError):  # the latter on macOS, of what has just ended
+    except (ProcessLookupError, PermissionError):  # the latter on macOS, for one that just ended
         return False
     return True

@@ -1,6 +1,6 @@
-"""The life of a node from its start to its join: the task, each attempt, the body.
+"""A node from its start to its join: the task, each attempt, the body.
 
-A node's own task runs its body and then ends; nobody sits waiting for the children.
+A node's task ends with its body. No task waits for the children: the last of them ends the node.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["replay", "spawn", "spawn_measured"]
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
-# What Python says of a coroutine that is thrown away and waits for something all the same.
-IGNORED = "coroutine ignored GeneratorExit"
+# The message of Python's RuntimeError if a coroutine awaits something while it is being closed.
+IGNORED_CLOSE = "coroutine ignored GeneratorExit"
 
 
 def spawn(record: Record, context: Context | None = None) -> None:
@@ -36,16 +36,16 @@ def spawn(record: Record, context: Context | None = None) -> None:
     if tree.factory:
         start_task(record, partial(_drive, record, later=True), context)
     elif context is None:
-        # The task class itself: half the cost of the loop's `create_task`.
+        # The class itself: half the cost of the loop's `create_task` (benchmarks/NOTES.md).
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME)
     else:
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME, context=context)
 
 
 def spawn_measured(record: Record, context: Context | None = None) -> None:
-    """Start the task likewise, and measure the CPU time of the node's own steps."""
+    """Start the task as `spawn` does, and measure the CPU time of the node's own steps."""
     record.is_special = True
-    if record.cpu is None:  # a node that is tried again adds up all attempts
+    if record.cpu is None:  # else this is a further attempt, whose time is added
         record.cpu = 0.0
     spawn(record, context)
 
@@ -55,14 +55,15 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         if later:
             await TURN
         if record.is_special and record.task is not asyncio.current_task(record.tree.loop):
-            return  # it has another task, or will have: the queue has called the job back
+            return  # the queue called the job back; it has another task or will get one
         node, tree = record.node, record.tree
+        # While a large cancellation marks its nodes, this one may be about to be marked.
         if tree.marking is not None and tree.marking.start_later(record, copy_context()):
             record.task = None
             return
         CURRENT.set(node)
         if not record.is_special:
-            record.state = STARTED[record.state]  # `advance`, written out
+            record.state = STARTED[record.state]  # `advance`, inlined
             record.state_since = tree.clock()
             if tree.listeners:
                 publish(record, "started")
@@ -76,7 +77,8 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         else:
             result = None
         if result is not None and isinstance(result, NodeBase):
-            # The body has returned a node; it becomes a child unless it already runs.
+            # The body returned a node: it becomes a child unless it already runs. The slot is free
+            # first, because the node may need it under a limit of 1.
             if record.slot is not None:
                 record.slot.release()
             advance(record, "joining")
@@ -85,24 +87,25 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     except asyncio.CancelledError:
         if record.task is not asyncio.current_task():
             return
-        CURRENT.set(record.node)  # it may have come before the first turn
+        CURRENT.set(record.node)  # the cancel may have arrived before the first turn
         if not record.is_ending:
-            # The body raised it by itself, or somebody cancelled the task and not the node.
+            # The body raised it, or code cancelled the task and not the node.
             record.task = None
-            advance(record, "closing")  # a pending node would be started in order to end
+            # Not pending any more: `cancel_subtrees` would start a pending node so that it ends.
+            advance(record, "closing")
             cancel_subtrees((record,), "its body raised CancelledError")
     except BaseException as error:
         if not drives_now(record):
             if is_a(error, GeneratorExit):
-                raise  # the loop was closed under the node: there is nowhere left to end it
-            if isinstance(error, RuntimeError) and str(error) == IGNORED:
-                return  # the body went on to wait in its clean-up
+                raise  # the loop was closed, so the node cannot end
+            if isinstance(error, RuntimeError) and str(error) == IGNORED_CLOSE:
+                return  # the same, and the body awaits something in its clean-up
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
         interrupt(record, error)
         scope = record.scope if is_a(error, KeyboardInterrupt, SystemExit) else None
         if scope is not None and (left := scope.suspend()) is not None:
-            from .waiting import wait_shielded  # which needs the entry, and that needs `replay`
+            from .waiting import wait_shielded  # an import cycle: `_entry` imports `replay`
 
             # Effects may end before the nodes that fail with this one are cancelled.
             await wait_shielded(left)
@@ -113,22 +116,22 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     if not record.children:
         finish(record, True)
     else:
-        # The last child to end finishes the node.
+        # The last child to end finishes the node, in this context.
         record.context = copy_context()
         if record.state != "joining":
-            record.state = JOINING[record.state]  # `advance`, written out
+            record.state = JOINING[record.state]  # `advance`, inlined
             record.state_since = record.tree.clock()
             if record.tree.listeners:
                 publish(record, "joining")
 
 
 def replay(node: NodeBase) -> None:
-    """End a node whose outcome is recorded; that takes no task, so there are no steps of a body."""
+    """End a node whose outcome is recorded, without a task."""
     record = node._node_record
     assert record is not None
     if record.state != "pending" or record.task is not None:
-        return  # it was cancelled meanwhile, and ends by that
-    record.state = STARTED[record.state]  # `advance`, written out
+        return  # it was cancelled after its replay was scheduled, and ends by that
+    record.state = STARTED[record.state]  # `advance`, inlined
     if record.tree.listeners:
         publish(record, "started")
     rare = record.rare
@@ -140,12 +143,12 @@ def replay(node: NodeBase) -> None:
         record.context.run(CURRENT.set, record.node)
     try:
         record.result = scope.load_outcome(record.node)
-    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+    except BaseException as error:  # noqa: BLE001 - the node fails with it, whatever it is
         body_failed(record, error)
     if record.children:
         advance(record, "joining")
     else:
-        finish(record, decided=True)
+        finish(record, is_decided=True)
 
 
 async def _attempt(record: Record) -> Any:
@@ -171,11 +174,11 @@ async def _attempt(record: Record) -> Any:
                 abort(record, error, timed_out=True)
 
             if left <= 0 and scope is not None:
-                scope.record_abort(late(), timed_out=True)  # earlier lives have used it up
+                scope.record_abort(late(), timed_out=True)  # earlier executions used all of it
                 raise late()
 
-            # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
-            # with it the context, and so would keep the node.
+            # Not in the node's own context, which refers to the node: the loop keeps a cancelled
+            # timer and its context until the time is up.
             later = record.tree.loop.call_later
             attempts.timer = later(left, time_out, context=attempts.context)
         if record.at_retry is not None and len(attempts.starts) > 1:
@@ -184,7 +187,7 @@ async def _attempt(record: Record) -> Any:
                 await _run_before_body(record, record.at_retry)
             finally:
                 record.moment = None
-        attempts.failure = None  # it leads to the node, by its traceback
+        attempts.failure = None  # its traceback refers to the node
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     if record.remote is not None:
@@ -193,7 +196,7 @@ async def _attempt(record: Record) -> Any:
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
-    """Run callbacks that precede the body; the first failure is raised once the others have run."""
+    """Run the callbacks before the body; raise the first failure after all of them have run."""
     failed: list[Exception] = []
     try:
         for callback in tuple(callbacks):
@@ -206,7 +209,8 @@ async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
         if failed:
             raise failed.pop(0)
         if record.is_ending:
-            raise asyncio.CancelledError  # or the body would begin, up to where it waits
+            # A callback that swallowed the cancel must not let the body run to its first await.
+            raise asyncio.CancelledError
     finally:
         for error in failed:
             log_lost(record, error, "a callback before the body of %s raised")

@@ -1,4 +1,4 @@
-"""Ending a subtree early: cancellation, and the failure of a node whose body still runs."""
+"""Cancel a subtree, or make a node fail while its body still runs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "abort", "cancel_subtrees", "is_shutting_down"]
 
-# How many nodes one turn of the loop marks, or cancels. That takes less than 10 ms of CPU, with the
-# ends of those that the turn before has cancelled.
+# How many nodes one turn of the loop marks, or cancels. With the ends of the nodes that the turn
+# before cancelled, this takes less than 10 ms of CPU.
 NODES_PER_TURN = 500
 
 
 def cancel_subtrees(
     roots: Iterable[Record], reason: str, *, failed: bool = False, is_recorded: bool = True
 ) -> None:
-    """Mark all nodes at and below `roots`, then cancel their tasks, each before its parent's.
+    """Mark all nodes at and below `roots`, then cancel their tasks, children before parents.
 
-    Nothing ends inside this call: every node ends in its own task or at its children's end. A
-    `Sweep` continues with more nodes than fit into one turn of the loop. `failed` says that a
-    failure above them is the cause, `kept` that a run keeps it.
+    All are marked before the first is cancelled, so that no body that reacts to its cancel finds an
+    unmarked node above it. No node ends inside this call: each ends in its own task or when its
+    last child ends. If there are more than `NODES_PER_TURN`, a `Sweep` continues. `failed`: a
+    failure above the nodes caused it. `is_recorded`: a durable run records it.
     """
     marked: list[Record] = []
     stack = list(roots)
@@ -46,7 +47,7 @@ def cancel_subtrees(
 
 
 def _mark(stack: list[Record], reason: str, marked: list[Record]) -> None:
-    """Mark nodes from `stack`, each before its children, until it is empty or there are enough."""
+    """Mark nodes from `stack`, parents before children, until it is empty or the turn is full."""
     while stack and len(marked) < NODES_PER_TURN:
         record = stack.pop()
         scope = record.scope
@@ -56,12 +57,12 @@ def _mark(stack: list[Record], reason: str, marked: list[Record]) -> None:
             and is_shutting_down(record.tree)
             and scope.suspend()
         ):
-            continue  # effects of its run are under way: that ends its tree itself
+            continue  # effects of its run are under way; the run cancels its tree after them
         if record.cancel_reason is not None or record.state in DONE:
-            continue  # marked before: so was all that is below it
+            continue  # it was marked before, with all nodes below it
         if record.is_closing and record.task is None:
-            continue  # its last plain callback is on the stack above us: it has ended
-        again = None if scope is None else scope.cancel_reason  # why it was, in an earlier life
+            continue  # one of its plain final callbacks is calling this: its outcome is decided
+        again = None if scope is None else scope.cancel_reason  # the reason in the journal
         record.cancel_reason = reason if again is None else again
         marked.append(record)
         if record.children:
@@ -69,9 +70,10 @@ def _mark(stack: list[Record], reason: str, marked: list[Record]) -> None:
 
 
 def _end_early(record: Record) -> None:
-    """Cancel the task of a marked node, or start one without a task to end without its body."""
+    """Cancel the task of a marked node; start a pending one, so that it ends without its body."""
     if record.task is not None:
-        # A body that was told of a failure already cleans up; a block may have gone on since.
+        # An aborted body was cancelled already, and a second cancel would disturb its clean-up. But
+        # a commander's block may have swallowed the first.
         if record.abort_error is None or record.is_closing or record.parent is None:
             _cancel_task(record, record.task)
     elif record.state == "pending" and record.tree:
@@ -79,25 +81,26 @@ def _end_early(record: Record) -> None:
 
 
 class Sweep:
-    """The cancellation of many nodes of a tree, over as many turns of the loop as it takes.
+    """The cancellation of many nodes of a tree, over several turns of the loop.
 
-    First it marks them, each before its children. No node of the tree starts before all are
-    marked, because it could be below one that is; other nodes may finish. Then it cancels their
-    tasks, each before its parent's, so a node that is cancelled has only marked nodes above it.
+    First it marks them, parents before children. Until all are marked no node of the tree starts,
+    because it could be below one that is still unmarked; running nodes may end. Then it cancels the
+    tasks, children before parents.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._spawn = tree.spawn
-        # What is left to mark, with the reason.
+        # The stacks of nodes to mark, each with its reason.
         self._unmarked: list[tuple[list[Record], str]] = []
-        # The marked nodes whose tasks are not cancelled yet, parents first.
+        # The marked nodes whose tasks are not cancelled yet, parents first; `popitem` takes the
+        # last, so children are cancelled first.
         self._marked: dict[Record, None] = {}
-        # The nodes that wait to start, and their contexts.
+        # The nodes that start after the marking, and their contexts.
         self._waiting: list[tuple[Record, Context]] = []
 
     def add(self, stack: list[Record], reason: str, marked: list[Record]) -> None:
-        """Continue a cancellation that has marked these nodes so far, with those on `stack`."""
+        """Continue a cancellation with the nodes on `stack`; those in `marked` are marked."""
         if not self._unmarked:
             self._tree.marking, self._tree.spawn = self, self._spawn_later
             if not self._marked:
@@ -106,14 +109,14 @@ class Sweep:
         self._marked |= dict.fromkeys(marked)
 
     def start_later(self, record: Record, context: Context) -> bool:
-        """Let a node start when all are marked; False for one that only starts in order to end."""
+        """Start a node after the marking; return False for a node that starts only to end."""
         if record.is_special and record.is_ending:
             return False
         self._waiting.append((record, context))
         return True
 
     def meet(self, record: Record) -> None:
-        """Take note that a node is told of its cancellation now, by what its code awaits."""
+        """Cancel a marked node now, because its code is about to see the cancel by an await."""
         if record in self._marked:
             del self._marked[record]
             if record.task is not None and record.task is not asyncio.current_task():
@@ -153,7 +156,7 @@ class Sweep:
 
 
 def _end_unstarted(record: Record) -> None:
-    """Start a node that waits in the queue or between two attempts, to end without its body."""
+    """Start a node that waits in the queue or between two attempts, so that it ends."""
     context = record.context
     if record.attempts is not None and record.attempts.timer is not None:
         record.attempts.timer.cancel()
@@ -162,15 +165,15 @@ def _end_unstarted(record: Record) -> None:
 
 
 def is_shutting_down(tree: Tree) -> bool:
-    """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
+    """Return whether the commander is ending, which decides nothing about a durable run."""
     return bool(tree.closing_reason) or (tree.root.is_special and tree.root.is_ending)
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]:
-    """Keep a cancel that begins inside a run: it is one decision, whatever it ends.
+    """Record a cancel in the durable runs that it concerns; return the roots that it ends.
 
-    One that begins above, around calls of sessions, ends each of these. Returns whom it ends: not
-    those whose outcome is in the journal, which had ended before it.
+    A cancel inside a run is one entry, however many nodes it ends. One from above the runs, such as
+    around calls of sessions, is one entry in each. Nodes with a recorded outcome ended before it.
     """
     if is_shutting_down(roots[0].tree) or roots[0] is roots[0].tree.root:
         return roots
@@ -200,10 +203,10 @@ def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]
 
 
 def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> bool:
-    """Make a node fail with `error`: cancel its children and its body; it ends once they have.
+    """Make a node fail with `error`: cancel its children and its body. It ends after they have.
 
-    Returns False, and does nothing, if it is already ending for another cause. The failure of a
-    body whose node waits for its children all the same becomes the cause of `error`.
+    Does nothing and returns False if the node is ending already. If the body has failed and the
+    node waits for its children, that failure becomes the cause of `error`.
     """
     if record.is_ending or record.is_closing or record.state in DONE:
         return False
@@ -213,7 +216,7 @@ def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> b
         if record.scope is not None:
             record.scope.record_lost_failure(failure)
     if record.state == "pending" and record.attempts is not None:
-        # A child of a node that has not begun has failed: that is an attempt, though a short one.
+        # A child failed before the node's body began. This counts as an attempt.
         record.attempts.starts.append(record.tree.loop.time())
     if record.scope is not None and not is_shutting_down(record.tree):
         record.scope.record_abort(error, timed_out=timed_out, awaited=bool(record.waiters))
@@ -228,15 +231,17 @@ def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> b
 def _cancel_task(record: Record, task: asyncio.Task[None]) -> None:
     try:
         task.cancel()
-    except BaseException as error:  # noqa: BLE001 - a user's future, which the body awaits
-        log(logging.ERROR, "what %s waits for refused to be cancelled", record.path, error=error)
-        # Cancel the task, or what it waits for, as asyncio does: a subclass's own way has raised.
+    except BaseException as error:  # noqa: BLE001 - `cancel` of a user's future may raise anything
+        log(
+            logging.ERROR, "the future that %s awaits cannot be cancelled", record.path, error=error
+        )
+        # The override in the subclass raised: use the base class's method, as asyncio would.
         waiter = getattr(task, "_fut_waiter", None)
         for future in (task, waiter):
             kind = asyncio.Task if isinstance(future, asyncio.Task) else asyncio.Future
             try:
                 kind.cancel(future)  # type: ignore[arg-type]
-            except BaseException:  # noqa: BLE001, S112 - none, or another's: the first one is logged
+            except BaseException:  # noqa: BLE001, S112 - the first error is logged already
                 continue
             break
         raise_soon(error)

@@ -1,4 +1,4 @@
-"""The commander: the root of a tree, what the tree's nodes share, the way into an application."""
+"""The commander: the root of a tree inside an application's event loop; the state of the tree."""
 
 from __future__ import annotations
 
@@ -52,65 +52,69 @@ T = TypeVar("T")
 
 
 class Tree:
-    """What the nodes under one commander have in common."""
+    """The state that the nodes under one commander share."""
 
     # Set when the commander is entered.
     loop: asyncio.AbstractEventLoop
     clock: Callable[[], float]
     origin: Origin
     queue: Queue
-    # Starts the task of a node. An attribute, as cancelling stands below starting.
+    # Starts the task of a node. An attribute, because `_cancel` cannot import `_body`, and a
+    # `Sweep` replaces it while it marks nodes.
     spawn: Callable[[Record, Context | None], None]
     # Whether the loop's task factory makes the nodes' tasks.
     factory: bool = False
-    # Whether a node has had a scope of its own.
+    # Whether any node has a durable scope; else `enter` skips the search for it.
     has_scopes: bool = False
-    # The calls of other threads.
+    # The calls from other threads.
     requests: Requests
-    # The node in which the commander was entered: its limits hold here, and it is charged.
+    # The node in which the commander was entered. Its limits hold here, and it is charged.
     outer: Node[Any] | None = None
 
     def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
         self.commander = commander
         self.root = record_of(commander)
         self.max_concurrency = max_concurrency
-        # How many nodes have entered; the last one's id.
+        # The number of nodes that have entered, which is the last one's id.
         self.last_id = 0
+        # Replaced and never changed in place, because `publish` may be iterating over it.
         self.listeners: list[Listener] = []
-        # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
+        # Why no more top-level nodes run. Those that nodes still put are cancelled with this
+        # reason.
         self.closing_reason = ""
-        # Whether an interrupt that a node raises stops the loop: not where it is a failure of
-        # another process's tree.
+        # Whether an interrupt that a node raises stops the loop. Not in the tree of a remote node,
+        # where it is a failure that the remote parent gets.
         self.stops_loop = True
-        # The interrupts that nodes have raised: each stops the loop once.
+        # The interrupts that nodes have raised. Each stops the loop once.
         self.interrupts: list[BaseException] = []
-        # What runs at the commander's end: callback, node, and the node's context.
+        # The callbacks of `at_commander_end`: callback, node, and the node's context.
         self.commander_end_callbacks: list[tuple[Callback, Node[Any], Context]] = []
-        # Set by `exit`; a one-element tuple, since the result may be None.
+        # Set by `exit`. A tuple, since the result may be None.
         self.exit_result: tuple[Any] | None = None
-        # Waited for by a `run` that stays open until `exit`.
+        # A `run` with auto_exit=False waits for it.
         self.exit_future: asyncio.Future[None] | None = None
-        # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
+        # For `Record.path`: the id of a node of the last long path, its depth, and the labels
+        # above.
         self.path_cache: tuple[int, int, str] = (-1, 0, "")
-        # The cancellation of many nodes that is under way; `marking` until all are marked.
+        # The cancellation of many nodes that is under way; `marking` is set until all are marked.
         self.sweep: Sweep | None = None
         self.marking: Sweep | None = None
-        # Looks what nodes wait for; None while nobody has asked for it.
+        # Publishes events of kind `waiting`; None without a listener for them.
         self.wait_publisher: WaitPublisher | None = None
 
     @property
     def in_block(self) -> bool:
-        """Whether this runs in the task that uses the block, whose end the tree waits for."""
+        """Whether this runs in the task that uses the block: the tree's end waits for the block."""
         host = self.root.task
         return isinstance(host, Host) and host.is_current
 
     def observe_newest(self) -> asyncio.Future[None] | None:
-        """Return a future that is done when the newest top-level node is; None without any."""
+        """Return a future that is done when the newest top-level node is; None if there is none."""
         children = self.root.children
         return observe(next(reversed(children.values())).node) if children else None
 
     def publish_waits(self) -> None:
-        """Let those who listen hear what nodes wait for, from now on or from the block's begin."""
+        """Start to publish `waiting` events; before the block begins, `__aenter__` does it."""
         if self.wait_publisher is None and self.root.tree:
             self.wait_publisher = WaitPublisher(self)
 
@@ -121,18 +125,18 @@ class Commander(Node[Any], internal=True):
         async with Commander(max_concurrency=100) as commander:
             answer = await commander.run(Ask("..."))
 
-    Leaving the block waits for all that was put. An exception that leaves the block, cancellation
-    and the closing of an async generator included, cancels everything, waits for it and goes on as
-    it was; nothing that is put meanwhile runs. The tasks of the nodes are made by the task factory
-    that the loop has when the commander is entered.
+    Leaving the block waits for all nodes. If an exception leaves the block, also a cancellation or
+    the closing of an async generator, all nodes are cancelled, and the exception propagates after
+    they have ended; nodes that are put during that time do not run. The loop's task factory at
+    entry creates the nodes' tasks.
 
     `max_concurrency` limits how many jobs run their bodies at once (default: no limit). Handlers do
-    not count, nor does a job that waits for the tree, as for a handler that does its work: to limit
-    requests to models, use `Limits(concurrency=)`. `policy` says what becomes of failures among the
-    top-level nodes that nobody awaits; `isolate`, the default, logs them and goes on. A body that
-    blocks the loop for longer than `slow_after` seconds is named in a warning; `None` turns that
-    off. `cpu_time` adds up the CPU seconds of each node's own steps, for `tree()`, `explain()` and
-    `events()`. A commander is used once.
+    not count, nor does a job that waits for the tree, such as for a handler. To limit requests to
+    models, use `Limits(concurrency=)`. `policy` applies to top-level nodes whose failures no code
+    awaits; the default, `isolate`, logs them. A warning names a body that blocks the loop for
+    longer than `slow_after` seconds; None turns that off. `cpu_time` measures the CPU seconds of
+    each node's own steps, for `tree()`, `explain()` and `events()`. `limits` hold for all nodes. A
+    commander is used once.
     """
 
     policy = "isolate"
@@ -165,7 +169,7 @@ class Commander(Node[Any], internal=True):
 
     @property
     def limits(self) -> NodeLimits | None:
-        """What all nodes of the tree share, as `Limits(budget=...)`; it may be set at any time."""
+        """The limits that all nodes share, such as `Limits(budget=...)`. May be set at any time."""
         return self._tree.root.limits
 
     @limits.setter
@@ -175,19 +179,20 @@ class Commander(Node[Any], internal=True):
             self._tree.root.limits = limits
 
     def __getstate__(self) -> Any:
-        raise TypeError("a commander cannot be copied or sent: make another")
+        raise TypeError("a commander cannot be copied or pickled: create another")
 
     # --- the block
 
     async def __aenter__(self) -> Self:
         tree, root = self._tree, self._tree.root
         if root.state != "pending":
-            raise RuntimeError("a commander is used once: make another")
+            raise RuntimeError("a commander is used once: create another")
         if _blocking.process_imports_main:
             raise _blocking.TreeInMain
         loop = tree.loop = asyncio.get_running_loop()
         tree.factory = loop.get_task_factory() is not None
-        # What asyncio's own loops call; others may keep another time.
+        # asyncio's own loops call this function, which is faster without the method. Other loops
+        # may have another clock.
         own = type(loop).time is asyncio.BaseEventLoop.time
         tree.clock = time.monotonic if own else loop.time
         tree.origin = Origin(time.time() - tree.clock())
@@ -213,17 +218,18 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # It waits for everything, and raises what is to leave the block if that is not `error`.
+        # Waits for all nodes. Returns to propagate `error`, raises to propagate something else.
         tree, root = self._tree, self._tree.root
         try:
             if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
-                return  # the loop was closed under it: there is nowhere left to wait
+                return  # the loop was closed, so nothing can be awaited
             host, root.task = cast("Host", root.task), None
-            # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
+            # The tree has cancelled the block like a body: by `cancel`, or a failure (`fail_fast`).
             ended_block = root.is_ending
             if error is not None:
                 self._cancel_all(f"{type_name(error)} left the commander's block")
-            # The last cancellation of the wait is kept, and ends nothing.
+            # From here on a cancel of this task cancels the nodes and does not end the wait. The
+            # last one is raised at the end.
             advance(root, "closing")
             root.context = copy_context()
             root.context.run(CURRENT.set, self)
@@ -234,13 +240,13 @@ class Commander(Node[Any], internal=True):
             interrupted = await wait_shielded(over, lambda: self._cancel_all(left))
             while kept := tree.commander_end_callbacks:
                 callback, node, context = kept.pop(0)
-                # No task factory of a user's comes between: none of these may be left out.
+                # Without the loop's task factory, which may drop a task: each of these must run.
                 call = self._run_one(callback, node)
                 task = asyncio.Task(call, loop=tree.loop, context=context)
                 interrupted = await wait_shielded(task, task.cancel) or interrupted
             if error is not None and not is_a(error, asyncio.CancelledError):
                 self._log_failure_beside(error)
-                return  # it goes on as it was
+                return  # `error` propagates
             cancelled = interrupted if error is None else error
             if ended_block and await host.take_back_cancels():
                 cancelled = None
@@ -257,19 +263,19 @@ class Commander(Node[Any], internal=True):
             if tree.wait_publisher is not None:
                 tree.wait_publisher.close()
             tree.requests.close()
-            # The block may be left in another context than it was entered in.
+            # The block may be left in another context than it was entered in, as in a fixture.
             if CURRENT.get(None) is self:
                 CURRENT.set(tree.outer)
 
     def _may_wait(self) -> bool:
-        """Say whether a block that is closed, as an async generator's is, may still wait."""
+        """Return whether code that gets `GeneratorExit` may still await: the loop runs a task."""
         try:
             return asyncio.current_task() is not None and self._tree.loop.is_running()
         except RuntimeError:
             return False
 
     def _cancel_all(self, reason: str) -> None:
-        """Take no new top-level nodes, and cancel those that there are."""
+        """Close the commander to new top-level nodes, and cancel the present ones."""
         self._close_top(reason)
         cancel_subtrees(self._tree.root.unfinished_children, reason)
 
@@ -294,7 +300,7 @@ class Commander(Node[Any], internal=True):
         except BaseException as error:
             if is_a(error, GeneratorExit) and not self._may_wait():
                 raise
-            # There is no node left that it could fail.
+            # The node has ended, so the failure has no receiver.
             what = "a callback at the commander's end, added to %s, raised"
             log_lost(record_of(node), error, what)
             raise_soon(error)
@@ -303,6 +309,8 @@ class Commander(Node[Any], internal=True):
 
     async def run(self, job: Node[T], **options: Unpack[JobOptions]) -> T:
         """Put a job or start a handler, wait for it, and return its result.
+
+            answer = await commander.run(Ask("..."), timeout=60)
 
         Raises the node's failure, or `NodeCancelled`. Cancelling this call cancels the node, waits
         for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
@@ -326,11 +334,13 @@ class Commander(Node[Any], internal=True):
     ) -> concurrent.futures.Future[T]:
         """Put `job` from any thread; return a future of its result.
 
-        The future counts as an awaiter. It can be cancelled until the job is done, and that cancels
-        the job; it is never `running()`. A refusal (`NodeClosed` and the other errors of `put_job`)
-        arrives as the future's exception; a cancelled job gives `NodeCancelled`. Callbacks of the
-        future run in the loop's thread, or in the one that cancels it. What is unanswered at the
-        commander's end gets `NodeClosed`; after it, this raises `NodeClosed` at once.
+            commander.put_job_threadsafe(Ask("...")).result()
+
+        The future counts as an awaiter. Cancelling it cancels the job; it is never `running()`. The
+        errors of `put_job`, such as `NodeClosed`, become the future's exception; a cancelled job
+        gives `NodeCancelled`. Callbacks of the future run in the loop's thread, or in the thread
+        that cancels it. Futures that are not done at the commander's end get `NodeClosed`. After
+        that, this raises `NodeClosed`.
         """
         return self._tree.requests.put(self.put_job, job, parent=parent, **options)
 
@@ -341,22 +351,22 @@ class Commander(Node[Any], internal=True):
         parent: Node[Any] | None = None,
         **options: Unpack[HandlerOptions],
     ) -> concurrent.futures.Future[T]:
-        """Start `handler` from any thread; the rest is as in `put_job_threadsafe`."""
+        """Start `handler` from any thread; otherwise as `put_job_threadsafe`."""
         return self._tree.requests.put(self.call_handler, handler, parent=parent, **options)
 
     def exit_threadsafe(self, result: Any = None) -> None:
-        """Call `exit` from any thread or signal handler; it takes effect a moment later."""
+        """Call `exit` from any thread or signal handler. It takes effect on a later turn."""
         self._tree.requests.call(self.exit, result)
 
     def cancel_threadsafe(self, node: Node[Any] | None = None, *, reason: str = "") -> None:
-        """Cancel `node` (default: the whole tree) from any thread or signal handler, as `cancel`.
+        """Cancel `node` (default: the whole tree) from any thread or signal handler.
 
-        It takes effect a moment later. After the commander's end it does nothing, as `exit` does.
+        It takes effect on a later turn of the loop. After the commander's end it does nothing.
         """
         if node is None:
             node = self
         elif not isinstance(node, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{node!r} is no node to cancel; the reason goes as reason=")
+            raise TypeError(f"{node!r} is not a node; pass the reason as reason=")
         elif record_of(node).tree not in (None, self._tree):
             raise RuntimeError(f"{node!r} is not in this commander's tree")
         self._tree.requests.call(node.cancel, reason)
@@ -364,11 +374,11 @@ class Commander(Node[Any], internal=True):
     # --- leaving
 
     def exit(self, result: Any = None) -> None:
-        """Take no new top-level nodes and cancel the rest, with reason "exit".
+        """Close the commander to new top-level nodes and cancel the others, with reason "exit".
 
         Pending `run`s return `result`. Only the first call counts. A top-level node that another
-        node still puts, as a next round, is cancelled before it runs. From another thread or loop
-        it is a `RuntimeError`: there, `exit_threadsafe` is safe.
+        node still puts, such as a next round, is cancelled before it runs. Raises `RuntimeError` in
+        another thread or loop; use `exit_threadsafe` there.
         """
         require_loop(self._tree.root, "commander.exit_threadsafe(result)")
         tree = self._tree
@@ -379,14 +389,16 @@ class Commander(Node[Any], internal=True):
                 tree.exit_future.set_result(None)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Take no new top-level nodes, let what runs finish, then cancel what is left.
+        """Close the commander to new top-level nodes; wait for the others, then cancel them.
 
-        What runs may still put children of its own. A top-level node that it puts, as the next
-        round or along an edge, is cancelled before it runs, with reason "drain": whoever puts it
-        does not fail. From elsewhere that is `NodeClosed`. `timeout` is in seconds, None waits
-        without end. A node that calls this is neither waited for nor cancelled. Returns whether
-        everything ended by itself; after `exit` it has not. Cancelling this call leaves the rest
-        of the work running and the commander closed to new top-level nodes.
+            finished = await commander.drain(timeout=30)
+
+        Unfinished nodes may still put children. A top-level node that they put, such as the next
+        round, is cancelled before it runs, with reason "drain", so that its putter does not fail.
+        Other puts raise `NodeClosed`. `timeout` is in seconds; None waits without end. The
+        top-level node that calls this is neither awaited nor cancelled. Returns whether all nodes
+        ended by themselves; False after `exit`. Cancelling this call leaves the nodes running and
+        the commander closed.
         """
         require_loop(self._tree.root, "asyncio.run_coroutine_threadsafe on its loop")
         self._close_top("drain")
@@ -407,12 +419,12 @@ class Commander(Node[Any], internal=True):
                     await observe(child.node)
 
     def _others(self) -> list[Record]:
-        """Return the top-level nodes but that to which the current node belongs."""
+        """Return the top-level nodes except the one that contains the current node."""
         record = node_in(self._tree)
         own = set[Record]() if record is None else {record, *record.ancestors()}
         return [child for child in self._tree.root.unfinished_children if child not in own]
 
-    # --- seeing it
+    # --- observation
 
     def tree(self) -> TreeSnapshot:
         """Return a snapshot of all unfinished nodes, frozen; `print(commander)` draws it."""
@@ -430,32 +442,37 @@ class Commander(Node[Any], internal=True):
     def explain(
         self, node: Node[Any] | None = None, *, data: bool = False
     ) -> str | tuple[Explanation, ...]:
-        """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
+        """Return what `node` (default: the whole tree) is waiting for, and what that waits for.
 
-        One line a node: its state, the node it awaits or the children it joins, for a body the
-        file and line where it stands, and for how long it has been in this state, from one second
-        on. Long lists are cut and say so. With `data`, the same as a tuple of `Explanation`s, each
-        before those of the nodes that its own waits for.
+            print(commander.explain())
+
+        Each node has one line: its state, the nodes that it awaits or joins, the line at which its
+        body is suspended, and the time in this state, from one second on. Long lists are cut, with
+        the number of omitted entries. With `data`, returns the same as a tuple of `Explanation`s,
+        each before those of the nodes that it waits for.
         """
         found = explain(record_of(self if node is None else node))
         return found if data else draw_explanations(found)
 
     def usage(self, node: Node[Any] | None = None) -> dict[str, Usage]:
-        """Return what `node` (default: the whole tree) and all below it have spent so far.
+        """Return the usage of `node` (default: the whole tree) and all nodes below it so far.
 
-        The keys are the models' names, the values `Usage`s: what backends charge for each reply.
+        The keys are the models' names. Backends charge the `Usage` of each reply.
         """
         return dict(record_of(self if node is None else node).charges or {})
 
     def events(
         self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
     ) -> Events:
-        """Listen to what happens to the nodes from now on, until the commander ends.
+        """Return an async iterator of the nodes' events, from now until the commander's end.
 
-        An async iterator of `Event`s, in the order in which they happen; all kinds, or those
-        given. In the commander's own block it ends once all nodes have ended. `capacity` is the
-        number of events kept for a listener that is slow: beyond it the oldest are dropped, and a
-        `missed` event says how many, if that kind is asked for. Text is not dropped for one that
-        names this kind, but merged, node by node. Raises `ValueError` for a kind that there is not.
+            async for event in commander.events():
+                print(event)
+
+        Events come in the order in which they happen: all kinds, or those given. In the commander's
+        own block the iterator ends once all nodes have ended. At most `capacity` unread events are
+        stored: beyond that the oldest are dropped, and a `missed` event has their number, unless
+        `kinds` excludes it. If `kinds` names "text", text is merged for each node and not dropped.
+        Raises `ValueError` for an unknown kind.
         """
         return Events(self._tree, kinds, capacity)

@@ -1,8 +1,8 @@
-"""The end of a node: how it ends, another attempt, its final callbacks, and the way up.
+"""The end of a node: its outcome, a further attempt, its final callbacks, and the way up the tree.
 
-The join is made by whoever ends last: `finish` closes a node and walks up, without recursion, as
-long as the parent's body has returned and this was its last child. So chains and fans of any size
-cost a constant per node.
+The last of a body and its children ends the node. `finish` walks up without recursion while the
+parent's body has ended and this was its last child. So a chain of any depth needs no stack, and
+each node costs a constant.
 """
 
 from __future__ import annotations
@@ -31,31 +31,35 @@ __all__ = ["finish", "to_await"]
 
 CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
 
-# Whatever a user's class makes of the attribute.
+# The slot of BaseException itself: a user's exception may override the attribute.
 _traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 
 
 def finish(
-    record: Record, at_home: bool = False, called: bool = False, decided: bool = False
+    record: Record,
+    in_own_context: bool = False,
+    callbacks_done: bool = False,
+    is_decided: bool = False,
 ) -> None:
-    """End a node, whose body and children are over, and each ancestor that waited only for it.
+    """End a node whose body and children have ended, and each ancestor that waited only for it.
 
-    `at_home` says that this runs in the node's own context, `called` that its final callbacks
-    have been called, `decided` that it ends as a journal says.
+    `in_own_context`: this runs in the node's context. `callbacks_done`: its final callbacks have
+    run. `is_decided`: the journal has the outcome.
     """
     while True:
-        if not called:
-            record.is_open = False  # before a predicate or a log handler could put a child
+        if not callbacks_done:
+            # First: predicates and log handlers, which run from here on, must not put a child.
+            record.is_open = False
             if (
                 record.is_special
-                and not decided
-                and not (_decide(record) and _may_end(record, at_home))
+                and not is_decided
+                and not (_decide(record) and _may_end(record, in_own_context))
             ):
                 return
             record.is_closing = True
-            if record.callback is not None and not _run_callbacks(record, at_home):
+            if record.callback is not None and not _run_callbacks(record, in_own_context):
                 return
-        at_home = called = decided = False
+        in_own_context = callbacks_done = is_decided = False
         above = record.parent_node
         special = record.is_special
         if special:
@@ -68,12 +72,12 @@ def finish(
                 record.traceback = _traceback(failure)
             else:
                 verdict = "completed" if reason is None else "cancelled"
-            record.state = STEPS[verdict][record.state]  # `advance`, written out
+            record.state = STEPS[verdict][record.state]  # `advance`, inlined
             if record.tree.listeners:
                 publish(record, verdict, reason if failure is None else failure)
         else:
             verdict = "completed"
-            record.state = COMPLETED[record.state]  # `advance`, written out
+            record.state = COMPLETED[record.state]  # `advance`, inlined
             if record.tree.listeners:
                 publish(record, "completed")
         if record.waiters is not None:
@@ -86,16 +90,17 @@ def finish(
         if special:
             rare = record.rare
             if rare.attempts is not None:
-                rare.attempts.failure = None  # it leads to the node, by its traceback
+                rare.attempts.failure = None  # its traceback refers to the node
             if rare.observers is not None:
                 for observer in rare.observers:
                     if not observer.done():
                         observer.set_result(None)
-                rare.observers.clear()  # they lead to the node
+                rare.observers.clear()  # each is a `Wait`, which refers to the node
             for callback in rare.at_commander_end or ():
-                kept = (callback, record.node, record.context or copy_context())
-                record.tree.commander_end_callbacks.append(kept)
-        # It leads to the node, as its context does: only the collector could free the two.
+                entry = (callback, record.node, record.context or copy_context())
+                record.tree.commander_end_callbacks.append(entry)
+        # Break the cycles between the record, the node and the context, so that the node is freed
+        # now and not by the garbage collector.
         record.context = None
         record.node = None  # type: ignore[assignment]
         if above is None:
@@ -104,6 +109,7 @@ def finish(
         assert parent is not None
         siblings = parent.children
         assert siblings is not None
+        # Before the policy sees the failure: the policy cancels the remaining children.
         del siblings[record.id]
         if special and verdict == "failed":
             if not record.failure_receivers:
@@ -115,16 +121,17 @@ def finish(
         record = parent
 
 
-# --- how a node ends that is not plain
+# --- the outcome of a special node
 
 
 def _decide(record: Record) -> bool:
-    """Settle how a node ends that is not plain; False if it is tried again instead."""
+    """Decide how a special node ends; return False if another attempt begins instead."""
     if record.scope is not None:
         for child in (record.failures or {}).values():
             if child.failure is not None:
                 record.scope.record_lost_failure(child.failure)
-    recorded = record.scope is not None and record.scope.is_recorded  # it was weighed then
+    # A recorded outcome already includes the policy's decision.
+    recorded = record.scope is not None and record.scope.is_recorded
     if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
     rare = record.rare
@@ -137,7 +144,7 @@ def _decide(record: Record) -> bool:
     if rare.attempts is not None and _try_again(record, rare.attempts):
         return False
     if record.cancel_reason is not None:
-        _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
+        _forget_outcome(record)  # a predicate or a log handler cancelled it just now
     if (scope := record.scope) is not None:
         if scope.has_run_callbacks:
             record.callback = record.more_callbacks = None
@@ -145,14 +152,14 @@ def _decide(record: Record) -> bool:
     return True
 
 
-def _may_end(record: Record, at_home: bool) -> bool:
-    """Say whether a node ends now; if not, its run lets it end later, in its turn."""
+def _may_end(record: Record, in_own_context: bool) -> bool:
+    """Return whether a node ends now; if not, the run calls `_end_in_turn` later."""
     if record.scope is None or record.cancel_reason is not None:
         return True
-    record.is_closing = True  # so no cancel reaches it: its outcome is kept
+    record.is_closing = True  # its outcome is recorded, so no cancel may reach it any more
     if record.scope.may_end(record.node, _end_in_turn):
         return True
-    if at_home:
+    if in_own_context:
         record.context = copy_context()
     record.state = CLOSING[record.state]
     return False
@@ -161,18 +168,18 @@ def _may_end(record: Record, at_home: bool) -> bool:
 def _end_in_turn(node: NodeBase) -> None:
     record = node._node_record
     assert record is not None
-    finish(record, decided=True)
+    finish(record, is_decided=True)
 
 
 def _keep(record: Record, keep: Callable[..., Any]) -> None:
-    """Let a run keep how a node ends: with `close`, and a root with `over` after its callbacks."""
+    """Record the outcome in the journal; a value or error from `keep` replaces it."""
     rare = record.rare
     verdict: Verdict = "completed" if rare.cancel_reason is None else "cancelled"
     if rare.failure is not None:
         verdict = "failed"
     try:
         result = keep(record.node, verdict, record.result, rare.failure)
-    except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node
+    except BaseException as error:  # noqa: BLE001 - a node whose outcome cannot be stored fails
         blame(record, error)
         record.result, record.failure = None, error
     else:
@@ -184,15 +191,14 @@ def _forget_outcome(record: Record) -> None:
     error = record.failure
     if error is not None and record.scope is not None:
         record.scope.record_lost_failure(error)
-    # An interrupt is not lost: it leaves the loop.
+    # An interrupt is not lost: `interrupt` has raised it from the loop.
     if error is not None and not is_a(error, NodeCancelled, KeyboardInterrupt, SystemExit):
         log_lost(record, error, "%s had failed when it was cancelled")
     record.result = record.failure = None
 
 
 def _try_again(record: Record, attempts: Attempts) -> bool:
-    """Let another attempt begin after a pause, if the node's retry says so."""
-
+    """Schedule another attempt if the node's retry asks for one; return whether it does."""
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
@@ -204,8 +210,8 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     try:
         delay = attempts.retry.next_delay(record.failure, attempts.starts, loop.time())
         delay = None if delay is None else max(0.0, float(delay))
-    except BaseException as error:  # noqa: BLE001 - its predicate is a user's
-        what = "whether %s is tried again could not be decided: it is not"
+    except BaseException as error:  # noqa: BLE001 - a user's predicate may raise anything
+        what = "the retry predicate of %s raised, so there is no further attempt"
         log(logging.ERROR, what, record.path, error=error)
         interrupt(record, error)
         return False
@@ -226,25 +232,26 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
 
 
 def to_await(value: object) -> Awaitable[object] | None:
-    """Return what a callback has returned if it is to be awaited.
+    """Return a callback's value if it must be awaited, else None.
 
-    A callback that returns a node, as `lambda node: node.put_job(...)` does, has put it and no
-    more: to await the next round here would keep this one open for all that follow it.
+    A node is not awaited: `lambda node: node.put_job(...)` puts the next round of a loop. To await
+    it would keep this round open until all later ones have ended.
     """
     if value is None or isinstance(value, NodeBase) or not isawaitable(value):
         return None
     return value
 
 
-def _run_callbacks(record: Record, at_home: bool) -> bool:
-    """Run the final callbacks; from the first async one on, in a task of their own."""
-    record.state = CLOSING[record.state]  # `advance`, written out
+def _run_callbacks(record: Record, in_own_context: bool) -> bool:
+    """Run the final callbacks; return False if a task runs the rest, which will end the node."""
+    record.state = CLOSING[record.state]  # `advance`, inlined
     due: Moment = "end"
     if record.is_special and (record.failure is not None or record.cancel_reason is not None):
         due = "terminate" if record.failure is None else "exception"
     node, context = record.node, record.context
     moment, callback = record.callback_moment, record.callback
-    at = 0  # of the next one in the list; a generator would cost as much as the rest of this
+    # The index of the next callback. `later_callbacks`, a generator, would double the time here.
+    at = 0
     while callback is not None:
         waiting = None
         if moment == due or moment == "done":
@@ -252,18 +259,20 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
                 record.moment = moment
             try:
                 value = (
-                    callback(node) if at_home or context is None else context.run(callback, node)
+                    callback(node)
+                    if in_own_context or context is None
+                    else context.run(callback, node)
                 )
                 if value is not None:
                     waiting = to_await(value)
-            except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+            except BaseException as error:  # noqa: BLE001 - the node fails with it, whatever it is
                 _callback_failed(record, error)
         if waiting is not None:
-            if at_home:
+            if in_own_context:
                 context = copy_context()
             start_task(record, partial(_run_rest, record, waiting, due, at), context)
             return False
-        # As it is by now: one that runs may add others.
+        # Read again each time: a callback may add others.
         more = record.more_callbacks if record.is_special else None
         if more is None or at == len(more):
             break
@@ -279,7 +288,8 @@ async def _run_rest(
     try:
         await TURN
     except asyncio.CancelledError:
-        record.task.cancel()  # type: ignore[union-attr]  # the callback meets it, once it has begun
+        # The callback must get this cancel, but can only after it has begun.
+        record.task.cancel()  # type: ignore[union-attr]
     while True:
         try:
             if waiting is not None:
@@ -294,18 +304,18 @@ async def _run_rest(
                 break
         except BaseException as error:
             if is_a(error, GeneratorExit) and not drives_now(record):
-                raise  # the loop was closed under the node
+                raise  # the loop was closed
             waiting = None
             _callback_failed(record, error)
     record.task = None
     if record.cancel_reason is not None:
-        record.result = None  # also where no await was left that could have said so
-    finish(record, called=True)
+        record.result = None  # also if no callback awaited anything after the cancel
+    finish(record, callbacks_done=True)
 
 
 def _callback_failed(record: Record, error: BaseException) -> None:
     if record.never_runs and is_a(error, NodeClosed):
-        return  # it never ran, and now could put no successor: that is no failure of it
+        return  # its body never ran; that it cannot put a next round is no failure
     if is_a(error, asyncio.CancelledError):
         record.cancel_reason = record.cancel_reason or "a callback was cancelled"
         _forget_outcome(record)

@@ -1,4 +1,4 @@
-"""The one gate through which every node enters the tree, and starts."""
+"""`enter`: the one function by which every node enters the tree and starts."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def enter(
     limits: NodeLimits | None = None,
     key: str | None = None,
 ) -> Record:
-    """Make `node` a child of `above` and start it; or raise, and leave both as they were.
+    """Make `node` a child of `above` and start it. Return its record.
 
-    Returns its record.
+    If this raises, the node and its parent are unchanged.
     """
-    # One long function: every node comes by. What is stored although it is the class's default, the
-    # hot path reads from the instance.
+    # One long function without calls, because every node passes here: five calls less for each node
+    # were 0.03 of the time of the benchmarks fan and tree (benchmarks/NOTES.md). For the same
+    # reason `record_of` is inlined: see there.
     if priority != 0:
         priority = index(priority)
     parent = above._node_record or record_of(above)
@@ -72,7 +73,7 @@ def enter(
         record.rare = RARE_DEFAULTS
         record.result = record.callback = record.state_since = record.task = None
     elif record.parent_node is not None or record.tree:
-        raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
+        raise RuntimeError(f"{node!r} was started before: a node runs once, create another")
     if not parent.is_open:
         _require_next_round(parent)
     tree = parent.tree
@@ -85,8 +86,8 @@ def enter(
         enough = isinstance(parent.policy, Quorum) and rare.completed >= parent.policy.n
         left = bool(tree.closing_reason) and parent is tree.root
         doomed = enough or left or rare.cancel_reason is not None or rare.abort_error is not None
-        # A node that was doomed itself puts no other: a round whose at_done puts the next would
-        # never end.
+        # A node that never runs must not put another: a loop whose rounds put the next one in
+        # at_done would continue for ever.
         if doomed and any(record_of(putter).never_runs for putter in enclosing()):
             raise NodeClosed(parent.path, "is ending")
     plain = node._node_is_plain
@@ -101,7 +102,7 @@ def enter(
             " run_id=...) or journal.run(...), or put it below a node of such a run"
         )
     if doomed:
-        record.never_runs = True  # it has no task yet, and never runs
+        record.never_runs = True
         if record.cancel_reason is None:
             record.cancel_reason = (
                 parent is tree.root and tree.closing_reason
@@ -121,20 +122,21 @@ def enter(
         parent.children[number] = record
     if tree.listeners:
         if scope is not None:
-            record.scope = scope  # a tap that is full hands the event to a thread at once
+            # Before the event: a full tap hands it to a thread at once, which reads the scope.
+            record.scope = scope
         publish(record, "put")
     if scope is not None and _take_up(record, scope):
         return record
     if not node._node_is_queued or (record.is_special and record.cancel_reason is not None):
-        tree.spawn(record, None)  # a job that ends without its body needs no turn either
+        tree.spawn(record, None)  # a job that ends without its body needs no slot
     else:
         tree.queue.put(record, priority)
     return record
 
 
 def _take_up(record: Record, scope: DurableScope) -> bool:
-    """Give a node its place in a run; return whether that has started it, or will."""
-    # As `RareField` does, which would be a call.
+    """Attach the scope of a durable run; return whether this has started the node, or will."""
+    # `RareField`, inlined to save a call for each node of a durable run.
     if record.rare is RARE_DEFAULTS:
         record.rare = RareValues()
     record.is_special, rare = True, record.rare
@@ -142,10 +144,10 @@ def _take_up(record: Record, scope: DurableScope) -> bool:
     if scope.is_recorded and rare.cancel_reason is None:
         record.context = copy_context()
         scope.schedule_replay(record.node, replay)
-        return True  # what has its outcome takes no turn and no slot
+        return True  # a recorded node needs no slot
     starts, pause = scope.recorded_attempts(record.node, record.tree.loop.time())
     if scope.cancel_reason is not None or record.cancel_reason is not None:
-        record.tree.spawn(record, None)  # nor does what does not run
+        record.tree.spawn(record, None)  # nor does one that ends without its body
         return True
     if record.attempts is None:
         return False
@@ -156,7 +158,11 @@ def _take_up(record: Record, scope: DurableScope) -> bool:
 
 
 def _require_next_round(parent: Record) -> None:
-    """Refuse a child of a node that takes none, but not the next round in a tree that is left."""
+    """Raise if a closed parent may not take the child.
+
+    A commander that is ending takes the next round of an unfinished node: it is cancelled before it
+    runs, so that the node that puts it does not fail.
+    """
     if not parent.tree:
         raise RuntimeError(f"{parent!r} is not in a tree yet, so it can have no children")
     if parent.state in DONE:
@@ -181,11 +187,11 @@ def _take_options(
     on: On | None,
     limits: NodeLimits | None,
 ) -> None:
-    """Check and keep the options of the put, and those of the node's class."""
+    """Check and store the options of the put and of the node's class."""
     if policy is None:
         policy = node.policy
     check_policy(policy)
-    # What raises later, between two attempts, would have nobody to raise to.
+    # Check now: an error between two attempts would reach no caller.
     check_timeout(timeout)
     check_retry(retry)
     if timeout is None:

@@ -1,4 +1,4 @@
-"""What an event is: something that happened to a node of a tree."""
+"""Events: what happened to the nodes of a tree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EventKind: TypeAlias = Literal[
 
 
 class KeyedName(str):
-    """The name of a node that was put with a key, `Feed[KEY]`, and what it is made of."""
+    """The name of a node that was put with a key, `Feed[KEY]`, and its two parts."""
 
     __slots__ = ("key", "node_name")
 
@@ -45,7 +45,7 @@ class KeyedName(str):
     key: str
 
     def __new__(cls, node_name: str, key: object) -> KeyedName:
-        """Make the name; a key that is no text is shown as text."""
+        """Create the name; a key of another type is converted to text."""
         text = f"{key}"
         self = super().__new__(cls, f"{node_name}[{text}]")
         self.node_name, self.key = node_name, text
@@ -56,21 +56,21 @@ class KeyedName(str):
 
 
 class Blocked(NamedTuple):
-    """That a body has blocked the loop: for how long, and the line that was seen to do so."""
+    """How long a body blocked the loop, and the line that it was running."""
 
     seconds: float
     at: str
 
 
 class Origin(NamedTuple):
-    """Where events come from: the time of day at the zero of its clock, and the machine."""
+    """The source of events' times: the time of day at the zero of its clock, and the machine."""
 
     epoch: float
-    host: str | None = None  # None: this one
+    host: str | None = None  # None: this machine
 
 
 class Source(Protocol):
-    """The node that an event is of, as far as events tell of it."""
+    """An event's node, as far as events describe it: a `Record` or an `EventSource`."""
 
     @property
     def id(self) -> int:
@@ -84,50 +84,52 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it goes by."""
+        """The node's name."""
         ...
 
     @property
     def origin(self) -> Origin:
-        """Whose clock it has."""
+        """The clock and the machine."""
         ...
 
     @property
     def path(self) -> str:
-        """Where it stands."""
+        """The labels from the root to the node."""
         ...
 
     @property
     def is_special(self) -> bool:
-        """Whether there may be more to it: another machine, an actor of its own, a run."""
+        """Whether it may have a place, an actor or a run; else readers skip those."""
         ...
 
     @property
     def actor(self) -> Actor | None:
-        """Whose work the node does, as `act_as` has said of it or of a node above."""
+        """The actor that `act_as` set for the node or the nearest node above."""
         ...
 
 
 class Event(NamedTuple):
     """Something that happened to a node.
 
-    `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
-    reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
-    `failed` and `retried`, the reason of `cancelled`, a piece of `text` or of `reasoning`, the
-    machine of `placed`
-    (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
-    its own work (`{account: amount}`; `charged_again`: what an earlier life of its run has spent,
-    and this one counts), the call of a tool that the node is (`called`) and what that gave
-    (`answered`), what a model was asked (`request`), what it does before it speaks (`working`),
-    of which request the `first_chunk` came, and how it ended (`reply`), what the node is `waiting`
-    for (told to those alone who name that
-    kind), by how much it was too `slow` for the loop, the number of events `missed` by this
-    listener. `cpu` is what the node's own steps have taken so far, in seconds of CPU time, if the
-    commander measures it and the node is of this machine.
+    `clock` is in seconds of the loop's monotonic clock, `time` in seconds since 1970. `cpu` is the
+    CPU time of the node's own steps so far, in seconds, if the commander measures it and the node
+    runs on this machine. `data` depends on the kind:
 
-    What it tells of the node (`agent` and `session_id` say whose work it does, `path` where it
-    stands) is found when it is asked for, also from the nodes above: an event that is kept keeps
-    what the engine has of these, their results included. A pickled one holds its answers instead.
+    - `failed`, `retried`: the exception; `cancelled`: the reason
+    - `text`, `reasoning`: a piece of it
+    - `placed`: the machine on which the body of a job with `on=` began
+    - `charged`: `{account: amount}` for the node's own work; `charged_again`: the same, of an
+      earlier execution of its durable run
+    - `called`: the tool call that the node executes; `answered`: its result
+    - `request`, `working`, `first_chunk`, `reply`: a request to a model, the state of the server
+      before the first chunk, the first chunk, and the end of the reply
+    - `waiting`: an `Explanation`; only for listeners that name this kind
+    - `slow`: a `Blocked`
+    - `missed`: the number of events that this listener was too slow for
+
+    `path`, `agent` and `session_id` are looked up when they are read, also in the nodes above. So a
+    stored event keeps the engine's state of these nodes alive, with their results. A pickled event
+    has the values instead.
     """
 
     kind: EventKind
@@ -138,7 +140,7 @@ class Event(NamedTuple):
 
     @property
     def node_id(self) -> int:
-        """The node's number, as `node.node_id`."""
+        """The node's `node_id`."""
         return self.source.id
 
     @property
@@ -148,7 +150,7 @@ class Event(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the node goes by: its class or function, with the key of its put (`Feed[KEY]`)."""
+        """The name of the node's class or function, with the key of its put (`Feed[KEY]`)."""
         return self.source.name
 
     @property
@@ -163,34 +165,34 @@ class Event(NamedTuple):
 
     @property
     def agent(self) -> str | None:
-        """The name of the agent whose call the node belongs to, the nearest above it."""
+        """The name of the agent whose work the node does; None if no agent was called."""
         actor = self.source.actor
         return None if actor is None else actor.agent
 
     @property
     def session_id(self) -> int | str | None:
-        """The session in which that agent was asked, None if none was named."""
+        """The session of that agent's call; None if the call named none."""
         actor = self.source.actor
         return None if actor is None else actor.session_id
 
     @property
     def path(self) -> str:
-        """Where the node stands, as `node.path`."""
+        """The node's `path`."""
         return self.source.path
 
     @property
     def origin(self) -> Origin:
-        """Whose clock it was."""
+        """The clock and the machine of the event."""
         return self.source.origin
 
     @property
     def time(self) -> float:
-        """When it happened, in seconds of the time of day."""
+        """When it happened, in seconds since 1970."""
         return self.origin.epoch + self.clock
 
     @property
     def host(self) -> str | None:
-        """The machine on which it happened, if that is another one."""
+        """The machine on which it happened; None for this one."""
         return self.origin.host
 
     def __repr__(self) -> str:
@@ -203,7 +205,7 @@ class Event(NamedTuple):
 
 
 class EventSource(NamedTuple):
-    """The source of an event that comes from another process, or is of no node."""
+    """The source of an event from another process, or of an event without a node."""
 
     id: int
     parent_id: int | None
@@ -214,5 +216,5 @@ class EventSource(NamedTuple):
 
     @property
     def is_special(self) -> bool:
-        """Whether there may be more to it: another machine, an actor of its own, a run."""
+        """Whether it may have a place, an actor or a run."""
         return True

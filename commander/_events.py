@@ -1,7 +1,9 @@
-"""One stream of what happens to the nodes of a tree (contract T11).
+"""Events: who receives them, and how (contract T11).
 
-A commander that nobody watches pays for one check per event. A listener has a bounded buffer of
-its own: a slow one loses the oldest events, is told how many, and never slows the tree.
+`publish` writes each event into the buffer of each `Listener` of the tree. Without listeners it
+costs one check. There are two kinds: `Events` is the async iterator for users; `Tap` calls a
+function and is for recorders, which must not lose events. A buffer is bounded: a slow listener
+loses the oldest events, gets their number, and never delays the tree.
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ __all__ = [
     "relay",
 ]
 
-# A listener keeps the fields of its events one after the other in a flat list: no object is made
-# for an event before it is read, and the garbage collector has nothing to count.
+# A buffer is a flat list of the events' fields. So `publish` creates no object that the garbage
+# collector counts, and an `Event` is created only when it is read.
 WIDTH = len(Event._fields)
 
-# So many seconds pass at least between two wakings of a listener: what happens meanwhile is read
-# in one turn of the loop. After a longer silence it is woken at once.
-BREATH = 0.001
+# Seconds between two wake-ups of a listener. It reads all events of that time in one turn of the
+# loop. After a longer pause the first event wakes it at once.
+MIN_WAKE_INTERVAL_SECONDS = 0.001
 
-# Event's own __new__ takes its fields one by one.
+# Takes the fields as one iterable; Event's own __new__ takes them one by one.
 _new: Callable[[type[Event], Iterable[Any]], Event] = tuple.__new__  # pyright: ignore
 
 
 class Batch:
-    """Events that were taken: each is made when it is read, in whichever thread."""
+    """A batch of events from `Tap.take`. Iterating creates them, in any thread."""
 
     def __init__(self, fields: list[Any]) -> None:
         self._fields = fields
@@ -57,7 +59,7 @@ class Batch:
         return len(self._fields) // WIDTH
 
     def __iter__(self) -> Iterator[Event]:
-        if len(self._fields) == WIDTH:  # as it nearly always is for who takes each at once
+        if len(self._fields) == WIDTH:  # the usual case of a tap that takes each event at once
             return iter((_new(Event, self._fields),))
         return _events_of(iter(self._fields))
 
@@ -67,17 +69,17 @@ def _events_of(fields: Iterator[Any]) -> Iterator[Event]:
 
 
 class _Text(list[str]):
-    """The pieces of a node's text that nobody has read yet, as the data of one event."""
+    """Unread pieces of a node's text, merged into the data of one event."""
 
 
 def _condense(fields: list[Any], room: int) -> list[Any]:
     """Return unread events with the text of each node merged, at most `room` fields if possible.
 
-    Text does not move past another event of its node. Then the oldest events that are no text are
-    left out.
+    Text does not move past another event of its node. If there are still too many events, the
+    oldest that are not text are dropped.
     """
     events: list[tuple[Any, ...]] = []
-    last: dict[int, _Text | None] = {}  # each node's last event, if it is text
+    last: dict[int, _Text | None] = {}  # the last event of each node if it is text, else None
     for kind, source, clock, data, cpu in zip(*[iter(fields)] * WIDTH, strict=True):
         node = source.id
         pieces: _Text | None = None
@@ -89,70 +91,70 @@ def _condense(fields: list[Any], room: int) -> list[Any]:
         last[node] = pieces
         events.append((kind, source, clock, data if pieces is None else pieces, cpu))
     over = len(events) - room // WIDTH
-    kept: list[Any] = []
+    condensed: list[Any] = []
     for event in events:
         if over > 0 and event[0] != "text":
             over -= 1
         else:
-            kept += event
-    return kept
+            condensed += event
+    return condensed
 
 
 class Listener:
-    """What a tree keeps of a listener: the newest events, until they are read.
+    """A bounded buffer of a tree's newest events, until they are read.
 
-    `publish` writes to it: `buffer` holds the fields of the newest events, behind those of events
-    that have been read; while it is no longer than `quiet`, a new event needs no attention. Where
-    "text" is among the `kinds`, the text of a slow listener is merged and not dropped.
+    `publish` appends to `buffer` directly and calls `attend` only when the buffer is longer than
+    `quiet`. The buffer begins with events that were read and not removed yet. If "text" is among
+    the `kinds`, the text of a slow listener is merged and not dropped.
     """
 
-    # Whether it may wait for text, and so merges it.
+    # Whether text is merged. Not by a tap, which takes the events before any are dropped.
     _reads = True
 
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
+            raise ValueError(f"capacity must be at least 1, not {capacity!r}")
         self.kinds = None if kinds is None else frozenset(kinds)
         if unknown := sorted((self.kinds or frozenset()).difference(get_args(EventKind))):
             known = ", ".join(get_args(EventKind))
-            raise ValueError(f"{kinds!r}: there are no events of kind {unknown[0]!r}, only {known}")
+            raise ValueError(f"unknown kind of event {unknown[0]!r}; the kinds are {known}")
         self._tree = tree
         self._merges = self._reads and self.kinds is not None and "text" in self.kinds
-        # How many fields were unread after text was merged, if there is more of that than room.
+        # How many unread fields the last merge left.
         self._merged = 0
-        # At most `_room` of the unread are kept when they are looked at; in between there may be
-        # more.
+        # `trim` drops all but the newest `_room` unread fields. Between two calls there may be up
+        # to twice as many, so that the cost of the deletion is spread.
         self.buffer: list[Any] = []
         self._room = capacity * WIDTH
-        # Nobody sleeps and not much is left over.
+        # The length of the buffer above which `publish` calls `attend`; 0 while a task waits.
         self.quiet = 2 * self._room
         self._rewind()
-        # How many events were dropped before those in the buffer, and ever.
+        # How many events were dropped just before those in the buffer, and in all.
         self._gap = 0
         self._missed = 0
         self._waiter: asyncio.Future[None] | None = None
-        # Whether the next event has to see to it that the waiter is woken.
-        self._asleep = False
-        self._woken = float("-inf")  # when it was last woken, by the loop's clock
+        # Whether the next event must schedule the waiter's wake-up.
+        self._must_wake = False
+        self._woken_at = float("-inf")  # the last wake-up, by the loop's clock
         self.closed = tree.root.state in DONE
         if not self.closed:
-            # A new list: this may be called while an event is being told to those of the old one.
+            # A new list, because `publish` may be iterating over the old one.
             tree.listeners = [*tree.listeners, self]
             if self.wants_waits:
                 tree.publish_waits()
 
     def _rewind(self) -> None:
-        # A list's iterator sees what is added later, until it has once come to the end.
+        # A list's iterator also yields later additions, but not after it once reached the end.
         self._unread = iter(self.buffer)
         self._events = _events_of(self._unread)
 
     @property
     def wants_waits(self) -> bool:
-        """Whether it has asked what nodes wait for."""
+        """Whether it named the kind "waiting"."""
         return self.kinds is not None and "waiting" in self.kinds
 
     def trim(self) -> None:
-        """Drop what was read, and the oldest of what is beyond the room."""
+        """Drop the events that were read, and the oldest beyond the capacity."""
         buffer, unread = self.buffer, self._count_unread()
         if self._merges:
             self._merge(unread)
@@ -166,9 +168,9 @@ class Listener:
         self.quiet = 2 * self._room
 
     def _merge(self, unread: int) -> None:
-        """Drop what was read; merge text if there is twice as much as there should be.
+        """Drop the events that were read; merge text if there are twice as many as the capacity.
 
-        Not sooner, so that each event is looked at a few times only, however slow the reader is.
+        Not sooner, so that each event is merged a few times only, however slow the reader is.
         """
         buffer = self.buffer
         if unread > 2 * max(self._room, self._merged):
@@ -190,19 +192,19 @@ class Listener:
 
     @property
     def missed(self) -> int:
-        """How many events this was too slow for."""
+        """How many events were dropped because the reader was too slow."""
         self.trim()
         return self._missed
 
     def count_missed(self, number: int) -> None:
-        """Count events that will not come; `missed` tells of them."""
+        """Add to `missed`."""
         self._missed += number
 
     def next(self) -> Event | None:
-        """Return the next event, or None if all are read."""
+        """Return the next event; None if all are read."""
         if len(self.buffer) > self._room:
             self.trim()
-        if self._gap and self.hears("missed"):
+        if self._gap and self.wants("missed"):
             return self._take_gap()
         for event in self._events:
             if self._merges and type(event[3]) is _Text:
@@ -211,8 +213,8 @@ class Listener:
         self._clear()
         return None
 
-    def hears(self, kind: EventKind) -> bool:
-        """Whether it has asked for events of this kind, by its name or for all."""
+    def wants(self, kind: EventKind) -> bool:
+        """Return whether it receives events of this kind."""
         return self.kinds is None or kind in self.kinds
 
     def _clear(self) -> None:
@@ -233,80 +235,81 @@ class Listener:
         require_loop(self._tree.root, "a listener on that loop")
 
     async def wait(self) -> None:
-        """Wait for an event, or for the end."""
+        """Wait for an event or for `close`."""
         self.quiet = 0
-        self._asleep = True
+        self._must_wake = True
         self._waiter = LocalFuture(loop=asyncio.get_running_loop())
         try:
             await self._waiter
         finally:
             self._waiter = None
-            self._asleep = False
+            self._must_wake = False
 
     def attend(self, clock: float) -> None:
-        """See to a buffer that is longer than `quiet`."""
-        if self._asleep:
-            self._asleep = False
-            if clock - self._woken < BREATH:
-                self._tree.loop.call_later(BREATH, self.wake)
+        """Wake the waiter and trim the buffer, which is longer than `quiet`."""
+        if self._must_wake:
+            self._must_wake = False
+            if clock - self._woken_at < MIN_WAKE_INTERVAL_SECONDS:
+                self._tree.loop.call_later(MIN_WAKE_INTERVAL_SECONDS, self.wake)
             else:
                 self.wake()
         self.trim()
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake the waiter, which then looks for events again."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            self._woken = self._tree.loop.time()
+            self._woken_at = self._tree.loop.time()
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Take no more events; what is buffered can still be read."""
+        """Stop receiving events. Those in the buffer can still be read."""
         if not self.closed:
             self.closed = True
             others = [each for each in self._tree.listeners if each is not self]
             self._tree.listeners = others
             self.wake()
 
-    def leave(self) -> None:
-        """Close, as nobody can read on: at any moment, and in any thread."""
+    def close_soon(self) -> None:
+        """Close on the next turn of the loop: a finalizer runs at any time, in any thread."""
         if self.closed:
             return
-        if not self._tree.root.tree:  # it has not begun
+        if not self._tree.root.tree:  # the commander has not been entered
             self.close()
             return
         with suppress(RuntimeError):  # the loop is closed
-            # Not at once: events may just be being told.
             self._tree.loop.call_soon_threadsafe(self.close)
 
 
 class Events:
-    """An async iterator over a commander's events, from its making to the commander's end.
+    """An async iterator over a commander's events, from its creation to the commander's end.
 
-    Read in the commander's own block, which has to end before the commander can, it ends once all
-    nodes have ended.
+        async for event in commander.events(["failed"]):
+            print(event.path, event.data)
 
-    Each gap, of events that this listener was too slow for, is reported by an event of kind
-    `missed` in its place, if that kind is asked for. A listener that waits learns of an event at
-    once, and of those in the next millisecond together at its end. It lives as long as somebody
-    holds this iterator: one that an `async for` was left early and nobody else holds costs nothing
-    more; `close` ends it at once.
+    In the commander's own block it ends once all nodes have ended, because the commander can only
+    end after the block.
+
+    If events were dropped, an event of kind `missed` takes their place, unless the kinds exclude
+    it. A waiting reader gets an event at once, and those of the next millisecond together. Dropping
+    the iterator, as by leaving the `async for`, ends the listener; `close` ends it at once.
     """
 
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
-        # The tree holds this and not the iterator: so it is seen when that is dropped.
         self._tree = tree
+        # The tree refers to the listener and not to the iterator, so that `__del__` runs when the
+        # user drops the iterator.
         self._listener = Listener(tree, kinds, capacity)
-        # The end of some node, waited for by whoever reads in the block.
+        # Done when the newest node has ended. A reader in the block waits for it too.
         self._end: asyncio.Future[None] | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "_listener"):
-            self._listener.leave()
+            self._listener.close_soon()
 
     @property
     def missed(self) -> int:
-        """How many events this listener was too slow for."""
+        """How many events were dropped because the reader was too slow."""
         return self._listener.missed
 
     def __aiter__(self) -> Self:
@@ -318,15 +321,15 @@ class Events:
             if listener.closed:
                 raise StopAsyncIteration
             listener.require_one_reader()
-            if self._tree.in_block and not self._wake_at_an_end():
+            if self._tree.in_block and not self._wake_at_node_end():
                 raise StopAsyncIteration
             await listener.wait()
         return event
 
-    def _wake_at_an_end(self) -> bool:
-        """Wake the listener when some node has ended; False if there is none.
+    def _wake_at_node_end(self) -> bool:
+        """Wake the listener when the newest node has ended; return False if there are no nodes.
 
-        A listener need not hear of the last node's end by an event.
+        Events alone do not suffice: the listener's kinds may exclude the end of nodes.
         """
         listener = self._listener
         if self._end is None or self._end.done():
@@ -337,23 +340,23 @@ class Events:
         return True
 
     def close(self) -> None:
-        """Take no more events; what is buffered can still be read. Closing twice is harmless."""
+        """Stop receiving events. Those in the buffer can still be read. May be called twice."""
         self._listener.close()
 
 
 class Tap(Listener):
-    """A listener that does not wait: `notify` is called with the first event after each `take`.
+    """A listener for recorders: calls `notify` at the first event after each `take`.
 
-    It is called again when events would be dropped: if it takes them then, none is ever lost.
-    `on_close` is called when no more events come. Neither may raise. Gaps are told whatever kinds
-    it asks for.
+    Calls it again when events would be dropped. If it takes them then, none is lost. `on_close` is
+    called when there are no more events. Neither may raise. Gaps are reported whatever the kinds.
+    `capacity` and `kinds` are as in `commander.events`. The commander must have been entered.
     """
 
     _reads = False
 
     def __init__(
         self,
-        tree: Tree,
+        commander: NodeBase,
         capacity: int,
         notify: Callable[[], None],
         kinds: Collection[EventKind] | None = None,
@@ -361,38 +364,48 @@ class Tap(Listener):
     ) -> None:
         self._notify = notify
         self._on_close = on_close
-        super().__init__(tree, kinds, capacity)
+        super().__init__(record_of(commander).tree, kinds, capacity)
         self.quiet = 0
+
+    def now(self) -> float:
+        """Return the time of the events' clock."""
+        return self._tree.clock()
+
+    @property
+    def epoch(self) -> float:
+        """The time of day, in seconds since 1970, at the zero of the events' clock."""
+        return self._tree.origin.epoch
 
     @property
     def missed(self) -> int:
-        """How many events this has lost, here or on another machine."""
+        """How many events were lost, here or on another machine."""
         return self._missed
 
     @property
     def full(self) -> bool:
-        """Whether events are dropped now unless they are taken."""
+        """Whether the next `trim` drops events."""
         return len(self.buffer) > 2 * self._room
 
     def take(self) -> Batch:
-        """Return all that has come since the last call."""
-        # Without a trim: what is beyond the room has not been dropped yet.
-        taken, self.buffer = self.buffer, []
+        """Return the events since the last call."""
+        # No trim first: events beyond the capacity have not been dropped yet.
+        fields, self.buffer = self.buffer, []
         if self._gap:
-            taken[:0] = self._take_gap()
+            fields[:0] = self._take_gap()
         self.quiet = 0
-        return Batch(taken)
+        return Batch(fields)
 
     def _rewind(self) -> None:
-        """Hold nothing beside the buffer: what is taken is gone from there, and is the taker's."""
+        """Do nothing: a tap has no iterator, because `take` replaces the whole buffer."""
 
     def _count_unread(self) -> int:
         return len(self.buffer)
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""
-        if self.closed:  # at this very event, by another listener
+        if self.closed:  # another listener closed it at this event
             return
+        # Before `notify`, which may publish events itself.
         self.quiet = 2 * self._room
         self._notify()
         if self.buffer:
@@ -401,7 +414,7 @@ class Tap(Listener):
             self.quiet = 0
 
     def close(self) -> None:
-        """Take no more events; what is buffered can still be taken."""
+        """Stop receiving events, and call `on_close`. `take` still returns those in the buffer."""
         was_closed = self.closed
         super().close()
         if self._on_close is not None and not was_closed:
@@ -409,8 +422,12 @@ class Tap(Listener):
 
 
 def publish(record: Record, kind: EventKind, data: object = None) -> None:
-    """Tell those who listen to the node's tree; nobody listening, it does nothing."""
-    # One long function: with a listener, every node comes by three or four times.
+    """Publish an event of a node to the listeners of its tree.
+
+    Callers check `tree.listeners` first, so that a tree without listeners pays for that check only.
+    """
+    # Inlined down to the buffer, because each node passes here three or four times: 3.8 -> 1.8 us
+    # for each event (benchmarks/NOTES.md).
     tree = record.tree
     clock = tree.clock()
     event = (kind, record, clock, data, record.cpu if record.is_special else None)
@@ -423,22 +440,22 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
 
 
 def relay(tree: Tree, event: Event) -> None:
-    """Tell those who listen to `tree` of what happened on another machine, in the past.
+    """Publish an event from another machine, with its own time, to the listeners of `tree`.
 
-    Of what was missed there, all are told.
+    Events that were missed there count as missed for all listeners.
     """
     missed = event.kind == "missed"
     for listener in tree.listeners:
         if missed:
             listener.count_missed(event.data)
-        if listener.hears(event.kind) or (missed and isinstance(listener, Tap)):
+        if listener.wants(event.kind) or (missed and isinstance(listener, Tap)):
             listener.buffer += event
             if len(listener.buffer) > listener.quiet:
                 listener.attend(tree.clock())
 
 
 def publish_asked(record: Record, kind: EventKind, data: object) -> None:
-    """Tell those who have named `kind`."""
+    """Publish an event to the listeners that named its kind, and not to those of all kinds."""
     clock = record.tree.clock()
     for listener in record.tree.listeners:
         if listener.kinds is not None and kind in listener.kinds:
@@ -448,9 +465,11 @@ def publish_asked(record: Record, kind: EventKind, data: object) -> None:
 
 
 def emit(node: NodeBase, kind: EventKind, data: object) -> None:
-    """Publish what a node does (text, calls, requests); costs one check if nobody listens.
+    """Publish an event of a node, such as text or a request. Without listeners it costs one check.
 
-    From a thread that works for the node it is told a moment later.
+        emit(current_node(), "text", "Hello")
+
+    In a thread that works for the node, the event is published on a later turn of the loop.
     """
     record = node._node_record or record_of(node)
     tree = record.tree
@@ -464,7 +483,7 @@ def emit(node: NodeBase, kind: EventKind, data: object) -> None:
 
 
 def is_watched(node: NodeBase, *kinds: EventKind) -> bool:
-    """Say whether anybody listens to the tree of `node`, and to one of `kinds` if any are given."""
+    """Return whether the tree of `node` has listeners, for one of `kinds` if any are given."""
     record = node._node_record or record_of(node)
     listeners = record.tree.listeners if record.tree else ()
     if not kinds:
@@ -473,11 +492,15 @@ def is_watched(node: NodeBase, *kinds: EventKind) -> bool:
 
 
 def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:
-    """Say whose work a node does that has not started, and with it all below; see `Event.agent`."""
+    """Set the agent whose work a node and all nodes below it do; see `Event.agent`.
+
+    The node must not have started.
+    """
     node._node_actor = Actor(agent, session_id)
-    node._node_is_plain = node._node_has_defaults = False  # type: ignore[misc] - of this one
+    # On this instance, so that `enter` reads the actor of this node.
+    node._node_is_plain = node._node_has_defaults = False  # type: ignore[misc]
 
 
 def actor_of(node: NodeBase) -> Actor | None:
-    """Return whose work a node does, as `act_as` has said of it or of the nearest above."""
+    """Return the actor that `act_as` set for the node or the nearest node above; else None."""
     return record_of(node).actor

@@ -1,4 +1,4 @@
-"""What a node that hangs is waiting for: the path from it to the leaves, and where those stand."""
+"""`explain`: what a node is waiting for, down to the nodes and lines of code at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ._usage import cpu_note
 
 __all__ = ["Explanation", "draw_explanations", "explain", "explain_one"]
 
-# So many nodes are named below each one; in all, about four times as many lines.
-LEAVES = 20
+# How many nodes are listed below each node; the whole text has about four times as many lines.
+MAX_LISTED_NODES = 20
 
 AGAIN = "see above"
 
@@ -23,13 +23,13 @@ AGAIN = "see above"
 class Explanation:
     """What one node is waiting for, or doing.
 
-    `text` says it in words. `waits_for` are the numbers of the nodes that it awaits or, where it
-    joins, of its unfinished children: the first twenty. `at` is the line of code where its body
-    stands, as `"file.py:12 in task"`, empty where that is not known; `branches` say where those
-    branches of a `gather` or the like stand that wait for no node. `seconds` is for how long it has
-    been in this state, None before its first step; `cpu` is as in `tree()`. `depth` is 0 for the
-    node that was asked about, `more` how many things below this one are left out. A node to which
-    two ways lead is explained at the first; at the second its text is "see above".
+    `text` describes it. `waits_for` are the ids of the first twenty nodes that it awaits, or of its
+    unfinished children if it joins. `at` is the line at which its body is suspended, as
+    `"file.py:12 in task"`, or empty. `branches` are the lines of parallel branches, such as of a
+    `gather`, that wait for something else than nodes. `seconds` is the time in this state, None
+    before the first; `cpu` is as in `tree()`. `depth` is 0 for the explained node, and `more` the
+    number of omitted nodes and branches below this one. A node that several others wait for is
+    explained once; after that its text is "see above".
     """
 
     node_id: int
@@ -47,26 +47,26 @@ class Explanation:
 
 
 def explain(record: Record) -> tuple[Explanation, ...]:
-    """Say what a node is waiting for, down to the leaves; each comes before those it waits for."""
+    """Explain a node and, recursively, the nodes for which it waits; each comes before those."""
     found: list[Explanation] = []
     seen: set[Record] = set()
     lines, stack = 0, [(record, 0)]
-    while stack and lines < LEAVES * 4:
+    while stack and lines < MAX_LISTED_NODES * 4:
         at, depth = stack.pop()
         lines += 1
         if at in seen:
             found.append(Explanation(at.id, depth, at.name, at.state, AGAIN))
             continue
         seen.add(at)
-        # Of nodes on another machine there is a line each; their lines of code stay there.
+        # Nodes on another machine get one line each, without their lines of code.
         away = () if at.remote is None else at.remote.descendants(depth + 1)
         own, others = explain_one(at, depth, len(away))
         found.append(own)
-        for each in away[:LEAVES]:
+        for each in away[:MAX_LISTED_NODES]:
             about = (each.node_id, each.depth, each.name, each.state, each.state)
             found.append(Explanation(*about, host=each.host, cpu=each.cpu))
-        lines += len(own.branches) + len(away[:LEAVES]) + bool(own.more)
-        stack.extend((other, depth + 1) for other in reversed(others[:LEAVES]))
+        lines += len(own.branches) + len(away[:MAX_LISTED_NODES]) + bool(own.more)
+        stack.extend((other, depth + 1) for other in reversed(others[:MAX_LISTED_NODES]))
     if stack:
         more = found[0].more + len(stack)
         found[0] = replace(found[0], more=more)
@@ -74,7 +74,7 @@ def explain(record: Record) -> tuple[Explanation, ...]:
 
 
 def draw_explanations(explanations: Iterable[Explanation]) -> str:
-    """Write explanations as lines, each node below that which waits for it."""
+    """Write explanations as lines of text, each node below one that waits for it."""
     lines: list[str] = []
     for each in explanations:
         indent, below = "  " * min(each.depth, 20), "  " * min(each.depth + 1, 20)
@@ -91,7 +91,7 @@ def draw_explanations(explanations: Iterable[Explanation]) -> str:
 
 
 def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanation, list[Record]]:
-    """Explain a node with so many nodes elsewhere, and return those here for which it waits."""
+    """Explain one node, with `away` nodes on another machine; return it and the awaited nodes."""
     text, at, others = _text_of(record)
     branches = _side_branches(record)
     explanation = Explanation(
@@ -100,18 +100,18 @@ def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanat
         record.name,
         record.state,
         text,
-        tuple(each.id for each in others[:LEAVES]),
+        tuple(each.id for each in others[:MAX_LISTED_NODES]),
         at,
-        tuple(branches[:LEAVES]),
+        tuple(branches[:MAX_LISTED_NODES]),
         None if record.state_since is None else record.tree.clock() - record.state_since,
         cpu=record.cpu,
-        more=sum(max(0, many - LEAVES) for many in (away, len(others), len(branches))),
+        more=sum(max(0, many - MAX_LISTED_NODES) for many in (away, len(others), len(branches))),
     )
     return explanation, others
 
 
 def _text_of(record: Record) -> tuple[str, str, list[Record]]:
-    """Say what a node waits for, where its body stands, and for which nodes it waits."""
+    """Return the text for a node, the line of its body, and the nodes for which it waits."""
     children, since = record.unfinished_children, ""
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", "", []
@@ -146,7 +146,7 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
     at = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")
     nodes = sorted({record_of(wait.node) for wait in waits}, key=lambda each: each.id)
     if nodes:
-        names = ", ".join(each.label for each in nodes[:LEAVES])
+        names = ", ".join(each.label for each in nodes[:MAX_LISTED_NODES])
         return f"{doing}, awaits {names}{at and ' at '}{at}", at, nodes
     if at:
         return f"{doing}, stands at {at}", at, []
@@ -156,12 +156,12 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
 
 
 def _side_branches(record: Record) -> list[str]:
-    """Say where the branches of a `gather` or the like stand that do not wait for nodes."""
+    """Describe the parallel branches, such as of a `gather`, that do not wait for nodes."""
     if record.task is None or record.parent is None or record.remote is not None:
         return []
     _, waits, ends = reach(record.task.get_coro(), awaited(record.task))
     if len(waits) + len(ends) < 2:
-        return []  # the line of the node itself says it
+        return []  # the text of the node describes it
     branches: list[str] = []
     for coroutine, _ in ends:
         innermost = list(frames(coroutine))[-1:]
@@ -175,7 +175,7 @@ def _side_branches(record: Record) -> list[str]:
 
 
 def _line(coroutine: object) -> str:
-    """Return where the user's own code stands: the innermost frame that no library owns."""
+    """Return the line of the innermost frame with the user's own code."""
     own = [each for each in frames(coroutine) if not is_library(each.f_code.co_filename)]
     if not own:
         return ""

@@ -1,4 +1,4 @@
-"""Where a failure goes: to those who await it, to the parent's policy, or to the log (T4)."""
+"""Where a failure goes: to its awaiters, to the parent's policy, or to the log (contract T4)."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = [
     "weigh",
 ]
 
-NOTE = "anabranch: failed in "
-UNAWAITED = "%s failed and nobody awaited it"
+PATH_NOTE = "anabranch: failed in "
+UNAWAITED = "%s failed, and its failure was not awaited"
 
 
 def blame(record: Record, error: BaseException) -> None:
-    """Note the path of the node that failed first on the exception; later nodes add nothing."""
-    if not any(each.startswith(NOTE) for each in notes_of(error)):
-        note(error, NOTE + record.path)
+    """Add a note with the node's path, unless a node below has added one."""
+    if not any(each.startswith(PATH_NOTE) for each in notes_of(error)):
+        note(error, PATH_NOTE + record.path)
 
 
 def log_lost(record: Record, error: BaseException, what: str) -> None:
-    """Log a failure that reaches nobody, with its path and traceback."""
+    """Log a failure that reaches no code, with the node's path and the traceback."""
     if is_a(error, AnabranchError) and getattr(error, "reported", False):
         return
     log(logging.ERROR, what, record.path, error=error)
 
 
 def interrupt(record: Record, error: BaseException) -> None:
-    """Let an interrupt that a user's code has raised in a node stop the loop, as in any task."""
+    """If a node raised an interrupt, let it stop the loop, as asyncio does for any task."""
     if not is_a(error, KeyboardInterrupt, SystemExit):
         return
     if record.scope is not None:
@@ -51,15 +51,15 @@ def interrupt(record: Record, error: BaseException) -> None:
 
 
 def body_failed(record: Record, error: BaseException) -> None:
-    """Take the exception that left a node's body."""
+    """Handle the exception that left a node's body."""
     if record.state == "pending" and record.attempts is not None:
-        # Whoever made the task has raised it before the body began: that is an attempt too.
+        # The task ended before the body began, as by a task factory. This counts as an attempt.
         record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
     if record.is_ending:
         if record.scope is not None:
             record.scope.record_lost_failure(error)
-        # An interrupt is not lost: it leaves the loop.
+        # An interrupt is not lost: `interrupt` has raised it from the loop.
         if error is not record.abort_error and not is_a(
             error, NodeCancelled, KeyboardInterrupt, SystemExit
         ):
@@ -67,23 +67,26 @@ def body_failed(record: Record, error: BaseException) -> None:
         return
     record.failure = error
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        record.abort_error = error  # children that are put from now on do not run either
+        record.abort_error = error  # so children that are put from now on do not run either
         cancel_subtrees(record.unfinished_children, f"failure: {describe(error)}", failed=True)
 
 
 def child_failed(parent: Record, child: Record) -> None:
-    """Deal with a child's failure that nobody has awaited by the time the child ends."""
+    """Handle a child's failure that no code awaits when the child ends.
+
+    It aborts the parent, waits for the join (claimed, or the policy decides there), or is logged.
+    """
     error = child.failure
     assert error is not None
     if parent.is_closing or parent.state in DONE or parent.policy == "isolate":
-        kept = child.is_claimed and parent.state not in DONE
+        waits_for_join = child.is_claimed and parent.state not in DONE
     else:
-        kept = child.is_claimed or parent.policy != "fail_fast"
-        if not kept and (abort(parent, error) or error is parent.abort_error):
+        waits_for_join = child.is_claimed or parent.policy != "fail_fast"
+        if not waits_for_join and (abort(parent, error) or error is parent.abort_error):
             return
-        if not kept and parent.scope is not None:
-            parent.scope.record_lost_failure(error)  # another one has made it fail
-    if kept:
+        if not waits_for_join and parent.scope is not None:
+            parent.scope.record_lost_failure(error)  # the parent is failing for another cause
+    if waits_for_join:
         if parent.failures is None:
             parent.failures = {}
         parent.failures[child.id] = child
@@ -92,7 +95,7 @@ def child_failed(parent: Record, child: Record) -> None:
 
 
 def take_failure(record: Record) -> None:
-    """Note that somebody awaits the failure of a node that is done: it is theirs."""
+    """Count an awaiter that received the failure of a node that is done."""
     record.failure_receivers += 1
     parent = record.parent
     if record.is_claimed and parent is not None and parent.failures is not None:
@@ -100,23 +103,26 @@ def take_failure(record: Record) -> None:
 
 
 def untake_failure(record: Record) -> None:
-    """Take back that somebody has had the node's failure; left with nobody, it goes its way."""
+    """Uncount an awaiter that lost the failure, because it was cancelled in the same turn.
+
+    Without a receiver, the failure goes to the parent's policy.
+    """
     record.failure_receivers -= 1
     if record.state == "failed" and not record.failure_receivers and record.parent is not None:
         child_failed(record.parent, record)
 
 
 def child_completed(parent: Record, policy: Quorum) -> None:
-    """Count a completed child; once there are enough, cancel the others."""
+    """Count a completed child under a quorum; cancel the others when it is reached."""
     parent.completed += 1
     if parent.completed == policy.n:
         cancel_subtrees(parent.unfinished_children, f"quorum of {policy.n} reached")
 
 
 def weigh(record: Record) -> None:
-    """At the join, let the node's policy judge the failures that were kept for it."""
-    kept, record.failures = record.failures or {}, None
-    left = [(child, error) for child in kept.values() if (error := child.failure) is not None]
+    """Apply the node's policy to the failures of its children that waited for the join."""
+    failed, record.failures = record.failures or {}, None
+    left = [(child, error) for child in failed.values() if (error := child.failure) is not None]
     policy = record.policy
     if record.is_ending or policy == "isolate":
         for child, error in left:

@@ -1,4 +1,4 @@
-"""Where a coroutine stands: its frames, and which of them are the user's own code."""
+"""The frames of a suspended coroutine, and which of them are the user's code."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ DRIVERS: set[CodeType] = set()
 
 
 def mark_driver(function: F) -> F:
-    """Mark a generator-based coroutine that steps its argument or variable `body` by itself."""
+    """Mark a generator-based coroutine that steps the coroutine in its variable `body`.
+
+    Without the mark, `chain` would end at it: Python does not know what it awaits.
+    """
     DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 
 
 def frames(coroutine: object) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine and of what it awaits, down to the innermost."""
+    """Yield the frames of a suspended coroutine and of those it awaits, outermost first."""
     for thing in chain(coroutine):
         frame = frame_of(thing)
         if frame is not None:
@@ -43,17 +46,17 @@ def frames(coroutine: object) -> Iterator[FrameType]:
 
 
 def is_sleeping(coroutine: object) -> bool:
-    """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
+    """Return whether a coroutine is suspended in `asyncio.sleep`."""
     innermost = list(frames(coroutine))[-1:]
     return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__
 
 
 def chain(thing: object) -> Iterator[object]:
-    """Yield a coroutine, what it awaits, what that awaits, as far as they have frames."""
+    """Yield a coroutine, the one it awaits, and so on, as far as they have frames."""
     while thing is not None:
         names = NAMES.get(type(thing))
         if names is None:
-            # A wrapper in C, as around a step of an async generator.
+            # A wrapper in C, such as that of a step of an async generator.
             thing = next((each for each in gc.get_referents(thing) if type(each) in NAMES), None)
             continue
         yield thing
@@ -64,16 +67,16 @@ def chain(thing: object) -> Iterator[object]:
 
 
 def frame_of(thing: object) -> FrameType | None:
-    """Return the frame of one thing of a chain; None once it has ended."""
+    """Return the frame of a coroutine from `chain`; None if it has ended."""
     return getattr(thing, NAMES[type(thing)][0])
 
 
 def awaited_by(thing: object) -> object:
-    """Return what one thing of a chain awaits; None if it runs, or has not begun."""
+    """Return the awaitable of a coroutine from `chain`; None if it runs or has not begun."""
     return getattr(thing, NAMES[type(thing)][1])
 
 
-# What has a frame: the names under which it keeps that, and what it awaits.
+# The types that have frames, with the attributes of the frame and of the awaitable.
 NAMES: dict[type, tuple[str, str]] = {
     CoroutineType: ("cr_frame", "cr_await"),
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
@@ -81,32 +84,32 @@ NAMES: dict[type, tuple[str, str]] = {
 }
 
 
-# --- whose code a file is
+# --- the owner of a file
 
 PATHS = sysconfig.get_paths()
 PYTHON = (PATHS["stdlib"], PATHS["platstdlib"], "<frozen")
 PACKAGES = (PATHS["purelib"], PATHS["platlib"])
 SITES = {"site-packages", "dist-packages"}
 ENGINE = str(Path(__file__).parent)
-# All rooms of this package.
+# The folder of all of Anabranch.
 ROOT = str(Path(__file__).parent.parent) + os.sep
 
 
 @cache
 def is_library(filename: str) -> bool:
-    """Say whether a file belongs to Python, to an installed package or to this room."""
+    """Return whether a file belongs to Python, to an installed package or to the engine."""
     return filename.startswith((*PYTHON, ENGINE)) or _is_installed(filename)
 
 
 @cache
 def is_python(filename: str) -> bool:
-    """Say whether a file belongs to Python itself or to this room, and to no other package."""
+    """Return whether a file belongs to Python itself or to the engine."""
     if filename.startswith(ENGINE):
         return True
     return filename.startswith(PYTHON) and not _is_installed(filename)
 
 
 def _is_installed(filename: str) -> bool:
-    # A `.pth` file, the user's site and the system's add folders that `PATHS` does not name.
+    # `.pth` files and the site folders of the user and the system are not in `PATHS`.
     folders = Path(filename).parts
     return filename.startswith(PACKAGES) or not SITES.isdisjoint(folders)

@@ -1,7 +1,4 @@
-"""The node: one piece of work in the tree, and all that a user may ask of it.
-
-This file is the public face; what the engine keeps of a node is its `Record`.
-"""
+"""`Node`: one piece of work in the tree; its public methods. The engine's state is in `Record`."""
 
 from __future__ import annotations
 
@@ -34,10 +31,12 @@ N = TypeVar("N", bound="Node[Any]")
 def current_node() -> Node[Any]:
     """Return the node in whose body, callback, task or thread this is called.
 
-    In the block of `async with Commander()` that is the commander. It follows the context: it also
-    works in tasks and threads that the body or the block started. Where the block's commander is
-    done, or belongs to another loop than the one that runs here, it is the node in which that
-    commander was entered. Outside a tree it raises `LookupError`.
+        current_node().put_job(Ask("..."))
+
+    In the block of `async with Commander()` that is the commander. It is found by the context, so
+    this also works in tasks and threads that the body or the block started. If the block's
+    commander is done, or belongs to another loop than the running one, it is the node in which that
+    commander was entered. Raises `LookupError` outside of a tree.
     """
     for node in enclosing():
         record = record_of(node)
@@ -64,7 +63,7 @@ class Node(NodeBase, Generic[T_co]):
     # fields of these names.
 
     def __init__(self, name: str = "") -> None:
-        """Make a node that goes by `name` in paths, events and logs, by default its class's."""
+        """Create a node; `name` is for paths, events and logs, by default the class's name."""
         if name:
             self._node_name = name
 
@@ -96,7 +95,7 @@ class Node(NodeBase, Generic[T_co]):
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
         raise NotImplementedError(f"{type(self).__name__} has no body: write async def task(self)")
 
-    # --- what it is
+    # --- state
 
     @property
     def node_id(self) -> int:
@@ -105,7 +104,7 @@ class Node(NodeBase, Generic[T_co]):
 
     @property
     def path(self) -> str:
-        """Where the node stands: `Commander/Shout#1/upper#2`, the middle left out if it is long."""
+        """The labels from the root: `Commander/Shout#1/upper#2`. A long path is shortened."""
         return record_of(self).path
 
     @property
@@ -133,7 +132,7 @@ class Node(NodeBase, Generic[T_co]):
 
     @property
     def commander(self) -> Commander:
-        """The commander that drives this tree; outside a tree, a `RuntimeError`."""
+        """The commander of this tree. Raises `RuntimeError` outside of a tree."""
         record = record_of(self)
         if not record.tree:
             raise RuntimeError(f"{self!r} is not in a tree yet: put it, call it or await it first")
@@ -141,12 +140,12 @@ class Node(NodeBase, Generic[T_co]):
 
     @property
     def result(self) -> T_co | None:
-        """What the body returned; None while there is nothing."""
+        """The value that the body returned; None before that."""
         return record_of(self).result
 
     @property
     def error(self) -> BaseException | None:
-        """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
+        """The failure, a `NodeCancelled` if it was cancelled, else None."""
         return record_of(self).error
 
     def __repr__(self) -> str:
@@ -165,11 +164,10 @@ class Node(NodeBase, Generic[T_co]):
         return self
 
     def at_retry(self, callback: Callback) -> Self:
-        """Run `callback(node)` when the node is tried again, before the next attempt. Returns it.
+        """Run `callback(node)` before each further attempt. Returns the node.
 
-        After the pause and before `at_start`; `node.error` is what the last attempt failed with,
-        None if a `Restart` starts again what had succeeded. One that raises fails the attempt that
-        begins. After the last attempt none runs.
+        After the pause and before `at_start`. `node.error` is the failure of the last attempt, None
+        if a `Restart` restarts a node that succeeded. If the callback raises, the attempt fails.
         """
         record = record_of(self)
         if record.state in DONE:
@@ -182,13 +180,15 @@ class Node(NodeBase, Generic[T_co]):
     def at_end(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node has completed. Returns the node.
 
-        Callbacks may be plain or async; they run in the node's context in the order in which they
-        were added, before anyone who awaits the node is woken. One that raises fails the node.
+            job.at_end(lambda job: print(job.result))
+
+        Callbacks may be plain or async. They run in the node's context in the order in which they
+        were added, before awaiters of the node continue. If one raises, the node fails.
         """
         return add_callback(self, "end", callback)
 
     def at_exception(self, callback: Callback) -> Self:
-        """Run `callback(node)` when the node has failed; `recover` may be called in it."""
+        """Run `callback(node)` when the node has failed. It may call `node.recover`."""
         return add_callback(self, "exception", callback)
 
     def at_terminate(self, callback: Callback) -> Self:
@@ -198,17 +198,16 @@ class Node(NodeBase, Generic[T_co]):
     def at_done(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node is done, however it ended.
 
-        Its children have ended by then, which a body that is cancelled cannot rely on: a cancel
-        reaches it and its children in one turn, so an `await child` in it is left, with
-        `CancelledError`, before the child has cleaned up. What reads what children leave behind
-        belongs here.
+        All children have ended by then. A cancelled body cannot rely on that: a cancel reaches it
+        and its children in the same turn, so its `await child` raises `CancelledError` before the
+        child has cleaned up. Code that needs the children's clean-up belongs here.
         """
         return add_callback(self, "done", callback)
 
     def at_commander_end(self, callback: Callback) -> Self:
-        """Run `callback(node)` when the commander closes; the node is kept until then.
+        """Run `callback(node)` when the commander closes. The node stays in memory until then.
 
-        One that raises is logged. A node that never entered a tree never runs it.
+        Errors are logged. The callback of a node that never entered a tree does not run.
         """
         record = record_of(self)
         if record.state in DONE:
@@ -234,22 +233,28 @@ class Node(NodeBase, Generic[T_co]):
     def put_job(
         self, job: N, *, parent: Node[Any] | None = None, **options: Unpack[JobOptions]
     ) -> N:
-        """Put `job` into the commander's queue, as a child of this node or of `parent`.
+        """Put `job` into the commander's queue, as a child of this node or of `parent`. Return it.
 
-        Jobs start in the order in which they were put, those of higher `priority` first, on a
-        later turn of the loop and when the commander's `max_concurrency` has room. `timeout` is in
-        seconds, for each attempt, from the start of its body, for its whole subtree. `policy` says
-        how the job treats failures among its own children. With `claim` the caller says that it
-        will await the job, so that a failure waits for that instead of going to the parent's
-        policy at once. With `on="ray"`, or a place such as `Ray(num_gpus=1)`, its body and all
-        below it run there, and what it was made with is sent. `limits`, as `Limits(budget=...)` of
-        `anabranch.backends`, hold for the job and all below it, beside those of the nodes above it.
-        `key` tells it from others of its kind that are put here, in drawings (`Pack[a-17]`) and in
-        the journal of a durable run. Returns the job.
+            job = node.put_job(Ask("..."), timeout=60, retry=Retry(attempts=3))
+            answer = await job
+
+        Jobs start on a later turn of the loop, as soon as `max_concurrency` allows it: those of
+        higher `priority` first, otherwise in the order in which they were put.
+
+        - `timeout`: seconds for each attempt, from the start of its body to the end of its subtree
+        - `retry`: a `Retry` or a `Restart`
+        - `policy`: how the job treats failures of its own children
+        - `claim`: the caller will await the job, so a failure does not go to the parent's policy
+          before the join
+        - `on`: a place, such as `"ray"` or `Ray(num_gpus=1)`, where the body and all nodes below it
+          run; the job's attributes are sent there
+        - `limits`: such as `Limits(budget=...)`, for the job and all nodes below it, in addition to
+          the limits of the nodes above
+        - `key`: distinguishes equal jobs, in drawings (`Pack[a-17]`) and in a durable run
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
-        started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
-        is safe), `TypeError` if it is no job.
+        started before or this is not the parent's loop (use `commander.put_job_threadsafe` there),
+        `TypeError` if it is not a job.
         """
         if not isinstance(job, NodeBase) or not job._node_is_queued:  # pyright: ignore
             require_kind(job, "a Job")
@@ -261,17 +266,17 @@ class Node(NodeBase, Generic[T_co]):
     def call_handler(
         self, handler: N, *, parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
     ) -> N:
-        """Start `handler` as a child of this node or of `parent`; its body runs from the next turn.
+        """Start `handler` as a child of this node or of `parent`. Return it.
 
-        It passes no queue and counts against no limit. The arguments and errors are those of
-        `put_job`. Returns the handler.
+        Its body starts on the next turn of the loop, without a queue or a slot. Options and errors
+        are those of `put_job`.
         """
         if not isinstance(handler, NodeBase) or handler._node_is_queued:  # pyright: ignore
             require_kind(handler, "a handler")
         above = self if parent is None else parent
         if options:
             if "priority" in options or "on" in options:
-                raise TypeError("priority= and on= are for jobs: a handler passes no queue")
+                raise TypeError("a handler takes no priority= and on=: use a job")
             enter(above, handler, **options)
         else:
             enter(above, handler)
@@ -280,11 +285,13 @@ class Node(NodeBase, Generic[T_co]):
     def in_thread(
         self, function: Callable[..., R], *args: Any, abandon: bool = False, **kwargs: Any
     ) -> Node[R]:
-        """Run a blocking function in a worker thread, as a child of this node; await the result.
+        """Run a blocking function in a worker thread, as a child of this node.
 
-        The function sees this node's context. Cancelled, the child is not done before the function
-        has returned: long work calls `check_cancelled()` now and then. With `abandon` nobody waits
-        for a cancelled function; it runs on in its thread, and what it returns is dropped.
+            text = await node.in_thread(path.read_text)
+
+        The function sees this node's context. A cancelled child is done only after the function has
+        returned, so long work should call `check_cancelled()`. With `abandon`, the child does not
+        wait for a cancelled function, which continues in its thread; its result is dropped.
         """
         from ._blocking import ThreadCall
 
@@ -295,7 +302,7 @@ class Node(NodeBase, Generic[T_co]):
     def in_process(
         self, function: Callable[..., R], *args: Any, grace: float = 5.0, **kwargs: Any
     ) -> Node[R]:
-        """Run a function in a new process, as a child of this node; await the result.
+        """Run a function in a new process, as a child of this node.
 
         The function must be importable, and it, its arguments and its result picklable. Cancelled,
         the process is told by SIGTERM, which raises `CancelledError` where the function stands;
@@ -309,15 +316,14 @@ class Node(NodeBase, Generic[T_co]):
         return self.call_handler(call)
 
     def cancel(self, reason: str = "") -> None:
-        """Cancel this node and everything below it.
+        """Cancel this node and all nodes below it.
 
-        The whole subtree is marked and told deepest first, over several turns of the loop if it is
-        large; no node below this one starts from now on. Bodies see
-        `asyncio.CancelledError`; children added from now on are cancelled before they run; each
-        node ends `cancelled` whatever its body then does. A second call, or one on a node that is
-        done, does nothing: clean-up is not disturbed. Whoever awaits the node gets
-        `NodeCancelled`. From another thread or loop it is a `RuntimeError`: there,
-        `commander.cancel_threadsafe(node)` is safe.
+        The tasks are cancelled children first, over several turns of the loop if there are many.
+        From now on no node below this one starts. Bodies get `asyncio.CancelledError`. Each node
+        ends as `cancelled`, whatever its body does then. A second call, or one on a node that is
+        done, does nothing, so it cannot disturb a clean-up. Awaiters of the node get
+        `NodeCancelled`. Raises `RuntimeError` in another thread or loop; use
+        `commander.cancel_threadsafe(node)` there.
         """
         record = record_of(self)
         require_loop(record, "commander.cancel_threadsafe(node)")
@@ -330,11 +336,11 @@ class Node(NodeBase, Generic[T_co]):
     # --- awaiting
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        """Wait until the node is done; give its result or raise its failure.
+        """Wait until the node is done; return its result or raise its failure.
 
-        Starts the node as a child of the current node if nobody has. Raises `NodeCancelled` if it
-        was cancelled. Cancelling the wait does not cancel the node, and ends before the node does,
-        even if that is cancelled too: see `at_done`.
+        Starts the node as a child of the current node if it has not started. Raises `NodeCancelled`
+        if it was cancelled. Cancelling the wait does not cancel the node. If both are cancelled,
+        the wait ends before the node: see `at_done`.
         """
         record = self._node_record
         if record is None or record.state not in DONE:
@@ -345,7 +351,7 @@ class Node(NodeBase, Generic[T_co]):
 def require_kind(
     given: object, wanted: Literal["a job or a handler", "a Job", "a handler"]
 ) -> None:
-    """Raise a `TypeError` that names the remedy unless `given` is what is `wanted`."""
+    """Raise a `TypeError` with the remedy unless `given` is of the `wanted` kind."""
     if isinstance(given, NodeBase):
         kind = "a Job" if given._node_is_queued else "a handler"
         if wanted in (kind, "a job or a handler"):
@@ -366,13 +372,13 @@ def _too_late(node: Node[Any]) -> RuntimeError:
 
 
 def _refuse_unknown(cls: type[Node[Any]], keywords: dict[str, Any]) -> None:
-    """Refuse keywords of a class statement that no class takes, and name what was meant."""
+    """Raise `TypeError` for unknown keywords of a class statement; suggest the nearest."""
     if not keywords:
         return
     bases = [base for base in cls.__mro__[1:] if "__init_subclass__" in base.__dict__]
     above = bases[bases.index(Node) + 1 :]
     if not {*above} <= {Generic, object}:
-        return  # they may be meant for one of these
+        return  # another base class may take them
     known = {*CLASS_OPTIONS}
     for base in bases[: bases.index(Node) + 1]:
         method: Any = base.__dict__["__init_subclass__"]
@@ -386,16 +392,16 @@ def _refuse_unknown(cls: type[Node[Any]], keywords: dict[str, Any]) -> None:
 
 
 def _set_attempts(cls: type[Node[Any]], options: dict[str, Any]) -> None:
-    """Take the `retry` and the `timeout` of a class: keywords, or attributes that are no fields."""
+    """Set a class's `retry` and `timeout` from keywords, or attributes that are no fields."""
     for name, check in (("retry", check_retry), ("timeout", check_timeout)):
         found, value = name in options, options.get(name)
         for base in () if found else cls.__mro__:
             if f"_node_{name}" in base.__dict__:
-                break  # it has been looked at, and is inherited
+                break  # the base class was processed; its setting is inherited
             if name in base.__dict__:
                 value = base.__dict__[name]
                 field = inspect.get_annotations(base).get(name, ClassVar)
-                # A method, a property and a field of this name are the user's own.
+                # A method, a property or a field of this name has another meaning.
                 found = "ClassVar" in str(field) and not hasattr(value, "__get__")
                 break
         if found:
@@ -407,7 +413,7 @@ def _set_attempts(cls: type[Node[Any]], options: dict[str, Any]) -> None:
 
 
 def add_callback(node: N, moment: Moment, callback: Callback) -> N:
-    """Let `callback` be called at `moment`, one of the final ones. Returns the node."""
+    """Add a final callback for `moment`. Returns the node."""
     record = node._node_record or record_of(node)
     if record.state in DONE:
         raise _too_late(node)
@@ -420,11 +426,11 @@ def add_callback(node: N, moment: Moment, callback: Callback) -> N:
     return node
 
 
-# What a subclass may set, but not declare as a field.
+# Names that a subclass may set, but not declare as a field.
 OVERRIDABLE = ("task", "policy", "on")
-# What a class statement may have as a keyword, or its body as an attribute.
+# The options that a class may set, as keywords or as attributes.
 CLASS_OPTIONS = ("policy", "on", "retry", "timeout")
-# Keywords of the package's own classes.
+# Keywords of Anabranch's own classes.
 INTERNAL = {"internal", "queued"}
 
 PUBLIC_NAMES = frozenset(

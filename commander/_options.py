@@ -1,4 +1,4 @@
-"""The options of a put: one definition for `put_job`, `call_handler`, `run` and their twins."""
+"""The options of `put_job`, `call_handler`, `commander.run` and the thread-safe puts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ __all__ = ["HandlerOptions", "JobOptions", "NodeLimits", "check_limits"]
 
 
 class NodeLimits(ABC):  # noqa: B024 - the engine asks nothing of it
-    """What may be given to a node as its `limits`: it holds for the node and for all below it.
+    """The base class of `Limits`, which bound a node and all nodes below it.
 
-    The engine keeps it and no more. Whoever spends something asks for `limits_around`, and keeps to
-    what it finds.
+    The engine only stores them. Backends get them from `limits_around` and obey them.
     """
 
     def count_again(self, account: str, amount: Any) -> None:  # noqa: B027 - most count nothing
-        """Count what was spent in an earlier life of a durable run."""
+        """Count usage of an earlier execution of a durable run."""
 
 
 def check_limits(limits: object) -> None:
-    """Raise a `TypeError` that says what is wanted unless `limits` is such, or None."""
+    """Raise `TypeError` unless `limits` is a `NodeLimits` or None."""
     if limits is not None and not isinstance(limits, NodeLimits):
         raise TypeError(
             f"limits must be an object such as Limits(budget=...), not {type_name(limits)}"
@@ -32,7 +31,7 @@ def check_limits(limits: object) -> None:
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options with which a handler or a job starts; `Node.put_job` describes each."""
+    """The options of a handler or a job. `Node.put_job` describes them."""
 
     timeout: float | None
     retry: Retry | Restart | None
@@ -43,7 +42,7 @@ class HandlerOptions(TypedDict, total=False):
 
 
 class JobOptions(HandlerOptions, total=False):
-    """The options of a job, which can also wait in the queue and run at another place."""
+    """The options of a job: those of a handler, and those for the queue and the place."""
 
     priority: int
     on: On | None

@@ -1,4 +1,4 @@
-"""Where a job's body runs, if not here: what a place offers the engine, and their names."""
+"""Places where a job's body can run, other than this process, and their names."""
 
 from __future__ import annotations
 
@@ -16,56 +16,59 @@ __all__ = ["On", "Place", "RemoteBody", "find_place"]
 
 
 class RemoteBody(Protocol):
-    """A job's body that runs elsewhere, and the subtree below it there, as far as is known here."""
+    """A job's body that runs at a place, and the nodes below it there."""
 
     host: str | None
-    """The machine, once it has told that the body began."""
+    """The machine; None until it has reported that the body began."""
 
     @property
     def place(self) -> Place | None:
-        """Where it was sent; None if it lives there."""
+        """The place of the put; None if the node was created there."""
         ...
 
     async def run(self, node: Node[Any]) -> Any:
-        """Do what `node.task()` would do, once for each attempt; end after the subtree there."""
+        """Run the body in the place of `node.task()`, once for each attempt.
+
+        Returns after all nodes below it there have ended.
+        """
         ...
 
     def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
-        """Return the unfinished nodes there, each before its children; the uppermost at `depth`."""
+        """Return the unfinished nodes there, each before its children, the topmost at `depth`."""
         ...
 
     def explain(self) -> str:
-        """Say in a few words where the body is or what it waits for."""
+        """Describe in a few words where the body is or what it waits for."""
         ...
 
 
 @runtime_checkable
 class Place(Protocol):
-    """Somewhere else where bodies can run."""
+    """A place where the bodies of jobs can run."""
 
     def prepare(self, node: Node[Any]) -> RemoteBody:
-        """Make a job ready for the way; raise if it cannot go. Nothing has started yet."""
+        """Return the remote body of a job; raise if the job cannot run there. Starts nothing."""
         ...
 
 
 On: TypeAlias = Place | str
 """A place, or the name under which an installed package has registered one: `"ray"`."""
 
-# Each entry point of this group is a place, or a class that is made one without arguments.
-GROUP = "anabranch.places"
+# Each entry point of this group is a place, or a class that creates one without arguments.
+PLACES_GROUP = "anabranch.places"
 
 
 @cache
 def _named(name: str) -> Place:
-    found = find_plugin(GROUP, name)
+    found = find_plugin(PLACES_GROUP, name)
     if found is None:
-        names = ", ".join(map(repr, plugin_names(GROUP))) or "none"
-        raise ValueError(f"there is no place {name!r} to run on; installed packages have: {names}")
+        names = ", ".join(map(repr, plugin_names(PLACES_GROUP))) or "none"
+        raise ValueError(f"unknown place {name!r}; installed packages have: {names}")
     return found() if isinstance(found, type) else found
 
 
 def find_place(on: object) -> Place:
-    """Return the place that `on=` gives or names; raise `ValueError` if it is none."""
+    """Return the place that `on=` is or names; raise `ValueError` if there is none."""
     place = _named(on) if isinstance(on, str) else on
     if isinstance(place, Place) and not isinstance(place, type):
         return place

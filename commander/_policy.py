@@ -1,4 +1,4 @@
-"""What a node does when things fail: policies for its children, retries and restarts for itself."""
+"""Policies for failures of a node's children; retries and restarts of the node itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ __all__ = ["Policy", "Quorum", "Restart", "Retry", "quorum"]
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """A node has what it needs once `n` of its children have completed.
+    """A policy: a node needs `n` completed children.
 
-    The rest are then cancelled, and children added later are cancelled before they run; the body
-    goes on. If fewer than `n` have completed at the join, the node fails with `QuorumNotMet`;
-    otherwise the failures of the others are logged as warnings. If the body fails, the children are
-    cancelled and the node fails with the body's exception, however many have completed.
+    When `n` have completed, the others are cancelled, and children added later are cancelled before
+    they run; the body goes on. If fewer than `n` have completed at the join, the node fails with
+    `QuorumNotMet`; otherwise the failures of the others are logged as warnings. If the body fails,
+    the children are cancelled and the node fails with the body's exception, however many have
+    completed.
     """
 
     n: int
@@ -32,16 +33,16 @@ class Quorum:
 
 
 Policy: TypeAlias = Literal["fail_fast", "collect", "isolate"] | Quorum
-"""How a node treats the failures of its children that nobody awaits (contract T4)."""
+"""How a node handles failures of children that no code awaits (contract T4)."""
 
 
 def quorum(n: int) -> Quorum:
-    """Return the policy under which a node is content with `n` completed children."""
+    """Return the policy of a node that needs `n` completed children: `put_job(job, policy=...)`."""
     return Quorum(n)
 
 
 def check_policy(policy: object) -> None:
-    """Raise a `ValueError` that lists the policies unless `policy` is one."""
+    """Raise `ValueError` unless `policy` is a policy."""
     if policy not in ("fail_fast", "collect", "isolate") and not isinstance(policy, Quorum):
         raise ValueError(
             f"policy must be 'fail_fast', 'collect', 'isolate' or quorum(n), not {policy!r}"
@@ -62,15 +63,14 @@ def check_retry(retry: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Try a node again when it fails.
+    """Run a node again when it fails: `put_job(job, retry=Retry(attempts=5, backoff=1))`.
 
-    `attempts` includes the first. `on` is an exception type, several, or a predicate; what it does
-    not match is not tried again. The wait before attempt n+1 is `backoff * factor ** (n - 1)`
+    `attempts` includes the first. `on` is an exception type, several, or a predicate; other
+    failures are final. The wait before attempt n+1 is `backoff * factor ** (n - 1)`
     seconds, at most `max_backoff`, with "full jitter" (a uniform draw between 0 and that, as in
     Amazon's "Exponential Backoff and Jitter") scaled by `jitter`: 0 is no draw, 1 is all of it.
-    `within` is a limit in seconds from the start of the first attempt: an attempt that could only
-    begin later is not made. A cancelled node is never tried again, nor one for which the predicate
-    itself raises: what it raised is logged.
+    `within` is in seconds from the start of the first attempt; no attempt begins after that. A
+    cancelled node has no further attempt, nor one whose predicate raises, which is logged.
     """
 
     attempts: int = 3
@@ -94,20 +94,20 @@ class Retry:
             require(each, FUNCTION if each is self.on else type, wanted)
         if self.attempts < 1:
             raise ValueError(
-                f"attempts counts the first one too: at least 1, not {self.attempts!r}"
+                f"attempts must be at least 1, which includes the first, not {self.attempts!r}"
             )
         if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter is a share between 0 and 1, not {self.jitter!r}")
+            raise ValueError(f"jitter must be between 0 and 1, not {self.jitter!r}")
         if iscoroutinefunction(self.on):
-            raise TypeError(f"on= must be a plain function: nobody awaits {self.on!r}")
+            raise TypeError(f"on= must be a plain function, not async: {self.on!r}")
 
     def next_delay(
         self, error: BaseException | None, starts: list[float], now: float
     ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None for no further one.
+        """Return the seconds before the next attempt; None if there is none.
 
-        `starts` holds the times at which the attempts so far began, `now` is on the same clock;
-        `error` is None if the last attempt succeeded.
+        `starts` has the times at which the attempts began, on the clock of `now`. `error` is None
+        if the last attempt succeeded.
         """
         if error is None or len(starts) >= self.attempts:
             return None
@@ -130,11 +130,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Keep a long-lived node alive, as an Erlang supervisor does.
+    """Restart a long-lived node, as an Erlang supervisor does: `retry=Restart(max=5)`.
 
-    It is started again after each failure, `backoff` seconds later. More than `max` restarts
-    within `within` seconds are too many: the node then fails and its parent's policy decides.
-    With `always`, a node that simply returned is started again too (Erlang's "permanent").
+    It restarts after each failure, `backoff` seconds later. After more than `max` restarts within
+    `within` seconds the node fails, and its parent's policy decides. With `always`, a node that
+    returned is restarted too (Erlang's "permanent").
     """
 
     max: int = 3
@@ -149,10 +149,9 @@ class Restart:
     def next_delay(
         self, error: BaseException | None, starts: list[float], now: float
     ) -> float | None:
-        """Return the seconds to wait before the next start, or None if there were too many.
+        """Return the seconds before the next start; None if there were too many.
 
-        Forgets the restarts in `starts` that are older than the window, so that the list stays
-        short however long the node lives.
+        Removes restarts that are older than `within` from `starts`, so that the list stays short.
         """
         if error is None and not self.always:
             return None

@@ -1,7 +1,7 @@
-"""Where jobs wait for their turn, and for a slot if their number is limited (contract T9).
+"""The queue, in which jobs wait for their turn and for a slot under `max_concurrency` (T9).
 
-Without a limit nobody waits: a job starts when it is put. Only where one of higher priority is put
-in the same turn of the loop, those that have not begun are called back and wait behind it.
+Without a limit a job starts when it is put. Only if one of higher priority is put in the same turn
+of the loop, the queue calls back the jobs that have not begun, and they wait behind it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ __all__ = ["Queue"]
 
 Entry: TypeAlias = "tuple[Record, Context]"
 
-# How often, in seconds, a full queue looks whether a body waits for the tree by now.
-LOOK = 0.02
-# How long, in seconds, nothing at all must move before it lends a slot that may be waited for.
-PATIENCE = 0.5
-# The same if it stands at a lock, event or queue while some task may go on and end that.
-RESIGN = 10.0
-# When all has been still for so long it looks no more.
-DAY = 86_400.0
+# How often a full queue checks whether a suspended body has begun to wait for the tree. Nothing
+# tells the queue: a body may await a future of the user's that a child of the job completes.
+CHECK_INTERVAL_SECONDS = 0.02
+# How long no job must have moved before the queue lends the slot of a body that perhaps waits for
+# the tree. Shorter, and a body that waits for a server would lose its slot.
+STANDSTILL_SECONDS = 0.5
+# The same if the body waits at a lock, an event or a queue, and some task could still release it.
+LOCK_STANDSTILL_SECONDS = 10.0
+# After a standstill of this length, the checks end until something moves.
+LAST_CHECK_SECONDS = 86_400.0
 
 
 def _number(entry: Entry) -> int:
@@ -41,8 +43,9 @@ def _number(entry: Entry) -> int:
 class Queue:
     """Starts jobs in the order in which they were put, those of higher priority first.
 
-    With a `limit`, at most that many jobs hold a slot. A job lends its slot while its body waits
-    for the tree, and takes one again, before any new start, when that wait is over.
+    Under a limit, each running job holds a slot. A job lends its slot while its body waits for the
+    tree; otherwise jobs that wait for their children would block these for ever. When the wait
+    ends, the job gets a slot before any new job starts. So the number of begun jobs stays bounded.
     """
 
     __slots__ = (
@@ -65,29 +68,29 @@ class Queue:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.loop = tree.loop
-        # The last job that started when it was put: if it has begun, so have those before it.
+        # The last job that started when it was put. If it has begun, all before it have.
         self._last: ref[Record] | None = None
         self._limited = tree.max_concurrency is not None
-        # How many more jobs may hold a slot; below 0 for a moment after `take`.
+        # How many more jobs may hold a slot. Below 0 after `take` for a cancelled job.
         self.free = tree.max_concurrency or 0
-        # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
+        # Waiting jobs by priority. No lane is empty; `_priorities` has the keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
-        # Places that are lent and wanted again, first come first served; empty while one is free.
+        # Lent slots whose jobs want to go on, in that order. Empty while a slot is free.
         self.resuming: dict[Slot, None] = {}
         self._filling = False
-        # Places that are held by a suspended body that may wait for the tree, unseen.
+        # Slots held by suspended bodies that perhaps wait for the tree.
         self._suspects: dict[Slot, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        # Whether anything has moved since the last look, and when that was.
+        # Whether a body has moved since the last check, and the time of the last check that saw so.
         self._stirred = False
         self._stirred_at = 0.0
         # When a slot last changed hands.
         self._changed_at = 0.0
 
     def put(self, job: Record, priority: int) -> None:
-        """Let `job` wait for its turn, in a copy of the current context."""
-        job.context = context = copy_context()  # in which it also ends, if it is cancelled here
+        """Start `job` in its turn, in a copy of the current context."""
+        job.context = context = copy_context()  # it also ends in it if it is cancelled in the queue
         if priority:
             job.priority = priority
         if self._limited or self._lanes:
@@ -96,9 +99,9 @@ class Queue:
         last = None if self._last is None else self._last()
         if last is not None and last.state == "pending" and last.priority < priority:
             self._append(priority, (job, context))
-            # All that have started and not begun wait in the lanes too, as if they had been put
-            # there; their tasks find out that they are no longer the jobs' own. It looks at the
-            # whole tree, at most once in a turn of the loop.
+            # Move all jobs that have a task and have not begun into the lanes. Their tasks end at
+            # the first step, because they are not `record.task` any more. This walks the whole
+            # tree, but at most once in a turn of the loop: after it the lanes are not empty.
             unbegun: list[Record] = []
             below = [self._tree.root]
             while below:
@@ -120,8 +123,8 @@ class Queue:
             self._tree.spawn(job, context)
 
     def put_again(self, job: Record, context: Context) -> None:
-        """Let a job that is tried again wait where it would, had it not started yet."""
-        job.context = context  # as in `put`; until now it was the last attempt's
+        """Queue a job for another attempt, at its place by the order of the puts."""
+        job.context = context  # as in `put`; it had the last attempt's
         self._append(job.priority, (job, context))
 
     def _append(self, priority: int, entry: Entry) -> None:
@@ -150,17 +153,17 @@ class Queue:
             if not lane:
                 del self._lanes[self._priorities.pop()]
             if job.state != "pending" or job.task is not None or (job.is_special and job.is_ending):
-                continue  # cancelled while it waited: its end is under way
+                continue  # it was cancelled while it waited, and is ending
             if self._limited:
                 self.free -= 1
                 job.slot = Slot(self, job)
                 job.is_special = True
             self._tree.spawn(job, context)
 
-    # --- slots that are lent and taken again
+    # --- slots that are lent and resumed
 
     def lend(self, slot: Slot) -> None:
-        """Give the slot of `slot` to others, or stop asking for it."""
+        """Free a held slot; for one that is not held, stop asking."""
         if slot.is_held:
             slot.is_held = False
             self.forget(slot)
@@ -170,7 +173,7 @@ class Queue:
             slot.wake()
 
     def ask(self, slot: Slot) -> None:
-        """Let `slot` have a slot again, as soon as one is free."""
+        """Let the slot be held again, as soon as the limit allows it."""
         if self.free > 0:
             self.take(slot)
         else:
@@ -178,20 +181,21 @@ class Queue:
             self._watch()
 
     def take(self, slot: Slot) -> None:
-        """Let `slot` have a slot at once, above the limit if none is free."""
+        """Let the slot be held at once, also above the limit."""
         self.resuming.pop(slot, None)
         slot.is_held = True
         self.free -= 1
         self._change()
         slot.wake()
-        slot.doubt()
+        slot.suspect()
 
     def leave(self, slot: Slot) -> None:
-        """Take the slot of `slot` for good."""
+        """Free a slot whose body has ended."""
         self.resuming.pop(slot, None)
         if slot.is_held:
             self._give()
-        slot.is_held = True  # so that nobody asks for it again
+        # Waits of other tasks of the job may still end; they must not ask for this slot.
+        slot.is_held = True
 
     def _give(self) -> None:
         self.free += 1
@@ -201,15 +205,15 @@ class Queue:
         if self._lanes:
             self._fill_soon()
 
-    # --- slots that should be lent, though nothing says so
+    # --- slots of bodies that perhaps wait for the tree
 
     def suspect(self, slot: Slot) -> None:
-        """Look at `slot` now and then while others want a slot, until it is forgotten."""
+        """Check `slot` at intervals while jobs wait for a slot, until `forget`."""
         self._suspects[slot] = None
         self._watch()
 
     def forget(self, slot: Slot) -> None:
-        """Look at `slot` no more."""
+        """Stop checking `slot`."""
         self._suspects.pop(slot, None)
 
     def _change(self) -> None:
@@ -217,36 +221,37 @@ class Queue:
         self._changed_at = self.loop.time()
 
     def stir(self) -> None:
-        """Note that something has moved: a body that holds a slot, or another wait has begun."""
+        """Note that a body with a slot went on, or a wait began: this is no standstill."""
         self._stirred = True
         if self._suspects:
             self._watch()
 
-    def _watch(self, delay: float = LOOK) -> None:
+    def _watch(self, delay: float = CHECK_INTERVAL_SECONDS) -> None:
         full = self.free <= 0 and (self._lanes or self.resuming)
         if full and self._suspects and self._timer is None:
-            # A large number of them is looked at less often, at a small part of the time.
-            self._timer = self.loop.call_later(delay + len(self._suspects) / 1000, self._look)
+            # The more suspects, the longer the pause, so that checks take a bounded share of time.
+            self._timer = self.loop.call_later(delay + len(self._suspects) / 1000, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         now = self.loop.time()
         if self._stirred:
             self._stirred = False
             self._stirred_at = now
         for slot in tuple(self._suspects):
-            slot.look()
+            slot.lend_if_waiting()
         still = now - self._stirred_at
-        # Lend one slot whose body may wait for the tree, if things have been still for so long.
-        # Nobody says that it does; so it is one at a time.
+        # After a standstill, lend one slot of a body that perhaps waits for the tree. Only one at a
+        # time, because this may be wrong and exceeds the limit then.
         suspects = tuple(self._suspects)
-        lent = still >= PATIENCE and any(map(Slot.lend_unseen, suspects))
+        lent = still >= STANDSTILL_SECONDS and any(map(Slot.lend_unseen, suspects))
         if not lent:
-            moves = still < PATIENCE or any(map(goes_on, asyncio.all_tasks(self.loop)))
-            patience = RESIGN if moves else PATIENCE
-            stuck = now - self._changed_at >= patience
-            lent = stuck and any(slot.lend_stuck(patience) for slot in suspects)
-        if lent or min(still, now - self._changed_at) < PATIENCE:
+            moves = still < STANDSTILL_SECONDS or any(map(goes_on, asyncio.all_tasks(self.loop)))
+            seconds = LOCK_STANDSTILL_SECONDS if moves else STANDSTILL_SECONDS
+            stuck = now - self._changed_at >= seconds
+            lent = stuck and any(slot.lend_stuck(seconds) for slot in suspects)
+        if lent or min(still, now - self._changed_at) < STANDSTILL_SECONDS:
             self._watch()
-        elif still < DAY and self._suspects:
+        elif still < LAST_CHECK_SECONDS and self._suspects:
+            # The pause doubles each time.
             self._watch(min(still, now - self._changed_at))

@@ -1,8 +1,9 @@
-"""What the engine keeps of each node: its `Record`.
+"""`Record`: the engine's state of a node.
 
-The engine's modules take and pass records. A node has one attribute for its record, so nothing of
-the engine's meets the names of a user's subclass. While a node is in the tree its record leads to
-it; from its end on it does not, or the two would be a circle that only the garbage collector frees.
+The engine's modules work with records. A node has one attribute, `_node_record`, so the engine's
+names cannot collide with those of a user's subclass. A record refers to its node until the node
+ends. After that it must not: the two would be a reference cycle, which only the garbage collector
+frees.
 """
 
 from __future__ import annotations
@@ -67,72 +68,73 @@ Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
 
-# In a commander's block it is the commander, and contexts outlive blocks: see `enclosing`.
+# In a commander's block it is the commander. A context may outlive the block: see `enclosing`.
 CURRENT: ContextVar[Node[Any] | None] = ContextVar("anabranch.current_node")
 
 
 class Actor(NamedTuple):
-    """Whose work a node does: an agent's, in the session that was named, or None."""
+    """The agent whose work a node does, and the session of the call, None if it named none."""
 
     agent: str
     session_id: int | str | None = None
 
 
 class NodeBase:
-    """What a node has for the engine: its record, and what is true of all nodes of its class."""
+    """The engine's attributes of a node: its record, and settings of its class."""
 
-    # Made when it is first needed: a user's `__init__` need not call ours.
+    # Created at first use, because a user's `__init__` need not call ours.
     _node_record: Record | None = None
-    # What the node goes by in paths, events and logs.
+    # The name in paths, events and logs.
     _node_name: str = "Node"
-    # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
+    # Jobs wait in the commander's queue and count against its limit. Other nodes do neither.
     _node_is_queued: ClassVar[bool] = False
-    # What its class says of its attempts; the options of the put go before these.
+    # The class's options. Those of the put override them.
     _node_timeout: ClassVar[float | None] = None
     _node_retry: ClassVar[Retry | Restart | None] = None
-    # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
+    # It needs a durable run, which records its outcome. Such a node is not plain.
     _node_is_durable: ClassVar[bool] = False
-    # Whether it only reads for others, who see what came before a cancel: one that was cancelled in
-    # a run reads again in the run's next life.
+    # It only passes on what it reads, so a cancel of it is not recorded: after a restart it reads
+    # again.
     _node_is_reader: ClassVar[bool] = False
-    # Whether it does work of the node above it, as a step does: a job that waits for it keeps its
-    # slot.
+    # It does work of the node above it, as a step does. A job that waits for it keeps its slot.
     _node_is_work: bool = False
-    # Whether the class has no policy and no place of its own.
+    # The class sets no policy, place, timeout or retry.
     _node_has_defaults: ClassVar[bool] = True
-    # Whether it is not durable either.
+    # In addition, it is not durable.
     _node_is_plain: ClassVar[bool] = True
-    # Whose work it does, where that is not said above it; such a node is not plain.
+    # The agent whose work it begins. Such a node is not plain.
     _node_actor: Actor | None = None
 
     def __getstate__(self) -> Any:
-        # What a copy and a pickle are made of: they have no record, so they have not started.
+        # Copies and pickles have no record, so they have not started.
         state: Any = object.__getstate__(self)
         values, slots = cast("tuple[Any, Any]", state if type(state) is tuple else (state, None))
-        kept: dict[str, Any] = {**(values or {})}
-        kept.pop("_node_record", None)
-        return kept if slots is None else (kept, slots)
+        attributes: dict[str, Any] = {**(values or {})}
+        attributes.pop("_node_record", None)
+        return attributes if slots is None else (attributes, slots)
 
 
 class Attempts:
-    """What only nodes with a timeout or a retry need: their settings, and the tries so far."""
+    """The attempts of a node with a timeout or a retry."""
 
     __slots__ = ("context", "failure", "retry", "starts", "timeout", "timer")
 
     def __init__(self, timeout: float | None, retry: Retry | Restart | None) -> None:
         self.timeout = timeout
         self.retry = retry
-        # The putter's context, of which each attempt gets a copy of its own.
+        # The putter's context. Each attempt gets a copy, so that no attempt sees the variables that
+        # an earlier one set.
         self.context = copy_context()
         # When each attempt began, by the loop's clock.
         self.starts: list[float] = []
-        # What the last attempt failed with.
+        # The failure of the last attempt, until the next body begins. Its traceback refers to the
+        # node.
         self.failure: BaseException | None = None
-        # The pending timeout while an attempt runs; the pending start between two attempts.
+        # The timeout while an attempt runs; between two attempts the start of the next.
         self.timer: asyncio.TimerHandle | None = None
 
     def start_after(self, record: Record, delay: float) -> None:
-        """Let the next attempt begin in so many seconds."""
+        """Start the next attempt after `delay` seconds."""
 
         def start() -> None:
             self.timer = None
@@ -148,7 +150,8 @@ class Attempts:
 class RareDefaults:
     """The defaults of the fields that few nodes need; `RareField` adds them to the class."""
 
-    # So the garbage collector has nothing to do with the instance that all plain records share.
+    # Without a dict, so that the garbage collector does not track the instance that all plain
+    # records share.
     __slots__ = ()
 
     if TYPE_CHECKING:
@@ -161,13 +164,14 @@ RARE_DEFAULTS = RareDefaults()
 
 
 class RareValues(RareDefaults):
-    """The same for one node that has some of it; what it has not is as in the class."""
+    """The rare fields of one node. A field that is not set has the default of the class."""
 
 
 class RareField(Generic[T]):
-    """An attribute of `Record` that few nodes need, kept in `rare`; to set it makes a node special.
+    """A field of `Record` that few nodes set. Setting it marks the node as special.
 
-    It becomes a property whose getter is in C: without that it would cost a call each time.
+    The value is in `record.rare`. The class replaces it by a property with a getter in C, because a
+    getter in Python would cost a call for each read.
     """
 
     def __init__(self, default: T) -> None:
@@ -190,10 +194,11 @@ class RareField(Generic[T]):
 
 
 class Record:
-    """What the engine keeps of one node.
+    """The engine's state of one node.
 
-    A node pays for what it uses. What every node needs has a slot, and no more have one than must:
-    the garbage collector comes by all of them, again and again. What few need is `RareField`.
+    Fields that every node needs are slots. There are few, because the garbage collector visits each
+    of them in each of its rounds. All other fields are `RareField`s, which cost a node nothing
+    until it sets one.
     """
 
     __slots__ = (
@@ -220,89 +225,97 @@ class Record:
         "waiters",
     )
 
-    # Until the node's end.
+    # Deleted at the node's end: see the module's docstring.
     node: Node[Any]
     name: str
     # Set once, when the node enters the tree. A commander has a tree and no parent.
     id: int
     tree: Tree
     parent_node: Node[Any] | None
-    # Written by `advance`, or in place by the table's rows: see `_state.py`.
+    # Only `advance` writes it, and inlined copies of it that use the same table: see `_state.py`.
     state: NodeState
-    # When it came into that state, by the tree's clock; None before the first step.
+    # When it entered that state, by the tree's clock; None before the first change.
     state_since: float | None
     policy: Policy
-    # Whether the node takes the slow path, as it has something that few have: a timeout, a start
-    # callback, a place, a cancellation, a failure, an observer. Never unset; a plain node pays for
-    # this one check.
+    # Whether a rare field was ever set, such as a timeout, a cancellation or a failure. Never
+    # unset. Hot paths check only this before they read rare fields.
     is_special: bool
-    # All that.
+    # The values of the rare fields; RARE_DEFAULTS until the first is set.
     rare: RareDefaults
-    # Put with claim=True: the putter says that it will await the node.
+    # Put with claim=True: the putter promises to await the node, so the parent's policy does not
+    # get a failure before the join.
     is_claimed: bool
-    # Whether children may enter: from the node's own entry to its first final callback.
+    # Whether children may enter: from the node's own entry until its final callbacks.
     is_open: bool
-    # The unfinished children by id, in the order in which they were put.
+    # The unfinished children by id, in the order in which they were put. A child removes itself
+    # when it ends; the node cannot end before this is empty.
     children: dict[int, Record] | None
-    # The task that runs the body or an async final callback; None while neither runs.
+    # The task that runs the body or an async final callback; None while neither runs. A task that
+    # is not the record's task must leave the node alone: the queue may have called the job back.
     task: asyncio.Task[None] | None
-    # A copy of the body's context, kept from the end of the body to the end of the node; a waiting
-    # job's, in which it ends if it is cancelled there.
+    # A waiting job's context, in which it ends if it is cancelled while it waits; after the body, a
+    # copy of the body's context for the final callbacks. None from the node's end on, because it
+    # refers to the node.
     context: Context | None
     result: Any
-    # From the first final callback on.
+    # Set before the first final callback. No cancel reaches the node after that, except an async
+    # callback.
     is_closing: bool
+    # The futures of those who await the node. They get a failure, so it does not go to the policy.
     waiters: list[asyncio.Future[None]] | None
-    # The first final callback and when it is due; few nodes have more than one.
+    # The first final callback and its moment; few nodes have more than one.
     callback: Callback | None
     callback_moment: Moment
 
-    # Further final callbacks: moments, callbacks in turn.
+    # Further final callbacks: moment, callback, moment, callback, ...
     more_callbacks: RareField[list[Any] | None] = RareField(None)
-    # Which kind of callback is running, a final one or one at a retry; None while none is, and of
-    # a plain node.
+    # The moment of the callback that runs, final or at a retry; None while none runs, and for a
+    # plain node.
     moment: RareField[Moment | None] = RareField(None)
     failure: RareField[BaseException | None] = RareField(None)
-    # The failure's traceback at the node's end. Every await raises the failure with it; otherwise
-    # it would grow by each await.
+    # The failure's traceback at the node's end. Every await raises the failure with this one;
+    # otherwise each await would add its frames.
     traceback: RareField[TracebackType | None] = RareField(None)
-    # The reason, once the node is marked for cancellation; the mark stays.
+    # The reason, from the moment the node is marked for cancellation. Never unset.
     cancel_reason: RareField[str | None] = RareField(None)
-    # It entered below a node that is ending: it never runs, and gets no children.
+    # It entered below a node that is ending: its body never runs, and it gets no children.
     never_runs: RareField[bool] = RareField(False)
-    # The failure with which the node must end though its body has not: a child's, or a timeout.
+    # The failure with which the node must end although its body still runs: a child's, or a
+    # timeout.
     abort_error: RareField[BaseException | None] = RareField(None)
-    # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
+    # Failed children by id that wait for the join: under `collect` or a quorum, or claimed and not
+    # awaited yet.
     failures: RareField[dict[int, Record] | None] = RareField(None)
-    # How many children have completed; counted under a quorum only.
+    # The number of completed children. Only counted under a quorum.
     completed: RareField[int] = RareField(0)
-    # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
+    # How many awaiters received the failure. An awaiter that was cancelled in the same turn, and so
+    # lost it, is subtracted. At 0 the failure goes to the parent's policy.
     failure_receivers: RareField[int] = RareField(0)
     at_start: RareField[list[Callback] | None] = RareField(None)
     at_retry: RareField[list[Callback] | None] = RareField(None)
     at_commander_end: RareField[list[Callback] | None] = RareField(None)
-    # Futures that are done when the node is, of those who only look on.
+    # Futures that are done when the node is. Unlike `waiters`, they receive no failure.
     observers: RareField[list[asyncio.Future[None]] | None] = RareField(None)
     attempts: RareField[Attempts | None] = RareField(None)
-    # What runs the body, of a node that runs elsewhere.
+    # The body of a node that runs at another place.
     remote: RareField[RemoteBody | None] = RareField(None)
-    # What copies of the node are made of.
+    # The template for copies of the node, which edges start.
     pattern: RareField[Pattern | None] = RareField(None)
-    # What bounds the node and all below it; the engine only keeps it.
+    # The limits of the node and all nodes below it. The engine only stores them.
     limits: RareField[NodeLimits | None] = RareField(None)
-    # What was charged at and below this node, by account.
+    # The amounts charged to this node and all nodes below it, by account.
     charges: RareField[dict[str, Any] | None] = RareField(None)
-    # The node's own `_node_actor`, beyond its end.
+    # The node's own `_node_actor`, for events after its end.
     own_actor: RareField[Actor | None] = RareField(None)
-    # Of jobs, which of them goes first.
+    # Jobs with a higher priority start first.
     priority: RareField[int] = RareField(0)
     # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
-    # before the first start, and where they are not measured.
+    # before the first start, and if they are not measured.
     cpu: RareField[float | None] = RareField(None)
-    # Its place in a run that is kept in a journal, and so that of all that it puts.
+    # The node in its durable run. What the node puts gets its own scope from this one.
     scope: RareField[DurableScope | None] = RareField(None)
-    # How many waits for others are under way in a node that does work of a job's: while there are
-    # any, the job lends its slot all the same.
+    # The number of `lend_slot` blocks in a node that does work of a job. While there are any, the
+    # job lends its slot although it waits for its own work.
     waits_for_others: RareField[int] = RareField(0)
     # This job's slot under a limit, from its start to the end of its body.
     slot: RareField[Slot | None] = RareField(None)
@@ -322,12 +335,12 @@ class Record:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the node ends early: it was cancelled, or a failure has cut its body short."""
+        """Whether the node ends early: it was cancelled, or a failure aborted its body."""
         return self.cancel_reason is not None or self.abort_error is not None
 
     @property
     def error(self) -> BaseException | None:
-        """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
+        """The failure, a `NodeCancelled` if it was cancelled, else None."""
         if self.moment == "retry" and self.attempts is not None:
             return self.attempts.failure
         if self.failure is not None or self.cancel_reason is None:
@@ -349,12 +362,12 @@ class Record:
 
     @property
     def origin(self) -> Origin:
-        """Whose clock the node has: its tree's."""
+        """The clock and the machine of the node's tree."""
         return self.tree.origin
 
     @property
     def actor(self) -> Actor | None:
-        """Whose work the node does: its own, or what is said nearest above it."""
+        """The node's own actor, or that of the nearest node above that has one."""
         record: Record | None = self
         while record is not None and record.own_actor is None:
             record = record.parent
@@ -369,13 +382,13 @@ class Record:
 
     @property
     def path(self) -> str:
-        """Where the node stands, its middle left out beyond `SEGMENTS` segments.
+        """The labels from the root to the node; the middle is cut beyond `MAX_PATH_SEGMENTS`.
 
-        A failure that goes up a deep tree asks for the path of one node after the other: so the
-        walk to the root, which only a long path needs, is made once for nodes near each other.
+        A failure that goes up a deep tree asks for the path of one node after the other. So the
+        walk to the root, which a long path needs for its depth, starts at a cached node near by.
         """
-        below = [self, *islice(self.ancestors(), SEGMENTS)]
-        if len(below) <= SEGMENTS:
+        below = [self, *islice(self.ancestors(), MAX_PATH_SEGMENTS)]
+        if len(below) <= MAX_PATH_SEGMENTS:
             return _join(below)
         number, depth, top = self.tree.path_cache
         for distance, each in enumerate(below):
@@ -384,20 +397,19 @@ class Record:
                 break
         else:
             line = [self, *self.ancestors()]
-            depth, top = len(line), _join(line[-HALF:])
-        self.tree.path_cache = (below[HALF].id, depth - HALF, top)
-        return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
+            depth, top = len(line), _join(line[-HALF_PATH:])
+        self.tree.path_cache = (below[HALF_PATH].id, depth - HALF_PATH, top)
+        return f"{top}/...{depth - MAX_PATH_SEGMENTS} more.../{_join(below[:HALF_PATH])}"
 
     def later_callbacks(self, at: int) -> Iterator[tuple[Moment, Callback]]:
-        """Yield the callbacks in the list from `at` on, also those that are added meanwhile."""
+        """Yield the callbacks in the list from `at` on, also those added during the iteration."""
         while self.more_callbacks is not None and at < len(self.more_callbacks):
             yield self.more_callbacks[at], self.more_callbacks[at + 1]
             at += 2
 
 
-# Of a long path.
-SEGMENTS = 32
-HALF = SEGMENTS // 2
+MAX_PATH_SEGMENTS = 32
+HALF_PATH = MAX_PATH_SEGMENTS // 2
 
 
 def _join(records: list[Record]) -> str:
@@ -405,13 +417,13 @@ def _join(records: list[Record]) -> str:
 
 
 def record_of(node: NodeBase) -> Record:
-    """Return what the engine keeps of `node`."""
+    """Return the record of `node`; create it if there is none."""
     record = node._node_record
     if record is None:
-        if isinstance(node, type):  # all its nodes would share the record
-            raise TypeError(f"{node.__name__} is a class: make a node of it, {node.__name__}(...)")
+        if isinstance(node, type):  # its nodes would share the record
+            raise TypeError(f"{node.__name__} is a class: create a node, {node.__name__}(...)")
         record = node._node_record = Record()
-        # As `enter` does, which needs no call for it.
+        # `enter` has an inlined copy of this: a new field must be set in both.
         record.name, record.node = node._node_name, cast("Node[Any]", node)
         record.id = 0
         record.tree = cast("Tree", None)
@@ -425,10 +437,10 @@ def record_of(node: NodeBase) -> Record:
 
 
 def enclosing() -> Iterator[Node[Any]]:
-    """Yield the current node, then that in which its commander was entered, and so on outwards.
+    """Yield the current node, then the node in which its commander was entered, and so on outwards.
 
-    So each is of another tree. A commander that is done is passed over: its block is over, though
-    the context of a task that was started in it goes on.
+    Each belongs to another tree. Commanders that are done are skipped: a task that was started in a
+    commander's block keeps its context after the block has ended.
     """
     node = CURRENT.get(None)
     while node is not None:
@@ -439,10 +451,10 @@ def enclosing() -> Iterator[Node[Any]]:
 
 
 def parent_here() -> Node[Any] | None:
-    """Return the node of which a call made here becomes a child.
+    """Return the node of which a node that starts here becomes a child.
 
-    That is the innermost around this code that lives on the running loop; None if there is none:
-    such a call needs a commander of its own.
+    That is the innermost node around this code that lives on the running loop. None if there is
+    none: the call needs a commander of its own.
     """
     loop = running_loop()
     for node in enclosing():
@@ -452,7 +464,7 @@ def parent_here() -> Node[Any] | None:
 
 
 def node_in(tree: Tree) -> Record | None:
-    """Return the record of the node of `tree` around this code, None if there is none."""
+    """Return the record of the current node in `tree`; None if this code runs outside of it."""
     for node in enclosing():
         if (record := record_of(node)).tree is tree:
             return record
@@ -463,10 +475,10 @@ def node_in(tree: Tree) -> Record | None:
 
 
 def require_loop(record: Record, instead: str) -> None:
-    """Refuse a call from another thread or loop than the node's, naming what to do `instead`.
+    """Raise `RuntimeError` for a call from another thread or loop than the node's.
 
-    A loop that stands still is everybody's: nothing else happens on it meanwhile, and it looks at
-    what was changed when it runs again.
+    The message says what to do `instead`. A loop that does not run may be used from anywhere:
+    nothing can run on it at the same time.
     """
     if record.tree:
         loop = record.tree.loop
@@ -474,12 +486,11 @@ def require_loop(record: Record, instead: str) -> None:
             if loop.is_running():
                 raise wrong_loop(record, instead)
         elif current_task(loop) is None:
-            # Perhaps a signal handler's call, while the loop sleeps in its selector: it is woken.
+            # The caller may be a signal handler while the loop sleeps in its selector. Wake it, or
+            # it would not see the change.
             loop.call_soon_threadsafe(lambda: None)
 
 
 def wrong_loop(record: Record, instead: str) -> RuntimeError:
-    """Return the refusal of a call from elsewhere, to be raised."""
-    return RuntimeError(
-        f"{record!r} lives on a loop that does not run in this thread: use {instead}"
-    )
+    """Return the error for a call from another thread or loop; the caller raises it."""
+    return RuntimeError(f"{record!r} belongs to another thread's event loop: use {instead}")

@@ -1,8 +1,8 @@
-"""The one place that says something about a user's exception: a note, a description, a log entry.
+"""Notes on, descriptions of and log entries about users' exceptions. Nothing here raises.
 
-An exception's `repr`, its attributes and its notes are a user's code, and so are log handlers and
-filters. Nothing here raises whatever they do, so that nothing stops the engine in the middle of an
-end (contract T13); and nothing here costs more for an exception that holds many others.
+The `repr`, attributes and notes of an exception run a user's code, and so do log handlers and
+filters. An error from them must not stop the engine while it ends a node (contract T13). The cost
+does not depend on the size of an exception group.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ __all__ = ["describe", "group", "is_a", "log", "note", "notes_of", "raise_soon",
 
 logger = logging.getLogger("anabranch")
 
-LONGEST = 200  # characters of a message in a description
+MAX_MESSAGE_CHARS = 200  # in a description
 
-# As Python itself gets at them: a subclass, or its metaclass, may have put code in their place.
+# The slots of the base classes: a subclass or its metaclass may override the attributes.
 _name: Any = type.__dict__["__name__"].__get__
 _args: Any = BaseException.__dict__["args"].__get__
 _traceback: Any = BaseException.__dict__["__traceback__"].__get__
 
 
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Say whether `error` is one of `kinds`, by its type: its `__class__` may raise or be wrong."""
+    """Return whether the type of `error` is one of `kinds`, whatever its `__class__` says."""
     return issubclass(type(error), kinds)
 
 
 def type_name(thing: object) -> str:
-    """Return the name of a thing's type."""
+    """Return the name of the type of `thing`."""
     return _name(type(thing))
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of `error` and, if that is plain text, its message. Runs no code of its own.
+    """Return the type of `error` and its message if that is plain; run no code of the exception.
 
-    A group is described by its own message, and not by what is in it.
+    A group is described by its own message, without its exceptions.
     """
     first = next(iter(_args(error)), None)
     if type(first) not in (str, int, float) or first == "":
@@ -48,7 +48,8 @@ def describe(error: BaseException) -> str:
         message = str(first)
     except ValueError:  # an integer of more digits than Python converts
         return type_name(error)
-    return f"{type_name(error)}: {message[:LONGEST]}{'...' if len(message) > LONGEST else ''}"
+    cut = "..." if len(message) > MAX_MESSAGE_CHARS else ""
+    return f"{type_name(error)}: {message[:MAX_MESSAGE_CHARS]}{cut}"
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -61,7 +62,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note to `error`, frozen or not; one whose `__notes__` is no list stays as it is."""
+    """Add a note to `error`, also to a frozen one. Do nothing if its `__notes__` is not a list."""
     try:
         BaseException.add_note(error, text)
     except BaseException:  # noqa: BLE001 - a `__setattr__` or a `__notes__` of its own
@@ -71,40 +72,43 @@ def note(error: BaseException, text: str) -> None:
 
 
 def group(message: str, errors: Sequence[BaseException]) -> BaseExceptionGroup[BaseException]:
-    """Return a group of `errors`; one that no group can hold is replaced by what describes it."""
+    """Return a group of `errors`. An error that a group refuses is replaced by a `RuntimeError`."""
     try:
         return BaseExceptionGroup(message, errors)
     except BaseException:  # noqa: BLE001 - a `__class__` that raises
-        held: list[BaseException] = []
+        accepted: list[BaseException] = []
         for error in errors:
             if not is_a(error, Exception):
                 stand_in = RuntimeError(describe(error))
                 stand_in.__cause__ = error
                 error = stand_in
-            held.append(error)
-        return BaseExceptionGroup(message, held)
+            accepted.append(error)
+        return BaseExceptionGroup(message, accepted)
 
 
 def log(level: int, message: str, *args: object, error: BaseException | None = None) -> None:
     """Log `message % args`, with the traceback of `error`.
 
-    What a handler or a filter raises is written to standard error, as `logging` itself does; an
-    interrupt among it stops the loop, once what is under way has ended.
+    An error of a handler or a filter is written to standard error, as `logging` does. If it is an
+    interrupt, it also stops the loop, after the current callback of the loop.
     """
     try:
         trace = None if error is None else (type(error), error, _traceback(error))
         logger.log(level, message, *args, exc_info=trace)
-    except BaseException as fault:  # noqa: BLE001 - handlers and filters are a user's
+    except BaseException as fault:  # noqa: BLE001 - handlers and filters are users' code
         about = "" if error is None else f" ({describe(error)})"
         with suppress(BaseException):  # standard error is closed, or somebody else's
             if logging.raiseExceptions:
-                said = f"--- Logging error: {describe(fault)} ---\n{message % args}{about}\n"
-                sys.stderr.write(said)
+                text = f"--- Logging error: {describe(fault)} ---\n{message % args}{about}\n"
+                sys.stderr.write(text)
         raise_soon(fault)
 
 
 def raise_soon(error: BaseException) -> None:
-    """Let an interrupt stop the running loop, once what is under way has ended; else do nothing."""
+    """If `error` is an interrupt, raise it from the running loop after the current callback.
+
+    Raised at once, it would leave a node in the middle of its end.
+    """
     if is_a(error, KeyboardInterrupt, SystemExit):
 
         def reraise() -> None:

@@ -1,4 +1,4 @@
-"""`run`: a loop, a commander and one job, for programs that have no loop of their own."""
+"""`run`: an event loop, a commander and one job, for programs without a loop of their own."""
 
 from __future__ import annotations
 
@@ -42,31 +42,36 @@ def run(
     run_id: str | None = None,
     live: Mapping[str, Any] | None = None,
 ) -> T:
-    """Make a loop and a commander, run `job`, and return when the commander is empty.
+    """Create an event loop and a commander, run `job`, and return when all nodes have ended.
 
-    Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
-    the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`. A
-    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged;
-    so is one of another job that was put at the commander, as the next round of a loop is, unless
-    `policy="fail_fast"` lets it end the run.
-    `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
-    to limit requests to models, use `Limits(concurrency=)`. `limits` are those of the commander.
-    `timeout` is that of the job, in seconds, as in `commander.run`.
+        print(run(Ask("...")))
 
-    With `journal`, a file's name or a `Journal`, a `Durable` job is kept there under the name
-    `run_id`: the same call goes on where an earlier one was ended, by whatever it was, and gives
-    the result of a run that is over. `live` brings what is never written, by its fields' names.
+    Returns the value of `commander.exit(value)` if that was called, else the job's result. Raises
+    the job's failure. With `auto_exit=False` the commander stays open for thread-safe puts until
+    `exit`. A failure of the job that is not raised, because of `exit` or an interrupt, is logged.
+    So is a failure of another top-level job, such as the next round of a loop, unless
+    `policy="fail_fast"`.
 
-    The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
-    raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
-    handles it already. Both only in the main thread. `sys.exit()`, or a `KeyboardInterrupt`, that a
-    body or a callback raises cancels the tree too and goes on when it has ended. In a thread of
-    `in_thread`, as a plain tool's, a cancel of its node cancels the tree. Futures of other threads
-    are answered in each case. Inside a running loop, a `RuntimeError`.
+    `max_concurrency` counts jobs whose bodies run, not handlers or jobs that wait for the tree. To
+    limit requests to models, use `Limits(concurrency=)`. `limits` hold for the whole tree.
+    `timeout` is that of the job, in seconds.
+
+    With `journal`, a `Journal` or its file name, a `Durable` job is a run with the id `run_id`.
+    The same call resumes an interrupted run, and returns the result of one that has ended. `live`
+    has the values of live fields, by name.
+
+    The first SIGINT cancels the tree and raises `KeyboardInterrupt` after it has ended; the second
+    raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program has a
+    handler for it. Both only in the main thread. A `KeyboardInterrupt` or `SystemExit` that a body
+    or a callback raises cancels the tree too, and propagates after it has ended. In a thread of
+    `in_thread`, a cancel of that node cancels the tree. Futures of thread-safe puts are always
+    completed. Raises `RuntimeError` inside a running loop.
     """
     check_timeout(timeout)
     if running_loop() is not None:
-        raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
+        raise RuntimeError(
+            "run cannot be called inside a running event loop: use 'async with Commander()'"
+        )
     if not isinstance(job, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
         require_kind(job, "a job or a handler")
     kept = None
@@ -77,7 +82,7 @@ def run(
             raise TypeError("run(journal=...) cannot be combined with auto_exit=False")
         kept = durable.run_opener(job, journal, run_id, live)
     elif run_id is not None or live is not None:
-        raise TypeError("run_id= and live= are for a run with journal=")
+        raise TypeError("run_id= and live= need journal=")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(
         max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
@@ -85,7 +90,7 @@ def run(
     tree = commander._tree
     main = asyncio.Task(_main(commander, tree, job, timeout, auto_exit, kept), loop=loop)
     received, stopped = _Received(), None
-    # What may end it from outside: signals, or a cancel of the node whose thread this is.
+    # Signals end the run in the main thread; in a thread of `in_thread`, a cancel of that node.
     in_main = threading.current_thread() is threading.main_thread()
     outside = _signals(loop, main, received) if in_main else at_cancel(loop, main.cancel)
     try:
@@ -95,21 +100,25 @@ def run(
                     loop.run_until_complete(main)
                 except BaseException as error:
                     if main.done():
-                        break  # it is its own outcome, which is looked at below
-                    # The user's second interrupt, for whom the tree takes too long to end, is
-                    # immediate. Those that nodes raise, as by `sys.exit()`, may be any number.
-                    own = any(error is each for each in tree.interrupts)
-                    again = stopped is not None and not own and isinstance(error, KeyboardInterrupt)
-                    stops = isinstance(error, (KeyboardInterrupt, SystemExit))
-                    if not stops or again or received.interrupts > 1:
+                        break  # it is the outcome of `main`, which is handled below
+                    # A second interrupt of the user must not wait for the tree. Interrupts that
+                    # nodes raise, as by `sys.exit()`, do: there may be any number of them.
+                    from_node = any(error is each for each in tree.interrupts)
+                    is_second = (
+                        stopped is not None
+                        and not from_node
+                        and isinstance(error, KeyboardInterrupt)
+                    )
+                    is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
+                    if not is_interrupt or is_second or received.interrupts > 1:
                         raise
-                    # It has left the loop, and the tree as it was: that is told to end, and let
-                    # end.
+                    # It left the loop while the tree was running. Cancel the tree and run the loop
+                    # again until the tree has ended.
                     stopped = error if stopped is None else stopped
                     main.cancel()
             if stopped is not None:
                 if not main.cancelled():
-                    main.exception()  # or asyncio would say that nobody has looked
+                    main.exception()  # prevents asyncio's log entry that it was never retrieved
                 raise stopped
             return main.result()
     except asyncio.CancelledError:
@@ -120,10 +129,10 @@ def run(
         raise
     finally:
         try:
-            # It may have been left before its end, and the pool's threads wait for an answer.
+            # If the tree did not end, threads still wait for their futures.
             tree.requests.close()
         finally:
-            # The second interrupt may have ended the main task, and left the tree as it was.
+            # The second interrupt may end the main task while nodes are still running.
             _close(loop, abandoned=not main.done() or received.interrupts > 1)
 
 
@@ -142,7 +151,8 @@ async def _main(
     try:
         async with commander:
             record = enter(commander, job, timeout, claim=True)
-            record.waiters = [tree.loop.create_future()]  # the outcome is taken below
+            # An awaiter, so that a failure does not go to the policy: it is raised below.
+            record.waiters = [tree.loop.create_future()]
             if not auto_exit and tree.exit_result is None:
                 tree.exit_future = tree.loop.create_future()
                 await tree.exit_future
@@ -158,12 +168,12 @@ async def _main(
 def _log_failure(record: Record, instead: BaseException | None = None) -> None:
     error = record.failure
     if error is None or error is instead or is_a(error, KeyboardInterrupt, SystemExit):
-        return  # it has not failed, or its failure leaves `run`
+        return  # it did not fail, or `run` raises its failure
     log_lost(record, error, "%s failed, but something else ended the run")
 
 
 class _Received:
-    """Which signals have come."""
+    """The signals that were received."""
 
     interrupts = 0
     terminated = False
@@ -174,7 +184,7 @@ def _signals(
     loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any], received: _Received
 ) -> Generator[None]:
     def cancel() -> None:
-        # From a signal handler: the loop may sleep in its selector, so it has to be woken.
+        # A plain `cancel` in a signal handler would not wake a loop that sleeps in its selector.
         loop.call_soon_threadsafe(main.cancel)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -187,31 +197,31 @@ def _signals(
         received.terminated = True
         cancel()
 
-    mine: list[tuple[signal.Signals, Any]] = []
+    replaced: list[tuple[signal.Signals, Any]] = []
     handlers: dict[signal.Signals, Any] = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
     for number, handler in handlers.items():
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
             try:
-                mine.append((number, signal.signal(number, handler)))
-            except ValueError:  # in a subinterpreter: the main one gets the signals
+                replaced.append((number, signal.signal(number, handler)))
+            except ValueError:  # in a subinterpreter: only the main one handles signals
                 break
     try:
         yield
     finally:
-        for number, before in mine:
+        for number, before in replaced:
             signal.signal(number, before)
 
 
 def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
     try:
-        loop.set_task_factory(None)  # a user's may fail, and what is left to do is asyncio's own
+        loop.set_task_factory(None)  # a user's factory may fail, and asyncio's own tasks need none
         tasks = asyncio.all_tasks(loop)
         if abandoned:
-            for task in tasks:  # left as they are, without a warning for each
+            for task in tasks:  # they never end: no warning for each
                 silence_unfinished(task)
             _stop_threads(loop)
             return
-        for task in tasks:  # the user's own; the tree's have ended
+        for task in tasks:  # the user's own tasks; those of the nodes have ended
             task.cancel()
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks))
@@ -223,9 +233,9 @@ def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
 
 
 def _stop_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the worker threads of anyio end, which otherwise wait for the end of `run`'s main task.
+    """Stop the worker threads of anyio, which otherwise end with the main task of the loop.
 
-    That task never ends here, and Python waits for all threads when the program exits.
+    After a second interrupt that task never ends, and Python waits for all threads at exit.
     """
     for thread in threading.enumerate():
         stop = getattr(thread, "stop", None)

@@ -1,4 +1,4 @@
-"""`settle`: wait for several, whatever becomes of each, and say whether enough have completed."""
+"""`settle`: wait for several nodes and return all their outcomes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ T = TypeVar("T")
 
 
 async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Exception]:
-    """Wait until all have ended; return their results and failures, in the order given.
+    """Wait until all nodes have ended; return their results and failures, in the order given.
 
         found = await settle(*(researcher(each) for each in questions), at_least=3)
 
-    Nodes that have not started, and coroutines, start now, all at once, as children of the current
-    node; nodes that run already are waited for. No failure cancels the others, or reaches a policy:
-    it stands in its place in what is returned, as an exception; so does the `NodeCancelled` of one
-    that was cancelled. To end as soon as enough have completed, use the policy `quorum(n)`.
+    Coroutines, and nodes that have not started, start now as children of the current node. A
+    failure does not cancel the others or reach a policy: the returned list has the exception in its
+    place, a `NodeCancelled` for a cancelled node. To end as soon as enough have completed, use the
+    policy `quorum(n)`.
 
-    If fewer than `at_least` have completed at the end, raises `QuorumNotMet`, whose `outcomes` are
-    what would have been returned. Cancelling this cancels all that it waits for, and waits for
-    that; but where the current node is cancelled too, only for its own children, since others may
-    wait for it. Raises `ValueError` if there are fewer than `at_least`, `TypeError` for what cannot
-    be awaited, as a list of coroutines, `LookupError` outside a tree, `RuntimeError` for a node of
-    another loop; then nothing has started.
+    Raises `QuorumNotMet` if fewer than `at_least` have completed; its `outcomes` are the list.
+    Cancelling this cancels the nodes and waits for their end. If the current node is cancelled too,
+    this waits only for its own children, since other nodes may wait for it.
+
+    Raises `ValueError` for fewer awaitables than `at_least`, `TypeError` for an argument that
+    cannot be awaited, such as a list, `LookupError` outside of a tree, `RuntimeError` for a node of
+    another loop. In these cases no node has started.
     """
     if not 0 <= at_least <= len(awaitables):
-        raise ValueError(f"at_least={at_least!r}: there are {len(awaitables)} to wait for")
+        raise ValueError(f"at_least must be 0 to {len(awaitables)}, not {at_least!r}")
     for each in awaitables:
         if not isawaitable(each):
             raise TypeError(f"settle waits for nodes and coroutines, not {each!r:.200}")
@@ -58,19 +59,20 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
                 outcomes.append(await node)
             except Exception as error:
                 if record_of(node).state not in DONE:
-                    raise  # it may not be awaited here
+                    raise  # it cannot be awaited here
                 outcomes.append(error)
     except asyncio.CancelledError:
         for node in nodes:
             if record_of(node).state not in DONE:
                 node.cancel("what waited for it was cancelled")
         for node in nodes:
-            # One elsewhere may wait for the current node: if that is cancelled too, none waits.
+            # A node of another parent may wait for the current node. If that is cancelled too,
+            # waiting for it here could never end.
             if node.parent is parent or record_of(parent).cancel_reason is None:
                 await wait_shielded(observe(node))
             record = record_of(node)
             if record.state == "failed" and record.failure is not None:
-                take_failure(record)  # it reaches no policy, and nobody gets the outcomes
+                take_failure(record)  # so it does not reach a policy; the log has it
                 log_lost(record, record.failure, "%s failed, and settle was cancelled")
         raise
     failures = [each for each in outcomes if isinstance(each, Exception)]
@@ -81,11 +83,11 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
 
 
 class _Awaited(Node[T], internal=True, name="settle"):
-    _node_is_work = True  # as in a task of the body's
+    _node_is_work = True  # like a task of the body
 
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self._awaitable = awaitable
-        if iscoroutine(awaitable):  # one that never began must not warn that nobody awaited it
+        if iscoroutine(awaitable):  # prevents the warning that it was never awaited
             self.at_terminate(lambda _: awaitable.close())
 
     async def task(self) -> T:

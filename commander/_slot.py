@@ -1,4 +1,8 @@
-"""A job's slot under a limit: held while its body runs, lent while it waits for the tree (T9)."""
+"""A job's slot under a limit: held while its body runs, lent while it waits for the tree (T9).
+
+There is no call by which a body says that it waits. `Slot.drive` steps the body, so it sees each
+future that the body awaits, and `reach` finds the nodes behind it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ __all__ = ["LentWait", "Slot"]
 class Slot:
     """A slot under a limit, from the start of one attempt's body to its end.
 
-    Whenever the body is stepped it is held. It is lent while the body is suspended and what it
-    awaits leads, by itself or through other tasks, to a `Wait`; so what other tasks of the job do
-    while the body runs, or waits for something else, does not count. A `Wait` for the job's own
-    work, as a step is, leads on to what that waits for.
+    Invariant: the slot is held whenever the body is stepped. It is lent while the body is suspended
+    and its future leads, directly or through other tasks, to a `Wait`. Waits of other tasks of the
+    job do not count while the body runs or waits for something else. A `Wait` for the job's own
+    work, such as a step, leads on to what that work waits for.
     """
 
     __slots__ = (
@@ -33,9 +37,9 @@ class Slot:
         "_job",
         "_on",
         "_reached",
-        "_rests",
-        "_side",
-        "_since",
+        "_side_waits",
+        "_suspended_at",
+        "_tree_waits",
         "is_held",
         "queue",
     )
@@ -44,22 +48,22 @@ class Slot:
         self.queue = queue
         self.is_held = True
         self._job = job
-        # What the suspended body awaits; None while it runs, and before and after that.
+        # The future that the suspended body awaits; None while it runs, before and after.
         self._on: asyncio.Future[Any] | None = None
-        self._since = 0.0  # when it was suspended
+        self._suspended_at = 0.0
         self._body: Coroutine[Any, Any, Any] | None = None
-        # The tasks for which the suspended body waits, as far as they can be seen.
+        # The tasks for which the suspended body waits, as far as `reach` finds them.
         self._reached: dict[asyncio.Task[Any], None] = {}
-        # What it waits for in the tree; the slot is lent while there is any of it.
-        self._rests: set[asyncio.Future[Any]] = set()
-        # The waits of the job's own tasks, whether the body waits for them or not.
-        self._side: set[asyncio.Future[Any]] = set()
-        # Woken when the slot is held again.
+        # The waits for the tree for which the body waits. The slot is lent while there are any.
+        self._tree_waits: set[asyncio.Future[Any]] = set()
+        # The waits of other tasks and threads of the job, whether the body waits for them or not.
+        self._side_waits: set[asyncio.Future[Any]] = set()
+        # Futures of those who wait until the slot is held again.
         self._calls: list[asyncio.Future[None]] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of its commander; a job's context may be carried to others."""
+        """The commander's loop. Code with the job's context may run on another one."""
         return self.queue.loop
 
     @property
@@ -70,10 +74,10 @@ class Slot:
     @mark_driver
     @coroutine
     def drive(self, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Run `body`, which is stepped only while the slot is held.
+        """Run `body`; step it only while the slot is held.
 
-        A job that is being cancelled gets it at once, above the limit if need be: a clean-up must
-        not wait for others.
+        A job that is ending gets the slot at once, also above the limit, because its clean-up must
+        not wait for other jobs.
         """
         step: Any = body.send
         argument: Any = None
@@ -83,22 +87,22 @@ class Slot:
                     on = step(argument)
                 except StopIteration as end:
                     return end.value
-                if isinstance(on, asyncio.Future):  # a bare yield goes on in the next turn
-                    self._body, self._on, self._since = body, on, self.loop.time()
+                if isinstance(on, asyncio.Future):  # else a bare yield, which resumes next turn
+                    self._body, self._on, self._suspended_at = body, on, self.loop.time()
                     if isinstance(on, Wait) and self._work_of(on) is None:
-                        self._rest_on(on)
+                        self._lend_until(on)  # the usual case, without a search
                     else:
-                        self.look()
+                        self.lend_if_waiting()
                 try:
                     yield on
                     step, argument = body.send, None
                 except GeneratorExit:
                     raise
-                except BaseException as error:  # noqa: BLE001 - it is for the body
+                except BaseException as error:  # noqa: BLE001 - the body gets it
                     step, argument = body.throw, error
                 self._on = None
                 self._reached = {}
-                self._rests.clear()
+                self._tree_waits.clear()
                 self.queue.stir()
                 self.queue.forget(self)
                 if not self.is_held:
@@ -114,21 +118,21 @@ class Slot:
         finally:
             body.close()
 
-    def look(self) -> None:
-        """Lend the slot if what the suspended body awaits leads to the tree."""
+    def lend_if_waiting(self) -> None:
+        """Lend the slot if the future of the suspended body leads to the tree."""
         if self._on is None:
             return
         self._reached, waits, _ = reach(self._body, self._on, self._work_of)
         for wait in waits:
-            self._rest_on(wait)
-        self.doubt()
+            self._lend_until(wait)
+        self.suspect()
 
     def _work_of(self, wait: Wait) -> list[asyncio.Task[Any]] | None:
-        """Return the tasks of the job's own work for which `wait` waits; None if of anything else.
+        """Return the tasks of the job's own work behind `wait`; None if it waits for other nodes.
 
-        Work that has ended and waits for its children is done by those of them that are work too.
+        A work node that waits for its children continues in those of them that are work too.
         """
-        node: Node[Any] | None = getattr(wait, "node", None)  # gone once its coroutine was closed
+        node: Node[Any] | None = getattr(wait, "node", None)  # deleted when the wait was closed
         if node is None or not node._node_is_work:
             return None
         tasks: list[asyncio.Task[Any]] = []
@@ -146,80 +150,81 @@ class Slot:
         if record.waits_for_others or (
             record.scope is not None and record.scope.cancel_reason is not None
         ):
-            return False  # it waits for others
+            return False  # it waits for other nodes
         above: Record | None = record
         while above is not None and above.node._node_is_work:
             above = above.parent
         return above is self._job
 
-    def doubt(self) -> None:
-        """Have the slot looked at again, if it is held while the body is suspended."""
+    def suspect(self) -> None:
+        """Let the queue check the slot again, if it is held while the body is suspended."""
         if self.is_held and self._on is not None:
             self.queue.suspect(self)
 
     def lend_unseen(self) -> bool:
-        """Lend the slot if the body may wait for what its own tasks or threads wait for."""
-        if self._on is None or not self.is_held or not self._side or is_sleeping(self._body):
+        """Lend the slot if the body perhaps waits for one of the job's other tasks or threads."""
+        if self._on is None or not self.is_held or not self._side_waits or is_sleeping(self._body):
             return False
-        self._rest_on(self._on)
+        self._lend_until(self._on)
         return True
 
-    def lend_stuck(self, patience: float) -> bool:
-        """Lend the slot if the body has long stood where only other code here can wake it."""
-        if self._on is None or not self.is_held or self.loop.time() - self._since < patience:
+    def lend_stuck(self, seconds: float) -> bool:
+        """Lend the slot if for `seconds` the body has waited for other code of this process."""
+        if self._on is None or not self.is_held or self.loop.time() - self._suspended_at < seconds:
             return False
         ends = reach(self._body, self._on, self._work_of)[2]
         if not ends or not all(map(ends_here, ends)):
             return False
-        self._rest_on(self._on)
+        self._lend_until(self._on)
         return True
 
-    def _rest_on(self, wait: asyncio.Future[Any]) -> None:
-        if not self._rests:
+    def _lend_until(self, wait: asyncio.Future[Any]) -> None:
+        if not self._tree_waits:
             self.queue.lend(self)
-        self._rests.add(wait)
-        wait.add_done_callback(self.over)
+        self._tree_waits.add(wait)
+        wait.add_done_callback(self.end_wait)
 
-    def over(self, wait: asyncio.Future[Any]) -> None:
+    def end_wait(self, wait: asyncio.Future[Any]) -> None:
         """Ask for the slot again if `wait` was the last for which it was lent."""
-        self._side.discard(wait)
-        self._rests.discard(wait)
-        if not self._rests and not self.is_held:
-            self.look()
-            if not self._rests:
+        self._side_waits.discard(wait)
+        self._tree_waits.discard(wait)
+        if not self._tree_waits and not self.is_held:
+            self.lend_if_waiting()  # the body may wait for another task of the tree by now
+            if not self._tree_waits:
                 self.queue.ask(self)
 
     def resume(self) -> None:
-        """Ask for the slot again if work of this job that has waited for others goes on."""
-        self._rests.clear()
-        self.look()
-        if not self._rests and not self.is_held:
+        """Ask for the slot again after work of this job has left a `lend_slot` block."""
+        self._tree_waits.clear()
+        self.lend_if_waiting()
+        if not self._tree_waits and not self.is_held:
             self.queue.ask(self)
 
     def lent_wait(self, node: Node[Any]) -> Wait:
-        """Return a `Wait` for `node`, for the current task, which belongs to this job."""
+        """Return a `Wait` for `node` for the current task, which runs in this job's context."""
         lent_wait = LentWait(self)
         lent_wait.node = node
         if not node._node_is_work or self._work_of(lent_wait) is None:
             self.note(lent_wait)
         else:
-            self.queue.loop.call_soon(self.look)  # this work may wait for the tree from now on
+            # Later, when the task awaits it: the work may wait for the tree from then on.
+            self.queue.loop.call_soon(self.lend_if_waiting)
         return lent_wait
 
     def note(self, wait: asyncio.Future[Any]) -> None:
         """Note that a task or a thread of this job waits for the tree until `wait` is done."""
-        self._side.add(wait)
-        wait.add_done_callback(self.over)
+        self._side_waits.add(wait)
+        wait.add_done_callback(self.end_wait)
         if self._on is None:
             return
         if asyncio.current_task() in self._reached:
-            self._rest_on(wait)
+            self._lend_until(wait)  # the suspended body waits for this task
         elif self.is_held:
-            self.doubt()
-            self.queue.loop.call_soon(self.look)
+            self.suspect()
+            self.queue.loop.call_soon(self.lend_if_waiting)
 
     def wake(self) -> None:
-        """Wake whoever waits for the slot."""
+        """Wake those who wait for the slot."""
         calls, self._calls = self._calls, []
         for call in calls:
             if not call.done():
@@ -232,15 +237,15 @@ class Slot:
 
     @coroutine
     def hold_back(self) -> Generator[Any, None, None]:
-        """Wait, in another task of the job than the body's, while the slot is wanted again."""
+        """Wait, in another task of the job than the body's, while the job waits for its slot."""
         while self.wanted:
             yield from self._call()
 
     def release(self) -> None:
-        """Give the slot up: the body is over."""
+        """Free the slot after the end of the body."""
         self._job.slot = None
         self._body = self._on = None
-        self._rests.clear()
+        self._tree_waits.clear()
         self.queue.forget(self)
         self.queue.leave(self)
         self.wake()
@@ -249,28 +254,28 @@ class Slot:
 class LentWait(Wait):
     """The wait of a task of a job that has a slot.
 
-    The slot is asked for in the moment in which the wait ends and not when the task next runs: a
-    new start could come between the two. The task goes on when the job has it.
+    The job asks for its slot at the moment the wait ends, not when the task next runs: a new job
+    could start between the two. The task goes on when the job has the slot.
     """
 
-    __slots__ = ("_seat",)
+    __slots__ = ("_slot",)
 
     def __init__(self, slot: Slot) -> None:
         super().__init__(loop=slot.loop)
-        self._seat = slot
+        self._slot = slot
 
     def set_result(self, result: None) -> None:
         """End the wait."""
         super().set_result(result)
-        self._seat.over(self)
+        self._slot.end_wait(self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait, and say so."""
+        """Wait until the result is set and the job has its slot."""
         if not self.done():
             try:
                 yield from super().__await__()
             finally:
-                self._seat.over(self)
-            yield from cast("Generator[Any, None, None]", self._seat.hold_back())
+                self._slot.end_wait(self)  # also after a cancel, which sets no result
+            yield from cast("Generator[Any, None, None]", self._slot.hold_back())
 
     __iter__ = __await__

@@ -1,4 +1,4 @@
-"""Seeing a tree: a snapshot of it, and the snapshot as text."""
+"""A snapshot of a tree, and its drawing as text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ._usage import cpu_note
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "label", "snapshot"]
 
-LINES = 200
+MAX_DRAWN_NODES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """What one node was at the moment of the snapshot.
+    """One node at the moment of the snapshot.
 
     `depth` is 0 for the root. `host` is the machine, if the node runs on another one. `cpu` is
     the CPU time in seconds of the node's own steps; None before its start, for the commander, and
@@ -35,9 +35,9 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TreeSnapshot:
-    """The unfinished nodes of a tree, each before its children, those in the order of entry.
+    """The unfinished nodes of a tree, each before its children, which are in the order of entry.
 
-    Its string is a drawing, cut off after the first lines of a large tree.
+    `str` draws it, the first 200 nodes of a large tree.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -53,7 +53,7 @@ class TreeSnapshot:
 
 
 def snapshot(root: Record) -> TreeSnapshot:
-    """Return a snapshot of the subtree below and with `root`; of any depth, without recursion."""
+    """Return a snapshot of `root` and all nodes below it. Works without recursion, at any depth."""
     nodes: list[NodeSnapshot] = []
     stack = [(root, 0)]
     while stack:
@@ -79,11 +79,12 @@ def snapshot(root: Record) -> TreeSnapshot:
 
 
 def draw(tree: TreeSnapshot) -> str:
-    """Draw a snapshot with one line a node."""
+    """Draw a snapshot with one line for each node."""
     lines: list[str] = []
-    # Whether the ancestor at each depth has siblings still to come: their line is carried on.
+    # The number of siblings still to come at each depth. Where there are any, the vertical line
+    # continues.
     left = [1]
-    for node in tree.nodes[:LINES]:
+    for node in tree.nodes[:MAX_DRAWN_NODES]:
         del left[node.depth + 1 :]
         left[node.depth] -= 1
         line = ""
@@ -94,13 +95,13 @@ def draw(tree: TreeSnapshot) -> str:
             line += "├─ " if left[node.depth] else "└─ "
         lines.append(line + label(node))
         left.append(node.children)
-    if len(tree) > LINES:
-        lines.append(f"... and {len(tree) - LINES} more")
+    if len(tree) > MAX_DRAWN_NODES:
+        lines.append(f"... and {len(tree) - MAX_DRAWN_NODES} more")
     return "\n".join(lines)
 
 
 def label(node: NodeSnapshot) -> str:
-    """Say in a few words what a node is."""
+    """Describe a node in a few words."""
     number = f"#{node.node_id}" if node.node_id else ""
     where = f" on {node.host}" if node.host else ""
     note = ", being cancelled" if node.cancelling else ""

@@ -1,8 +1,8 @@
-"""How a node gets a task of its own, whatever task factory the loop has.
+"""The task of a node, whatever task factory the loop has.
 
-Without a factory that is a task of asyncio's. A factory may also start a coroutine at once, wrap it
-in another one, drop it, raise, or return what is no task: the body still starts on a later turn of
-the loop, and the node still reaches its end (contracts T1 and T13).
+Without a factory it is a plain asyncio task. A factory may start a coroutine at once, wrap it, drop
+it, raise, or return something else than a task. The body still starts on a later turn of the loop,
+and the node still reaches its end (contracts T1 and T13).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class _Turn:
     __await__ = staticmethod(cast("Any", partial(iter, (None,))))
 
 
-# Awaiting it suspends a coroutine once, until it is next stepped.
+# Awaiting it suspends a coroutine once, until its next step.
 TURN = cast("Awaitable[None]", _Turn())
 
-# Makes the coroutine that drives a node: it first awaits TURN, and leaves the node alone if that
-# has another task by then.
+# Creates the coroutine that drives a node. The coroutine first awaits TURN, and does nothing if the
+# node has another task by then.
 Driver: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BodyTask(Task[None]):
     """The task of a node's body. Its coroutine has the node's `record` as its first argument.
 
-    To cancel it before its first step marks the node, which then ends at that step: asyncio would
-    throw the coroutine away without stepping it, and the node would never end.
+    A cancel before the first step marks the node, which ends at that step. asyncio would discard
+    the coroutine without a step, and the node would never end.
     """
 
     __slots__ = ()
 
     def cancel(self, msg: object = None) -> bool:
-        """Cancel the task, or before its first step the node."""
+        """Cancel the task; before its first step, cancel the node instead."""
         coroutine: Any = self.get_coro()
         if getcoroutinestate(coroutine) == CORO_CREATED:
             record: Record = coroutine.cr_frame.f_locals["record"]
@@ -60,7 +60,10 @@ class BodyTask(Task[None]):
 
 
 def drives_now(record: Record) -> bool:
-    """Say whether this runs in the node's own task, and is not its coroutine being thrown away."""
+    """Return whether this runs in the node's task.
+
+    False if the garbage collector or a closed loop is closing the node's coroutine.
+    """
     try:
         return record.task is asyncio.current_task()
     except RuntimeError:
@@ -68,15 +71,15 @@ def drives_now(record: Record) -> bool:
 
 
 def start_task(record: Record, driver: Driver, context: Context | None) -> None:
-    """Give a node a task that drives it from a later turn of the loop on."""
+    """Start a task that drives the node from a later turn of the loop on."""
     if record.tree.factory:
-        # A factory may wrap the coroutine only if it has not been stepped: so here it is not, and
-        # what ends the task before the coroutine has begun is met by `_take_over`.
+        # The coroutine is not stepped here, because a factory can only wrap one that has not begun.
+        # `_take_over` handles a task that ends before the coroutine begins.
         record.is_special = True
         coroutine = driver()
         create = record.tree.loop.create_task
         try:
-            # Not by keyword: factories that know of no context, or of no name, are many.
+            # No keywords: many factories do not accept `context` or `name`.
             made: Any = create(coroutine) if context is None else context.run(create, coroutine)
             if not (asyncio.isfuture(made) and hasattr(made, "get_coro")):
                 kind = type_name(made)
@@ -88,7 +91,7 @@ def start_task(record: Record, driver: Driver, context: Context | None) -> None:
             record.tree.factory = False
             log(
                 logging.ERROR,
-                "the loop's task factory failed: the nodes of %s have plain tasks from now on",
+                "the loop's task factory failed: %s uses plain tasks from now on",
                 record.tree.root.path,
                 error=fault,
             )
@@ -102,8 +105,7 @@ def start_task(record: Record, driver: Driver, context: Context | None) -> None:
 
 
 def _start_plainly(record: Record, driver: Driver, context: Context | None) -> Task[None]:
-    # The coroutine is stepped into its `try` at once: so a cancel that arrives before the first
-    # turn is met there.
+    # Step the coroutine into its `try` now, so that a cancel before its first turn arrives there.
     coroutine = driver()
     coroutine.send(None)
     task = Task(coroutine, loop=record.tree.loop, name=TASK_NAME, context=context)
@@ -114,14 +116,14 @@ def _start_plainly(record: Record, driver: Driver, context: Context | None) -> T
 def _take_over(
     record: Record, driver: Driver, coroutine: Coroutine[Any, Any, None], task: Task[None]
 ) -> None:
-    """Bring a node on whose task, made by a factory, has ended without doing so."""
+    """Bring a node to its end after a factory's task ended without doing so."""
     state = getcoroutinestate(coroutine)
     if state == CORO_CREATED:
-        coroutine.close()  # or Python would say that nobody has awaited it
+        coroutine.close()  # prevents the warning that it was never awaited
     if record.task is not task:
-        return
+        return  # the node ended normally, or has another task
     if state == CORO_SUSPENDED:
-        # It was left in the middle: it is told to clean up, by a cancellation.
+        # The factory's task dropped it in the middle of the body: cancel it, so that it cleans up.
         record.task = Task(coroutine, loop=record.tree.loop, name=TASK_NAME)
         record.task.cancel()
         return

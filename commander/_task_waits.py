@@ -1,4 +1,9 @@
-"""What a task waits for: the tree, or other tasks that wait for it (contracts T9 and F5)."""
+"""What a task waits for: a node, or other tasks that wait for one (contracts T9 and F5).
+
+asyncio has no API for this. The module reads the frames of suspended coroutines and private
+attributes of futures. If a name is missing in some version of Python or anyio, such a wait counts
+as one for something unknown, and the slot is lent later, by the queue's checks.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +40,13 @@ End: TypeAlias = "tuple[object, asyncio.Future[Any]]"
 
 
 class LocalFuture(asyncio.Future[None]):
-    """A future that only other code of this process ends: no server, and not time."""
+    """A future that only other code of this process completes, not a server or a timer."""
 
 
 class Wait(asyncio.Future[None]):
-    """A wait for the tree: for `node`, or for what it brings. Whoever awaits one says so by that.
+    """A wait for `node`, or for something that it produces.
 
-    It is how limits and full branches know that a task could only go on if the tree does.
+    Slots and full branches recognize by this class that a task can only go on if the tree does.
     """
 
     __slots__ = ("node",)
@@ -50,7 +55,7 @@ class Wait(asyncio.Future[None]):
 
 
 def waits_for_tree(task: asyncio.Task[Any]) -> bool:
-    """Say whether `task` waits for the tree, by itself or through other tasks."""
+    """Return whether `task` waits for the tree, directly or through other tasks."""
     return bool(reach(task.get_coro(), awaited(task))[1])
 
 
@@ -59,15 +64,13 @@ def reach(
     future: asyncio.Future[Any] | None,
     work_of: Callable[[Wait], list[asyncio.Task[Any]] | None] | None = None,
 ) -> tuple[dict[asyncio.Task[Any], None], list[Wait], list[End]]:
-    """Return all tasks for which a coroutine waits that stands at `future`, and their `Wait`s.
+    """Return the tasks, the `Wait`s and the other ends behind `future`, which a coroutine awaits.
 
-    Third come the other ends of the search, with the coroutine that stands there: futures of which
-    nobody knows who ends them, and such as are about to be done.
+    An end is a future of unknown origin, or one that is about to be done, with the coroutine that
+    awaits it. `work_of` may return the tasks behind a `Wait`, through which the search continues;
+    if it returns an empty list, the wait is an end.
 
-    `work_of` may give the tasks behind a `Wait`, which the search then goes through: if there are
-    none of them now, it is an end.
-
-    The search follows these waits and no others; any other future is an end:
+    The search follows these waits; any other future is an end:
 
     - a task, awaited directly, also inside `asyncio.timeout` or a cancel scope of anyio
     - `asyncio.gather` and `asyncio.shield`
@@ -98,7 +101,9 @@ def reach(
                 continue
         else:
             behind = _behind(coroutine, future)
-        if all(other.done() for other in behind):  # if there are any, it is done in a few turns
+        # With nothing behind it, its origin is unknown. If all behind it are done, it is about to
+        # be.
+        if all(other.done() for other in behind):
             ends.append((coroutine, future))
         for other in behind:
             if isinstance(other, asyncio.Task):
@@ -111,17 +116,17 @@ def reach(
 
 
 def awaited(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
-    """Return the future at which `task` is suspended; None if it runs or is about to."""
+    """Return the future that suspends `task`; None if it runs or is about to."""
     try:
         return getattr(task, WAITER)
-    except AttributeError:  # what its innermost coroutine awaits is an iterator of that future
+    except AttributeError:  # the innermost coroutine awaits an iterator that refers to the future
         things = list(chain(task.get_coro()))
         iterator = awaited_by(things[-1]) if things else None
         return next(iter(_futures([gc.get_referents(iterator)])), None)
 
 
 def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
-    """Return the futures that bring about `future`, at which `coroutine` stands if it is given."""
+    """Return the futures that complete `future`, which `coroutine` awaits if it is given."""
     if isinstance(future, asyncio.Task):
         return [future]
     if GATHERING is not None and isinstance(future, GATHERING):
@@ -134,7 +139,7 @@ def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Futu
 
 
 def _shielded(future: object) -> object | None:
-    """Return what is behind a future that `asyncio.shield` has returned; None of any other."""
+    """Return the inner future of one that `asyncio.shield` returned; None for any other."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         if getattr(callback, "__code__", None) in SHIELDS:
             return _closed_over(callback, "inner")
@@ -142,12 +147,11 @@ def _shielded(future: object) -> object | None:
 
 
 def times_out(coroutine: object) -> float | None:
-    """Return after how many seconds, at least, a timer ends the wait in which a coroutine stands.
+    """Return in how many seconds at least a timer ends a coroutine's wait without a cancel.
 
-    None if none does, or if it cancels something then. Such a wait is `asyncio.wait` with a
-    timeout, or for the first of several of which one is a sleep, `asyncio.as_completed` with a
-    timeout, and `asyncio.wait_for` of a shield. Where something else may end it as well, the result
-    is 0.
+    None if no timer does. Such waits are `asyncio.wait` with a timeout, or for the first of several
+    tasks of which one sleeps, `asyncio.as_completed` with a timeout, and `asyncio.wait_for` of a
+    shield. 0 if something else may end the wait too.
     """
     for where, names in _stands(coroutine):
         if where == WAIT_FOR and _shielded(names.get("fut")) is None:
@@ -156,7 +160,7 @@ def times_out(coroutine: object) -> float | None:
         if where == WAIT and names.get("return_when") != asyncio.ALL_COMPLETED:
             tasks = _futures([names.get("fs")])
             several = len(tasks) > 1
-            # One that has ended, ends the wait in the next turn.
+            # A task that has ended ends the wait on the next turn.
             if any(each.done() or _sleeps(each) for each in tasks):
                 return 0.0
         if any(_find(names, path) is not None for path in TIMERS.get(where, ())):
@@ -166,7 +170,7 @@ def times_out(coroutine: object) -> float | None:
 
 
 class BodyWait:
-    """Where a task stands: whether it goes on in a few turns, and the timers that may let it."""
+    """The wait of a task: whether it continues in a few turns, and the timers that may end it."""
 
     __slots__ = ("_at", "goes_on", "task", "timers")
 
@@ -174,18 +178,18 @@ class BodyWait:
         self.task = task
         self.goes_on = goes_on
         self.timers: list[asyncio.TimerHandle] = []
-        # The futures at which the task and those stand for which alone it waits.
+        # The awaited futures of the task, and of each task for which alone it waits.
         self._at: list[tuple[asyncio.Task[Any], asyncio.Future[Any]]] = []
 
     @property
     def lasts(self) -> bool:
-        """Whether the task still waits there; what others do that it waits for may have changed."""
+        """Whether the task still waits for the same; further tasks behind it may have changed."""
         return not self.goes_on and all(
             not on.done() and awaited(task) is on for task, on in self._at
         )
 
     def stands(self, task: asyncio.Task[Any], on: asyncio.Future[Any]) -> None:
-        """Note that a task for which alone it waits, or itself, stands at a future."""
+        """Add a task, and the future that it awaits, to the chain of single waits."""
         self._at.append((task, on))
 
 
@@ -195,14 +199,14 @@ NO_WAIT = BodyWait(None)
 def wait_of(
     task: asyncio.Task[Any], work_of: Callable[[Wait], asyncio.Task[Any] | None]
 ) -> BodyWait:
-    """Return the wait at which `task` stands.
+    """Return the wait of `task`.
 
-    `work_of` may give the task behind a `Wait`, which the search then goes through as well. Of many
-    tasks for which one waits, none is looked at.
+    `work_of` may return the task behind a `Wait`, through which the search continues. A wait for
+    more than `MAX_TASKS_BEHIND_WAIT` is not followed.
     """
     wait = BodyWait(task)
     seen: set[asyncio.Future[Any]] = set()
-    # The tasks, and whether the first one waits for that one alone.
+    # The futures, and whether `task` waits for that one alone.
     stack: list[tuple[asyncio.Future[Any], bool]] = [(task, True)]
     while stack:
         future, alone = stack.pop()
@@ -225,7 +229,7 @@ def wait_of(
             behind: list[asyncio.Future[Any]] = [] if work is None else [work]
         else:
             wait.timers += _timers(coroutine)
-            if _has_many(coroutine, on):  # each end would go through all of them
+            if _has_many(coroutine, on):  # else each end of these tasks would visit all of them
                 continue
             behind = _behind(coroutine, on)
             if behind and alone:
@@ -245,16 +249,17 @@ def _has_many(coroutine: object, future: asyncio.Future[Any]) -> bool:
     gathers = GATHERING is not None and isinstance(future, GATHERING)
     held = [getattr(future, "_children", None)] if gathers else _held(coroutine)
     return any(
-        isinstance(each, (set, list, dict)) and len(cast("Any", each)) > MANY for each in held
+        isinstance(each, (set, list, dict)) and len(cast("Any", each)) > MAX_TASKS_BEHIND_WAIT
+        for each in held
     )
 
 
 def _timers(coroutine: object) -> list[asyncio.TimerHandle]:
-    """Return the timers that the frames of a coroutine hold, and those of blocks they are in."""
+    """Return the timers in the frames of a coroutine, and those of the `with` blocks around."""
     found: list[object] = []
     for thing in chain(coroutine):
         for each in gc.get_referents(thing):
-            # The block of a `with` is on the frame's stack, by its method to leave it.
+            # The frame's stack has the bound `__aexit__` of each block.
             if isinstance(each, MethodType):
                 owner = type(each.__self__)
                 names = HANDLES.get((owner.__module__, owner.__qualname__))
@@ -268,9 +273,9 @@ def _timers(coroutine: object) -> list[asyncio.TimerHandle]:
 
 
 def postpone(timer: asyncio.TimerHandle, waits: Callable[[], bool]) -> bool:
-    """Let a timer that runs out call back only once `waits()` is false; return whether it does so.
+    """Delay the callback of an expired timer until `waits()` is false; return whether that works.
 
-    Cancelling it has its effect until then.
+    The timer can be cancelled until then.
     """
     handle: Any = timer
     loop = asyncio.get_running_loop()
@@ -285,7 +290,7 @@ def postpone(timer: asyncio.TimerHandle, waits: Callable[[], bool]) -> bool:
 
 
 class Postponed:
-    """The callback of a timer that waits, once the timer has run out."""
+    """The callback of a postponed timer. Checks on each turn of the loop after it expired."""
 
     def __init__(
         self,
@@ -317,9 +322,9 @@ def _sleeps(future: asyncio.Future[Any]) -> bool:
 
 
 def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
-    """Return the future of `gather` that alone hears of `wait`, by a task of its own for that.
+    """Return the future of the `gather` that is the only receiver of `wait`, else None.
 
-    None if others may do something when `wait` is done.
+    Only through the task that `gather` creates for an awaitable.
     """
     task: Any = getattr(_only_callback(wait), "__self__", None)
     if not isinstance(task, asyncio.Task):
@@ -333,7 +338,7 @@ def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
 
 
 def relays(wait: asyncio.Future[Any]) -> int:
-    """Return how many tasks in a row do nothing but hand on that `wait` is done."""
+    """Return the length of the chain of tasks that only pass the end of `wait` on."""
     count = 0
     while isinstance(task := getattr(_only_callback(wait), "__self__", None), asyncio.Task):
         count += 1
@@ -347,22 +352,22 @@ def _only_callback(future: object) -> object:
 
 
 def _closed_over(function: Any, name: str) -> Any:
-    """Return a variable of the function around `function`; None if it uses none of that name."""
+    """Return a variable of the function around `function`; None if it does not use that name."""
     names = function.__code__.co_freevars
     return function.__closure__[names.index(name)].cell_contents if name in names else None
 
 
 def _held(coroutine: object) -> Iterator[object]:
-    """Yield what the innermost frame of a coroutine waits for, if `HOLDS` names that frame."""
+    """Yield the futures for which the innermost frame waits, if `HOLDS` names that frame."""
     for where, names in _stands(coroutine):
         for path in HOLDS.get(where, ()):
             yield _find(names, path)
 
 
 def _stands(coroutine: object) -> Iterator[tuple[tuple[str, str], Mapping[str, object]]]:
-    """Yield the innermost frame of a coroutine and its variables; with `PASSES`, those around it.
+    """Yield the module, qualified name and variables of the innermost frame of a coroutine.
 
-    A frame is given by its module and its qualified name.
+    If `PASSES` names the frame, also those of the frame around it.
     """
     things = list(chain(coroutine))
     for at, thing in reversed(list(enumerate(things))):
@@ -371,7 +376,7 @@ def _stands(coroutine: object) -> Iterator[tuple[tuple[str, str], Mapping[str, o
             return
         where = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
         if where == AS_COMPLETED:
-            # Only a generator knows the set, and the loop that iterates over it holds that.
+            # The set of futures is in the generator, which the loop over it holds.
             done = frame.f_locals.get("done")
             for each in gc.get_referents(*things[:at]):
                 inner = getattr(each, "gi_frame", None)
@@ -393,9 +398,9 @@ def _find(names: Mapping[str, object], path: Sequence[str]) -> object:
 
 
 ANYIO = "anyio._backends._asyncio"
-# The frames that wait for futures or tasks, by module and qualified name: the local variables, and
-# the attributes from there, that hold these. Other locals may hold tasks that nobody waits for, as
-# anyio's function for threads holds the program's main task.
+# Frames that wait for futures or tasks, by module and qualified name, with the paths to these: a
+# local variable, then attributes. Other variables must not be followed: anyio's function for
+# threads has the program's main task in one, and does not wait for it.
 WAIT, WAIT_FOR = ("asyncio.tasks", "_wait"), ("asyncio.tasks", "wait_for")
 AS_COMPLETED = ("asyncio.tasks", "as_completed.<locals>._wait_for_one")  # before Python 3.13
 HOLDS: dict[tuple[str, str], list[list[str]]] = {
@@ -411,35 +416,35 @@ HOLDS: dict[tuple[str, str], list[list[str]]] = {
     ("anyio._core._tasks", "TaskHandle.wait"): [["self", "_cancel_scope", "_host_task"]],
     ("anyio._core._tasks", "TaskHandle.__await__"): [["self", "_cancel_scope", "_host_task"]],
 }
-# And those that hold the timer which may end such a wait.
+# The paths to the timer that may end such a wait.
 TIMERS: dict[tuple[str, str], list[list[str]]] = {
     WAIT: [["timeout_handle"]],
     WAIT_FOR: [["timeout"]],
     AS_COMPLETED: [["timeout_handle"]],
     ("asyncio.tasks", "_AsCompletedIterator._wait_for_one"): [["self", "_timeout_handle"]],
 }
-# The objects whose blocks a timer ends, by module and qualified name, and what has the timer.
+# Classes of `with` blocks that a timer ends, and the attribute with the timer.
 HANDLES: dict[tuple[str, str], str] = {
     ("asyncio.timeouts", "Timeout"): "_timeout_handler",
     (ANYIO, "CancelScope"): "_timeout_handle",
 }
-MANY = 256  # tasks behind one wait, of which no timer is looked for if there are more
-# What such a frame may await in turn.
+MAX_TASKS_BEHIND_WAIT = 256  # the bound of a search for timers
+# Frames that the frames of `HOLDS` may await.
 PASSES = {("asyncio.queues", "Queue.get"), ("asyncio.locks", "Event.wait"), (ANYIO, "Event.wait")}
 
 
 def _nested_code(function: object, name: str) -> set[CodeType]:
-    """Return the code of the functions of this name inside `function`; none if it has no code."""
+    """Return the code of the functions named `name` inside `function`."""
     constants = getattr(getattr(function, "__code__", None), "co_consts", ())
     return {each for each in constants if isinstance(each, CodeType) and each.co_name == name}
 
 
 WAITER = "_fut_waiter"
 GATHERING: type[asyncio.Future[Any]] | None = getattr(asyncio.tasks, "_GatheringFuture", None)
-# The task that `gather` makes for what is no future, and its callback of each.
+# The coroutine of the task that `gather` creates for an awaitable, and the callback of each task.
 WRAPPER = "_wrap_awaitable"
 GATHERS = _nested_code(asyncio.gather, "_done_callback")
-# The callback of `shield` that knows what is behind the future which it returns.
+# The callback of `shield` that refers to the inner future.
 SHIELDS = _nested_code(asyncio.shield, "_outer_done_callback")
 
 
@@ -455,10 +460,10 @@ def _futures(values: Iterable[object]) -> list[asyncio.Future[Any]]:
 
 
 def ends_here(end: End) -> bool:
-    """Say whether a coroutine stands where only other code of this process can wake it.
+    """Return whether only other code of this process can end the wait.
 
-    Such are the locks, events and queues of asyncio and anyio. That code may have to hear from a
-    server first.
+    Such are the locks, events and queues of asyncio and anyio. That code may in turn wait for a
+    server.
     """
     coroutine, future = end
     if isinstance(future, LocalFuture):
@@ -467,7 +472,7 @@ def ends_here(end: End) -> bool:
         (each.f_globals.get("__name__"), each.f_code.co_qualname) for each in frames(coroutine)
     ]
     if stand[-1:] == [("asyncio.locks", "Event.wait")] and stand[:-1] and stand[-2][0] == ANYIO:
-        stand.pop()  # anyio waits so for a socket, too
+        stand.pop()  # else anyio's wait for a socket would count too
     module, name = stand[-1] if stand else ("", "")
     return module in ("asyncio.locks", "asyncio.queues") or (
         module == ANYIO and name.startswith(("Lock.", "Semaphore.", "CapacityLimiter.", "Event."))
@@ -475,12 +480,12 @@ def ends_here(end: End) -> bool:
 
 
 def is_lock(end: End) -> bool:
-    """Say whether a coroutine stands where it acquires a lock, a semaphore or a limiter."""
+    """Return whether the coroutine is acquiring a lock, a semaphore or a limiter."""
     return any(frame.f_code.co_name.startswith("acquire") for frame in frames(end[0]))
 
 
 def goes_on(task: asyncio.Task[Any]) -> bool:
-    """Say whether `task` runs, or may go on without other code of this process."""
+    """Return whether `task` runs, or may go on without other code of this process."""
     waiting = awaited(task)
     _, waits, ends = reach(task.get_coro(), waiting)
     return not (waits or ends) or not all(map(ends_here, ends))

@@ -1,4 +1,4 @@
-"""What other threads may ask of a commander, and the futures by which they are answered."""
+"""The thread-safe calls of a commander, and their futures."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ T = TypeVar("T")
 
 
 class Requests:
-    """The thread-safe calls of one commander, and those of their futures that are still open.
+    """The thread-safe calls of one commander, and their futures that are not done.
 
-    None stays open for ever: what is left at the commander's end is answered there. There is no
-    lock, so that a signal handler may call at any moment.
+    Invariant: each future is completed, at the latest at the commander's end. There is no lock,
+    because a signal handler may call at any moment, also while its own thread would hold it.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        # A request enters before it looks at `_over`, and `close` sets that before it goes through
-        # them: so at least one of the two sees the other.
+        # The race of `put` with `close`: a request enters `_open` before it reads `_over`, and
+        # `close` sets `_over` before it empties `_open`. So at least one of them sees the other.
         self._open: dict[concurrent.futures.Future[Any], _Request[Any]] = {}
         self._over = False
 
     def put(
         self, put: Callable[..., object], node: Node[T], **options: Any
     ) -> concurrent.futures.Future[T]:
-        """Let the loop call `put(node, **options)`; return a future of the node's outcome."""
+        """Call `put(node, **options)` on the loop; return a future of the node's outcome."""
         loop = self._loop()
         start = partial(put, node, **{**options, "claim": True})
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         request = self._open[future] = _Request(node, start, future, loop)
-        # Before any callback of the caller's, which might raise.
+        # Before the caller's callbacks, which may raise.
         future.add_done_callback(lambda future: self._open.pop(future, None))
         future.add_done_callback(request.withdraw)
         try:
@@ -61,7 +61,7 @@ class Requests:
         return future
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Let the loop call `function`; after its end there is nothing left to call it for."""
+        """Call `function` on the loop; do nothing if the loop is closed."""
         loop = self._loop()
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(function, *args)
@@ -72,21 +72,21 @@ class Requests:
         return self._tree.loop
 
     def close(self) -> None:
-        """Answer what is left, and take no more."""
+        """Complete the remaining futures with `NodeClosed`; refuse further requests."""
         self._over = True
         with suppress(KeyError):  # it is empty
             while True:
                 _, request = self._open.popitem()
                 try:
                     request.end(NodeClosed(self._tree.root.path))
-                except BaseException as error:  # noqa: BLE001 - a callback of the future's raised
+                except BaseException as error:  # noqa: BLE001 - a callback of the future raised
                     what = "a callback of a thread-safe future of %s raised"
                     log(logging.ERROR, what, self._tree.root.path, error=error)
                     raise_soon(error)
 
 
 class _Request(Generic[T]):
-    """One node that a thread has asked for."""
+    """The put of one node by a thread."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class _Request(Generic[T]):
         self._start = start
         self._future = future
         self._loop = loop
-        # By this the node knows that it is awaited, from its start on.
+        # The future as an awaiter of the node, from the node's start on.
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         if self._future.done():
-            return  # cancelled, or too late
+            return  # it was cancelled, or `close` completed it
         try:
             self._start()
         except BaseException as error:
@@ -124,11 +124,11 @@ class _Request(Generic[T]):
             note_outside_wait(self._waiter)
 
     def end(self, failure: BaseException) -> None:
-        """Answer with the outcome of the node if it has one, else with `failure`."""
+        """Complete the future with the node's outcome if it has one, else with `failure`."""
         if self._waiter is not None and self._node.state in DONE:
             self._hand_over()
         else:
-            # It may just have been cancelled.
+            # Another thread may cancel the future at this moment.
             with suppress(concurrent.futures.InvalidStateError):
                 self._future.set_exception(failure)
 
@@ -141,10 +141,11 @@ class _Request(Generic[T]):
                 self._future.set_exception(node.error)
         except concurrent.futures.InvalidStateError:
             if self._future.cancelled():
-                untake_failure(record_of(node))  # in the moment of the node's end
+                # Another thread cancelled it as the node ended, so it did not receive the failure.
+                untake_failure(record_of(node))
 
     def withdraw(self, future: concurrent.futures.Future[T]) -> None:
-        """See to a future that was cancelled, in the thread that did so."""
+        """Cancel the node of a cancelled future; runs in the thread that cancelled it."""
 
         def abandon() -> None:
             if self._waiter is not None:
@@ -152,7 +153,7 @@ class _Request(Generic[T]):
                 self._node.cancel("its future was cancelled")
 
         if future.cancelled():
-            # Nobody else may say this, and only once: `wait` and `as_completed` wait for it.
+            # Exactly once: `concurrent.futures.wait` and `as_completed` wait for this state.
             future.set_running_or_notify_cancel()
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(abandon)

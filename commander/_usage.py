@@ -1,4 +1,7 @@
-"""What a subtree has spent, and what bounds it: both go up the tree, and on beyond a commander."""
+"""Usage of a subtree: charges, limits and CPU time.
+
+Charges and limits go up the tree and beyond its commander, to the node in which that was entered.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["charge", "charge_as", "cpu_note", "limits_around", "measured", "payer", "payers"]
 
-# A commander may be entered in a thread below a node of another loop, which it charges too.
+# A lock, because a commander in a thread also charges the node of another loop in which it was
+# entered.
 _charging = RLock()
 
 
 def payer() -> Node[Any] | None:
-    """Return the node that pays for what is spent here; None outside a tree."""
+    """Return the node to which usage here is charged; None outside of a tree."""
     return next(enclosing(), None)
 
 
 def payers(node: Node[Any] | None) -> Iterator[Node[Any]]:
-    """Yield `node`, all above it, and beyond each commander the node in which it was entered.
+    """Yield the nodes to which the usage of `node` is charged.
 
-    All these pay for what `node` spends. Outside a tree there are none.
+    These are `node`, all nodes above it, and beyond a commander the node in which it was entered,
+    and so on. Outside of a tree there are none.
     """
     while node is not None and record_of(node).tree:
         yield node
@@ -43,13 +48,14 @@ def payers(node: Node[Any] | None) -> Iterator[Node[Any]]:
 
 
 def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: bool = True) -> None:
-    """Add `amount`, of any type with `+`, to `account` of the current node and its ancestors.
+    """Add `amount`, of any type with `+`, to `account` of the current node and all above it.
 
-    `node` takes the place of the current node. Backends charge the usage of each reply to the
-    account of its model. Beyond a commander, the node in which that was entered pays too. Outside
-    a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it all along.
-    Those who listen are told by an event of kind `charged`, one in each tree; with `event` False
-    those of the node's own tree are not.
+        charge("my-service", 3)
+
+    `node` replaces the current node. Backends charge the usage of each reply to the account of its
+    model. Beyond a commander, the node in which it was entered is charged too. Outside of a tree
+    this does nothing. Each tree's listeners get an event of kind `charged`; without `event` those
+    of the node's own tree do not.
     """
     payer_here = payer() if node is None else node
     own = None if event or payer_here is None else record_of(payer_here).tree
@@ -57,9 +63,10 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
 
 
 def charge_as(
-    kind: EventKind, account: str, amount: Any, node: Node[Any] | None, told: Tree | None = None
+    kind: EventKind, account: str, amount: Any, node: Node[Any] | None, without: Tree | None = None
 ) -> None:
-    """Charge `node`; all trees are told by an event of this kind, but for the one that has it."""
+    """Charge `node` and publish an event of this kind in each tree, except in `without`."""
+    published = without
     with _charging:
         for each in payers(node):
             record = record_of(each)
@@ -67,19 +74,19 @@ def charge_as(
                 record.charges = {}
             before = record.charges.get(account)
             record.charges[account] = amount if before is None else before + amount
-            news = record.tree is not told
-            told = record.tree
-            if news and record.tree.listeners:
+            is_next_tree = record.tree is not published
+            published = record.tree
+            if is_next_tree and record.tree.listeners:
                 loop = record.tree.loop
                 if loop is running_loop():
                     publish(record, kind, {account: amount})
-                else:  # it was spent in a thread that works for the node
+                else:  # charged in a thread that works for the node
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(publish, record, kind, {account: amount})
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
-    """Return what bounds the current node, or `node`: its own limits and those of all who pay."""
+    """Return the limits of the current node, or `node`, and of all nodes charged with it."""
     every = payers(payer() if node is None else node)
     return [limits for each in every if (limits := record_of(each).limits) is not None]
 
@@ -112,13 +119,13 @@ def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
                 step, argument = body.send, None
             except GeneratorExit:
                 raise
-            except BaseException as error:  # noqa: BLE001 - it is for the body
+            except BaseException as error:  # noqa: BLE001 - the body gets it
                 step, argument = body.throw, error
     finally:
-        argument = None  # or it and this frame, which its traceback holds, would be a circle
+        argument = None  # its traceback refers to this frame: break the cycle
         body.close()
 
 
 def cpu_note(seconds: float | None) -> str:
-    """Say how much CPU time a node has taken; nothing if it is not measured."""
+    """Return the text for a node's CPU time; "" if it is not measured."""
     return "" if seconds is None else f", {seconds:.3f} s CPU"

@@ -1,7 +1,7 @@
-"""What the nodes of a tree wait for, told now and then to those who listen for it.
+"""Publishes events of kind `waiting`: what each node waits for.
 
-To tell it at every wait would cost every node; so it is looked at from time to time, as `explain`
-does, for a bounded part of the loop's time.
+An event at each wait would cost every node. Instead, a timer explains the nodes from time to time,
+for a bounded share of the loop's time.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitPublisher"]
 
-# Seconds between two looks; a node that has come into its state later than that is passed over.
-PERIOD = 0.25
-# Seconds after which a look ends; the next one goes on from there.
-LONGEST = 0.004
-# The part of the loop's time that looks take: after one node that took long, the next look waits.
-SHARE = LONGEST / PERIOD
+# Seconds between two looks. A node that entered its state later than that is skipped.
+PERIOD_SECONDS = 0.25
+# After this time a look ends; the next one continues with the next node.
+MAX_LOOK_SECONDS = 0.004
+# The share of the loop's time for looks. After a node that took long, the next look is later.
+MAX_LOOP_SHARE = MAX_LOOK_SECONDS / PERIOD_SECONDS
 
 
 class WaitPublisher:
-    """Looks at the nodes of `tree` in turn, until it is closed or nobody asks any more."""
+    """Explains the nodes of `tree` in turn, until it is closed or has no listeners."""
 
-    # Its timer brings the tree nothing to do: a loop for tests takes it for none.
+    # Its timer does no work of the tree. The loop for tests ignores it when it looks for deadlocks.
     only_looks = True
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        # What was told of each node last, and what is found in this round of all nodes.
-        self._told: dict[int, tuple[object, ...]] = {}
+        # The explanations of the previous round and of this one, by node. Two tables, so that nodes
+        # that have ended are forgotten.
+        self._previous: dict[int, tuple[object, ...]] = {}
         self._found: dict[int, tuple[object, ...]] = {}
         self._round: Iterator[Record] = _all_below(tree.root)
-        self._timer = tree.loop.call_later(PERIOD, self._look)
+        self._timer = tree.loop.call_later(PERIOD_SECONDS, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         self._timer.cancel()
         self._tree.wait_publisher = None
 
@@ -56,32 +57,32 @@ class WaitPublisher:
         begun = perf_counter()
         for record in self._round:
             self._look_at(record)
-            if perf_counter() - begun > LONGEST:
+            if perf_counter() - begun > MAX_LOOK_SECONDS:
                 break
         else:
-            self._told, self._found = self._found, {}
+            self._previous, self._found = self._found, {}
             self._round = _all_below(tree.root)
-        pause = max(PERIOD, (perf_counter() - begun) / SHARE)
+        pause = max(PERIOD_SECONDS, (perf_counter() - begun) / MAX_LOOP_SHARE)
         self._timer = tree.loop.call_later(pause, self._look)
 
     def _look_at(self, record: Record) -> None:
         since = record.state_since
-        if record.state in DONE or since is None or record.tree.clock() - since < PERIOD:
+        if record.state in DONE or since is None or record.tree.clock() - since < PERIOD_SECONDS:
             return
         explanation, _ = explain_one(record)
-        found = _essence(explanation)
+        found = _without_times(explanation)
         self._found[record.id] = found
-        if self._told.get(record.id) != found:
+        if self._previous.get(record.id) != found:
             publish_asked(record, "waiting", explanation)
 
 
-def _essence(explanation: Explanation) -> tuple[object, ...]:
-    """Return what is news if it has changed; for how long it has been so is none."""
+def _without_times(explanation: Explanation) -> tuple[object, ...]:
+    """Return the parts of an explanation whose change is published."""
     return (explanation.state, explanation.waits_for, explanation.at, explanation.branches)
 
 
 def _all_below(root: Record) -> Iterator[Record]:
-    """Yield the unfinished nodes; those that end meanwhile may come, those that begin may not."""
+    """Yield the unfinished nodes. Those that end or enter during the iteration may be included."""
     waiting = deque(root.unfinished_children)
     while waiting:
         record = waiting.popleft()

@@ -1,4 +1,4 @@
-"""The other end of `in_process`: a process that runs one function and sends back its outcome."""
+"""The process of `in_process`: it runs one function and sends its outcome to the parent."""
 
 from __future__ import annotations
 
@@ -24,44 +24,45 @@ from ._report import describe
 def main() -> None:
     """Read the call from standard input, run it, write the pickled outcome to standard output.
 
-    Terminated, it raises `CancelledError` where the function stands and lets `check_cancelled`
-    say so. When the parent goes away, so does it. What the function prints goes to standard error;
-    there is nothing for it to read.
+    SIGTERM raises `CancelledError` in the function, and in `check_cancelled` from then on. The
+    process ends when its parent does. The function's output goes to standard error, and its input
+    is empty.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        first, _blocking.process_told = not _blocking.process_told, True
+        first, _blocking.process_is_stopping = not _blocking.process_is_stopping, True
         if first:
             raise asyncio.CancelledError
 
     def leave_with_parent() -> None:
         _read(parent, 1)
-        if not _blocking.process_told:
+        if not _blocking.process_is_stopping:
             if hasattr(os, "killpg"):
                 os.killpg(0, signal.SIGKILL)  # with all that the function has started
             os._exit(1)
 
-    def let_go() -> None:
-        # In a fork that the function makes: else the parent would wait for that, too.
+    def close_pipes() -> None:
+        # In a fork of this process. Otherwise the parent would wait for the fork too.
         channel.close()
         os.close(parent)
 
     signal.signal(signal.SIGTERM, stop)
-    _blocking.process_told = False
+    _blocking.process_is_stopping = False
     parent, channel = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=let_go)
+        os.register_at_fork(after_in_child=close_pipes)
     work = _read(parent, int.from_bytes(_read(parent, 8), "big"))
     threading.Thread(target=leave_with_parent, daemon=True).start()
     outcome = _run(work)
-    with suppress(BrokenPipeError), channel:  # the parent has ended, and nobody needs the outcome
+    with suppress(BrokenPipeError), channel:  # the parent has ended
         channel.write(len(outcome).to_bytes(8, "big") + outcome)
 
 
 def _read(parent: int, size: int) -> bytes:
-    # Without a buffer: its lock, held by the thread below, would be in the way of a clean end.
+    # Unbuffered: the thread that waits for the parent's end would hold the buffer's lock, and the
+    # interpreter needs that lock at exit.
     parts: list[bytes] = []
     while size and (part := os.read(parent, min(size, 1 << 20))):
         parts.append(part)
@@ -78,32 +79,32 @@ def _run(work: bytes) -> bytes:
         function, args, kwargs = _Reader(call, main).load()
         return pickle.dumps((True, function(*args, **kwargs), ""))
     except (SystemExit, KeyboardInterrupt):
-        raise  # the end of this process, and not of the parent
-    except BaseException as error:  # noqa: BLE001 - it is raised again in the parent
+        raise  # they end this process, not the parent
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
         trace = f"in the process:\n{traceback.format_exc()}"
         if main is not None and isinstance(error, (NameError, AttributeError)):
-            trace += main.stopped  # what is missing may stand below
+            trace += main.stopped  # the missing name may be defined below that line
         try:
             pickled = pickle.dumps((False, error, trace))
-            pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and cannot be read again
-        except Exception:  # noqa: BLE001 - whatever its own pickling raises
+            pickle.loads(pickled)  # noqa: S301 - some exceptions can be pickled, but not unpickled
+        except Exception:  # noqa: BLE001 - pickling runs the exception's own code
             stand_in: Any = RuntimeError(describe(error))
             return pickle.dumps((False, stand_in, trace))
         return pickled
 
 
-# Where multiprocessing says what the parent's main file is.
+# The keys of multiprocessing's preparation data for the parent's main file.
 BY_NAME, BY_PATH = "init_main_from_name", "init_main_from_path"
 
 
 class _Main:
-    """The parent's main file: run only if something is asked of it, and up to its own tree."""
+    """The parent's main file. It is run at the first use of a definition, up to its own tree."""
 
     def __init__(self, name: str | None, path: str | None) -> None:
         self._name = name
         self._path = path
         self._loaded = False
-        # Why it was not run to its end, if so, for whoever misses something.
+        # Why it was not run to its end, for error messages.
         self.stopped = ""
 
     def load(self) -> None:
@@ -122,17 +123,17 @@ class _Main:
             code = compile(Path(self._path).read_bytes(), self._path, "exec", dont_inherit=True)
         else:
             raise RuntimeError(
-                "in_process cannot send what is defined in a program that is no file (python -c, a "
-                "notebook): put it into a module"
+                "in_process cannot send functions and classes of a program without a file "
+                "(python -c, a notebook): define them in a module"
             )
         _blocking.process_imports_main = True
         try:
             exec(code, vars(module))  # noqa: S102 - the program itself
-        except BaseException as error:  # noqa: BLE001 - what was asked for may be there already
+        except BaseException as error:  # noqa: BLE001 - the needed name may be defined already
             what = "it started a tree" if isinstance(error, _blocking.TreeInMain) else repr(error)
             self.stopped = (
-                f"{module.__file__} was run here, for what it defines, only as far as {what}: put "
-                "what starts the program at its end, under `if __name__ == '__main__':`"
+                f"{module.__file__} ran only as far as {what}: start the program at its end, under "
+                "`if __name__ == '__main__':`"
             )
         finally:
             _blocking.process_imports_main = False
@@ -151,6 +152,6 @@ class _Reader(pickle.Unpickler):
             return super().find_class("__mp_main__", global_name)
         except AttributeError:
             raise RuntimeError(
-                f"in_process has not found {global_name!r} in the program's main file. "
+                f"in_process did not find {global_name!r} in the program's main file. "
                 + self._main.stopped
             ) from None

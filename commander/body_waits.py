@@ -1,6 +1,7 @@
-"""How the end of a durable node reaches the body that has put it: what a journal asks of that.
+"""How the end of a durable node reaches the body that put it, for the journal's order of replay.
 
-`BodyWait` says whether that body is about to go on, and which timers may let it.
+`BodyWait` describes the wait of a body: whether it is about to continue, and the timers that may
+end it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ __all__ = [
 
 
 def immediate_receiver(node: Node[Any]) -> object | None:
-    """Return who hears at once of the end of `node`, which has been put; None if nobody does.
+    """Return an object for the receiver of the node's end; None if no code awaits the node.
 
-    That is a `gather` if only it awaits the node, and else another for each node.
+    Nodes that only the same `gather` awaits have the same receiver.
     """
     record = node._node_record
     if record is None or not (waiters := record.waiters):
@@ -60,35 +61,35 @@ def immediate_receiver(node: Node[Any]) -> object | None:
 
 
 def count_relays(node: Node[Any]) -> int:
-    """Return through how many tasks the end of `node` reaches whoever does something with it."""
+    """Return how many tasks pass the end of `node` on before code does something with it."""
     return max(map(relays, record_of(node).waiters or ()), default=0)
 
 
 def may_be_awaited(node: Node[Any]) -> bool:
-    """Say whether nobody awaits `node` yet, and its parent's body may still do so."""
+    """Return whether no code awaits `node` yet, and its putter's body may still do so."""
     return not record_of(node).waiters and is_putter_running(node)
 
 
 def has_final_callbacks(node: Node[Any]) -> bool:
-    """Say whether `node` has callbacks that run at its end, and so may not be done at once."""
+    """Return whether `node` has final callbacks, which may delay its end."""
     return record_of(node).callback is not None
 
 
 def putter_of(node: Node[Any]) -> Node[Any] | None:
-    """Return the node that has put `node`, which may be put elsewhere; None if it is gone."""
+    """Return the node that put `node`, perhaps not its parent; None if it has been freed."""
     scope = scope_around(record_of(node))
     return node.parent if scope is None or scope.putter is None else scope.putter()
 
 
 def is_putter_running(node: Node[Any]) -> bool:
-    """Say whether the body of the node's putter runs, and was not told to end."""
+    """Return whether the body of the node's putter runs and is not being cancelled."""
     putter = putter_of(node)
     above = None if putter is None else record_of(putter)
     return above is not None and above.task is not None and not above.is_ending
 
 
 def is_awaited_alone(node: Node[Any]) -> bool:
-    """Say whether the body of the node's putter awaits `node` and nothing else."""
+    """Return whether the body of the node's putter awaits `node` and nothing else."""
     putter, waiters = putter_of(node), record_of(node).waiters
     task = None if putter is None else record_of(putter).task
     if not isinstance(task, asyncio.Task) or not waiters or len(waiters) > 1:
@@ -103,7 +104,7 @@ def body_task(node: Node[Any]) -> asyncio.Task[Any] | None:
 
 
 def body_wait(putter: Node[Any]) -> BodyWait:
-    """Return the wait at which a node's body stands, also by a plain node for which it waits."""
+    """Return the wait of a node's body, or of a plain node that the body awaits."""
     task = body_task(putter)
     if task is None:
         return NO_WAIT
@@ -118,10 +119,10 @@ def _plain_work(wait: Wait) -> asyncio.Task[Any] | None:
 
 
 def body_timeout(node: Node[Any]) -> float | None:
-    """Return after how many seconds a timer ends the wait of the node's body, at most.
+    """Return in how many seconds at most a timer ends the wait of the node's body, or None.
 
-    Also a sleep; and what `times_out` says. 0 if that body goes on now: then it may be about to
-    wait so.
+    Timers include sleeps and those of `times_out`. 0 if the body is about to continue, because its
+    next wait may have a timer.
     """
     task, wait = body_task(node), body_wait(node)
     if task is None:
@@ -135,13 +136,13 @@ def body_timeout(node: Node[Any]) -> float | None:
 
 
 async def wait_for_parent_slot(node: Node[Any]) -> None:
-    """Wait while the body of the node's parent could go on, but for a slot."""
+    """Wait while the body of the node's parent waits for its slot."""
     if (slot := _parent_slot(node)) is not None:
         await slot.hold_back()
 
 
 def is_parent_waiting_for_slot(node: Node[Any]) -> bool:
-    """Say whether the body of the node's parent could go on, but for a slot."""
+    """Return whether the body of the node's parent waits only for its slot."""
     slot = _parent_slot(node)
     return slot is not None and slot.wanted
 
@@ -151,9 +152,9 @@ def _parent_slot(node: Node[Any]) -> Slot | None:
 
 
 def would_fail_parent(node: Node[Any]) -> bool:
-    """Say whether a failure of `node` would go to the policy of its parent at once, and abort that.
+    """Return whether a failure of `node` would abort its parent at once.
 
-    It would not if somebody awaits the node, or has said that it will.
+    It would not if code awaits the node, or the node is claimed.
     """
     record, above = record_of(node), node.parent
     return not (record.waiters or record.is_claimed or above is None) and (
@@ -162,6 +163,6 @@ def would_fail_parent(node: Node[Any]) -> bool:
 
 
 def has_siblings(node: Node[Any]) -> bool:
-    """Say whether the parent of `node` has other unfinished children."""
+    """Return whether the parent of `node` has other unfinished children."""
     above = node.parent
     return above is not None and len(record_of(above).children or ()) > 1

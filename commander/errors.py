@@ -3,24 +3,24 @@
     AnabranchError
     ├── NodeClosed            a child was added to a node that is done
     ├── NodeCancelled         the awaited node was cancelled
-    ├── QuorumNotMet          fewer children completed than were asked for
-    ├── WorkerLost            the process or machine that ran a node went away
+    ├── QuorumNotMet          fewer children completed than required
+    ├── WorkerLost            the process or machine of a node ended or was lost
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
-    ├── NotDurable            something durable outside a durable run (also a RuntimeError)
-    ├── ToolError             a tool could not give a result; its text goes to the model
-    └── BackendError          a model did not answer as asked
+    ├── NotDurable            durable code outside of a durable run (also a RuntimeError)
+    ├── ToolError             a tool failed; the text goes to the model
+    └── BackendError          a request to a model failed
         ├── AuthenticationError   401, 403
         ├── ModelNotFound         404
         ├── RateLimited           429
         ├── ContextTooLong        the prompt does not fit the model
-        ├── BackendUnavailable    5xx, no connection, no answer in time
-        ├── BadResponse           what came is not the protocol
-        ├── BudgetExceeded        the limits' budget is spent
-        └── StreamInterrupted     the reply broke off after it had begun
+        ├── BackendUnavailable    5xx, no connection, no reply in time
+        ├── BadResponse           the response violates the protocol
+        ├── BudgetExceeded        the budget of the limits is exhausted
+        └── StreamInterrupted     the connection was lost in the middle of the reply
 
-Misuse that only a change of the program can mend (a node started twice, a node that awaits
-itself) is a `RuntimeError` or `TypeError`, as in asyncio. A timeout is the builtin `TimeoutError`.
+Misuse, such as starting a node twice, raises `RuntimeError` or `TypeError`, as in asyncio. A
+timeout raises the builtin `TimeoutError`.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class AnabranchError(Exception):
     """The base of every error of this package. All can be pickled, with attributes and notes."""
 
     reported = False
-    """Whether the outcome of a durable run raises this error: then no node's failure logs it."""
+    """Whether a durable run raises this error as its outcome, so that nodes do not log it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own would call the class with its message, which is not what it takes.
+        # Exception's own method would call the class with the message as its only argument.
         return remake, (type(self), self.args, self.__dict__)
 
 
 def remake(kind: type[E], args: tuple[Any, ...], attributes: dict[str, Any]) -> E:
-    """Make an exception without its class's `__init__`, which may take other arguments."""
+    """Create an exception without its `__init__`, which may take other arguments."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
@@ -86,8 +86,8 @@ class NodeClosed(AnabranchError):
 class NodeCancelled(AnabranchError):
     """The awaited node was cancelled.
 
-    It is an ordinary `Exception`, so that it is never mistaken for the cancellation of the node
-    that awaits. Attributes: `path` of the cancelled node and the `reason` given, perhaps empty.
+    It is an ordinary `Exception`, unlike the `CancelledError` of a node that is itself cancelled.
+    Attributes: `path` of the cancelled node and the `reason` given, perhaps empty.
     """
 
     def __init__(self, path: str, reason: str = "") -> None:
@@ -97,11 +97,11 @@ class NodeCancelled(AnabranchError):
 
 
 class QuorumNotMet(AnabranchError):
-    """Fewer have completed than a node's `quorum(n)`, or `settle(..., at_least=n)`, asked for.
+    """Fewer nodes have completed than `quorum(n)` or `settle(..., at_least=n)` requires.
 
-    Attributes: `needed`, `completed`, and `failures`, the exceptions of those that failed; if
-    there are any, the `__cause__` is an `ExceptionGroup` of them. `outcomes` are the results and
-    failures in their order, if `settle` raised it.
+    Attributes: `needed`, `completed`, and `failures`, the exceptions of the failed nodes; if there
+    are any, `__cause__` is an `ExceptionGroup` of them. If `settle` raised it, `outcomes` are the
+    results and failures in their order.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class QuorumNotMet(AnabranchError):
 
 
 class WorkerLost(AnabranchError):
-    """The process or machine that ran a node went away before the node's end.
+    """The process or machine that ran a node ended or was lost before the node's end.
 
     Attribute: `path` of the node.
     """
@@ -146,17 +146,17 @@ class ConfigurationError(AnabranchError):
 
 
 class NotDurable(AnabranchError, RuntimeError):
-    """A durable job, or a call of `self.durable`, outside a durable run; the message says why."""
+    """A durable job, or a call of `self.durable`, outside of a durable run."""
 
 
 class ToolError(AnabranchError):
-    """A tool cannot give a result. Its text is what the model is told."""
+    """A tool failed. The model gets the text as the result."""
 
 
 class BackendError(AnabranchError):
-    """A model did not answer as asked.
+    """A request to a model failed.
 
-    Attributes: `status`, the HTTP status if there was one. The message never holds a key.
+    Attributes: `status`, the HTTP status if there was one. The message never contains a key.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -165,7 +165,7 @@ class BackendError(AnabranchError):
 
 
 class AuthenticationError(BackendError):
-    """The key is missing, wrong, or has no right to what was asked (401, 403)."""
+    """The API key is missing, wrong, or lacks the permission for the request (401, 403)."""
 
 
 class ModelNotFound(BackendError):
@@ -173,7 +173,7 @@ class ModelNotFound(BackendError):
 
 
 class RateLimited(BackendError):
-    """Too many requests or tokens (429). `retry_after` is in seconds, None if not said."""
+    """Too many requests or tokens (429). `retry_after` is in seconds, None if unknown."""
 
     def __init__(
         self, message: str, *, status: int | None = 429, retry_after: float | None = None
@@ -191,9 +191,9 @@ class BackendUnavailable(BackendError):
 
 
 class BadResponse(BackendError):
-    """What came is not the protocol.
+    """The response violates the protocol.
 
-    `partial` is the `Message` assembled from what had come before, None if nothing had.
+    `partial` is the `Message` assembled from the part before, None if there is none.
     """
 
     partial: Any = None
@@ -204,13 +204,13 @@ class BadResponse(BackendError):
 
 
 class BudgetExceeded(BackendError):
-    """The budget that the request's limits share is spent; the request was not sent."""
+    """The budget of the request's limits is exhausted; the request was not sent."""
 
 
 class StreamInterrupted(BackendError):
-    """The reply broke off after it had begun.
+    """The connection was lost in the middle of the reply.
 
-    `partial` is the `Message` assembled from what had come, None if nothing had.
+    `partial` is the `Message` assembled from the part before, None if there is none.
     """
 
     def __init__(self, message: str, *, partial: Any = None) -> None:

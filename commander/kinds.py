@@ -1,7 +1,7 @@
-"""Arguments of the wrong kind: refused where they are given, and the message says what to give.
+"""Checks of arguments by their annotations, with messages that say what the argument must be.
 
-`@checked` reads a function's annotations. `require` is for what these do not say, such as what a
-list contains, and for hot paths.
+`@checked` reads a function's annotations. `require` is for checks that annotations cannot express,
+such as the items of a list, and for hot paths. `require_awaitable` checks methods of users.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def require(
 ) -> None:
     """Raise a `TypeError` unless `given` is of `kind`, or an object with the method `like`.
 
-    `wanted` says which argument it is and what it must be: "view must be a View or None". A class
-    of the kind itself is told to make one of it.
+    `wanted` is the demand for the message: "view must be a View or None". If a class was passed
+    instead of an instance, the message says so.
     """
     made: Any = given
     if isinstance(given, kind) or (
@@ -61,7 +61,7 @@ def require(
         is_class = isinstance(made, type) and issubclass(made, kind)
     except TypeError:  # a protocol with attributes, from Python 3.12 on
         is_class = False
-    remedy = f": make one, {made.__name__}(...)" if is_class else ""
+    remedy = f": create one, {made.__name__}(...)" if is_class else ""
     raise TypeError(f"{wanted}, not {given!r:.200}{remedy}")
 
 
@@ -74,9 +74,9 @@ _STAND_INS: dict[Any, _StandIn] = {}
 
 
 def passes_with(method: str, words: str = "") -> Callable[[T], T]:
-    """Let any object with `method` pass for the decorated class in `@checked` functions.
+    """Let `@checked` functions accept any object with `method` as an instance of the class.
 
-    `words` describe it in messages, by default its name.
+    `words` describe the class in messages; the default is its name.
     """
 
     def decorate(kind: T) -> T:
@@ -91,15 +91,14 @@ def checked(function: C, /) -> C: ...
 @overload
 def checked(**words: str) -> Callable[[C], C]: ...
 def checked(function: Any = None, /, **words: str) -> Any:
-    """Refuse arguments that do not fit the annotations of a function or a dataclass.
+    """Check arguments against the annotations of a function or a dataclass; raise `TypeError`.
 
         @checked
         @checked(speaker="a function, such as round_robin")
 
-    Checks classes, numbers, functions, `None`, `Literal`s and unions of these, but not what a
-    container contains. It leaves out arguments whose annotations only type checkers can read, as
-    they name a `TypeVar` or what is imported for type checkers alone. `words` describe arguments in
-    messages better than their annotations do.
+    Checks classes, numbers, functions, `None`, `Literal`s and unions of these, but not the items of
+    containers. Arguments with other annotations, such as a `TypeVar` or a name that is only
+    imported for type checkers, are not checked. `words` describe arguments in messages.
     """
     if function is None:
         return partial(_check, words)
@@ -133,7 +132,7 @@ def _check(words: Mapping[str, str], function: Any) -> Any:
 
 
 class _Wanted(NamedTuple):
-    """What an argument must be: of `kinds`, in `choices`, or an object with the method `like`."""
+    """The demand on an argument: of `kinds`, in `choices`, or an object with the method `like`."""
 
     kinds: tuple[type, ...]
     choices: tuple[Any, ...]
@@ -154,8 +153,8 @@ _WORDS: Mapping[Any, str] = {
 
 
 def _read_annotations(function: Callable[..., Any], words: Mapping[str, str]) -> dict[str, _Wanted]:
-    """Return what each argument must be, without those that cannot be checked."""
-    found = {"": _Wanted((), (), "", "")}  # no argument, but never empty
+    """Return the demand on each argument that can be checked."""
+    found = {"": _Wanted((), (), "", "")}  # never empty, so that they are read only once
     for name, annotation in function.__annotations__.items():
         try:
             kinds = _alternatives(annotation, function.__globals__)
@@ -174,7 +173,7 @@ def _read_annotations(function: Callable[..., Any], words: Mapping[str, str]) ->
 
 
 def _alternatives(annotation: Any, names: dict[str, Any]) -> list[Any]:
-    """Return the classes and `Literal`s of an annotation; `TypeError` if there is anything else."""
+    """Return the classes and `Literal`s of an annotation; raise `TypeError` for anything else."""
     if isinstance(annotation, str):
         annotation = eval(annotation, names)  # noqa: S307 - as `typing.get_type_hints` does
         return _alternatives(annotation, names)
@@ -186,12 +185,12 @@ def _alternatives(annotation: Any, names: dict[str, Any]) -> list[Any]:
     if origin is None:
         return [NoneType]
     if origin is object or (_is_static(origin) and origin not in _STAND_INS):
-        raise TypeError(f"{annotation!r} is no class that an object can be checked for")
+        raise TypeError(f"{annotation!r} cannot be checked with isinstance")
     return [Real if origin is float else origin]
 
 
 def _is_static(kind: Any) -> bool:
-    """Return whether only type checkers check for a kind, as for a protocol or a `TypedDict`."""
+    """Return whether `isinstance` refuses a kind, such as a protocol or a `TypedDict`."""
     try:
         isinstance(None, kind)
     except TypeError:
@@ -216,14 +215,17 @@ def _join(words: list[str]) -> str:
 
 
 def require_awaitable(value: Awaitable[T], owner: object, method: str) -> Awaitable[T]:
-    """Return what a method of `owner` gave; raise a `TypeError` if that cannot be awaited."""
+    """Return the value of a method of `owner`; raise `TypeError` if it cannot be awaited.
+
+    Python's own message names neither the class nor the method.
+    """
     if not isawaitable(value):
         raise TypeError(_text(owner, method))
     return value
 
 
 def name_plain_body(node: NodeBase, error: TypeError) -> TypeError:
-    """Return the error to raise for `error`, which came of the call of a node's body itself."""
+    """Return a better error for the `TypeError` of a body that is not async; else `error`."""
     task: Any = getattr(type(node), "task", None)
     if iscoroutinefunction(task):
         return error

@@ -1,6 +1,6 @@
-"""Starting a node again: a copy with the same inputs, callbacks and options, for whoever repeats.
+"""Start a node more than once, as copies with the same inputs, callbacks and options.
 
-It is what edges are made of: a node that is the target of a cycle runs more than once.
+For edges: the target of an edge in a cycle runs more than once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ __all__ = ["keep_template", "start"]
 
 
 class Pattern:
-    """What the copies of a node are made of: its inputs, and the callbacks that its maker added."""
+    """The template for copies of a node: its inputs, and the callbacks from before its start."""
 
     def __init__(self, node: Node[Any]) -> None:
-        self._made = copy(node)
-        # Whether an edge from another node leads here: awaiting the node then does not start it.
+        self._original = copy(node)
+        # An edge from another node starts it, so awaiting it does not.
         self.awaits_edge = False
-        # As they were when the first run began: what it adds itself is not for the others.
+        # The callbacks at the start of the first run. Those that the run itself adds are only its
+        # own.
         self._callbacks: _Callbacks | None = None
 
         def begin(node: Node[Any]) -> None:
@@ -35,11 +36,11 @@ class Pattern:
         node.at_start(begin)
         starts = record_of(node).at_start
         assert starts is not None
-        starts.insert(0, starts.pop())  # before one that adds callbacks
+        starts.insert(0, starts.pop())  # first, before any that adds callbacks
 
     def copy(self, record: Record) -> Node[Any]:
         """Return a copy of the node of `record`, which has not started."""
-        twin = copy(self._made)
+        twin = copy(self._original)
         callbacks = self._callbacks or _Callbacks(record)
         for callback in callbacks.at_start:
             twin.at_start(callback)
@@ -64,23 +65,24 @@ class _Callbacks:
 
 
 def keep_template(node: Node[Any], *, awaits_edge: bool = False) -> None:
-    """Keep what `node` is made of, so that `start` can make copies of it.
+    """Store a template of `node`, so that `start` can start copies of it.
 
-    Inputs are those of now, callbacks those from before its first run. A node that has started is
-    a `RuntimeError`. With `awaits_edge` it is not started by being awaited, from now on.
+    With the inputs of now, and the callbacks at its start. Raises `RuntimeError` if the node has
+    started. With `awaits_edge`, awaiting the node does not start it from now on.
     """
     record = record_of(node)
     if record.parent is not None:
-        raise RuntimeError(f"{node!r} has started: give it its edges before")
+        raise RuntimeError(f"{node!r} has started: add its edges before that")
     if record.pattern is None:
         record.pattern = Pattern(node)
     record.pattern.awaits_edge |= awaits_edge
 
 
 def start(node: Node[Any], parent: Node[Any]) -> Node[Any]:
-    """Start `node` as a child of `parent`, or a copy if it has started before; return which.
+    """Start `node` as a child of `parent`, or a copy if it has started. Return the started node.
 
-    The options of its put go with the copy. Without a pattern there is no copy: a `RuntimeError`.
+    A copy has the options of the node's put. Raises `RuntimeError` if it needs a template and has
+    none.
     """
     record = record_of(node)
     attempts = record.attempts

@@ -1,8 +1,7 @@
-"""What other people's packages add to this one: the entry points of installed distributions.
+"""Code that is imported at its first use: plug-ins of other distributions, and lazy names.
 
-A room that can be extended has a group of its own, such as `anabranch.providers` for what stands
-before the colon in `connect("openai:gpt-5-mini")`. Nothing is read before a name is asked for
-that the room does not know itself.
+Plug-ins are entry points. Each kind has a group, such as `anabranch.providers` for the prefixes of
+`connect("openai:gpt-5-mini")`. Entry points are read only for a name that Anabranch does not know.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ __all__ = ["find_plugin", "lazy_names", "plugin_names"]
 
 
 def find_plugin(group: str, name: str) -> Any:
-    """Import and return what an installed package has registered as `name`; None if none has.
+    """Import and return the object that a package registered as `name`; None if none did.
 
-    Raises `ConfigurationError`, which names the package, if that fails or if two packages have
-    the name. An `AnabranchError` raised by the import, such as `MissingExtra`, is passed on.
+    Raises `ConfigurationError` with the package's name if that fails or two packages have the name.
+    An `AnabranchError` of the import, such as `MissingExtra`, propagates.
     """
     found = [point for point in _registered(group) if point.name == name]
     if not found:
@@ -50,18 +49,18 @@ def find_plugin(group: str, name: str) -> Any:
 
 
 def plugin_names(group: str) -> list[str]:
-    """Return what is registered in `group` by all installed packages, sorted."""
+    """Return the names that installed packages registered in `group`, sorted."""
     return sorted({point.name for point in _registered(group)})
 
 
 def _registered(group: str) -> list[EntryPoint]:
-    """Return what is registered; a package whose list cannot be read has registered nothing."""
-    # It costs more to import than most programs need.
+    """Return the entry points of a group, without packages whose metadata cannot be read."""
+    # Imported here, because it is slow and few programs need it.
     from importlib.metadata import distributions, entry_points
 
     try:
         return [*entry_points(group=group)]
-    except Exception:  # noqa: BLE001 - whatever a broken file makes of its parser
+    except Exception:  # noqa: BLE001 - the parser may raise anything for a broken file
         found: list[EntryPoint] = []
         for package in distributions():
             with suppress(Exception):
@@ -70,20 +69,19 @@ def _registered(group: str) -> list[EntryPoint]:
 
 
 def _package(point: EntryPoint) -> str:
-    # Not `dist.name`, which warns from Python 3.12 on if the package has no metadata.
+    # Not `dist.name`, which warns from Python 3.12 on if there is no metadata.
     about = None if point.dist is None else point.dist.metadata
     return (about["Name"] if about and "Name" in about else "") or "unknown"
 
 
-# --- names of this package
+# --- names of Anabranch's packages
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`.
+    """Return a `__getattr__` for `package` that imports names at their first use (PEP 562).
 
-    `modules` has, for each module of the package, the names that are found there, separated by
-    blanks. A type checker does not look behind a `__getattr__`: the package imports the same names
-    under `TYPE_CHECKING`, and calls this only where that is false.
+    `modules` maps each module of the package to its names, separated by blanks. Type checkers
+    cannot follow a `__getattr__`, so the package imports the same names under `TYPE_CHECKING`.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
@@ -91,7 +89,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{module_of[name]}"), name)
-        setattr(sys.modules[package], name, value)  # the next look finds it
+        setattr(sys.modules[package], name, value)  # `__getattr__` is not called for it again
         return value
 
     return load

@@ -1,4 +1,4 @@
-"""Starting and ending a process so that no cancel leaves one behind, also not a zombie."""
+"""Start and end processes so that no cancel leaves a process or a zombie."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Pro
 
     Cancelled, however often, it raises only when the process has been killed and has ended.
     """
-    # In a task of its own: asyncio also kills what it was starting when it is cancelled, but the
-    # next cancel interrupts its wait for the end. A scope of anyio's sends one in every turn.
+    # In its own task: a cancelled `create_subprocess_exec` kills the process, but a second cancel
+    # interrupts its wait for the end. An anyio scope cancels again on every turn.
     loop = asyncio.get_running_loop()
     starting = asyncio.Task(asyncio.create_subprocess_exec(*command, **options), loop=loop)
     interrupted = await wait_shielded(starting)
@@ -29,13 +29,13 @@ async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Pro
             await end_process(starting.result())
         raise interrupted
     finally:
-        del interrupted  # its traceback leads to this frame
+        del interrupted  # its traceback refers to this frame
 
 
 async def end_process(process: asyncio.subprocess.Process, grace: float = 0.0) -> None:
-    """End a process, and wait for it however often that is cancelled; then raise the last cancel.
+    """Kill a process and wait for its end, however often this is cancelled; then raise the cancel.
 
-    With a `grace` in seconds it is terminated, and killed after that time.
+    With `grace`, terminate it, and kill it after that many seconds.
     """
     loop = asyncio.get_running_loop()
     if process.returncode is None:
@@ -53,8 +53,8 @@ async def end_process(process: asyncio.subprocess.Process, grace: float = 0.0) -
 
 async def wait_for_exit(process: asyncio.subprocess.Process) -> asyncio.CancelledError | None:
     """Wait for the end of a process, as `wait_shielded` does; drop the rest of its output."""
-    # `wait` alone never returns where the pipe has more than the reader's buffer takes: asyncio
-    # then stops reading, and so misses the end of the pipe, for which its `wait` waits too.
+    # `wait` alone never returns if a pipe has more data than the reader's buffer: asyncio stops
+    # reading then, and its `wait` also waits for the end of the pipes.
     return await wait_shielded(asyncio.Task(_read_to_end(process), loop=asyncio.get_running_loop()))
 
 
@@ -72,10 +72,10 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """Say how a process ended that has this return code."""
+    """Describe a return code: "status 1" or "signal SIGKILL"."""
     if status >= 0:
         return f"status {status}"
     try:
         return f"signal {signal.Signals(-status).name}"
-    except ValueError:  # the real-time ones have no names but for the first and the last
+    except ValueError:  # most real-time signals have no name
         return f"signal {-status}"

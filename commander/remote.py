@@ -1,4 +1,4 @@
-"""What a place needs to run a node's body elsewhere: on both sides of the way.
+"""The interface for places, which run a node's body in another process or on another machine.
 
 Here, `run_remotely` gives a node's body to a `RemoteBody`, `inputs_of` returns what travels, and
 what happens there is told with `publish` and `relay`. There, a
@@ -49,55 +49,55 @@ def run_remotely(node: Node[Any], away: RemoteBody) -> None:
 
 
 def inputs_of(node: Node[Any]) -> dict[str, Any]:
-    """Return what `node` was made with and what its own code has set: all but the engine's."""
+    """Return the attributes of `node` without those of the engine."""
     return {name: value for name, value in vars(node).items() if not name.startswith("_node_")}
 
 
 def make_node(kind: type[Node[Any]], given: dict[str, Any]) -> Node[Any]:
-    """Return a node of the class `kind` with these inputs; it has not started."""
+    """Return a node of the class `kind` with these attributes, which has not started."""
     node: Node[Any] = object.__new__(kind)
     vars(node).update(given)
     return node
 
 
 def policy_of(node: Node[Any]) -> Policy:
-    """Return how `node` treats failures among its children."""
+    """Return the policy of `node`."""
     return record_of(node).policy
 
 
 def cancel_reason(node: Node[Any]) -> str | None:
-    """Return the reason if `node` was cancelled, else None."""
+    """Return the reason of the node's cancellation; None if it was not cancelled."""
     return record_of(node).cancel_reason
 
 
 def event_time(node: Node[Any]) -> float:
-    """Return the time of day in seconds, as the events of the node's tree have it."""
+    """Return the time of day, in seconds since 1970, by the clock of the tree's events."""
     tree = record_of(node).tree
     return tree.origin.epoch + tree.clock()
 
 
 def has_listeners(node: Node[Any]) -> bool:
-    """Say whether anybody listens to the node's commander."""
+    """Return whether the node's commander has listeners."""
     return bool(record_of(node).tree.listeners)
 
 
 def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
-    """Tell those who listen to the node's commander; nobody listening, it does nothing."""
+    """Publish an event of the node; do nothing without listeners."""
     record = record_of(node)
     if record.tree.listeners:
         _publish(record, kind, data)
 
 
 def relay(node: Node[Any], event: Event) -> None:
-    """Tell those who listen to the node's commander of what happened elsewhere, in the past."""
+    """Publish an event from another process in the node's tree."""
     _relay(record_of(node).tree, event)
 
 
 class SubtreeCommander(Commander, internal=True):
-    """Drives a node of a tree whose own commander is elsewhere, and all below that node.
+    """Drives one node of a tree whose commander is in another process, and all nodes below it.
 
-    `parent` is the path of the node's parent there: paths here begin with it. An interrupt that a
-    node here raises is a failure like any other, for those who put it there.
+    `parent` is the path of the node's parent there; paths here begin with it. An interrupt that a
+    node raises is an ordinary failure, which the parent's process gets.
     """
 
     def __init__(self, parent: str, *, slow_after: float | None) -> None:
@@ -106,39 +106,39 @@ class SubtreeCommander(Commander, internal=True):
         self._tree.stops_loop = False
 
     def put_numbered(self, node: Node[Any], *, number: int, below: int, policy: Policy) -> None:
-        """Start `node` under the `number` that it has there; ids of those below come after `below`.
+        """Start `node` with the id that it has there; ids of nodes below it come after `below`.
 
-        Its outcome is taken: nobody here has to await it.
+        Nothing needs to await it: a failure does not reach the policy here.
         """
         tree = self._tree
         tree.last_id = number - 1
         record = enter(self, node, policy=policy, claim=True)
         record.waiters = [tree.loop.create_future()]
         if record.attempts is not None:
-            record.attempts = None  # the class's retry and timeout are counted where it was put
+            record.attempts = None  # its putter's process handles the class's retry and timeout
         tree.last_id = below
 
     def cancel_all(self, reason: str) -> None:
-        """Cancel the tree and take no new top-level nodes; the block ends as otherwise."""
+        """Cancel all nodes and close the commander to new ones."""
         if self.state in ("running", "joining"):
             self._cancel_all(reason)
 
     @property
     def exit_value(self) -> tuple[Any] | None:
-        """What `exit` was called with, in a tuple; None if it was not."""
+        """The argument of `exit`, in a tuple; None if it was not called."""
         return self._tree.exit_result
 
     @property
     def epoch(self) -> float:
-        """The time of day at the zero of `clock`."""
+        """The time of day, in seconds since 1970, at the zero of `clock`."""
         return self._tree.origin.epoch
 
     def clock(self) -> float:
-        """Return the time of the events' own clock."""
+        """Return the time of the events' clock."""
         return self._tree.clock()
 
     def take_charges(self) -> dict[str, Any]:
-        """Return what was charged in this tree since the last call, by account."""
+        """Return the amounts charged in this tree since the last call, by account."""
         root = self._tree.root
         charges, root.charges = root.charges or {}, None
         return charges

@@ -1,7 +1,7 @@
-"""Threads that work for a node: how they learn of its cancellation, and where they are at work.
+"""Threads that work for a node: notice of its cancellation, and the frames of a running thread.
 
-`check_cancelled()` is for a function that polls. One that waits in a loop of its own, as `run` and
-`Backend.stream_sync` do, registers a callback with `at_cancel` instead.
+A function that polls uses `check_cancelled()`. One that waits in an event loop of its own, as `run`
+and `Backend.stream_sync` do, registers a callback with `at_cancel`.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ __all__ = [
 T = TypeVar("T")
 
 WAITING_THREADS: dict[int, Callable[[], bool]] = {}
-"""By ident, threads that wait for another one, and whether that may take any time.
+"""By ident, the threads that wait for another one, with a function: may that take any time?
 
-A loop of tests asks: it may not read the frames of a running thread.
+The event loop for tests calls it, because it cannot read the frames of a running thread.
 """
 
 
 class CancelNotice:
-    """Whether a thread has been told that its node is cancelled, and whom that is passed on to."""
+    """The notice to a thread that its node is cancelled, and the callbacks for it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._told = False
+        self._is_sent = False
         self._callbacks: list[Callable[[], object]] = []
 
-    def tell(self) -> None:
-        """Pass it on, in the thread that calls this."""
+    def send(self) -> None:
+        """Call the callbacks, in the thread that calls this."""
         with self._lock:
-            self._told = True
+            self._is_sent = True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
     def add(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the thread is told, at once if it has been."""
+        """Call `callback` when the notice is sent; at once if it was."""
         with self._lock:
-            if not self._told:
+            if not self._is_sent:
                 self._callbacks.append(callback)
                 return
         callback()
 
     def remove(self, callback: Callable[[], object]) -> None:
-        """Forget it; it is not called from now on, unless it is being called already."""
+        """Remove `callback`. It is not called any more, unless a call has begun."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
 
 
 CANCEL_NOTICE: ContextVar[CancelNotice | None] = ContextVar("anabranch_thread", default=None)
-"""The notice of the `in_thread` in whose thread this runs."""
+"""The notice for the thread of `in_thread` in which this runs."""
 
 
 @contextmanager
 def at_cancel(loop: AbstractEventLoop, callback: Callable[[], object]) -> Generator[None]:
-    """Call `callback` in `loop` if the node for which this thread works is cancelled.
+    """Call `callback` in `loop` if the node of this thread is cancelled during the block.
 
-    As long as the block lasts; outside a thread of `in_thread` never.
+    Outside of a thread of `in_thread` it is never called.
     """
     notice = CANCEL_NOTICE.get()
     if notice is None:
@@ -84,7 +84,7 @@ def at_cancel(loop: AbstractEventLoop, callback: Callable[[], object]) -> Genera
         return
 
     def call_soon() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nothing waits in it any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(callback)
 
     notice.add(call_soon)
@@ -106,7 +106,7 @@ def frames_of_thread(ident: int) -> tuple[FrameType, ...]:
     innermost = _uninterrupted(sys._current_frames).get(ident)
     if innermost is None:
         return ()
-    # Written in C, unlike a loop: no other thread can run between two frames.
+    # All of it in C, unlike a Python loop, so that no other thread can run between two frames.
     frames: Any = takewhile(bool, accumulate(repeat("f_back"), getattr, initial=innermost))
     return _uninterrupted(partial(tuple[FrameType, ...], frames))
 

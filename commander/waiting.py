@@ -1,7 +1,7 @@
-"""Waiting for the tree, and for ends: the public seam for rooms that wait themselves.
+"""Waits for nodes and their ends, also for other packages.
 
-Whoever waits for something that the tree brings awaits a `Wait`, which names the node that will
-bring it: so slots under a limit, full branches and `explain` know what a task waits for.
+Code that waits for something that a node produces must await a `Wait` of that node. From it, slots
+under a limit, full branches and `explain` know what a task waits for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ T = TypeVar("T")
 
 
 def begin_wait(node: Node[Any]) -> Wait:
-    """Return a `Wait` for `node`, for the current task to await; whoever ends it sets a result."""
+    """Return a `Wait` for `node`, which the current task must await.
+
+    wait = begin_wait(node)
+    self._waiters.append(wait)  # other code calls wait.set_result(None)
+    await wait
+    """
     loop = get_running_loop()
     slot = _current_slot(loop)
     if slot is not None:
@@ -59,9 +64,10 @@ def begin_wait(node: Node[Any]) -> Wait:
 
 @asynccontextmanager
 async def lend_slot() -> AsyncGenerator[None]:
-    """Wait in the block for others: the job whose work the current node does lends its slot.
+    """Lend the slot of the job for which the current node works, during the block.
 
-    It has the slot again before what follows on the block.
+    For work that waits for something else than the job's own nodes. The job has the slot again
+    before the code after the block runs.
     """
     node, slot = CURRENT.get(None), _current_slot(get_running_loop())
     if node is None or slot is None:
@@ -78,9 +84,9 @@ async def lend_slot() -> AsyncGenerator[None]:
 
 
 def note_outside_wait(future: asyncio.Future[Any]) -> None:
-    """Note that a thread, which has the context of the current node, waits until `future` is done.
+    """Note that a thread of the current job waits for the tree until `future` is done.
 
-    The body of that node may wait for the thread.
+    The job's body may wait for that thread.
     """
     slot = _current_slot(future.get_loop())
     if slot is not None:
@@ -91,14 +97,14 @@ def _current_slot(loop: asyncio.AbstractEventLoop) -> Slot | None:
     waiter = CURRENT.get(None)
     record = None if waiter is None else waiter._node_record
     while record is not None and record.parent_node is None and record.tree.outer is not None:
-        record = record.tree.outer._node_record  # a commander's block may stand in a job's body
+        record = record.tree.outer._node_record  # a commander's block may be in a job's body
     if record is None or record.tree.max_concurrency is None:
-        return None  # without a limit nobody has a slot
+        return None  # there are no slots without a limit
     while record is not None and record.node._node_is_work:
         record = record.parent
     if record is None:
         return None
-    # A job's context may be carried to other loops.
+    # Code with the job's context may run on another loop.
     slot = record.slot
     return slot if slot is not None and slot.loop is loop else None
 
@@ -108,8 +114,8 @@ def nodes_awaited_by(
 ) -> list[Node[Any]] | None:
     """Return the nodes for which the body of `node` waits; None if it may go on without them.
 
-    It may if it runs, has not begun, waits for anything but nodes, `futures` and, with `locks`,
-    locks, or if a timer may end its wait (`times_out`). The task that asks counts as one that waits
+    It may if it runs, has not begun, or waits for anything but nodes, `futures` and, with `locks`,
+    locks, or if a timer may end its wait (`times_out`). The current task counts as one that waits
     for `futures`.
     """
     task = record_of(node).task
@@ -131,15 +137,15 @@ def nodes_awaited_by(
 
 
 class Host:
-    """The task that uses the commander's block; the tree cancels it as it would a node's body.
+    """The task that uses the commander's block. The tree cancels it like the task of a body.
 
-    That is the task which has entered the block or, once that has ended, as that of a test's
-    fixture does, the last one that has awaited a node in the block.
+    It is the task that entered the block. If that has ended, as the task of a test's fixture may,
+    it is the last task that awaited a node in the block.
     """
 
     def __init__(self) -> None:
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        # The block may stand in the clean-up of a task that has been cancelled.
+        # Not 0 if the block is in the clean-up of a cancelled task.
         self._cancels_before = self._task.cancelling()
         self._cancels = 0
 
@@ -150,18 +156,19 @@ class Host:
 
     @property
     def over(self) -> bool:
-        """Whether the task has ended: another is the host then."""
+        """Whether the task has ended, so that another one may become the host."""
         return self._task.done()
 
     def cancel(self) -> None:
-        """Cancel the task; if it has ended, whoever leaves the block is told why."""
+        """Cancel the task, and count it for `take_back_cancels`."""
         self._cancels += 1
         self._task.cancel()
 
     async def take_back_cancels(self) -> bool:
-        """Undo the cancels by which the tree ended the block; False if another one came besides.
+        """Undo the cancels of the tree; return False if other code cancelled the task too.
 
-        Called by whoever leaves the block.
+        The task that leaves the block calls this, so that the tree's cancel does not leak into the
+        code after the block.
         """
         if self._task is not asyncio.current_task():
             return False
@@ -170,20 +177,21 @@ class Host:
         if self._task.cancelling() > self._cancels_before:
             return False
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+            # A cancel that was requested arrives at the next await: let it arrive here.
+            await asyncio.sleep(0)
         return True
 
 
 def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
-    """Wait until `node` is done, started or not; it is awaited, so a failure is handed over.
+    """Wait until `node` is done, as one of its awaiters; start it if it has not started.
 
-    Raises `RuntimeError` where the wait could never end, or is no business of this loop.
+    Raises `RuntimeError` if the wait could never end, or the node belongs to another loop.
     """
     record = node._node_record
     waiter = CURRENT.get(None)
     around = None if waiter is None else waiter._node_record
     if around is not None and around.parent_node is None:
-        # It is a commander's block: it may be over, or belong to another loop.
+        # A commander's block: it may have ended, or belong to another loop.
         waiter = parent_here()
         around = None if waiter is None else record_of(waiter)
         host = None if around is None or around.parent_node is not None else around.task
@@ -194,18 +202,20 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
             raise RuntimeError(f"{node!r} awaits itself")
         if waiter is None:
             raise RuntimeError(
-                f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
+                f"{node!r} cannot be awaited outside of a tree: use 'await commander.run(...)' or"
+                " run(...)"
             )
         if record is not None and record.pattern is not None and record.pattern.awaits_edge:
             raise RuntimeError(
-                f"{node!r} has not started: the edge that leads to it will start it. Await"
-                " anabranch.jobs.Graph(...) of the nodes where the graph begins, or put it yourself"
+                f"{node!r} has not started: an edge starts it. Await anabranch.jobs.Graph(...) of"
+                " the nodes where the graph begins, or put it yourself"
             )
         record = enter(waiter, node, claim=True)
     if record.tree.loop is not get_running_loop():
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
-    # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
-    # A commander is nobody's to await from within: it has id 0 and ends every walk.
+    # A node that awaits itself or an ancestor would never end. Ids grow from parent to child, so
+    # the walk stops at the first ancestor with a smaller id. A commander has id 0 and ends every
+    # walk.
     ancestor = around if around is None or around.tree is record.tree else node_in(record.tree)
     while ancestor is not None and ancestor.id >= record.id:
         if ancestor is record:
@@ -221,12 +231,14 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         yield from wait
     except asyncio.CancelledError:
         if wait.done() and not wait.cancelled():
-            untake_failure(record)  # it ended in the very turn in which this wait was cancelled
+            # The node ended in the turn in which this wait was cancelled: `finish` counted a
+            # receiver of the failure, which does not get it now.
+            untake_failure(record)
         if record.scope is not None and around is not None and not around.is_ending:
             record.scope.record_abandoned_wait(around.scope)
         raise
     finally:
-        del wait.node  # the loop keeps the future until it has gone on to the next step
+        del wait.node  # the loop holds the future until the task's next step has run
 
 
 def outcome(node: Node[T]) -> T:
@@ -239,8 +251,8 @@ def outcome(node: Node[T]) -> T:
     if record.state == "failed":
         take_failure(record)
     else:
-        # Whoever is being cancelled sees that alone, not what it did to the nodes it waited for
-        # (T5).
+        # A node that is being cancelled gets `CancelledError`, not the `NodeCancelled` of a child
+        # that the same cancel ended (T5).
         for waiter in enclosing():
             current = record_of(waiter)
             block = current.parent_node is None
@@ -250,20 +262,20 @@ def outcome(node: Node[T]) -> T:
                 if current.tree.sweep is not None:
                     current.tree.sweep.meet(current)
                 raise asyncio.CancelledError
-            if not block:  # which may stand in a body
+            if not block:  # a commander's block may be in the body of a cancelled node
                 break
     try:
-        # The class's own method: a user's exception may have another one.
+        # The method of BaseException: a user's exception may override it.
         raise BaseException.with_traceback(error, record.traceback)
     finally:
-        del error  # its traceback leads to this frame
+        del error  # its traceback refers to this frame
 
 
-# --- waiting for an end without taking part in it
+# --- waiting for an end without being an awaiter
 
 
 def observe(node: Node[Any]) -> asyncio.Future[None]:
-    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
+    """Return a future that is done when the node is. Unlike an await, it receives no failure."""
     future = begin_wait(node)
     record = node._node_record or record_of(node)
     if record.state in DONE:
@@ -278,9 +290,13 @@ def observe(node: Node[Any]) -> asyncio.Future[None]:
 async def wait_shielded(
     ended: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
 ) -> asyncio.CancelledError | None:
-    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
+    """Wait for `ended`, however often this is cancelled. Return the last `CancelledError`, or None.
 
-    Returns the last cancellation. The outcome of `ended` is not looked at.
+        interrupted = await wait_shielded(closing)
+        if interrupted is not None:
+            raise interrupted
+
+    Calls `on_cancel` at each cancel. Does not retrieve the outcome of `ended`.
     """
     try:
         if not ended.done():
@@ -291,7 +307,8 @@ async def wait_shielded(
         interrupted = error
         if on_cancel is not None:
             on_cancel()
-        with CancelScope(shield=True):  # a scope of anyio's would cancel this again at every turn
+        # A cancelled anyio scope around this would cancel the wait again on each turn.
+        with CancelScope(shield=True):
             while not ended.done():
                 try:
                     await asyncio.wait((ended,))
@@ -302,5 +319,5 @@ async def wait_shielded(
         try:
             return interrupted
         finally:
-            del interrupted  # its traceback leads to this frame
+            del interrupted  # its traceback refers to this frame
     return None

@@ -163,7 +163,7 @@ async def test_another_that_is_called_ray_is_named(
 
 async def test_no_such_place_is_told() -> None:
     """The error lists the known places."""
-    assert "there is no place 'spark'" in str(await refused(Double(1), "spark"))
+    assert "unknown place 'spark'" in str(await refused(Double(1), "spark"))
     assert "on= must be" in str(await refused(Double(1), Ray))
 
 

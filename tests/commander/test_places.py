@@ -56,7 +56,7 @@ async def test_a_name_that_is_no_place_is_refused_at_once() -> None:
     assert {"here", "ray"} <= {*plugin_names("anabranch.places")}
     async with Commander() as commander:
         for name, words in {
-            "mars": "there is no place 'mars'.*'here'.*'ray'",
+            "mars": "unknown place 'mars'.*'here'.*'ray'",
             "nowhere": "of the package here cannot be loaded",
             "nothing": "on= must be a name or a place",
         }.items():

@@ -131,11 +131,11 @@ async def test_looking_ends_with_the_commander():
 @virtual_time
 async def test_nodes_may_end_and_begin_between_two_looks(monkeypatch):
     """Those that are done are not told, those that come are in the next round."""
-    monkeypatch.setattr(module, "LONGEST", -1.0)  # a node a look
+    monkeypatch.setattr(module, "MAX_LOOK_SECONDS", -1.0)  # a node a look
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING)
         old = [commander.call_handler(hang(), claim=True) for _ in range(10)]
-        await sleep_virtual(module.PERIOD * 3.5)
+        await sleep_virtual(module.PERIOD_SECONDS * 3.5)
         told = {event.node_id for event in read(events)}
         assert 0 < len(told) < 10
         for node in old:
@@ -168,11 +168,11 @@ async def test_a_look_takes_a_bounded_part_of_the_time(monkeypatch):
             commander.call_handler(hang(), claim=True)
         await sleep_virtual(60)
         assert len(read(events)) == 100
-        assert max(took for _, took in begun) < module.LONGEST + 2 * slow
+        assert max(took for _, took in begun) < module.MAX_LOOK_SECONDS + 2 * slow
         begun.clear()
         slow = 1.0
         await sleep_virtual(600)
-        assert sum(took for _, took in begun) == pytest.approx(600 * module.SHARE, abs=2)
+        assert sum(took for _, took in begun) == pytest.approx(600 * module.MAX_LOOP_SHARE, abs=2)
         end(commander)
 
 
