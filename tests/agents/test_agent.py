@@ -411,9 +411,9 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
     ("given", "said"),
     [
         ({"backend": "local"}, r"one that connect\(\.\.\.\) makes, or None, not 'local'$"),
-        ({"memory": Memory}, r"make one, Memory\(\.\.\.\)$"),
-        ({"aggregator": Aggregator}, r"make one, Aggregator\(\.\.\.\)$"),
-        ({"output_format": StringParser}, r"make one, StringParser\(\.\.\.\)$"),
+        ({"memory": Memory}, r"create one, Memory\(\.\.\.\)$"),
+        ({"aggregator": Aggregator}, r"create one, Aggregator\(\.\.\.\)$"),
+        ({"output_format": StringParser}, r"create one, StringParser\(\.\.\.\)$"),
         ({"approve": True}, r"a function that is asked, Approvals\(\) or None, not True$"),
     ],
 )

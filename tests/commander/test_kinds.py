@@ -162,7 +162,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     ("make", "said"),
     [
         (lambda: Orchestrator({"one": AGENT}, transition, State()), "list of Agents.*'one'"),  # type: ignore[dict-item]
-        (lambda: Orchestrator([AGENT], transition, State), r"make one, State\(\.\.\.\)$"),  # type: ignore[type-var]
+        (lambda: Orchestrator([AGENT], transition, State), r"create one, State\(\.\.\.\)$"),  # type: ignore[type-var]
         (lambda: FewShotAggregator([("user", "Hi")]), "'role' and 'content'.*'Hi'"),  # type: ignore[list-item]
         (lambda: Agent(view=print), "a View or None, not <built-in function print>"),  # type: ignore[arg-type]
         (lambda: add_edge([work(), work()], work()), r"several, \(a, b\), not \["),  # type: ignore[call-overload]
@@ -231,7 +231,7 @@ visit: Callable[..., str] = visit_bird
     ("arguments", "options", "said"),
     [
         (("bird",), {}, r"^bird must be one that sings or None, not 'bird'$"),
-        ((Bird,), {}, r"make one, Bird\(\.\.\.\)$"),
+        ((Bird,), {}, r"create one, Bird\(\.\.\.\)$"),
         ((None, 3), {}, r"^mode must be 'day' or 'night', not 3$"),
         ((None,), {"mode": "noon"}, r"^mode must be 'day' or 'night', not 'noon'$"),
         ((None,), {"seconds": "1"}, r"^seconds must be a number, not '1'$"),

@@ -49,7 +49,7 @@ async def test_what_cannot_be_started_is_refused(how: str, given: Any, said: str
 async def test_a_commander_is_not_copied(copied: Any) -> None:
     """Two would share one tree; the one that there is runs as before."""
     commander = Commander()
-    with pytest.raises(TypeError, match="make another"):
+    with pytest.raises(TypeError, match="create another"):
         copied(commander)
     async with commander:
         assert await commander.run(Shout("hi")) == "hi"
@@ -77,7 +77,7 @@ async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
 async def test_a_class_in_the_place_of_a_node_is_refused(use: str) -> None:
     """And has become no node by it: those that are made of it are each on its own."""
     kind: Any = Shout
-    with pytest.raises(TypeError, match=r"make (one|a node of it), Shout\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"(make one|create a node), Shout\(\.\.\.\)"):
         match use:
             case "graph":
                 Graph(kind)

@@ -250,7 +250,7 @@ async def test_a_node_of_another_loop_is_refused() -> None:
     try:
         node = await asyncio.wrap_future(ready)
         async with asyncio.timeout(5), Commander() as commander:
-            with pytest.raises(RuntimeError, match="does not run in this thread"):
+            with pytest.raises(RuntimeError, match="belongs to another thread's event loop"):
                 await settle(Work(0, "ends"), node)
             assert not commander.children
     finally:

@@ -138,11 +138,11 @@ async def test_awaiting_an_unstarted_node_starts_it_as_a_child_of_the_current_no
 async def test_awaiting_an_unstarted_node_outside_a_tree_is_an_error():
     """Before a commander's block and after it; the node stays unstarted."""
     job = Idle()
-    with pytest.raises(RuntimeError, match="outside a tree"):
+    with pytest.raises(RuntimeError, match="outside of a tree"):
         await job
     async with asyncio.timeout(5), Commander() as commander:
         commander.put_job(Idle())
-    with pytest.raises(RuntimeError, match="outside a tree"):
+    with pytest.raises(RuntimeError, match="outside of a tree"):
         await job
     assert job.state == "pending"
 

@@ -317,7 +317,7 @@ async def test_what_the_package_loads_by_itself_is_not_the_users_block(
         await commander.run(ours())
         await commander.run(theirs())
     first, second = (record.getMessage() for record in caplog.records)
-    assert "library_of_ours.late is loaded" in first
+    assert "the import of library_of_ours.late" in first
     assert f"blocks the event loop for more than {AFTER:g} s at {__file__}" in second
 
 

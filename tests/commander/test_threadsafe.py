@@ -284,7 +284,7 @@ async def test_what_changes_the_tree_is_refused_elsewhere_and_the_safe_way_named
         with pytest.raises(RuntimeError) as caught:
             attempt(node)
         assert named in str(caught.value)
-        assert "does not run in this thread" in str(caught.value)
+        assert "belongs to another thread's event loop" in str(caught.value)
         return True
 
     async def main(node):
