@@ -97,7 +97,9 @@ def test_what_stands_below_the_programs_start_is_missed_with_a_word_on_what_to_d
 
 def test_a_program_that_is_no_file_is_told_so(tmp_path):
     """It cannot be run again."""
-    assert "a program without a file" in python(tmp_path, "", "-c", f"{PROGRAM}\nrun(Main())").stderr
+    assert (
+        "a program without a file" in python(tmp_path, "", "-c", f"{PROGRAM}\nrun(Main())").stderr
+    )
 
 
 async def test_the_main_file_is_left_alone_where_nothing_of_it_is_asked_for():

@@ -189,7 +189,7 @@ async def test_a_thread_with_a_loop_of_its_own_has_no_parent_there():
         assert parent_here() is None
         with pytest.raises(LookupError):
             current_node()
-        with pytest.raises(RuntimeError, match="outside a tree"):
+        with pytest.raises(RuntimeError, match="outside of a tree"):
             await give()
         async with Root("own"):
             assert await name_parent() == "own"

@@ -172,7 +172,9 @@ async def test_a_listener_hears_only_the_kinds_it_asked_for():
 async def test_a_kind_of_event_that_there_is_not_is_refused(kinds: Any) -> None:
     """A listener that could hear nothing is an error at once and is not kept; so is a string."""
     async with Commander() as commander:
-        with pytest.raises(ValueError, match=r"unknown kind of event .*; the kinds are put, started"):
+        with pytest.raises(
+            ValueError, match=r"unknown kind of event .*; the kinds are put, started"
+        ):
             commander.events(kinds)
         assert not commander._tree.listeners
 
