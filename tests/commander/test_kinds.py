@@ -115,7 +115,7 @@ MADE: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "Tool": (lambda **options: Tool(look, **options), {"timeout": None, "retry": None}),
     "PythonKernel": (
         PythonKernel,
-        {"timeout": 1, "grace": 1, "start_timeout": 1, "idle": None, "most": None},
+        {"timeout": 1, "grace": 1, "start_timeout": 1, "idle": None, "max_kernels": None},
     ),
     "ResponseJob": (ResponseJob, {"backend": BACKEND, "conversation": Conversation()}),
 }
@@ -144,7 +144,7 @@ def test_an_argument_of_the_wrong_kind_is_refused_where_it_is_given(
     assert any(part in str(refused.value) for part in ("Odd", "bytes", "1j"))
 
 
-REFUSED = r"must be|is no tool|has none of|has a 'role'"
+REFUSED = r"must be|is not a tool|has none of|must have a 'role'"
 LISTS = ("agents", "formats", "hooks", "members", "tools")
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "Agent": ("approve",),
@@ -161,12 +161,12 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Orchestrator({"one": AGENT}, transition, State()), "list of Agents.*'one'"),  # type: ignore[dict-item]
+        (lambda: Orchestrator({"one": AGENT}, transition, State()), "must be an Agent, not 'one'"),  # type: ignore[dict-item]
         (lambda: Orchestrator([AGENT], transition, State), r"create one, State\(\.\.\.\)$"),  # type: ignore[type-var]
         (lambda: FewShotAggregator([("user", "Hi")]), "'role' and 'content'.*'Hi'"),  # type: ignore[list-item]
         (lambda: Agent(view=print), "a View or None, not <built-in function print>"),  # type: ignore[arg-type]
-        (lambda: add_edge([work(), work()], work()), r"several, \(a, b\), not \["),  # type: ignore[call-overload]
-        (lambda: Graph(work), "begin at a node.* not <handler work>"),  # type: ignore[arg-type]
+        (lambda: add_edge([work(), work()], work()), r"must be a node, not \["),  # type: ignore[call-overload]
+        (lambda: Graph(work), "must be a node, not <handler work>"),  # type: ignore[arg-type]
         (lambda: Limits(budget="5"), "budget must be a number or None, not '5'"),  # type: ignore[arg-type]
     ],
 )

@@ -81,7 +81,7 @@ def test_a_program_run_as_a_module_is_found_by_its_name(tmp_path):
         ("def work(x): return later(x)", "name 'later'"),
         (
             "del work\nif __name__ == '__mp_main__': run(Main())\ndef work(x): pass",
-            "not found 'work'",
+            "did not find 'work'",
         ),
     ],
 )

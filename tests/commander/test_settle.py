@@ -160,7 +160,7 @@ def test_what_can_never_be_met_is_refused() -> None:
 
     class Desk(Job[None]):
         async def task(self) -> None:
-            with pytest.raises(ValueError, match="at_least=2: there are 1 to wait for"):
+            with pytest.raises(ValueError, match="at_least must be 0 to 1, not 2"):
                 await settle(Work(0, "ends"), at_least=2)
             assert not self.children
 
