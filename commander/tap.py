@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import _events
 from ._commander import Commander
 from ._event import Event
-from ._events import Batch, Tap
+from ._events import Batch
 from ._frames import is_library
 from ._record import Actor, Record, record_of
 from ._report import type_name
@@ -28,6 +29,10 @@ __all__ = [
     "type_name",
     "where_raised",
 ]
+
+
+class Tap(_events.Tap):
+    """A listener for recorders, under the name that stored data may have for it."""
 
 
 def require_open(commander: Commander, call: str) -> None:
