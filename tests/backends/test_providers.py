@@ -106,7 +106,7 @@ def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.Mo
     assert connect("ray:llm").provider == "ray"
     with pytest.raises(ConfigurationError, match="must have the name of an engine"):
         connect("ray")
-    with pytest.raises(ConfigurationError, match="no base_url"):
+    with pytest.raises(ConfigurationError, match="must not have base_url"):
         connect("ray:llm", base_url="http://h/v1")
 
 
