@@ -1,23 +1,23 @@
 """Anabranch: an asyncio task-tree orchestration engine for language models.
 
-The layering of the rooms, as the subpackages are called; each imports only those below it:
+Its packages, in layers. A package imports only from the layers below its own:
 
-    cli, testing
-    serve               what is written here, for clients that exist already
-    cluster             jobs, agents and models on the machines of a Ray cluster
-    store               durable runs: what has been done is kept in a journal
-    tracing             seeing a run: recordings, what is drawn of them, spans
-    agents              agents as layers, their memory, and conversations between them
-    jobs                the chat loop, edges, `Job`
-    handlers            respond, show, call_tools, `@handler`
-    knowledge           documents that are searched beside an agent
-    tools, backends     what a model may call; the models themselves
+    cli                 the command `anabranch`
+    testing             a scripted backend and a seeded event loop
+    cluster, serve      jobs and models on Ray; an ASGI application
+    agents              agents, memory, conversations, orchestrators
+    store, tracing      durable runs; recordings, live views, spans
+    jobs                `Job`, the chat loop, edges
+    handlers            `@handler`, respond, show, call_tools
+    knowledge           an index of documents
+    tools, backends     tools that a model may call; models
     dispatch            the fork of a streamed reply
-    messages            what is said: messages, deltas, conversations, requests
-    commander           nodes, the tree, scheduling, cancellation, events, errors
+    messages            messages, deltas, conversations, requests
+    files               SQLite files, and files that are replaced in one step
+    commander           nodes, scheduling, cancellation, events, errors
 
-The everyday names are found here and imported when they are first used, so that a program pays
-for the rooms it enters.
+This module exports the common names. It imports each package at the first use of one of its names,
+so that a program pays only for the packages it uses.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from .tools import open_tools as open_tools
     from .tools import tool as tool
 
-_ROOMS = {
+_NAMES_BY_PACKAGE = {
     "agents": "Agent AgentMessage Memory ToolExecutor",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
@@ -98,10 +98,10 @@ _ROOMS = {
     "tools": "Approvals Tool describe open_tools tool",
 }
 
-__all__ = sorted(name for names in _ROOMS.values() for name in names.split())  # pyright: ignore[reportUnsupportedDunderAll] - the names above
+__all__ = sorted(name for names in _NAMES_BY_PACKAGE.values() for name in names.split())  # pyright: ignore[reportUnsupportedDunderAll] - the names above
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _ROOMS)
+    __getattr__ = lazy_names(__name__, _NAMES_BY_PACKAGE)
 
 
 def __dir__() -> list[str]:

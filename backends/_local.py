@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..commander.errors import AnabranchError, BackendError
-from ..messages import Delta, Request, Working
+from ..messages import Delta, ProgressEvent, Request
 from ._engine import EngineBackend, SharedEngine, Ticket
 from ._local_model import Model, ModelFile
 from ._local_options import read_options
@@ -37,9 +37,9 @@ class Work:
     ends at such a place when another request arrives.
     """
 
-    answer: Callable[[Model], Generator[Delta | Working | None, None, None]]
+    answer: Callable[[Model], Generator[Delta | ProgressEvent | None, None, None]]
     progress: Callable[[Progress], None]
-    tell: Callable[[Working], None] = lambda _: None
+    tell: Callable[[ProgressEvent], None] = lambda _: None
     gives_way: bool = False
 
 
@@ -64,7 +64,9 @@ class LocalEngine(SharedEngine[ModelFile, Work]):
         self._queue: queue.SimpleQueue[Ticket[Work] | None] = queue.SimpleQueue()
         self._closed = False
         self.loaded = False  # written by the engine's thread
-        self._stage: Working | None = None  # progress of loading; written by the engine's thread
+        self._stage: ProgressEvent | None = (
+            None  # progress of loading; written by the engine's thread
+        )
         self._ahead = 0  # running and waiting requests, without those that give way
         # guards `_ahead`, which several loops and the engine's thread change
         self._counting = threading.Lock()
@@ -77,7 +79,7 @@ class LocalEngine(SharedEngine[ModelFile, Work]):
         if (stage := self._stage) is not None:
             ticket.work.tell(stage)
         elif ahead:
-            ticket.work.tell(Working("queued", 0, ahead))
+            ticket.work.tell(ProgressEvent("queued", 0, ahead))
         self._queue.put(ticket)
 
     async def leave(self, ticket: Ticket[Work]) -> None:
@@ -105,7 +107,7 @@ class LocalEngine(SharedEngine[ModelFile, Work]):
             if ticket.left or self._closed:
                 raise _Stopped
 
-        def tell(stage: Working) -> None:
+        def tell(stage: ProgressEvent) -> None:
             self._stage = stage
             for waiting in {ticket, *tuple(self._tickets)}:
                 waiting.work.tell(stage)
@@ -114,19 +116,19 @@ class LocalEngine(SharedEngine[ModelFile, Work]):
             if self._closed or self._queue.empty():
                 check()
             if state.stage != "ready":
-                tell(Working(state.stage, state.done, state.total))
+                tell(ProgressEvent(state.stage, state.done, state.total))
             ticket.work.progress(state)
 
         error: BaseException | None = None
         try:
             check()
             if model is None:
-                tell(Working("loading"))
+                tell(ProgressEvent("loading"))
                 model = Model(self.arguments, report)
                 self.loaded = True
                 self._stage = None
             if not ticket.work.gives_way:
-                ticket.work.tell(Working("reading"))
+                ticket.work.tell(ProgressEvent("reading"))
             with closing(ticket.work.answer(model)) as made:  # closing stops the model
                 for item in made:
                     check()

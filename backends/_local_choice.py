@@ -17,14 +17,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from ..messages import ToolSchema, Usage, Working
+from ..messages import ProgressEvent, ToolSchema, Usage
 from ._local_model import Model
 
 __all__ = ["choose", "get_ready"]
 
 _T = TypeVar("_T")
 # Yields progress or None, and returns the result.
-Steps: TypeAlias = Generator[Working | None, None, _T]
+Steps: TypeAlias = Generator[ProgressEvent | None, None, _T]
 
 _OTHER_HEADING = "other"
 _PLAIN_REQUESTS = (

@@ -16,7 +16,7 @@ from ..commander.errors import (
     ContextTooLong,
     MissingExtra,
 )
-from ..messages import Usage, Working
+from ..messages import ProgressEvent, Usage
 from ..messages.text import quote
 from ._local_options import Sampling
 from ._request_fit import Chat
@@ -108,7 +108,7 @@ class Model:
         )
         self._cached_tokens += -(-usage.total_tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
-    def read(self, messages: Chat, *, whole: bool = False) -> Generator[Working, None, None]:
+    def read(self, messages: Chat, *, whole: bool = False) -> Generator[ProgressEvent, None, None]:
         """Let the engine read a prompt in pieces, without the part that it has read already.
 
         Yields progress before each piece. If closed there, the engine keeps the pieces read so far,
@@ -126,7 +126,7 @@ class Model:
         done = max((_shared_tokens(messages, sizes, known) for known in self._read), default=0)
         piece = max(_MIN_PIECE_TOKENS, -(-total // _MAX_PIECES))
         while (left := total - done) > (0 if whole else piece):
-            yield Working("reading", done, total)
+            yield ProgressEvent("reading", done, total)
             done = total if left <= piece else done + piece
             beginning = messages if done == total else _first_messages(messages, sizes, done)
             try:
@@ -136,7 +136,7 @@ class Model:
                 return
             self._remember(beginning, "", _usage(response.usage))
         if not whole:
-            yield Working("reading", done, total)
+            yield ProgressEvent("reading", done, total)
 
     def _tokens(self, text: str) -> Sequence[int]:
         return self._runner.tokenize_text(text, False, None)

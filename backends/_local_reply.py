@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage, Working
+from ..messages import Delta, Message, ProgressEvent, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose, get_ready
 from ._local_model import Model
 from ._local_options import Options
@@ -21,7 +21,7 @@ from ._request_fit import Chat, named_tool, plain_chat
 
 __all__ = ["SMALL_MODEL_STYLE", "Deltas", "PromptStyle", "read_ahead", "reply"]
 
-Deltas: TypeAlias = Generator[Delta | Working | None, None, None]
+Deltas: TypeAlias = Generator[Delta | ProgressEvent | None, None, None]
 
 # Examples of arguments, for tools that users are unlikely to have.
 _ARGUMENT_EXAMPLES = (

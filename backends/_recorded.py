@@ -28,7 +28,7 @@ from ..messages import (
     Usage,
     request_body,
 )
-from ..messages.kept import read_message, write_json, write_message
+from ..messages.compact_json import read_message, write_json, write_message
 from ..messages.options import StrictSchema
 from ._cassette_file import delta_from_json, delta_to_json
 from ._request_events import (

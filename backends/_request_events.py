@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ..commander import EventKind, Node, emit, payer
-from ..messages import Asked, Delta, Replied, Request, Usage, Working
+from ..messages import Delta, ProgressEvent, ReplyEvent, Request, RequestEvent, Usage
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -87,7 +87,7 @@ def observing(request: ObservedRequest) -> Generator[None]:
         _observed.reset(token)
 
 
-def progress_listener() -> Callable[[Working], None]:
+def progress_listener() -> Callable[[ProgressEvent], None]:
     """Return a function that emits progress as `working` events; it can be called in any thread.
 
     The events belong to the observed request. Without one they belong to the current node and have
@@ -96,7 +96,7 @@ def progress_listener() -> Callable[[Working], None]:
     request = _observed.get()
     node, number = (payer(), None) if request is None else (request.node, request.number)
 
-    def listen(state: Working) -> None:
+    def listen(state: ProgressEvent) -> None:
         if node is not None:
             emit(node, "working", replace(state, number=number))
 
@@ -150,8 +150,8 @@ async def with_request_events(
         del error  # its traceback refers to this frame, which would be a cycle
 
 
-def _request_event(backend: Backend, request: Request, replayed: bool) -> Asked:
-    return Asked(
+def _request_event(backend: Backend, request: Request, replayed: bool) -> RequestEvent:
+    return RequestEvent(
         next(_numbers),
         backend.provider,
         backend.model,
@@ -179,4 +179,4 @@ def _emit_reply(
     about = (number, first, len(deltas), usage, reason, error, is_left, tuple(deltas))
     names = request.response_id, request.response_model
     server = [None if name is None else backend.redact(name) for name in names]
-    emit(request.node, "reply", Replied(*about, *server))
+    emit(request.node, "reply", ReplyEvent(*about, *server))

@@ -216,3 +216,11 @@ class StreamInterrupted(BackendError):
     def __init__(self, message: str, *, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception; empty if its `__str__` raises."""
+    try:
+        return f"{error}"
+    except Exception:  # noqa: BLE001 - code of a user's class
+        return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio.to_thread
 
-from ..messages.sqlite import MEMORY, DatabaseFile, is_same_file
+from ..files.sqlite import MEMORY, DatabaseFile, is_same_file
 from ._pieces import DocumentPiece
 from ._store import (
     Document,

@@ -1,31 +1,30 @@
-"""What is said: messages, tool calls and usage, in the wire's own terms.
+"""Messages, tool calls and usage, complete and as the deltas of a stream.
 
-`Message.to_wire` and `Message.from_wire` speak the chat-completions JSON that every hosted model
-and every compatible server understands.
+`Message.to_wire` and `Message.from_wire` write and read the JSON of the chat-completions wire.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ._item import ProviderItem
+from ._item import ProviderItem, put_items
 from ._part import Part
-from ._wire_items import put_items
 from .arguments import arguments_text, read_arguments
 from .text import encodable
 
-__all__ = ["Message", "Role", "ToolCall", "Usage"]
+__all__ = ["Delta", "Message", "Role", "ToolCall", "ToolCallDelta", "Usage"]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Usage(BaseModel):
-    """What a reply cost, in tokens. `a + b` adds field by field, and so does `sum`."""
+    """The tokens that a reply took. `a + b` and `sum` add them field by field."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,7 +51,7 @@ class Usage(BaseModel):
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Usage:
-        """Read the wire's `usage` object; a count that is missing or cannot be one is 0."""
+        """Read the wire's `usage` object. A missing or invalid count is 0."""
         return cls(
             input_tokens=_count(wire, "prompt_tokens"),
             output_tokens=_count(wire, "completion_tokens"),
@@ -77,19 +76,19 @@ def _count(counts: object, key: str) -> int:
     if isinstance(found, str) and len(found) < 20:
         with suppress(ValueError):
             found = float(found)
-    return round(found) if isinstance(found, (int, float)) and 0 <= found <= _MOST_TOKENS else 0
+    return round(found) if isinstance(found, (int, float)) and 0 <= found <= _MAX_TOKENS else 0
 
 
-_MOST_TOKENS = 2**53  # beyond, a count is none, and no float holds it
+_MAX_TOKENS = 2**53  # a larger count is invalid, and no float holds it exactly
 
 
 class ToolCall(BaseModel):
-    """One call of a tool: its arguments are a JSON object, already parsed.
+    """One call of a tool, with its arguments parsed as a JSON object.
 
     `raw` is the text of the arguments as the model sent it. If that text is not a JSON object,
-    `error` says why and `arguments` is empty: such a call is never run, but it stands in the
-    message so that a tool result can answer it. `repaired` says that a repair made `arguments`
-    out of a `raw` that could not be used.
+    `error` says why, and `arguments` is empty. Such a call never runs; it stays in the message so
+    that a tool result can answer it. `repaired`: `arguments` come from a repair of an invalid
+    `raw`.
     """
 
     id: str
@@ -102,24 +101,24 @@ class ToolCall(BaseModel):
 
     @property
     def text(self) -> str:
-        """The arguments as JSON text: `raw` where it is sound, since then it is what was sent."""
+        """The arguments as JSON text: `raw` if it is valid, so that it does not change."""
         if self.raw is not None and self.error is None and not self.repaired:
             return self.raw if self.raw.strip() else "{}"
         return json.dumps(self.arguments, ensure_ascii=False)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the call as the wire writes it inside an assistant message.
+        """Return the call as in an assistant message of the wire.
 
-        The arguments are always a JSON object, since servers refuse or fail on anything else.
+        The arguments are always a JSON object: servers refuse or fail on anything else.
         """
         function = {"name": self.name, "arguments": self.text}
         return {"id": self.id, "type": "function", "function": function}
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any], index: int = 0) -> ToolCall:
-        """Read a call; without an id it is given `call_INDEX`, broken arguments set `error`.
+        """Read a call. A missing id becomes `call_INDEX`; invalid arguments set `error`.
 
-        Raises as `Message.from_wire` does.
+        Raises the same exceptions as `Message.from_wire`.
         """
         function: dict[str, Any] = wire["function"]
         sent = function.get("arguments")
@@ -131,10 +130,12 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation, field for field as the non-streaming endpoint gives it.
+    """One message of a conversation, with the fields of the chat-completions wire.
 
     `parts` are images and files beside the text. `provider_items` are data that the provider of a
     reply wants back unchanged.
+
+        Message(role="user", content="Hello")
     """
 
     role: Role
@@ -151,7 +152,7 @@ class Message(BaseModel):
 
     @property
     def whole_text(self) -> str | None:
-        """What a model reads as text: the content, and after it each file of text."""
+        """The text that a model reads: the content, followed by each text file."""
         if not self.parts or self.role == "tool":
             return self.content
         texts = [self.content, *(part.text for part in self.parts)]
@@ -160,8 +161,8 @@ class Message(BaseModel):
     def in_order(self) -> Iterator[str | ToolCall | ProviderItem]:
         """Yield the text in pieces, the tool calls and the items, in the order of the reply.
 
-        An item of a call follows the call. Where no item tells text and calls apart, all text comes
-        before the calls.
+        An item of a call follows the call. Without items between them, all text comes before the
+        calls.
         """
         text, calls = self.content or "", list(self.tool_calls)
         of_calls: dict[str, list[ProviderItem]] = {}
@@ -183,10 +184,10 @@ class Message(BaseModel):
                 yield item
 
     def to_wire(self, provider: str | None = None) -> dict[str, Any]:
-        """Return what a request to `provider` carries: its own items, and not those of others.
+        """Return the message for a request to `provider`, with only that provider's items.
 
-        Reasoning, usage and finish reason stay here. So do a tool message's parts: the wire allows
-        text alone there (see `request_body`).
+        Reasoning, usage and finish reason are left out. So are the parts of a tool message, where
+        the wire allows only text (see `request_body`).
         """
         text = self.whole_text
         wire: dict[str, Any] = {"role": self.role, "content": text}
@@ -205,7 +206,7 @@ class Message(BaseModel):
         return wire
 
     def to_record(self) -> dict[str, Any]:
-        """Return all there is to keep, in the wire's names; `from_wire` reads it back."""
+        """Return all fields under the wire's names; `from_wire` reads them."""
         content: Any = self.content
         if self.parts:
             text = [] if content is None else [{"type": "text", "text": content}]
@@ -228,10 +229,10 @@ class Message(BaseModel):
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Message:
-        """Read a message of the wire, or a record.
+        """Read a message of the wire, or one that `to_record` wrote.
 
-        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` (pydantic's
-        `ValidationError` is one) if it is neither.
+        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` (such as pydantic's
+        `ValidationError`) for anything else.
         """
         usage = wire.get("usage")
         thought = content_reasoning(wire.get("content")) or None
@@ -253,8 +254,43 @@ class Message(BaseModel):
         )
 
 
+@dataclass(slots=True)
+class ToolCallDelta:
+    """A piece of one tool call. Pieces with the same `index` belong to the same call.
+
+    `arguments` is a piece of JSON text; `id` and `name` come with the first piece. Without an index
+    from the server, `index` is -1: the piece belongs to the call with the same `id`, or else to the
+    last call, unless it has a name. `item` is data about the call that its provider wants back.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    item: ProviderItem | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """A piece of a streamed reply, in the order of the model.
+
+    A reply is complete once a delta has a `finish_reason` or `done`, the end mark of the wire
+    (`[DONE]`). Any delta may have the `usage`; the last one counts. `items`, data that the provider
+    wants back, come after the text and before the calls of their delta.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    done: bool = False
+    items: Sequence[ProviderItem] = ()
+
+
 def _text(value: Any) -> Any:
-    return encodable(value) if isinstance(value, str) else value  # which pydantic refuses
+    return encodable(value) if isinstance(value, str) else value  # pydantic refuses the others
 
 
 def content_text(content: object) -> str | None:

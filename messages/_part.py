@@ -1,4 +1,4 @@
-"""Images and files beside the text of a message: what they are, checked before they travel."""
+"""`Part`: an image or a file beside the text of a message, checked before it is sent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PartKind: TypeAlias = Literal["image", "audio", "file", "text"]
 Detail: TypeAlias = Literal["low", "high", "original"]
 
 LARGEST_PART = 20 * 2**20
-"""How many bytes a part may have: what hosted models take of one image."""
+"""The bytes that a part may have: the limit of hosted models for one image."""
 
 ANY_IMAGE = "image/*"
-_LONGEST_ADDRESS = 4096
-_LONGEST_NAME = 100
+MAX_URL_CHARS = 4096
+MAX_NAME_CHARS = 100
 _MIB = 2**20
 
-_KINDS: Mapping[str, PartKind] = {
+_KIND_BY_TYPE: Mapping[str, PartKind] = {
     **dict.fromkeys(("image/png", "image/jpeg", "image/gif", "image/webp", ANY_IMAGE), "image"),
     **dict.fromkeys(("audio/wav", "audio/mpeg"), "audio"),
     "application/pdf": "file",
@@ -49,21 +49,23 @@ _ALIASES = {
     "application/octet-stream": "",
 }
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}")
-_TAKEN = "PNG, JPEG, GIF and WebP images, PDF, WAV and MP3, and text in UTF-8"
+_SUPPORTED = "PNG, JPEG, GIF and WebP images, PDF, WAV and MP3, and text in UTF-8"
 
 
 class Part(BaseModel):
-    """An image or a file beside the text of a `Message`; it cannot be changed.
+    """An image or a file beside the text of a `Message`; immutable.
 
-    Make it with `from_path`, `from_bytes` or `from_url`. `url` has it: a `data:` URL with its
-    bytes, or, of an image, the `https:` address that the model's own server reads. `name` is a
-    file's name, never its path. However a part is made, also when it is read back, its first bytes
-    have to be what its type says, and it has from 1 byte to 20 MiB. Its `repr` has no bytes.
-    `detail` is how closely a model is asked to look at an image; None leaves that to the model. A
-    part that is no image takes none.
+    Make it with `from_path`, `from_bytes` or `from_url`:
 
-    A file of text reaches every model, as text after the message's own. What else a model takes is
-    known of some backends (`Backend.takes`).
+        Message(role="user", content="What is this?", parts=[Part.from_path("photo.png")])
+
+    `url` is a `data:` URL with the bytes, or the `https:` address of an image, which the model's
+    server reads. `name` is the file's name, never its path. Each new part is checked: its first
+    bytes must match its type, and it must have from 1 byte to 20 MiB. `detail` asks the model to
+    look more or less closely at an image; None lets the model decide. Its `repr` has no bytes.
+
+    Every model can read a text file: it follows the text of the message. `Backend.takes` has the
+    other kinds that a backend is known to take.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -81,41 +83,40 @@ class Part(BaseModel):
         name: str | None = None,
         detail: Detail | None = None,
     ) -> Part:
-        """Make a part of bytes. Raises `ConfigurationError` if they are not what a model takes.
+        """Make a part of bytes. Raises `ConfigurationError` for a type that no model takes.
 
-        The type is found by the bytes; one that is given and is of another kind is refused, so that
-        no text is sent as an image.
+        The first bytes determine the type. A `media_type` of another kind is refused, so that text
+        is not sent as an image.
         """
         try:
             found = _checked_type(data, media_type or "")
         except ValueError as error:
-            raise ConfigurationError(_said_of(name, error)) from None
+            raise ConfigurationError(_named(name, error)) from None
         return cls._made(f"data:{found};base64,{base64.b64encode(data).decode()}", name, detail)
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], *, detail: Detail | None = None) -> Part:
-        """Read a file, now; only its name goes along, not its path.
+        """Read a file. The part has its name, but not its path.
 
-        It never waits for a file that gives nothing: a pipe, a device or a folder is a
-        `ConfigurationError`, and so is a file that is empty, too large, changed meanwhile, or
-        not what its name's ending says. Raises `OSError` if it cannot be read. Give it only paths
-        that come from the person whom the program serves, never a model's.
+        Raises `OSError` if the file cannot be read. Raises `ConfigurationError` for a pipe, a
+        device or a folder, without waiting for it, and for a file that is empty, too large, changes
+        during the read or does not match its suffix. Never pass a path that a model chose.
         """
         try:
             name = Path(path).name
             data = _read_file(path)
         except ValueError as error:
-            raise ConfigurationError(_said_of(os.fsdecode(path), error)) from None
+            raise ConfigurationError(_named(os.fsdecode(path), error)) from None
         guessed = mimetypes.guess_type(name)[0] or ""
         media_type = guessed if _kind_of(guessed) else None
         return cls.from_bytes(data, media_type, name=name, detail=detail)
 
     @classmethod
     def from_url(cls, url: str, *, name: str | None = None, detail: Detail | None = None) -> Part:
-        """Make a part of a `data:` URL, or of an image's `https:` address, which is not read here.
+        """Make a part of a `data:` URL, or of the `https:` address of an image.
 
-        Raises `ConfigurationError` for any other address, for one with a user or a password in it,
-        and for data that are not what they are said to be.
+        The address is not read here. Raises `ConfigurationError` for any other URL, for one with a
+        user or a password, and for data that do not match their type.
         """
         return cls._made(url, name, detail)
 
@@ -125,9 +126,11 @@ class Part(BaseModel):
             part = cls(url=url, name=name, detail=detail)
         except ValidationError as error:
             what = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise ConfigurationError(_said_of(name, what.removeprefix("Value error, "))) from None
+            raise ConfigurationError(_named(name, what.removeprefix("Value error, "))) from None
         if detail is not None and part.kind != "image":
-            raise ConfigurationError(_said_of(name, "only an image is looked at in a detail="))
+            raise ConfigurationError(
+                _named(name, "detail= must be None for a part that is not an image")
+            )
         return part
 
     @field_validator("url")
@@ -142,11 +145,11 @@ class Part(BaseModel):
     def _check_name(cls, name: str | None) -> str | None:
         last = re.split(r"[/\\]", encodable(name or ""))[-1]
         plain = "".join(each for each in last if each.isprintable()).strip(' "<>')
-        return plain[-_LONGEST_NAME:] or None
+        return plain[-MAX_NAME_CHARS:] or None
 
     @property
     def media_type(self) -> str:
-        """The type, such as `image/png`; `image/*` of an address that does not say which."""
+        """The media type, such as `image/png`; `image/*` for an address without a known suffix."""
         if self.url.startswith("data:"):
             return self.url[5:].partition(";")[0]
         guessed = mimetypes.guess_type(urlsplit(self.url).path)[0] or ""
@@ -154,29 +157,29 @@ class Part(BaseModel):
 
     @property
     def kind(self) -> PartKind:
-        """What a model has to be able to take: "image", "audio", "file" (a PDF) or "text"."""
+        """The kind of input: "image", "audio", "file" (a PDF) or "text"."""
         return cast("PartKind", _kind_of(self.media_type))
 
     @property
     def needs(self) -> frozenset[str]:
-        """What of `Backend.takes` it needs: its kind, and "url" for an address; nothing of text."""
+        """The entries of `Backend.takes` that it needs: its kind, and "url"; none for text."""
         if self.kind == "text":
             return frozenset()
         return frozenset([self.kind] if self.url.startswith("data:") else [self.kind, "url"])
 
     @property
     def digest(self) -> str:
-        """What tells its `url` from all others, in few characters."""
+        """The SHA-256 digest of its `url`."""
         return sha256(self.url.encode()).hexdigest()
 
     @property
     def data(self) -> bytes | None:
-        """Its bytes, None of an address."""
+        """Its bytes, None for an address."""
         return base64.b64decode(self._base64) if self.url.startswith("data:") else None
 
     @property
     def size(self) -> int | None:
-        """How many bytes it has, None of an address."""
+        """The number of its bytes, None for an address."""
         if not self.url.startswith("data:"):
             return None
         text = self._base64
@@ -184,13 +187,13 @@ class Part(BaseModel):
 
     @property
     def about(self) -> str:
-        """Its name, type and size, for a person or a model that does not see it."""
+        """Its name, type and size, for people and models that cannot see it."""
         where = self.media_type if self.size is None else f"{self.media_type}, {_bytes(self.size)}"
         return f"{self.name} ({where})" if self.name else where
 
     @property
     def text(self) -> str:
-        """A file of text as a model reads it, with its name; else an empty text."""
+        """The text of a text file with its name, as a model reads it; else an empty text."""
         if self.kind != "text":
             return ""
         said = (self.data or b"").decode().removeprefix("\ufeff")
@@ -198,7 +201,7 @@ class Part(BaseModel):
         return f"<file{name}>\n{said}\n</file>"
 
     def estimate_tokens(self) -> int:
-        """Guess the tokens that a model reads: a picture has about a thousand."""
+        """Estimate its tokens: about a thousand for an image."""
         size = self.size or 0
         return size // 4 + 1 if self.kind == "text" else 1000 + size // 100 * (self.kind != "image")
 
@@ -214,14 +217,14 @@ class Part(BaseModel):
         return {"type": "file", "file": {"filename": name, "file_data": self.url}}
 
     def to_record(self) -> dict[str, Any]:
-        """Return the same with its name beside it; `from_wire` reads an equal part from that."""
+        """Return `to_wire()` with the name; `from_wire` reads an equal part from it."""
         return {**self.to_wire(), "name": self.name}
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Part | None:
-        """Read a part of a `content`; None for text, and for what says nothing to a model.
+        """Read a part of a `content`; return None for text and for unknown types.
 
-        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
+        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` for an invalid part.
         """
         detail = None
         match wire.get("type"):
@@ -230,13 +233,13 @@ class Part(BaseModel):
                 detail = wire["image_url"].get("detail")
             case "file":
                 if "file_data" not in wire["file"]:
-                    raise ValueError("a file is given as its file_data, a data: URL")
+                    raise ValueError("a file must have its file_data, a data: URL")
                 url, name = wire["file"]["file_data"], wire["file"].get("filename")
             case "input_audio":
                 audio = wire["input_audio"]
                 sort = {"wav": "audio/wav", "mp3": "audio/mpeg"}.get(audio["format"])
                 if sort is None:
-                    raise ValueError("audio is wav or mp3")
+                    raise ValueError("audio must be wav or mp3")
                 url, name = f"data:{sort};base64,{audio['data']}", None
             case _:
                 return None
@@ -253,7 +256,7 @@ class Part(BaseModel):
         return [("media_type", self.media_type), ("name", self.name), *detail, (None, where)]
 
 
-def _said_of(name: str | None, why: object) -> str:
+def _named(name: str | None, why: object) -> str:
     return f"{os.path.basename(name)!r:.200}: {why}" if name else f"an image or a file: {why}"
 
 
@@ -264,15 +267,15 @@ def _bytes(size: int) -> str:
 
 
 def _kind_of(media_type: str) -> PartKind | None:
-    if (kind := _KINDS.get(media_type)) is not None:
+    if (kind := _KIND_BY_TYPE.get(media_type)) is not None:
         return kind
-    # A picture that is written as XML is text to a model.
-    written = media_type.startswith("text/") or media_type.endswith(("+json", "+xml"))
-    return "text" if written else None
+    # Models read SVG as text.
+    is_text = media_type.startswith("text/") or media_type.endswith(("+json", "+xml"))
+    return "text" if is_text else None
 
 
 def _found_type(data: bytes) -> str | None:
-    """Return what bytes are, by how they begin; None if no model takes such."""
+    """Return the media type by the first bytes; None for a type that no model takes."""
     for mark, media_type in (
         (b"\x89PNG\r\n\x1a\n", "image/png"),
         (b"\xff\xd8\xff", "image/jpeg"),
@@ -297,18 +300,17 @@ def _found_type(data: bytes) -> str | None:
 def _too_large(size: int | None = None) -> ValueError:
     what = "it" if size is None else f"it has {size / _MIB:.1f} MiB and"
     return ValueError(
-        f"{what} is larger than {LARGEST_PART // _MIB} MiB, the most that models take: make it"
-        " smaller, or send a piece of it"
+        f"{what} is larger than {LARGEST_PART // _MIB} MiB, the limit of models: make it smaller"
     )
 
 
 def _checked_type(data: bytes, declared: str) -> str:
-    """Return the type of bytes; raise `ValueError` if it is not of the kind that is declared."""
-    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-        raise ValueError(f"its data are bytes, not {type(data).__name__}")
+    """Return the media type of bytes; raise `ValueError` if its kind is not the declared one."""
+    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"its data must be bytes, not {type(data).__name__}")
     if not isinstance(declared, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"its type is a text, not {type(declared).__name__}")
-    declared = declared.partition(";")[0].strip().lower()  # not what a server says beside it
+        raise ValueError(f"its media type must be a string, not {type(declared).__name__}")
+    declared = declared.partition(";")[0].strip().lower()  # without parameters such as charset
     declared = _ALIASES.get(declared, declared)
     if not data:
         raise ValueError("it is empty")
@@ -316,55 +318,57 @@ def _checked_type(data: bytes, declared: str) -> str:
         raise _too_large(len(data))
     found = _found_type(data)
     if found is None:
-        raise ValueError(f"it is none of what models take: {_TAKEN}")
+        raise ValueError(f"no model takes this type. Use {_SUPPORTED}")
     if not declared or (declared == ANY_IMAGE and _kind_of(found) == "image"):
         return found
     if not _TYPE.fullmatch(declared) or _kind_of(declared) is None:
-        raise ValueError(f"{declared!r:.100} is none of what models take: {_TAKEN}")
+        raise ValueError(f"no model takes {declared!r:.100}. Use {_SUPPORTED}")
     if _kind_of(declared) != _kind_of(found):
-        raise ValueError(f"it is said to be {declared}, and its bytes are {found}")
+        raise ValueError(f"its type is {declared}, but its bytes are {found}")
     return declared if found == "text/plain" else found
 
 
 def _checked_data(url: str) -> str:
-    """Return a `data:` URL with the type that its bytes have; raise `ValueError` for a bad one."""
+    """Return a `data:` URL with the type of its bytes; raise `ValueError` for an invalid one."""
     head, comma, text = url[5:].partition(",")
     declared, *parameters = head.split(";")
     if not comma or parameters[-1:] != ["base64"]:
-        raise ValueError("a data: URL is data:TYPE;base64,BYTES")
+        raise ValueError("a data: URL must be data:TYPE;base64,BYTES")
     if len(text) > (LARGEST_PART + 2) // 3 * 4:
         raise _too_large()
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:  # `binascii.Error` is one
-        raise ValueError(f"its base64 is broken: {error}") from None
+        raise ValueError(f"its base64 is invalid: {error}") from None
     plain = f"data:{_checked_type(data, declared)};base64,"
     return url if url.startswith(plain) else plain + text
 
 
 def _checked_address(url: str) -> str:
-    """Return the address of an image; raise `ValueError` for any but a plain `https:` one."""
-    if len(url) > _LONGEST_ADDRESS:
-        raise ValueError(f"its address is longer than {_LONGEST_ADDRESS} characters")
+    """Return the address of an image; raise `ValueError` unless it is a plain `https:` URL."""
+    if len(url) > MAX_URL_CHARS:
+        raise ValueError(f"its address is longer than {MAX_URL_CHARS} characters")
     if not url.isascii() or any(not "!" <= each <= "~" for each in url):
-        raise ValueError("an address has no spaces, control characters or letters beyond ASCII")
+        raise ValueError(
+            "an address must not have spaces, control characters or letters beyond ASCII"
+        )
     where = urlsplit(url)
-    _ = where.port  # which says so if it is none
+    _ = where.port  # raises ValueError if it is invalid
     if where.scheme != "https" or not where.hostname:
         raise ValueError(
-            "an address is https://...: read anything else yourself, and give its bytes"
+            "an address must begin with https://. Read the file yourself, and pass its bytes"
         )
     if "@" in where.netloc:
-        raise ValueError("an address with a user or a password is not sent to a model")
+        raise ValueError("an address must not have a user or a password")
     known = mimetypes.guess_type(where.path)[0]
     if known is not None and _kind_of(known) in ("audio", "file"):
-        raise ValueError("only images are sent as addresses: give the file's bytes")
+        raise ValueError("only an image may be an address: pass the bytes of the file")
     return url
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a file that is one; raise `ValueError` for what is none, at once."""
-    _require_file(os.stat(path))  # before it is opened: to open a device may do something
+    """Return the bytes of a regular file; raise `ValueError` for others without waiting."""
+    _require_file(os.stat(path))  # before `open`, which can have an effect on a device
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"):
         flags |= getattr(os, name, 0)
@@ -378,7 +382,7 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
             data += more
         after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ValueError("it was changed while it was read: try again")
+        raise ValueError("it changed during the read: try again")
     return data
 
 
@@ -386,4 +390,4 @@ def _require_file(found: os.stat_result) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise ValueError("it is a folder: name a file in it")
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no file but a pipe or a device, which is not read")
+        raise ValueError("it is a pipe or a device: name a regular file")

@@ -1,4 +1,4 @@
-"""What a backend takes: messages, the tools on offer, and options with the wire's names."""
+"""`Request`: messages, tools and options for one request to a model."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["Request", "ToolSchema", "has_parameter", "read_tool", "require_reque
 
 
 class ToolSchema(Protocol):
-    """What a backend needs to know of a tool; `anabranch.Tool` is one."""
+    """The description of a tool that a backend sends to a model; `anabranch.Tool` has it."""
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
+        """The name in a model's calls."""
         ...
 
     @property
     def description(self) -> str:
-        """What it does, for the model."""
+        """The purpose of the tool, for the model."""
         ...
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments, an object."""
+        """The JSON schema of the arguments, of type `object`."""
         ...
 
 
 def has_parameter(tool: ToolSchema, name: str) -> bool:
-    """Whether a tool has a parameter of this name itself, not by `with_narration`.
+    """Return whether a tool itself has a parameter of this name, without `with_narration`.
 
-    A schema comes from anywhere and may be anything.
+    Accepts any schema: it can come from a server.
     """
     properties: object = tool.parameters.get("properties")
     own = isinstance(properties, Mapping) and name in properties
@@ -47,7 +47,7 @@ def has_parameter(tool: ToolSchema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WireTool:
-    """A tool as the wire has it: a model may call it, and whoever reads the reply runs it."""
+    """A tool as described on the wire. The reader of the reply runs its calls."""
 
     name: str
     description: str
@@ -56,10 +56,7 @@ class WireTool:
 
 
 def read_tool(tool: ToolSchema | Mapping[str, Any]) -> ToolSchema:
-    """Return a tool, also one that is written as on the wire.
-
-    Raises `ConfigurationError` for what is none.
-    """
+    """Return the tool, or the `WireTool` of a mapping. Raises `ConfigurationError` for others."""
     if isinstance(tool, Mapping):
         function: Any = tool.get("function", tool)
         match function:
@@ -79,20 +76,22 @@ def read_tool(tool: ToolSchema | Mapping[str, Any]) -> ToolSchema:
     elif all(hasattr(tool, each) for each in ("name", "description", "parameters")):
         return tool
     raise ConfigurationError(
-        f"this is no tool: {quote(tool)}; expected a Tool, or the wire's"
+        f"not a tool: {quote(tool)}. It must be a Tool, or the wire's"
         " {'type': 'function', 'function': {'name': ..., 'description': ..., 'parameters': ...}}"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to a model.
+    """One request to a model.
 
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
-    `tool_choice`, ...) and win over the backend's defaults; `extra`, a mapping, holds fields that
-    only your server knows. A tool may be a mapping, as on the wire; `Conversation` makes messages
-    of such. Raises `ConfigurationError` for what is no `Message` and no tool, for two tools of one
-    name, since a call says which it means by its name alone, and for an option of any other name.
+    `tool_choice`, ...) and override the backend's defaults. The option `extra` is a mapping of
+    fields that only your server knows. A tool may be a mapping, as on the wire. Raises
+    `ConfigurationError` for an invalid message or tool, for two tools with one name, since a call
+    names its tool, and for an unknown option.
+
+        Request([Message(role="user", content="Hello")], options={"max_tokens": 100})
     """
 
     messages: Sequence[Message]
@@ -103,8 +102,8 @@ class Request:
         for message in self.messages:
             if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigurationError(
-                    f"the request cannot be written: it takes Messages, not {quote(message)}; a"
-                    " Conversation makes them of texts and the wire's mappings, and its request()"
+                    f"the messages of a request must be Messages, not {quote(message)}. Use a"
+                    " Conversation to make a request from texts or mappings"
                 )
         check_options(self.options, "a request")
         tools = tuple(map(read_tool, self.tools))
@@ -116,5 +115,5 @@ class Request:
 
 
 def require_request(given: object) -> None:
-    """Raise `TypeError` unless a `Request` was given."""
-    require(given, Request, "a backend takes a Request, as Conversation.request() gives")
+    """Raise `TypeError` for anything but a `Request`."""
+    require(given, Request, "a backend takes a Request, such as Conversation.request() returns")

@@ -16,11 +16,16 @@ from ..commander.errors import (
     ModelNotFound,
     RateLimited,
 )
-from ._delta import Delta, ToolCallDelta
-from ._item import ProviderItem
-from ._message import Message, Usage, content_reasoning, content_text
+from ._item import CALL_FIELD, MESSAGE_FIELDS, ProviderItem, join_pieces
+from ._message import (
+    Delta,
+    Message,
+    ToolCallDelta,
+    Usage,
+    content_reasoning,
+    content_text,
+)
 from ._request import Request
-from ._wire_items import CALL_FIELD, MESSAGE_FIELDS, join_pieces
 from .arguments import arguments_text
 from .text import encodable, quote
 

@@ -1,4 +1,4 @@
-"""Values of runs without what looks like a key: a journal should have none, but people log them."""
+"""Mask keys and passwords in values before they are shown or logged."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any, cast
 
 __all__ = ["mask"]
 
-STARS = "***"
-# Fields whose value is a secret, whatever it looks like.
-_FIELD = re.compile(
+MASK = "***"
+# Names of fields and environment variables with a secret value.
+_SECRET_NAME = re.compile(
     r"(?:^|[_-])(?:api[_-]?key|apikey|token|secret|password|passwd|authorization|credentials?"
     r"|private[_-]?key)$",
     re.IGNORECASE,
 )
-# What keys of known makers begin with; a signed web token; what stands behind a scheme; and the
-# user in an address.
-_KEY = re.compile(
+# Keys of known providers, JSON web tokens, bearer tokens, the user part of a URL, private keys.
+_SECRET = re.compile(
     r"\b(?:sk|pk|rk|gsk|hf|pypi|npm|glpat|xai|whsec)[-_](?=[\w-]*\d)[\w-]{12,}"
     r"|\bgh[opsur]_\w{16,}|\bgithub_pat_\w{16,}|\bxox[abeoprs]-[\w-]{8,}"
     r"|\bA(?:KIA|SIA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}"
@@ -27,19 +26,19 @@ _KEY = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
-_SHORTEST = 8  # characters of what a variable of the environment holds, to be cut out as a key
+MIN_SECRET_CHARS = 8  # a shorter value of an environment variable is not masked in texts
 
 
 def mask(value: Any) -> Any:
-    """Return a JSON value with `***` for whatever in it looks like a key.
+    """Return a JSON value with `***` in place of secrets.
 
-    That is what stands in fields such as `api_key` and `password`, what looks like the keys of
-    known makers, and what this process has in variables of such names.
+    Secrets are the values of fields such as `api_key` and `password`, texts that look like keys of
+    known providers, and the values of environment variables with such names.
     """
     secrets = [
         secret
         for name, secret in os.environ.items()
-        if len(secret) >= _SHORTEST and _FIELD.search(name)
+        if len(secret) >= MIN_SECRET_CHARS and _SECRET_NAME.search(name)
     ]
     return _mask(value, secrets)
 
@@ -47,17 +46,17 @@ def mask(value: Any) -> Any:
 def _mask(value: Any, secrets: list[str]) -> Any:
     match value:
         case str():
-            text = _KEY.sub(STARS, value)
+            text = _SECRET.sub(MASK, value)
             for secret in secrets:
-                text = text.replace(secret, STARS)
+                text = text.replace(secret, MASK)
             return text
         case list():
             return [_mask(each, secrets) for each in cast("list[Any]", value)]
         case dict():
             fields = cast("Mapping[str, Any]", value)
             return {
-                _mask(name, secrets): STARS
-                if each and _FIELD.search(name)
+                _mask(name, secrets): MASK
+                if each and _SECRET_NAME.search(name)
                 else _mask(each, secrets)
                 for name, each in fields.items()
             }

@@ -1,7 +1,7 @@
-"""The options of a request: which names the wire has, and what is said of a name that it has not.
+"""The names of a request's options, and the error for an unknown name.
 
-A name that is misspelt, or meant for something else, would be sent as a field of the body; most
-servers ignore it, and nobody is told. So it is refused where it is given.
+Most servers ignore unknown fields of a body without an error. So a misspelt option is refused where
+it is passed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ WIRE_OPTIONS = frozenset(
         *("user", "metadata", "store", "service_tier", "safety_identifier", "stream_options"),
         *("prompt_cache_key", "prompt_cache_retention", "prediction", "modalities", "audio"),
         "web_search_options",
-        # What servers of one's own have added, under the same names: vLLM, SGLang, llama.cpp.
+        # Options of vLLM, SGLang and llama.cpp.
         *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids"),
         *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "extra_args"),
         *("thinking_token_budget", "structured_outputs", "chat_template_kwargs"),
         *("continue_final_message", "add_generation_prompt"),
-        # Ours: fields that go into the body as they are, and images that tools gave.
+        # Options of Anabranch: further fields of the body, and images that tools returned.
         *("extra", "tool_images"),
     }
 )
@@ -37,10 +37,10 @@ WIRE_OPTIONS = frozenset(
 
 
 class StrictSchema(dict[str, Any]):
-    """The `json_schema` of a `response_format` that a server is to follow strictly.
+    """The `json_schema` of a `response_format` that the server must follow.
 
-    `known_as` is what earlier releases sent in its place. Journals and cassettes find requests, and
-    the nodes that make them, by that, so that what those releases have recorded is still found.
+    `known_as` is the value that earlier releases sent. Journals and cassettes identify requests and
+    nodes by it, so that recordings of those releases still match.
     """
 
     def __init__(self, sent: Mapping[str, Any], known_as: Mapping[str, Any]) -> None:
@@ -51,16 +51,16 @@ class StrictSchema(dict[str, Any]):
         return StrictSchema, (dict(self), self.known_as)
 
 
-ALIKE = 0.6  # of two names of which one may have been meant as the other, 1.0 being the same
+MIN_SIMILARITY = 0.6  # of a suggested name; 1.0 is the same name
 
 
 def check_options(
     names: Iterable[str], owner: str, *, of: type | None = None, takes: Collection[str] = ()
 ) -> None:
-    """Raise `ConfigurationError` for names that are no options, each with the nearest that is one.
+    """Raise `ConfigurationError` for unknown options, with a similar name for each.
 
-    `owner` is who was given them, as the message says it. `of` is a class whose arguments may have
-    been meant; `takes` are names that are allowed besides the wire's.
+    `owner` is the subject of the message. Names in `takes` are allowed too. The arguments of the
+    class `of` are suggested, but not allowed.
     """
     unknown = [name for name in names if name not in WIRE_OPTIONS and name not in takes]
     if not unknown:
@@ -72,13 +72,13 @@ def check_options(
         for name in sorted(unknown, key=str)
     ]
     raise ConfigurationError(
-        f"{owner} has no option {', '.join(faults)}; a field that only your server knows goes into"
+        f"{owner} has no option {', '.join(faults)}; pass a field that only your server knows in"
         " extra={...}"
     )
 
 
 def parameters_of(*functions: Callable[..., Any]) -> list[str]:
-    """Return the names of what can be given by keyword, the first function's first."""
+    """Return the names of keyword parameters, those of the first function first."""
     kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
     return [
         name
@@ -88,11 +88,11 @@ def parameters_of(*functions: Callable[..., Any]) -> list[str]:
     ]
 
 
-def nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
-    """Return the name that may have been meant, the first of those that are equally near."""
+def nearest(name: str, known: Iterable[str], similarity: float = MIN_SIMILARITY) -> str | None:
+    """Return the most similar name, or None if all differ too much; the first one of equals."""
 
-    def likeness(other: str) -> float:
+    def similarity_to(other: str) -> float:
         return SequenceMatcher(None, name, other).ratio()
 
-    near = max(known, key=likeness)
-    return near if likeness(near) >= alike else None
+    near = max(known, key=similarity_to)
+    return near if similarity_to(near) >= similarity else None

@@ -1,41 +1,33 @@
-"""Text that a model or a server sent: made fit to be saved and sent, and quoted in errors."""
+"""Make the text of models and servers encodable, and quote values in errors."""
 
 from __future__ import annotations
 
 import reprlib
 
-__all__ = ["RefusalText", "SurrogateJoiner", "encodable", "message_of", "overlap", "quote"]
+__all__ = ["RefusalText", "SurrogateJoiner", "encodable", "overlap", "quote"]
 
 
 def encodable(text: str) -> str:
-    """Make one character of each surrogate pair, and U+FFFD of a half that is alone.
+    """Join each surrogate pair to one character; replace a lone surrogate by U+FFFD.
 
-    A half has no UTF-8: text with one could not be shown, saved or sent. So whatever comes from a
-    model or a server passes through here, or through a `SurrogateJoiner`, before anybody gets it.
+    A lone surrogate has no UTF-8 encoding, so it cannot be printed, stored or sent. All text from
+    models and servers passes through this function or a `SurrogateJoiner`.
     """
     try:
-        text.encode()  # far cheaper than what follows, and nearly always enough
+        text.encode()  # much cheaper than the replacement, which is rarely needed
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 
 class RefusalText(str):
-    """A piece of a text for the user in which the model refuses to answer."""
+    """A piece of text in which the model refuses to answer."""
 
     __slots__ = ()
 
 
-def message_of(error: BaseException) -> str:
-    """Return the text of an exception; empty if its `__str__` raises."""
-    try:
-        return f"{error}"
-    except Exception:  # noqa: BLE001 - code of a user's class
-        return ""
-
-
 class SurrogateJoiner:
-    """Makes text that comes in pieces encodable: keeps the first half of a pair for the next."""
+    """Makes streamed text encodable: keeps half a pair for the next piece."""
 
     __slots__ = ("half",)
 
@@ -43,13 +35,13 @@ class SurrogateJoiner:
         self.half = ""
 
     def feed(self, text: str) -> str:
-        """Return `text` with pairs joined, less a half at its end that the next may complete."""
+        """Return `text` with joined pairs, without a first half at its end."""
         text = self.half + text
         self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         return encodable(text[: len(text) - len(self.half)])
 
     def end(self) -> str:
-        """Return what stands for a half that stayed alone, if there is one."""
+        """Return U+FFFD for a half without its other half, else an empty text."""
         half, self.half = self.half, ""
         return encodable(half)
 
@@ -62,7 +54,7 @@ class _Quote(reprlib.Repr):
 
 
 def quote(value: object) -> str:
-    """Write whatever somebody sent for an error message: never long, however long or deep it is."""
+    """Return a short repr of any value for an error message, at most 303 characters."""
     try:
         text = _Quote().repr(value)
     except Exception:  # noqa: BLE001 - whatever a repr may raise
@@ -71,7 +63,7 @@ def quote(value: object) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` may begin `mark`, which is not in it."""
+    """Return the length of the longest end of `text` that begins `mark`, less than all of it."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):
             return size

@@ -1,4 +1,4 @@
-"""How many tokens a text has, estimated by the classes of its characters."""
+"""Estimate the tokens of a text from the classes of its characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import ceil
 
 __all__ = ["RunningEstimate", "estimate_tokens", "most_tokens"]
 
-# Tokens of a character by its class, and what a word and each pair of spaces add. Fitted to seven
+# Tokens of a character by its class, of a word and of each pair of spaces. Fitted to seven
 # tokenizers (cl100k, o200k, Claude 2, DeepSeek V3, Mistral v3, Tekken, SmolLM2) and 59 texts: prose
 # in 25 languages, code, JSON, tables, logs, identifiers. The estimate is within a quarter of their
 # mean for 53 of the texts. One tokenizer may differ from the mean by a factor of two.
@@ -15,10 +15,10 @@ _SPACES = 0.15
 _WEIGHTS = {
     "a": 0.08,  # a to z
     "A": 0.59,  # A to Z
-    "0": 0.85,  # digits, which many tokenizers do not join
+    "0": 0.85,  # digits: many tokenizers do not join them
     ".": 0.52,  # other ASCII characters
     "n": 0.77,  # line breaks and tabs
-    "l": 1.99,  # Latin letters with marks, which cut a word in two
+    "l": 1.99,  # Latin letters with marks: they split a word
     "g": 0.54,  # Greek, Cyrillic
     "h": 0.64,  # Hebrew, Arabic
     "i": 0.71,  # the scripts of India and South East Asia, Vietnamese
@@ -28,15 +28,15 @@ _WEIGHTS = {
     "K": 1.06,  # Hangul
     "e": 2.19,  # emoji, rare characters
 }
-# The last byte that begins the UTF-8 sequences of a class.
+# The largest first byte of the UTF-8 sequences of a class.
 _LAST_BYTES = {"l": 0xCB, "g": 0xD3, "h": 0xDF, "i": 0xE1, "k": 0xE3, "c": 0xE9, "K": 0xED}
-# Characters of a text in pieces that are estimated at once. Each piece by itself would count too
-# much: a word that is cut counts twice, and each estimate is rounded up.
-_ESTIMATED_AT_ONCE = 1000
-# Characters of a text that is estimated as it is; of a longer one, so many slices of so many are.
-_ALL_UP_TO = 500_000
-_SLICES, _SLICE = 2048, 128
-_GOLDEN = 0.6180339887498949  # its multiples, without whole numbers, are spread evenly
+# Characters of a streamed text to estimate together. Estimates of single pieces are too high:
+# a split word counts twice, and each estimate is rounded up.
+_MIN_ESTIMATED_CHARS = 1000
+# A longer text is estimated from slices.
+_MAX_COMPLETE_CHARS = 500_000
+_SLICES, _SLICE_CHARS = 2048, 128
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly
 _BLANKS = {" ": " ", "\n": "n", "\r": "n", "\t": "n"}
 
 
@@ -55,23 +55,23 @@ def _class_of(byte: int) -> str:
 
 _CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
-# Letters are "a", the other characters between which a word stands are blanks.
+# Letters become "a", word separators become blanks.
 _BORDERS = bytes.maketrans(b"A0.n", b"a   ")
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimate the tokens of a text, by the classes of its characters; 0 for an empty one.
+    """Estimate the tokens of a text; 0 for an empty text.
 
-    It takes some milliseconds at most: a text of more than half a million characters is estimated
-    from slices of it, the same each time.
+    Takes a few milliseconds at most: a text of more than 500,000 characters is estimated from
+    slices. Equal texts have equal estimates.
     """
-    if len(text) <= _ALL_UP_TO:
+    if len(text) <= _MAX_COMPLETE_CHARS:
         return ceil(_weigh(text))
     stride = len(text) / _SLICES
-    spare = stride - _SLICE
-    # Not evenly spaced, or a text that repeats itself could always show the same part.
+    spare = stride - _SLICE_CHARS
+    # Uneven steps: in a periodic text, even ones could always hit the same part.
     starts = (int(stride * k + spare * (k * _GOLDEN % 1.0)) for k in range(_SLICES))
-    sample = "".join([text[at : at + _SLICE] for at in starts])
+    sample = "".join([text[at : at + _SLICE_CHARS] for at in starts])
     return ceil(_weigh(sample) * (len(text) / len(sample)))
 
 
@@ -83,18 +83,18 @@ def _weigh(text: str) -> float:
 
 
 class RunningEstimate:
-    """The estimated tokens of a text that comes in pieces, at a cost that grows with its length."""
+    """The estimated tokens of a streamed text. The cost is linear in its length."""
 
     __slots__ = ("_rest", "_tokens")
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._rest = ""  # the end of the text, which is not in `_tokens`
+        self._rest = ""  # the end of the text, not yet counted in `_tokens`
 
     def add(self, text: str) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self._rest += text
-        if len(self._rest) >= _ESTIMATED_AT_ONCE:
+        if len(self._rest) >= _MIN_ESTIMATED_CHARS:
             end = self._rest.rfind(" ") + 1 or len(self._rest)
             self._tokens += estimate_tokens(self._rest[:end])
             self._rest = self._rest[end:]
@@ -106,5 +106,5 @@ class RunningEstimate:
 
 
 def most_tokens(text: str) -> int:
-    """Return how many tokens a text has at most: no tokenizer in use makes two of one byte."""
+    """Return an upper bound of the tokens: no tokenizer in use makes two tokens of one byte."""
     return len(text.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..commander import Node
 from ..handlers import handler
 from ..messages import Message
-from ..messages.kept import read_message, write_message
+from ..messages.compact_json import read_message, write_message
 from ..store import Durable, Journal, Live, live
 from ._served_model import RunInput, ServedModel
 

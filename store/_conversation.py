@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 from ..commander import ConfigurationError
 from ..commander.durable import is_in_side_task, scope_here
 from ..messages import Conversation, Message, Request, ToolSchema
-from ..messages.kept import read_message, write_json, write_message
+from ..messages.compact_json import read_message, write_json, write_message
 from ..tools import Illustrated, ToolResult
 from ..tools.calls import read_text
 from ._json import digest

@@ -12,8 +12,8 @@ from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, cast
 
+from ..commander.errors import message_of
 from ..commander.stored_names import find_loaded, find_stored, stored_name
-from ..messages.text import message_of
 from ._codec import Codec
 from ._json import dump, pack, unpack
 from .errors import JournalMismatch, NotStorable

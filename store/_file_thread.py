@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander.thread import WAITING_THREADS
-from ..messages.sqlite import MEMORY, is_file_fault, is_same_file
+from ..files.sqlite import MEMORY, is_file_fault, is_same_file
 from ._checksums import Checksums, Row, about_row, check_size
 from ._last_commit import COUNTS_SQL, CommitNote
 from ._lock import RunLock

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from ..commander import Commander, ConfigurationError, Node, NodeLimits, durable, parent_here
 from ..commander.kinds import NUMBER, require
 from ..commander.waiting import wait_shielded
-from ..messages.sqlite import MEMORY
+from ..files.sqlite import MEMORY
 from ._codec import Codec
 from ._durable import Durable
 from ._inbox import NOTE_KIND

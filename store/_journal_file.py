@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
-from ..messages.sqlite import MEMORY
+from ..files.sqlite import MEMORY
 from ._checksums import BytesCodec, Checksums, Row, check_size
 from ._file_thread import FileThread, Lease
 from ._inbox import FileWatch

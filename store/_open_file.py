@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..messages.sqlite import FAULTS, MEMORY, TOO_MANY_FILES, DatabaseFile, is_busy
+from ..files.sqlite import FAULTS, MEMORY, TOO_MANY_FILES, DatabaseFile, is_busy
 from ._last_commit import read_note, refuse_loss
 from .errors import JournalError
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError
-from ..messages.sqlite import is_file_fault
+from ..files.sqlite import is_file_fault
 from ._journal_file import Row
 from ._json import canonical
 

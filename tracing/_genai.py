@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.metrics import MeterProvider
 
 from ..commander import Actor
-from ..messages import Asked, Message, Replied, ToolCall, Usage
+from ..messages import Message, ReplyEvent, RequestEvent, ToolCall, Usage
 from .records import masked_json, masked_text, reply_message, safe_finish_reason
 
 OPERATION_NAME = "gen_ai.operation.name"
@@ -141,7 +141,7 @@ def error_type(error: BaseException) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
+def request_attributes(asked: RequestEvent, *, content: bool) -> dict[str, Any]:
     """Return the attributes of a request when it is sent."""
     provider = masked(asked.provider)
     attributes: dict[str, Any] = {
@@ -178,7 +178,7 @@ def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
     return attributes
 
 
-def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str, Any]:
+def reply_attributes(replied: ReplyEvent, model: str, *, content: bool) -> dict[str, Any]:
     """Return the attributes of a complete reply to a request to `model`."""
     attributes: dict[str, Any] = {}
     if (reason := safe_finish_reason(replied, content=content)) is not None:
@@ -209,7 +209,7 @@ def input_messages(messages: Sequence[Message]) -> str:
     return _json([_message(each) for each in messages])
 
 
-def output_messages(replied: Replied) -> str | None:
+def output_messages(replied: ReplyEvent) -> str | None:
     """Return the message of a reply in the form of the conventions; None if there is none."""
     message = reply_message(replied)
     if message is None:

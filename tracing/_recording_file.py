@@ -18,7 +18,7 @@ from typing import IO
 from weakref import WeakSet
 
 from ..commander.errors import ConfigurationError
-from ..messages.whole import replace_file, resolve, write_pieces
+from ..files.replacing import replace_file, resolve_link, write_pieces
 from .records import FIRST_BYTES, RECORDING_VERSION
 
 if sys.platform != "win32":
@@ -188,7 +188,7 @@ def write_output(file: str | os.PathLike[str], pieces: Iterable[str]) -> None:
     Raises `ConfigurationError` if it cannot be written, or if it is a recording.
     """
     try:
-        path = resolve(Path(file))
+        path = resolve_link(Path(file))
         if path.exists() and not (path.is_file() or path.is_dir()):
             write_pieces(path, pieces, "w")
             return

@@ -41,7 +41,7 @@ from opentelemetry.trace import (
 
 from ..commander import Actor, Event, EventKind
 from ..commander.tap import RunIdentity, is_suspended, own_actor, run_identity_of, where_raised
-from ..messages import Asked, Replied, ToolCall
+from ..messages import ReplyEvent, RequestEvent, ToolCall
 from ..tools import ToolResult
 from . import _genai as names
 from ._event_thread import Gap
@@ -322,7 +322,7 @@ class SpanSink:
     # --- requests
 
     def _request(self, node: _Node, event: Event, at: int) -> None:
-        asked: Asked = event.data
+        asked: RequestEvent = event.data
         if asked.replayed:  # an earlier execution sent it and made its span
             return
         attributes = names.request_attributes(
@@ -345,7 +345,7 @@ class SpanSink:
             chat.span.set_attribute(names.RESPONSE_TIME_TO_FIRST_CHUNK, seconds)
 
     def _reply(self, node: _Node, event: Event, at: int) -> None:
-        replied: Replied = event.data
+        replied: ReplyEvent = event.data
         chat = (node.chats or {}).pop(replied.number, None)
         if chat is None:
             return

@@ -52,7 +52,7 @@ from ..commander import Actor, Blocked, Event, EventKind, Explanation
 from ..commander.errors import BackendError
 from ..commander.tap import limits_above, own_actor, run_identity_of, type_name, where_raised
 from ..dispatch.assembly import assemble, assemble_partial
-from ..messages import Asked, Message, Replied, ToolCall, Usage
+from ..messages import Message, ReplyEvent, RequestEvent, ToolCall, Usage
 from ..messages.mask import mask
 from ..tools import ToolResult
 from ._event_thread import Gap
@@ -309,7 +309,7 @@ class Records:
         return [record | {"status": masked_text(answer.status), "size": len(text), **result}]
 
     def _request(self, event: Event, record: Record) -> list[Record]:
-        asked: Asked = event.data
+        asked: RequestEvent = event.data
         options = asked.options if self._content else filter(is_plain_option, asked.options.items())
         record |= {
             "q": _integer(asked.number),
@@ -326,7 +326,7 @@ class Records:
         return [record]
 
     def _reply(self, event: Event, record: Record) -> list[Record]:
-        replied: Replied = event.data
+        replied: ReplyEvent = event.data
         record |= {
             "q": _integer(replied.number),
             "chunks": _integer(replied.chunks),
@@ -391,7 +391,7 @@ def type_in_repr(text: str) -> str:
     return named[0] if named else ""
 
 
-def safe_finish_reason(replied: Replied, *, content: bool) -> str | None:
+def safe_finish_reason(replied: ReplyEvent, *, content: bool) -> str | None:
     """Return why a reply ended; without `content`, "other" for an unknown text of the server."""
     reason = replied.finish_reason
     if reason is None or reason in _FINISH_REASONS:
@@ -399,7 +399,7 @@ def safe_finish_reason(replied: Replied, *, content: bool) -> str | None:
     return masked_text(reason) if content else "other"
 
 
-def reply_message(replied: Replied) -> Message | None:
+def reply_message(replied: ReplyEvent) -> Message | None:
     """Return the model's message; None if its deltas do not form one."""
     complete = replied.error is None and not replied.left
     try:

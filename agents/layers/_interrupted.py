@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...dispatch.assembly import STOPPED
 from ...messages import Message
-from ...messages.kept import read_message
+from ...messages.compact_json import read_message
 from ...tools import ToolResult
 from ._executor import INTERRUPTED
 from ._message import TOOLS, AgentMessage, reply_message

@@ -11,9 +11,9 @@ from typing import Any
 from platformdirs import user_config_path
 
 from ...commander.errors import ConfigurationError
+from ...files.replacing import replace_private_file
 from ...messages import ToolCall
 from ...messages.mask import mask
-from ...messages.whole import write_whole
 from ...tools import AnyTool
 from ...tools.origins import definition_of
 
@@ -128,7 +128,7 @@ class ApprovalRules:
     def _save(self, rules: list[ApprovalRule]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         rules_as_json = [asdict(each) for each in rules]
-        write_whole(
+        replace_private_file(
             self.path, json.dumps({"version": RULES_VERSION, "rules": rules_as_json}, indent=1)
         )
 

@@ -23,10 +23,10 @@ from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
 
 from ...commander.errors import ConfigurationError
+from ...files.replacing import replace_private_file
 from ...handlers.legible import legible
 from ...messages import Message
 from ...messages.mask import mask
-from ...messages.whole import write_whole
 from ._markdown import LINK, MATH_BLOCK, blocks_of, is_closed, is_too_complex, make_safe, new_parser
 
 __all__ = ["DATA_IMAGE", "export", "html_of", "markdown_of"]
@@ -52,7 +52,7 @@ def export(messages: Sequence[Message], path: str | os.PathLike[str], title: str
         raise ConfigurationError(
             f"the name of the file {str(path)!r} must end in one of {', '.join(writers)}"
         )
-    write_whole(path, write(messages, title))
+    replace_private_file(path, write(messages, title))
 
 
 # --- the parts of a message

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...backends.limits import Price
 from ...commander import ConfigurationError
-from ...messages.whole import write_whole
+from ...files.replacing import replace_private_file
 
 __all__ = ["Settings"]
 
@@ -64,4 +64,4 @@ class Settings(BaseModel):
             stored: dict[str, Any] = {}
             with suppress(OSError, ValueError):
                 stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
-            write_whole(path, json.dumps({**stored, **changes}, indent=2) + "\n")
+            replace_private_file(path, json.dumps({**stored, **changes}, indent=2) + "\n")

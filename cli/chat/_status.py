@@ -15,7 +15,7 @@ from ...backends import Price
 from ...commander import Commander, Event, EventKind
 from ...commander.tap import Tap
 from ...handlers.legible import legible
-from ...messages import Asked, Replied, ToolCall, Usage, Working
+from ...messages import ProgressEvent, ReplyEvent, RequestEvent, ToolCall, Usage
 from ...messages.mask import mask
 from ...messages.tokens import RunningEstimate
 from .._tree_view import format_cost, format_tokens
@@ -85,7 +85,7 @@ class _OpenRequest:
     node: int
     agent: str | None
     asked: float
-    stage: Working | None = None
+    stage: ProgressEvent | None = None
     reads: float | None = None  # the time at which the model began to read
     first_piece: float | None = None
     written: RunningEstimate = field(default_factory=RunningEstimate)
@@ -140,7 +140,7 @@ class Status:
         self._tap: Tap | None = None
         self._requests: dict[int, _OpenRequest] = {}
         self._calls: dict[int, _RunningCall] = {}
-        self._warming: Working | None = None
+        self._warming: ProgressEvent | None = None
         self._began: float | None = None  # the start of the running turn
         self._turn, self._session = _Sums(), _Sums()
 
@@ -200,14 +200,14 @@ class Status:
         """Process an event; ignore other kinds."""
         kind, node, clock, data = event.kind, event.node_id, event.clock, event.data
         match kind, data:
-            case "request", Asked(replayed=False):
+            case "request", RequestEvent(replayed=False):
                 self._warming = None
                 self._requests[data.number] = _OpenRequest(node, event.agent, clock)
-            case "working", Working():
+            case "working", ProgressEvent():
                 self._note_work(data, clock)
             case "first_chunk", int() if data in self._requests:
                 self._requests[data].first_piece = clock
-            case "reply", Replied():
+            case "reply", ReplyEvent():
                 if (request := self._requests.pop(data.number, None)) is not None:
                     self._count_speed(request, data, clock)
             case "called", ToolCall():
@@ -226,7 +226,7 @@ class Status:
             case _:
                 pass
 
-    def _note_work(self, work: Working, clock: float) -> None:
+    def _note_work(self, work: ProgressEvent, clock: float) -> None:
         if work.number is None:
             self._warming = work if work.done < work.total or not work.total else None
         elif (request := self._requests.get(work.number)) is not None:
@@ -239,7 +239,7 @@ class Status:
     def _requests_of(self, node: int) -> list[_OpenRequest]:
         return [each for each in self._requests.values() if each.node == node]
 
-    def _count_speed(self, request: _OpenRequest, replied: Replied, clock: float) -> None:
+    def _count_speed(self, request: _OpenRequest, replied: ReplyEvent, clock: float) -> None:
         if request.first_piece is None:
             return
         used = sum((each for each in replied.usage.values() if _is_usage(each)), Usage())
@@ -339,11 +339,11 @@ def _request_words(request: _OpenRequest, now: float) -> str:
         return f"writing about {format_tokens(written)} tokens{speed}"
     if request.is_rate_limited and request.stage is None:
         return f"waiting for the rate limit {_length(now - request.asked)}"
-    stage = request.stage or Working("reading")
+    stage = request.stage or ProgressEvent("reading")
     return f"{_stage_words(stage)} {_length(now - request.asked)}"
 
 
-def _stage_words(work: Working) -> str:
+def _stage_words(work: ProgressEvent) -> str:
     if work.stage == "queued":
         return f"queued behind {work.total} request{'' if work.total == 1 else 's'}"
     words = _STAGES.get(work.stage, "working")

@@ -23,7 +23,7 @@ from anabranch.backends._local_model import (
 )
 from anabranch.backends._request_events import progress_listener
 from anabranch.backends._request_fit import Chat
-from anabranch.messages import Delta, Message, Request, Working
+from anabranch.messages import Delta, Message, ProgressEvent, Request
 from anabranch.testing import ScriptedBackend
 from tests.backends.test_local_engine import an_engine, saying, texts
 
@@ -50,11 +50,11 @@ async def test_a_request_takes_over_from_a_warming(monkeypatch: pytest.MonkeyPat
     reached, go_on = threading.Event(), threading.Event()
     pieces = 0
 
-    def read(_: Any) -> Generator[Working, None, None]:
+    def read(_: Any) -> Generator[ProgressEvent, None, None]:
         nonlocal pieces
         while True:
             pieces += 1
-            yield Working("reading", pieces, 1000)
+            yield ProgressEvent("reading", pieces, 1000)
             reached.set()
             go_on.wait(30)
 
@@ -80,11 +80,11 @@ async def test_a_warming_that_is_cancelled_stops_at_the_next_piece(
     """Then the model is free for requests."""
     reached, closed = threading.Event(), threading.Event()
 
-    def read(_: Any) -> Generator[Working, None, None]:
+    def read(_: Any) -> Generator[ProgressEvent, None, None]:
         try:
             while True:
                 reached.set()
-                yield Working("reading", 1, 2)
+                yield ProgressEvent("reading", 1, 2)
         finally:
             closed.set()
 
@@ -113,7 +113,7 @@ async def test_who_waits_is_told_how_many_are_served_first(monkeypatch: pytest.M
         go_on.wait(30)
         yield Delta(text="slow")
 
-    heard: list[Working] = []
+    heard: list[ProgressEvent] = []
 
     async with an_engine(monkeypatch) as engine:
 
@@ -130,14 +130,14 @@ async def test_who_waits_is_told_how_many_are_served_first(monkeypatch: pytest.M
             group.create_task(ask(Work(saying("b"), lambda _: None, heard.append)))
             await settle_loop()
             go_on.set()
-    assert heard == [Working("queued", 0, 1), Working("reading")]
+    assert heard == [ProgressEvent("queued", 0, 1), ProgressEvent("reading")]
 
 
 async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request, and one that arrives during the loading."""
     loading, go_on = threading.Event(), threading.Event()
-    first: list[Working] = []
-    second: list[Working] = []
+    first: list[ProgressEvent] = []
+    second: list[ProgressEvent] = []
 
     def load(*_: Any) -> object:
         loading.set()
@@ -147,7 +147,7 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
     async with an_engine(monkeypatch) as engine:
         monkeypatch.setattr("anabranch.backends._local.Model", load)
 
-        async def ask(heard: list[Working]) -> None:
+        async def ask(heard: list[ProgressEvent]) -> None:
             async with aclosing(engine.run(Work(saying(), lambda _: None, heard.append))) as deltas:
                 async for _ in deltas:
                     pass
@@ -158,7 +158,7 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
             group.create_task(ask(second))
             await settle_loop()
             go_on.set()
-    assert first == second == [Working("loading"), Working("reading")]
+    assert first == second == [ProgressEvent("loading"), ProgressEvent("reading")]
 
 
 async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
@@ -167,7 +167,7 @@ async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
     class Busy(Backend):
         async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
             tell = progress_listener()
-            await asyncio.to_thread(tell, Working("reading", 5, 10))
+            await asyncio.to_thread(tell, ProgressEvent("reading", 5, 10))
             await settle_loop()
             yield Delta(text="Hi.", finish_reason="stop", done=True)
 
@@ -180,7 +180,7 @@ async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
         await commander.call_handler(ask())
     told = [event async for event in events]
     assert [event.kind for event in told] == ["request", "working", "first_chunk"]
-    assert told[1].data == Working("reading", 5, 10, told[0].data.number)
+    assert told[1].data == ProgressEvent("reading", 5, 10, told[0].data.number)
 
 
 # --- reading in pieces, without a model

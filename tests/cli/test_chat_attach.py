@@ -102,7 +102,7 @@ def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
     ]
     assert found.message.content == "@a.png and @doc.pdf"
     assert found.message.parts == [*found.parts]
-    with pytest.raises(AttachError, match="none of what models take"):
+    with pytest.raises(AttachError, match="no model takes"):
         attach("@tool.bin")
     (folder / "odd.txt").write_bytes(b"a\x01b")
     with pytest.raises(AttachError, match="is not text"):

@@ -17,7 +17,7 @@ from anabranch.commander import Event, Origin
 from anabranch.commander._event import EventSource
 from anabranch.commander._record import Actor
 from anabranch.handlers import respond
-from anabranch.messages import Asked, Message, Replied, ToolCall, Usage, Working
+from anabranch.messages import Message, ProgressEvent, ReplyEvent, RequestEvent, ToolCall, Usage
 from anabranch.testing import ScriptedBackend
 from tests.handlers.test_legible import TEXTS
 
@@ -34,12 +34,12 @@ def event(
 
 
 def asked(at: float, number: int = 1, **about: Any) -> Event:
-    return event("request", at, Asked(number, "local", "small", {}, 1, ()), **about)
+    return event("request", at, RequestEvent(number, "local", "small", {}, 1, ()), **about)
 
 
 def replied(at: float, number: int = 1, used: Usage | None = None, **about: Any) -> Event:
     usage = {} if used is None else {"small": used}
-    return event("reply", at, Replied(number, 1.0, 3, usage, "stop"), **about)
+    return event("reply", at, ReplyEvent(number, 1.0, 3, usage, "stop"), **about)
 
 
 def status(*events: Event, began: float = 0.0, **settings_: Any) -> Status:
@@ -63,17 +63,17 @@ def test_from_the_first_moment_of_a_turn_something_is_said() -> None:
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        (Working("queued", 0, 1, 1), "queued behind 1 request 2 s"),
-        (Working("queued", 0, 3, 1), "queued behind 3 requests 2 s"),
-        (Working("fetching", 40, 100, 1), "fetching the model 40 % 2 s"),
-        (Working("loading", 0, 0, 1), "loading the model 2 s"),
-        (Working("reading", 0, 0, 1), "reading the prompt 2 s"),
-        (Working("reading", 0, 812, 1), "reading the prompt (812 tokens) 2 s"),
-        (Working("reading", 406, 812, 1), "reading the prompt (812 tokens, 50 %) 2 s"),
-        (Working("reading", 900, 812, 1), "reading the prompt (812 tokens, 100 %) 2 s"),
+        (ProgressEvent("queued", 0, 1, 1), "queued behind 1 request 2 s"),
+        (ProgressEvent("queued", 0, 3, 1), "queued behind 3 requests 2 s"),
+        (ProgressEvent("fetching", 40, 100, 1), "fetching the model 40 % 2 s"),
+        (ProgressEvent("loading", 0, 0, 1), "loading the model 2 s"),
+        (ProgressEvent("reading", 0, 0, 1), "reading the prompt 2 s"),
+        (ProgressEvent("reading", 0, 812, 1), "reading the prompt (812 tokens) 2 s"),
+        (ProgressEvent("reading", 406, 812, 1), "reading the prompt (812 tokens, 50 %) 2 s"),
+        (ProgressEvent("reading", 900, 812, 1), "reading the prompt (812 tokens, 100 %) 2 s"),
     ],
 )
-def test_what_the_model_is_busy_with_before_it_speaks(work: Working, words: str) -> None:
+def test_what_the_model_is_busy_with_before_it_speaks(work: ProgressEvent, words: str) -> None:
     """Each stage has words and its progress."""
     assert status(asked(1.0), event("working", 1.5, work)).state(3.0) == words
 
@@ -132,17 +132,17 @@ def test_a_person_who_is_asked_is_waited_for() -> None:
 def test_a_model_that_gets_ready_is_shown_between_turns() -> None:
     """The progress is shown until it ends or a request begins."""
     made = Status()
-    made.process(event("working", 0.0, Working("loading")))
+    made.process(event("working", 0.0, ProgressEvent("loading")))
     assert made.line(1.0, WIDE) == "loading the model"
-    made.process(event("working", 0.0, Working("reading", 5, 10)))
+    made.process(event("working", 0.0, ProgressEvent("reading", 5, 10)))
     assert made.line(1.0, WIDE) == "reading the prompt (10 tokens, 50 %)"
-    made.process(event("working", 0.0, Working("reading", 10, 10)))
+    made.process(event("working", 0.0, ProgressEvent("reading", 10, 10)))
     assert made.line(1.0, WIDE) == ""
 
 
 def test_a_replayed_request_is_none() -> None:
     """A request replayed from the journal is not shown."""
-    old = event("request", 0.0, Asked(1, "local", "small", {}, 1, (), replayed=True))
+    old = event("request", 0.0, RequestEvent(1, "local", "small", {}, 1, (), replayed=True))
     assert status(old).state(1.0) == "thinking"
 
 
@@ -154,7 +154,7 @@ def test_the_summary_has_seconds_tokens_and_speed() -> None:
     for turn in (0.0, 100.0):
         made.begin(turn)
         made.process(asked(turn))
-        made.process(event("working", turn + 0.5, Working("reading", 0, 812, 1)))
+        made.process(event("working", turn + 0.5, ProgressEvent("reading", 0, 812, 1)))
         made.process(event("first_chunk", turn + 1.5, 1))
         made.process(event("charged", turn + 7.0, {"small": used}))
         made.process(replied(turn + 7.5, used=used))
@@ -222,12 +222,12 @@ def a_call(name: str, arguments: dict[str, Any]) -> ToolCall:
     return ToolCall(id="1", name=name, arguments=arguments)
 
 
-def a_question(number: int) -> Asked:
-    return Asked(number, "p", "m", {}, 1, ())
+def a_question(number: int) -> RequestEvent:
+    return RequestEvent(number, "p", "m", {}, 1, ())
 
 
-def a_reply(number: int, used: Usage) -> Replied:
-    return Replied(number, None, 0, {"m": used})
+def a_reply(number: int, used: Usage) -> ReplyEvent:
+    return ReplyEvent(number, None, 0, {"m": used})
 
 
 ODD_DATA = st.one_of(
@@ -240,7 +240,7 @@ ODD_DATA = st.one_of(
         st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.lists(TEXTS, max_size=2))),
     ),
     st.builds(
-        Working,
+        ProgressEvent,
         st.sampled_from(["queued", "waiting", "fetching", "verifying", "loading", "reading"]),
         st.integers(-5, 10**12),
         st.integers(-5, 10**12),

@@ -144,7 +144,7 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def test_a_conversation_takes_the_place_of_a_file_alone(no_file: Path) -> None:
     """Pipes, devices, folders and links to them are refused, and no other file stays."""
     before = os.stat(no_file)
-    with pytest.raises(OSError, match="no file that could be replaced"):
+    with pytest.raises(OSError, match="only a regular file can be replaced"):
         Conversation("x").save(no_file)
 
     assert os.stat(no_file).st_ino == before.st_ino

@@ -119,7 +119,7 @@ WRONG = [
     ),
     (["list", "-i", "none.db"], 2, "there is no index 'none.db'"),
     (["add", "docs", "nowhere"], 2, "'nowhere' does not exist"),
-    (["add", "docs", "-i", "no/x.db"], 1, "there is no folder"),
+    (["add", "docs", "-i", "no/x.db"], 1, "does not exist"),
     (["search", "x", "-i", "page.md"], 1, "is no SQLite file"),
     (["search", "x", "-k", "0"], 2, "Invalid value for '-k'"),
     (["remove", "nobody", "-i", "words.db"], 2, "unknown document 'nobody'"),

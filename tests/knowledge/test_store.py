@@ -140,8 +140,11 @@ BAD = {
     "one byte": (lambda path: path.write_text("x"), "is no SQLite file"),
     "pipe": (os.mkfifo, "is no SQLite file"),
     "folder": (Path.mkdir, "is a folder: name a file in it"),
-    "foreign": (lambda path: make(path, "create table t (a)"), "is a SQLite file of another"),
-    "marked": (lambda path: make(path, "pragma application_id = 7"), "is a SQLite file of another"),
+    "foreign": (lambda path: make(path, "create table t (a)"), "is an SQLite file of another"),
+    "marked": (
+        lambda path: make(path, "pragma application_id = 7"),
+        "is an SQLite file of another",
+    ),
     "newer": (
         lambda path: make(
             path,
@@ -171,7 +174,11 @@ async def test_a_file_that_is_no_index_is_refused_and_not_changed(tmp_path, kind
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("", "no name that a file"), ("a\0b", "no name that a file"), ("no/such/a.db", "no folder")],
+    [
+        ("", "not a valid file name"),
+        ("a\0b", "not a valid file name"),
+        ("no/such/a.db", "folder .* does not exist"),
+    ],
 )
 async def test_a_name_that_no_file_can_have_is_one_error(tmp_path, monkeypatch, name, why):
     """SQLite would open a temporary file for it."""

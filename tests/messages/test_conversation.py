@@ -69,7 +69,7 @@ def test_messages_of_the_wire_are_taken_as_they_are() -> None:
 def test_a_mapping_that_is_no_message_is_refused_at_once(wrong: dict[str, Any]) -> None:
     """Nothing is added then, not what was right either."""
     conversation = Conversation()
-    with pytest.raises(ConfigurationError, match="no message of the wire"):
+    with pytest.raises(ConfigurationError, match="not a message of the wire"):
         conversation.add("right", wrong)
 
     assert len(conversation) == 0
@@ -106,7 +106,7 @@ def test_a_record_is_the_conversation(said: list[Message], thread_id: str) -> No
 )
 def test_what_is_no_record_is_refused(wrong: Any) -> None:
     """By an error that says so."""
-    with pytest.raises(ConfigurationError, match="no saved conversation"):
+    with pytest.raises(ConfigurationError, match="not a saved conversation"):
         Conversation.from_record(wrong)
 
 
@@ -128,11 +128,11 @@ def test_a_request_takes_tools_of_the_wire(given: Any) -> None:
 @pytest.mark.parametrize("wrong", [{}, {"name": 5}, {"function": "x"}, print, "add", None])
 def test_what_is_no_tool_is_refused_at_once(wrong: Any) -> None:
     """By requests and by agents."""
-    with pytest.raises(ConfigurationError, match="no tool"):
+    with pytest.raises(ConfigurationError, match="not a tool"):
         Conversation().request(tools=[wrong])
-    with pytest.raises(ConfigurationError, match="no tool"):
+    with pytest.raises(ConfigurationError, match="not a tool"):
         Request((), [wrong])
-    with pytest.raises(TypeError, match="no tool"):
+    with pytest.raises(TypeError, match="not a tool"):
         Agent(ScriptedBackend(), tools=[wrong])
 
 
@@ -144,7 +144,7 @@ def test_a_tool_of_the_wire_that_is_strict_stays_so() -> None:
 
     assert request_body("m", Request((), [strict]))["tools"] == [strict]
     assert request_body("m", Request((), [loose]))["tools"] == [WIRE_TOOL]
-    with pytest.raises(ConfigurationError, match="no tool"):
+    with pytest.raises(ConfigurationError, match="not a tool"):
         Request((), [{**strict, "function": {**strict["function"], "strict": "yes"}}])  # type: ignore[list-item]
 
 

@@ -28,7 +28,7 @@ from anabranch.messages import (
     ToolCallDelta,
     request_body,
 )
-from anabranch.messages.kept import read_message, write_json, write_message
+from anabranch.messages.compact_json import read_message, write_json, write_message
 from anabranch.testing import ScriptedBackend, deltas
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)

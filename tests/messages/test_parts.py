@@ -23,7 +23,7 @@ from support.media_files import MP3, PDF, PIXEL, PNG, SAMPLES, WAV
 from anabranch import ConfigurationError, Conversation, Message, Part
 from anabranch.messages import Request, request_body
 from anabranch.messages import _part as parts_module
-from anabranch.messages.kept import read_message, write_json, write_message
+from anabranch.messages.compact_json import read_message, write_json, write_message
 from anabranch.tools import ToolResult
 
 NAMES = st.none() | st.text(max_size=120)
@@ -90,7 +90,7 @@ def test_an_image_is_looked_at_in_the_detail_that_is_asked(tmp_path: Path) -> No
     part = Part.from_path(tmp_path / "a.png", detail="low")
     assert part.to_wire()["image_url"]["detail"] == "low"
     for make in (partial(Part.from_path, tmp_path / "a.pdf"), partial(Part.from_bytes, WAV)):
-        with pytest.raises(ConfigurationError, match="only an image"):
+        with pytest.raises(ConfigurationError, match="not an image"):
             make(detail="low")
     wrong: Any = "close"
     with pytest.raises(ConfigurationError, match="'low', 'high' or 'original'"):
@@ -121,15 +121,15 @@ def test_the_type_is_found_by_the_bytes(kind: str) -> None:
 @pytest.mark.parametrize(
     ("data", "declared", "why"),
     [
-        (b"<html>hello</html>", "image/png", "said to be image/png, and its bytes are text/plain"),
+        (b"<html>hello</html>", "image/png", "image/png, but its bytes are text/plain"),
         (PNG, "application/pdf", "its bytes are image/png"),
         (PNG, "text/plain", "its bytes are image/png"),
         (b"", "image/png", "empty"),
-        (b"\0\1\2\3", None, "none of what models take"),
-        (b"PK\x03\x04\xff\xfe", "application/zip", "none of what models take"),
-        (b"text", "application/zip", "none of what models take"),
-        (b"text", 'a"b/c;d', "none of what models take"),
-        (b"\xff\xfe\x00\xd8" * 3, "text/plain", "none of what models take"),
+        (b"\0\1\2\3", None, "no model takes"),
+        (b"PK\x03\x04\xff\xfe", "application/zip", "no model takes"),
+        (b"text", "application/zip", "no model takes"),
+        (b"text", 'a"b/c;d', "no model takes"),
+        (b"\xff\xfe\x00\xd8" * 3, "text/plain", "no model takes"),
     ],
 )
 def test_bytes_that_lie_about_their_type_are_refused(
@@ -148,7 +148,7 @@ def test_what_a_browser_says_beside_a_type_is_passed_over() -> None:
     sent = Part.from_bytes(b"a,b", "text/csv; charset=utf-8")
     assert sent == Part.from_bytes(b"a,b", "text/csv")
     wrong: Any = 3
-    with pytest.raises(ConfigurationError, match="its type is a text"):
+    with pytest.raises(ConfigurationError, match="media type must be a string"):
         Part.from_bytes(b"a,b", wrong)
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(
         return found
 
     monkeypatch.setattr(parts_module.os, "fstat", grown)
-    with pytest.raises(ConfigurationError, match="changed while it was read"):
+    with pytest.raises(ConfigurationError, match="changed during the read"):
         Part.from_path(file)
 
 
@@ -283,7 +283,7 @@ WIRES: list[Callable[[Any], Any]] = [
 @given(st.sampled_from(WIRES), st.none() | st.booleans() | st.integers() | st.text() | st.just([]))
 def test_a_part_of_the_wire_that_is_none_is_refused(make: Callable[[Any], Any], odd: Any) -> None:
     """With one kind of error, that says what it is about."""
-    with pytest.raises(ConfigurationError, match="no message of the wire"):
+    with pytest.raises(ConfigurationError, match="not a message of the wire"):
         Conversation().add({"role": "user", "content": [make(odd)]})
 
 

@@ -5,7 +5,13 @@ import random
 import pytest
 from support.seeds import example_count, seeds
 
-from anabranch.messages.tokens import _ALL_UP_TO, _SLICE, _SLICES, _weigh, estimate_tokens
+from anabranch.messages.tokens import (
+    _MAX_COMPLETE_CHARS,
+    _SLICE_CHARS,
+    _SLICES,
+    _weigh,
+    estimate_tokens,
+)
 
 ALPHABETS = [
     "abcdefghij klm nop",
@@ -30,8 +36,11 @@ def test_a_long_text_is_estimated_within_a_few_hundredths(seed):
     """Of whatever parts it is made, in turn or at random, and the same each time."""
     draw = random.Random(seed)
     alphabets = draw.choices(ALPHABETS, k=draw.randint(1, 4))
-    size = draw.choice([1, 10, 100, _SLICE, 1000, 10_000, 300_000, draw.randint(1, 5000)])
-    length, repeats = draw.randint(_ALL_UP_TO + 1, 2 * _ALL_UP_TO), draw.random() < 0.5
+    size = draw.choice([1, 10, 100, _SLICE_CHARS, 1000, 10_000, 300_000, draw.randint(1, 5000)])
+    length, repeats = (
+        draw.randint(_MAX_COMPLETE_CHARS + 1, 2 * _MAX_COMPLETE_CHARS),
+        draw.random() < 0.5,
+    )
     parts, made = [], 0
     while made < length:
         alphabet = alphabets[len(parts) % len(alphabets)] if repeats else draw.choice(alphabets)
@@ -57,5 +66,5 @@ def test_a_text_that_repeats_itself_as_often_as_slices_are_taken_is_estimated_as
 
 def test_a_short_text_is_estimated_as_it_is():
     """Up to half a million characters, so that nothing changes for it."""
-    text = "ab 12, " * (_ALL_UP_TO // 7)
+    text = "ab 12, " * (_MAX_COMPLETE_CHARS // 7)
     assert 0 <= estimate_tokens(text) - _weigh(text) < 1

@@ -27,7 +27,7 @@ from anabranch.backends import Backend
 from anabranch.commander.durable import scope_here
 from anabranch.handlers import call_tools, respond
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
-from anabranch.messages.kept import write_json
+from anabranch.messages.compact_json import write_json
 from anabranch.store import (
     Durable,
     Journal,

@@ -144,12 +144,12 @@ async def test_damage_is_said_when_it_is_met_and_ends_the_journal(tmp_path):
 async def test_a_folder_a_missing_folder_and_no_name(tmp_path):
     """Each has its own error."""
     assert "is a folder: name a file in it" in await refused(tmp_path)
-    assert "make the folder first" in await refused(tmp_path / "none" / "runs.db")
-    assert "make the folder first" in await refused(tmp_path / "none" / "deep" / "runs.db")
+    assert "create the folder" in await refused(tmp_path / "none" / "runs.db")
+    assert "create the folder" in await refused(tmp_path / "none" / "deep" / "runs.db")
     (tmp_path / "file").touch()
-    assert "make the folder first" in await refused(tmp_path / "file" / "runs.db")
+    assert "create the folder" in await refused(tmp_path / "file" / "runs.db")
     for name in ("", "a\0b"):
-        assert "no name that a file can have" in await refused(name)
+        assert "not a valid file name" in await refused(name)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from support.failing_disk import FailingDisk
 from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
 
 from anabranch import Agent, Commander
-from anabranch.messages import sqlite
+from anabranch.files import sqlite
 from anabranch.store import Durable, Journal, _file_thread, _open_file
 from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError
@@ -184,7 +184,7 @@ asyncio.run(main())
         (errno.ENOSPC, "has no room left to grow.*make room"),
         (errno.EROFS, "may not be written to.*in which this user can write"),
         (errno.EACCES, "may not be used.*in which this user can write"),
-        (errno.EMFILE, r"could open no file more.*ulimit -n"),
+        (errno.EMFILE, r"too many open files.*ulimit -n"),
         (errno.EXDEV, "could not be used.*see what"),
     ],
 )

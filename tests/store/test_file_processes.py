@@ -317,7 +317,7 @@ def test_a_file_that_others_add_pages_to_while_it_is_opened_is_not_damaged(
             return cursor
 
     monkeypatch.setattr(
-        "anabranch.messages.sqlite.sqlite3.connect",
+        "anabranch.files.sqlite.sqlite3.connect",
         lambda name, **options: connect(name, **options, factory=Interleaved),
     )
     connection = _open_file.connect(name)

@@ -19,7 +19,7 @@ from anabranch.commander import BudgetExceeded
 from anabranch.dispatch import FencedCode, Hermes, Think, fork
 from anabranch.dispatch.assembly import assemble
 from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
-from anabranch.messages.kept import read_message, write_json, write_message
+from anabranch.messages.compact_json import read_message, write_json, write_message
 from anabranch.store import Durable, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, explore, pause

@@ -16,7 +16,7 @@ import pytest
 from support.journal_file import acquire_run, journal_process, make_row, open_journal, row_values
 from support.seeds import example_count
 
-from anabranch.messages import sqlite
+from anabranch.files import sqlite
 from anabranch.store import Journal, _file_thread, _open_file
 from anabranch.store._journal_file import JournalFile
 from anabranch.store.errors import JournalError

@@ -13,7 +13,7 @@ from anabranch.agents import Agent, AgentMessage, ToolExecutor
 from anabranch.commander import Event, Retry, emit
 from anabranch.commander.tap import Tap
 from anabranch.handlers import View, call_tools, respond
-from anabranch.messages import Asked, Conversation, Replied, Request, Usage
+from anabranch.messages import Conversation, ReplyEvent, Request, RequestEvent, Usage
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import Decision
 from anabranch.tracing import record
@@ -242,9 +242,9 @@ async def test_a_reply_without_a_message_is_recorded(tmp_path: Path) -> None:
 
     @handler
     async def ask(node: Node) -> None:
-        emit(node, "request", Asked(1, "p", "m", {}, 1, (), False))
+        emit(node, "request", RequestEvent(1, "p", "m", {}, 1, (), False))
         used = {"m": Usage(input_tokens=3)}
-        emit(node, "reply", Replied(1, None, 1, used, "stop", None, False, deltas))
+        emit(node, "reply", ReplyEvent(1, None, 1, used, "stop", None, False, deltas))
 
     async with Commander() as commander, record(commander, tmp_path / "r", content=True) as seen:
         await commander.call_handler(ask())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.commander import Event, EventKind
 from anabranch.commander.remote import EventSource, Origin
-from anabranch.messages import Asked, Replied, ToolCall
+from anabranch.messages import ReplyEvent, RequestEvent, ToolCall
 from anabranch.tools import ToolResult
 from anabranch.tracing import Trace
 from anabranch.tracing.records import Records, to_line
@@ -49,8 +49,8 @@ odd = st.one_of(
 )
 said = st.one_of(
     odd,
-    st.builds(Asked, odd, odd, odd, odd, odd, odd, odd, odd),
-    st.builds(Replied, odd, odd, odd, odd, odd, odd, odd, odd),
+    st.builds(RequestEvent, odd, odd, odd, odd, odd, odd, odd, odd),
+    st.builds(ReplyEvent, odd, odd, odd, odd, odd, odd, odd, odd),
     st.builds(ToolCall.model_construct, id=odd, name=odd, arguments=odd, error=odd),
     st.builds(ToolResult.model_construct, status=odd, content=odd),
 )

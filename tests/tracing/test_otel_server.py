@@ -17,7 +17,7 @@ from support.seeds import example_count
 from support.spans import CollectedSpans
 
 from anabranch import Commander, Message, Node, connect, handler
-from anabranch.messages import Asked, Delta, Replied, Request
+from anabranch.messages import Delta, ReplyEvent, Request, RequestEvent
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import otel
 
@@ -150,9 +150,11 @@ async def test_the_last_attempt_names_the_reply() -> None:
 
 def test_events_of_requests_travel_between_processes() -> None:
     """Without the content."""
-    asked = Asked(1, "http", "tiny", {"n": 1}, 1, ("look",), False, ASKED, ("models.test", 80))
+    asked = RequestEvent(
+        1, "http", "tiny", {"n": 1}, 1, ("look",), False, ASKED, ("models.test", 80)
+    )
     copy = pickle.loads(pickle.dumps(asked))
     assert (copy.server, copy.request, copy.tools) == (("models.test", 80), None, ("look",))
-    replied = Replied(1, 0.5, 2, {}, "stop", None, False, (Delta("a"),), "chatcmpl-7", "tiny")
+    replied = ReplyEvent(1, 0.5, 2, {}, "stop", None, False, (Delta("a"),), "chatcmpl-7", "tiny")
     copy = pickle.loads(pickle.dumps(replied))
     assert (copy.response_id, copy.response_model, copy.deltas) == ("chatcmpl-7", "tiny", ())

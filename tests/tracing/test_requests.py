@@ -16,7 +16,7 @@ from anabranch.backends import Backend, Fallback
 from anabranch.backends._cassette import CassetteBackend
 from anabranch.commander import Event
 from anabranch.commander.tap import Tap
-from anabranch.messages import Asked, Delta, Replied, Request, Usage
+from anabranch.messages import Delta, ReplyEvent, Request, RequestEvent, Usage
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import otel, record
@@ -42,11 +42,11 @@ class SeenRequests:
         return [event for event in self.events if event.kind == kind]
 
     @property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[RequestEvent]:
         return [event.data for event in self.of("request")]
 
     @property
-    def replied(self) -> list[Replied]:
+    def replied(self) -> list[ReplyEvent]:
         return [event.data for event in self.of("reply")]
 
     def check(self) -> None:

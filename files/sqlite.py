@@ -1,7 +1,7 @@
 """Open an SQLite file that belongs to the package, and explain the errors of SQLite.
 
 Several processes may open and create one file at the same time. A file of another program is
-recognized before anything is written to it, and never changed.
+recognized before the first write, and never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .text import message_of
+from ..commander.errors import message_of
 
 __all__ = [
     "FAULTS",
@@ -31,7 +31,7 @@ BUSY_SECONDS = 30.0  # to wait for a commit of another process
 RETRY_SECONDS = 0.01
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 
-TOO_MANY_FILES = -1  # which is no code of SQLite
+TOO_MANY_FILES = -1  # not a code of SQLite
 _NOT_SQLITE = ("is no SQLite file", "name another file, or move this one away")
 # By SQLite's primary result code: what happened to the file, and what to do.
 FAULTS: Mapping[int, tuple[str, str]] = {
@@ -48,19 +48,22 @@ FAULTS: Mapping[int, tuple[str, str]] = {
     sqlite3.SQLITE_FORMAT: _NOT_SQLITE,
     sqlite3.SQLITE_BUSY: (
         f"was locked by another process for more than {BUSY_SECONDS:g} seconds",
-        "continue or end what holds it: a process that is stopped, or an open transaction in a"
-        " SQLite shell",
+        "continue or end the process that holds the lock, such as a stopped process or an SQLite"
+        " shell with an open transaction",
     ),
     sqlite3.SQLITE_PROTOCOL: ("could not be locked", "use a disk of this machine"),
-    sqlite3.SQLITE_NOMEM: ("could not be used for want of memory", "give the process more memory"),
+    sqlite3.SQLITE_NOMEM: (
+        "needs more memory than this process has",
+        "give the process more memory",
+    ),
     sqlite3.SQLITE_NOLFS: ("has no room left to grow", "use a disk that takes large files"),
     sqlite3.SQLITE_INTERNAL: ("could not be used", "check the installation of SQLite"),
     TOO_MANY_FILES: (
-        "could open no file more",
-        "let the process open more (ulimit -n), or drive fewer runs at once",
+        "cannot be opened, because this process has too many open files",
+        "raise the limit (ulimit -n), or run fewer runs at the same time",
     ),
 }
-_UNKNOWN = ("could not be used", "see what this error was caused by")
+_UNKNOWN = ("could not be used", "see the cause of this error")
 
 
 E = TypeVar("E", bound=Exception)
@@ -68,24 +71,30 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseFile(Generic[E]):
-    """An SQLite file of one kind: how it is recognized and opened, and what its errors say."""
+    """An SQLite file of one application: its identification, its migrations and its errors.
+
+    Journals of runs and indexes of documents are such files.
+    """
 
     name: str
     noun: str
-    error: Callable[[str, str, str], E]  # takes the name, what happened and what to do
+    error: Callable[[str, str, str], E]  # takes the name, the fault and the remedy
     application: int  # the application id in SQLite's header
-    # Each brings the file from the version of its index to the next.
+    # The statements at index N migrate tables of version N to version N + 1.
     migrations: Sequence[Sequence[str]]
-    remedies: Mapping[int, str]  # by SQLite's primary result code, where it differs from `FAULTS`
+    remedies: Mapping[int, str]  # by SQLite's primary result code; replaces that of `FAULTS`
     pragmas: Sequence[str] = ()
-    # Whether to refuse a file that is read-only, or on a disk without shared memory.
+    # Refuse a file that is read-only, or on a disk without shared memory.
     requires_writing: bool = False
-    # What else to check: before each attempt, and before anything is written.
+    # Further checks: before each attempt to open, and before the first write.
     before_open: Callable[[], None] = lambda: None
     inspect: Callable[[sqlite3.Connection, int], None] = lambda connection, version: None
 
     def connect(self) -> sqlite3.Connection:
-        """Open the file, or create it; its tables are those of the last migration then."""
+        """Open or create the file, and migrate its tables to the last version.
+
+        Waits up to 30 seconds for other processes. Raises `error`.
+        """
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             oldest = ".".join(map(str, OLDEST_SQLITE))
             why = f"needs SQLite {oldest}, and this Python has {sqlite3.sqlite_version}"
@@ -122,14 +131,15 @@ class DatabaseFile(Generic[E]):
             why = f"lies on a disk without shared memory (SQLite's journal mode is {mode!r})"
             raise self.error(self.name, why, "use a disk of this machine")
         sql.execute("pragma synchronous = full")
-        sql.execute("pragma fullfsync = on")  # macOS: or the disk's own cache may keep it
+        sql.execute("pragma fullfsync = on")  # macOS: flush the cache of the disk too
         if version < len(self.migrations):
             self._migrate(sql)
         elif self.requires_writing:
             _require_writable(sql)
-        # SQLite reads a missing part of the last page as zeros. Pages may be in the WAL only: a
-        # checkpoint moves them, unless another process does so or reads them there.
-        # The size is that before the checkpoint: others may add pages to the WAL after it.
+        # Detect a truncated file: SQLite reads a missing part of the last page as zeros. A shorter
+        # file is sound while pages are in the WAL only, so a checkpoint moves them first. It is
+        # no evidence if another process moves or reads them at the same time. Take the size before
+        # the checkpoint, because others may add pages to the WAL after it.
         size = _bytes_of(sql)
         if self.name != MEMORY and os.stat(self.name).st_size < size:
             busy, frames, moved = sql.execute("pragma wal_checkpoint(passive)").fetchone()
@@ -157,7 +167,7 @@ class DatabaseFile(Generic[E]):
         (version,) = sql.execute("pragma user_version").fetchone()
         (tables,) = sql.execute("select count(*) from sqlite_schema").fetchone()
         if application != self.application and (application or version or tables):
-            why = "is a SQLite file of another program"
+            why = "is an SQLite file of another program"
             raise self.error(self.name, why, f"name another file: {self.noun} has one of its own")
         if version > len(self.migrations):
             newest = len(self.migrations)
@@ -166,30 +176,30 @@ class DatabaseFile(Generic[E]):
         return version
 
     def require_place(self) -> None:
-        """Raise `error` for a name that SQLite would refuse, or refuse with less to say."""
+        """Raise `error` for a name that SQLite would refuse with a less helpful message."""
         if not self.name or "\0" in self.name:
-            raise self.error(self.name, "has no name that a file can have", "name a file")
+            raise self.error(self.name, "is not a valid file name", "name a file")
         if os.path.isdir(self.name):
             raise self.error(self.name, "is a folder", "name a file in it")
-        # A pipe or a device. SQLite takes a file of one byte for an empty one. Other processes may
-        # create the file meanwhile, so that it exists is asked first.
+        # Refuse pipes and devices, and a file of one byte, which SQLite treats as empty. Check
+        # `exists` first: another process may create the file between the two checks.
         if os.path.exists(self.name) and not (
             os.path.isfile(self.name) and os.stat(self.name).st_size != 1
         ):
             raise self.error(self.name, *_NOT_SQLITE)
         folder = os.path.dirname(os.path.realpath(self.name))
         if not os.path.isdir(folder):
-            why = f"cannot be made, for there is no folder {folder!r}"
-            raise self.error(self.name, why, "make the folder first")
+            why = f"cannot be created: the folder {folder!r} does not exist"
+            raise self.error(self.name, why, "create the folder")
 
     def explain(self, error: BaseException, code: int | None = None) -> E:
-        """Return the error that says what happened to the file, and what to do.
+        """Return an `error` with the fault of the file and its remedy.
 
-        `code` is SQLite's code for it, where `error` does not have one.
+        `code` is SQLite's result code, for an exception without one.
         """
         code = code or _code(error)
         if type(error) is sqlite3.OperationalError and not code:
-            code = sqlite3.SQLITE_CORRUPT  # Python's own error: a text that is not UTF-8
+            code = sqlite3.SQLITE_CORRUPT  # raised by Python for a text that is not UTF-8
         why, remedy = FAULTS.get(code, _UNKNOWN)
         what = f"{why} ({type(error).__name__}: {message_of(error)[:200]})"
         made = self.error(self.name, what, self.remedies.get(code, remedy))
@@ -203,7 +213,7 @@ def _require_writable(sql: sqlite3.Connection) -> None:
         sql.execute("begin immediate")
         sql.execute("commit")
     except sqlite3.OperationalError as error:
-        # A process that writes may have been stopped, and reading needs no wait for it.
+        # Do not wait: a stopped process may hold the lock, and reading works without it.
         if not is_busy(error):
             raise
     finally:

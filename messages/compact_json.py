@@ -1,4 +1,4 @@
-"""Messages as other rooms keep them in a journal: all there is of them, in few bytes."""
+"""Messages as compact JSON, for journals and cassettes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["read_message", "write_json", "write_message"]
 
 
 def write_message(message: Message) -> dict[str, Any]:
-    """Return all fields that say something, as JSON values; `read_message` gives an equal message.
+    """Return the fields without defaults as JSON values; `read_message` makes an equal message.
 
-    Arguments that are what the model's own text of them says stand there once.
+    Parsed arguments are left out if parsing `raw` gives them again.
     """
     fields = message.model_dump(mode="json", exclude_defaults=True)
     for call, saved in zip(message.tool_calls, fields.get("tool_calls", ()), strict=True):
@@ -25,7 +25,7 @@ def write_message(message: Message) -> dict[str, Any]:
 
 
 def read_message(fields: Mapping[str, Any], kind: type[Message] = Message) -> Message:
-    """Return the message that `write_message` wrote."""
+    """Make a message from the fields that `write_message` returned."""
     calls = [
         {"arguments": read_arguments(call["raw"])[0], **call} if "raw" in call else call
         for call in fields.get("tool_calls", ())
@@ -34,7 +34,7 @@ def read_message(fields: Mapping[str, Any], kind: type[Message] = Message) -> Me
 
 
 def write_json(value: object) -> str:
-    """Write JSON as text that has a UTF-8, mostly without escapes; equal values have one text."""
+    """Write JSON that has a UTF-8 encoding. Equal values have equal texts."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     try:
         text.encode()

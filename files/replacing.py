@@ -1,4 +1,4 @@
-"""Replace a file in one step: a reader finds the old text or the new text, never a part."""
+"""Replace a text file in one step: a reader finds the old text or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from secrets import token_hex
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["replace_file", "resolve", "write_pieces", "write_whole"]
+__all__ = ["replace_file", "replace_private_file", "resolve_link", "write_pieces"]
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
+def replace_private_file(path: str | os.PathLike[str], text: str) -> None:
     """Replace a file in one step; only its user may read it.
 
-    Holds after a crash or on a full disk too. Raises `OSError` if the file cannot be written or is
+    A crash or a full disk leaves the old file. Raises `OSError` if the file cannot be written or is
     a folder, a pipe or a device, and `ConfigurationError` if no file can have this name.
     """
     target = Path(path)
     try:
         if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
-        target = resolve(target)
+            raise OSError(errno.EINVAL, "only a regular file can be replaced", str(path))
+        target = resolve_link(target)
     except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
         raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
     replace_file(target, [text], 0o600)
 
 
-def resolve(path: Path) -> Path:
-    """Return the file that a link names, so that the link itself is not replaced."""
+def resolve_link(path: Path) -> Path:
+    """Return the target of a link, so that the link itself is not replaced.
+
+    Raises `RuntimeError` for a link to itself.
+    """
     path = path.resolve()
     if path.is_symlink():  # Python 3.13 and later do not raise
         raise RuntimeError("a link to itself")
@@ -38,9 +41,9 @@ def resolve(path: Path) -> Path:
 
 
 def replace_file(path: Path, pieces: Iterable[str], mode: int) -> None:
-    """Write pieces of text to a file beside `path`, and rename it to `path` when all are on disk.
+    """Write pieces of text to a new file beside `path`, sync it, and rename it to `path`.
 
-    `mode` is that of the new file, as `os.open` takes it.
+    `mode` has the permissions of the new file, as for `os.open`.
     """
     part = path.with_name(f".{path.name[:100]}.{token_hex(4)}.part")
     try:
