@@ -185,7 +185,7 @@ asyncio.run(main())
         (errno.EROFS, "may not be written to.*in which this user can write"),
         (errno.EACCES, "may not be used.*in which this user can write"),
         (errno.EMFILE, r"too many open files.*ulimit -n"),
-        (errno.EXDEV, "could not be used.*see what"),
+        (errno.EXDEV, "could not be used.*see the cause"),
     ],
 )
 async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number, why):
