@@ -160,8 +160,8 @@ def show_diff(
 ) -> None:
     """Show how recording B differs from recording A.
 
-    Times, and the order of nodes that ran at the same time, are not differences. Exit status: 0 if
-    there is no difference; 1 if there is one; 2 if the recordings cannot be compared.
+    Times, and the order of nodes that ran at the same time, are not differences. Exit status: 0
+    without differences; 1 with differences; 2 if the recordings cannot be compared.
     """
     allow_unencodable()
     with report_errors(USAGE, debug):

@@ -23,7 +23,7 @@ from ._output import allow_unencodable, format_count, one_line, print_error
 __all__ = ["follow_url", "watch"]
 
 NEW_FILE_POLL_SECONDS = 0.1  # for a file that does not exist yet
-RECONNECT_SECONDS = 30.0  # for which it tries to open a lost connection again
+RECONNECT_SECONDS = 30.0  # the time for attempts to open a lost connection again
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 4.0  # between two attempts
 
 
@@ -42,7 +42,7 @@ def watch(
     """Draw the tree of a run in another process until the run ends.
 
     Waits for a file that does not exist yet. Exit status: 0; 1 if the process died before the run
-    ended, or if the server has no such run; 2 for wrong usage; 130 after Ctrl-C.
+    ended, or if the run is not on the server; 2 for wrong usage; 130 after Ctrl-C.
     """
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):
