@@ -1,4 +1,4 @@
-"""anyio's and asyncio's own task groups and timeouts inside a node."""
+"""Task groups and timeouts of anyio and asyncio inside a node."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ async def give(node, value=None):
 
 
 async def test_an_anyio_task_group_works_in_a_body():
-    """Its tasks belong to the node: they may await nodes, which are the node's children."""
+    """Tasks of an anyio group belong to the node. Nodes that they await are its children."""
     results = []
 
     @handler
@@ -41,7 +41,7 @@ async def test_an_anyio_task_group_works_in_a_body():
 
 
 async def test_cancelling_the_node_cancels_its_task_groups_tasks():
-    """anyio's and asyncio's, which clean up before the node ends."""
+    """Tasks of anyio and asyncio groups clean up before the cancelled node ends."""
     ended, running = [], asyncio.Event()
 
     async def wait(name):
@@ -73,7 +73,7 @@ async def test_cancelling_the_node_cancels_its_task_groups_tasks():
 
 
 async def test_a_shielded_clean_up_is_finished():
-    """anyio's shield holds against the node's cancellation as anyio says it does."""
+    """A shielded anyio scope delays the node's cancellation, as anyio documents."""
     cleaned, running, release = [], asyncio.Event(), anyio.Event()
 
     @handler
@@ -98,7 +98,7 @@ async def test_a_shielded_clean_up_is_finished():
 
 
 async def test_a_failing_task_group_fails_the_node_with_its_group():
-    """An ExceptionGroup, as documented; the node's children are cancelled."""
+    """The node fails with the ExceptionGroup, and its children are cancelled."""
 
     async def bad():
         raise ValueError
@@ -123,7 +123,7 @@ async def test_a_failing_task_group_fails_the_node_with_its_group():
 
 
 async def test_a_timeout_of_anyios_or_asyncios_bounds_the_wait_and_not_the_node():
-    """fail_after, move_on_after, asyncio.timeout: the awaited node runs on."""
+    """fail_after, move_on_after and asyncio.timeout end the wait. The awaited node runs on."""
     release = asyncio.Event()
 
     @handler
@@ -152,7 +152,7 @@ async def test_a_timeout_of_anyios_or_asyncios_bounds_the_wait_and_not_the_node(
 
 @pytest.mark.parametrize("kind", ["fail_after", "move_on_after", "timeout"])
 async def test_a_timeout_around_run_cancels_the_job_and_waits_for_it(kind):
-    """Then it behaves as documented: raises TimeoutError, or goes on."""
+    """After the job has ended, the timeout raises TimeoutError or continues, as documented."""
     cleaned = []
 
     class Careful(Job[None]):
@@ -182,7 +182,7 @@ async def test_a_timeout_around_run_cancels_the_job_and_waits_for_it(kind):
 
 
 async def test_a_scope_around_a_block_cancels_it_and_is_caught_by_itself():
-    """The commander's block hands the scope's own cancellation back unchanged."""
+    """The commander's block passes the scope's cancellation on unchanged."""
     ended = []
     with anyio.move_on_after(0.01) as scope:
         async with Commander() as commander:
@@ -193,7 +193,7 @@ async def test_a_scope_around_a_block_cancels_it_and_is_caught_by_itself():
 
 
 async def test_waiting_under_a_cancelled_scope_does_not_spin():
-    """anyio repeats its cancellation at every turn; the wait for a slow clean-up is idle."""
+    """anyio repeats its cancellation on every turn. The wait for a slow clean-up stays idle."""
     idle = []
 
     @handler
@@ -215,7 +215,7 @@ async def test_waiting_under_a_cancelled_scope_does_not_spin():
 
 
 async def test_a_scope_that_a_body_cancels_itself_does_not_cancel_the_node():
-    """It ends the scope, and the body goes on."""
+    """The cancellation ends the scope, and the body continues."""
 
     @handler
     async def body(node):
@@ -229,7 +229,7 @@ async def test_a_scope_that_a_body_cancels_itself_does_not_cancel_the_node():
 
 
 async def test_a_cancel_from_both_sides_in_one_turn_is_the_nodes():
-    """A timeout inside fires in the turn in which the node is cancelled: cancelled wins."""
+    """A timeout fires in the turn in which the node is cancelled. The node ends cancelled."""
     running = asyncio.Event()
 
     @handler
@@ -263,7 +263,7 @@ async def test_a_cancel_from_both_sides_in_one_turn_is_the_nodes():
 
 
 async def test_a_childs_failure_cancels_a_body_in_a_task_group():
-    """fail_fast reaches a body that stands in a task group or a scope; its tasks end first."""
+    """fail_fast cancels a body inside a task group or scope. The group's tasks end first."""
     ended = []
 
     async def wait():
@@ -286,7 +286,7 @@ async def test_a_childs_failure_cancels_a_body_in_a_task_group():
 
 
 async def test_anyios_thread_functions_work_in_a_body():
-    """`anyio.to_thread` and `from_thread` know the node's loop."""
+    """`anyio.to_thread` and `anyio.from_thread` use the node's loop."""
 
     def work():
         return anyio.from_thread.run(anyio.sleep, 0) or current_node()

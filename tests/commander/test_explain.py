@@ -1,4 +1,4 @@
-"""`explain` and the drawing of a tree, beyond what the contracts promise."""
+"""Details of `explain` and of the drawn tree that no contract test covers."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def leaves(node):
 
 @virtual_time
 async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
-    """From one second on, in the largest unit that fits."""
+    """The duration appears from one second on, in the largest unit that fits."""
     async with Commander(max_concurrency=1, slow_after=None) as commander:
         runs, waits = commander.put_job(Waits()), commander.put_job(Waits())
         joins = commander.call_handler(leaves())
@@ -47,7 +47,7 @@ async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
 
 
 async def test_explain_of_a_node_that_is_in_no_tree_says_so():
-    """With callbacks or without."""
+    """`explain` says that the node is in no tree, with or without callbacks."""
     async with Commander() as commander:
         for job in (Waits(), Waits().at_done(print)):
             assert commander.explain(job) == "Waits is pending: it is in no tree"
@@ -55,7 +55,7 @@ async def test_explain_of_a_node_that_is_in_no_tree_says_so():
 
 @virtual_time
 async def test_explain_counts_the_pause_before_another_attempt_from_its_beginning():
-    """A node that is tried again is pending anew."""
+    """A node that waits for its next attempt counts from the start of the pause."""
 
     @handler
     async def fails(node):
@@ -70,7 +70,7 @@ async def test_explain_counts_the_pause_before_another_attempt_from_its_beginnin
 
 
 async def test_explain_shows_all_branches_of_a_gather():
-    """Those that wait for nodes by the nodes, the others by where they stand."""
+    """Branches that await nodes are shown by node, the others by their line of code."""
 
     async def aside():
         await asyncio.Event().wait()
@@ -94,7 +94,7 @@ async def test_explain_shows_all_branches_of_a_gather():
 
 
 def check_agreement(text: str, found: tuple[Explanation, ...]) -> None:
-    """Check that text and data say the same, node by node and in the same order."""
+    """Check that text and data list the same nodes in the same order."""
     lines = iter(text.splitlines())
     for each in found:
         line = next(lines)
@@ -112,7 +112,7 @@ def check_agreement(text: str, found: tuple[Explanation, ...]) -> None:
 
 @handler
 async def awaits(node, shape):
-    """Await as many nodes as `shape` has parts, each of them of the shape of its part."""
+    """Await one node for each part of `shape`. Each node recurses into its part."""
     await asyncio.gather(asyncio.Event().wait(), *(awaits(each) for each in shape))
 
 
@@ -122,7 +122,7 @@ SHAPES = st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), ma
 @settings(max_examples=30, deadline=None)
 @given(SHAPES)
 def test_text_and_data_of_explain_agree(shape):
-    """Of each node of any tree; the data name those for which each waits, which come below it."""
+    """For random trees, the data lists the awaited nodes in the order of the text."""
 
     async def main():
         async with Commander(slow_after=None) as commander:
@@ -143,7 +143,7 @@ def test_text_and_data_of_explain_agree(shape):
 
 
 async def test_text_and_data_of_explain_agree_where_lists_are_cut():
-    """A commander with many children, and a node to which two ways lead."""
+    """The tree has a commander with many children and a node that two paths reach."""
 
     @handler
     async def waits(node, other):

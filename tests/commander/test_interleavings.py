@@ -18,7 +18,7 @@ Outcome = tuple[str, ...]
 
 
 class Branch(Job[int]):
-    """Two children, one of them a job; each step falls at a moment of the seed's choosing."""
+    """A node with a handler and a job as children. The seed chooses when each step happens."""
 
     depth: int
     log: list[str]
@@ -45,7 +45,7 @@ async def part(node: Node[Any], log: list[str]) -> int:
 
 
 def test_cancel_against_completion() -> None:
-    """Completed with the sum or cancelled whole; each node's callback once, child before parent."""
+    """The tree completes with the sum or ends cancelled. Callbacks run once, children first."""
 
     async def main() -> Outcome:
         log: list[str] = []
@@ -67,7 +67,7 @@ def test_cancel_against_completion() -> None:
 
 
 def test_cancel_against_completion_with_one_place() -> None:
-    """A limit changes neither outcome, and deadlocks under no order."""
+    """The limit changes neither outcome, and no order deadlocks."""
 
     async def main() -> Outcome:
         async with Commander(max_concurrency=1, slow_after=None) as commander:
@@ -81,7 +81,7 @@ def test_cancel_against_completion_with_one_place() -> None:
 
 
 def test_a_failure_against_its_awaiter_s_cancellation(caplog: pytest.LogCaptureFixture) -> None:
-    """The failure is taken or logged, never both and never neither."""
+    """The awaiter receives the failure or the log records it: never both, never neither."""
 
     @handler
     async def fails(node: Node[Any], awaited: asyncio.Event) -> None:
@@ -115,7 +115,7 @@ def test_a_failure_against_its_awaiter_s_cancellation(caplog: pytest.LogCaptureF
 
 
 def test_a_timeout_against_completion_under_retry() -> None:
-    """A node that times out is tried again until its attempts are used up."""
+    """A node that times out is retried until its attempts are used up."""
 
     async def main() -> Outcome:
         began: list[int] = []
@@ -143,7 +143,7 @@ def test_a_timeout_against_completion_under_retry() -> None:
 
 
 def test_a_sibling_s_failure_against_completion() -> None:
-    """Under `fail_fast` the parent fails with it, whatever the siblings had reached."""
+    """Under `fail_fast` the parent fails with the sibling's error in every interleaving."""
 
     @handler
     async def fails(node: Node[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are refused where they are given (commander/kinds.py)."""
+"""Arguments of the wrong type are refused when they are passed (commander/kinds.py)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AGENT, BACKEND = Agent(name="one"), ScriptedBackend()
 
 
 def transition(obs: str | None, state: State) -> None:
-    """Name nobody."""
+    """Return no agent."""
 
 
 MADE: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
@@ -122,7 +122,7 @@ MADE: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
 
 
 class Odd:
-    """No kind that anything takes."""
+    """A type that no parameter accepts."""
 
 
 WRONG = st.sampled_from([Odd(), b"bytes", (Odd(), 2), {"key": Odd()}, [Odd()], 1j, Odd])
@@ -135,7 +135,7 @@ WRONG = st.sampled_from([Odd(), b"bytes", (Odd(), 2), {"key": Odd()}, [Odd()], 1
 def test_an_argument_of_the_wrong_kind_is_refused_where_it_is_given(
     kind: str, name: str, wrong: Any
 ) -> None:
-    """With what it must be, and with what was given: not at the first call, deep inside."""
+    """The error names the expected and the actual type at the call, not at a later use."""
     make, options = MADE[kind]
     assume(wrong is not Odd or name not in FUNCTIONS.get(kind, ()))  # a class can be called
     assume(name not in LISTS or not isinstance(wrong, bytes | dict))  # these can be iterated
@@ -171,13 +171,13 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     ],
 )
 def test_what_is_said_of_an_argument_names_the_remedy(make: Callable[[], Any], said: str) -> None:
-    """Those that are easily mistaken."""
+    """The messages for commonly confused arguments say how to correct them."""
     with pytest.raises(TypeError, match=said):
         make()
 
 
 async def test_an_object_that_does_what_is_needed_passes_for_one() -> None:
-    """A stand-in of a user's own, which is no subclass; a class or a file is none."""
+    """A user's object passes without being a subclass. A class or a file does not."""
 
     class Parrot:
         default_options: Mapping[str, Any] = {}
@@ -240,13 +240,13 @@ visit: Callable[..., str] = visit_bird
 def test_a_checked_function_refuses_what_its_annotations_do_not_say(
     arguments: Any, options: Any, said: str
 ) -> None:
-    """By position and by keyword, in the words of `require`."""
+    """The error uses the words of `require`, for positional and keyword arguments."""
     with pytest.raises((TypeError, ValueError), match=said):
         visit(*arguments, **options)
 
 
 def test_a_checked_function_takes_all_else_as_before() -> None:
-    """Stand-ins, and what no annotation can be checked for; its signature is its own."""
+    """Duck-typed objects and unchecked annotations pass, and the signature is unchanged."""
 
     class Parrot:
         sing = Bird.sing

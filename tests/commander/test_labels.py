@@ -1,4 +1,4 @@
-"""Events say whose work a node does and where it stands, without a tree to be rebuilt."""
+"""Events carry the path, agent and key of their node, so readers need not rebuild the tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("light_heap")
 
 
 class Branch(Node[None]):
-    """A node of a random tree; some say whose work they do."""
+    """A node of a random tree. Some nodes name an agent."""
 
     key: str | None = None
 
@@ -45,7 +45,7 @@ class Branch(Node[None]):
 
 
 def test_every_event_knows_its_path_its_agent_and_its_key() -> None:
-    """As the node itself does, of random trees; also when the nodes are gone, and pickled."""
+    """Events match the node's own labels in random trees, also pickled and after its end."""
 
     async def main() -> int:
         seen: dict[int, tuple[str, Actor | None, Any]] = {}
@@ -68,7 +68,7 @@ def test_every_event_knows_its_path_its_agent_and_its_key() -> None:
 
 
 def test_a_long_path_is_cut_as_the_nodes_own() -> None:
-    """Its middle is left out."""
+    """A long path leaves out its middle, in the event as in the node."""
 
     class Deep(Job[str]):
         depth: int
@@ -89,7 +89,7 @@ def test_a_long_path_is_cut_as_the_nodes_own() -> None:
 
 
 async def test_text_of_agents_is_labelled() -> None:
-    """Five at once in one commander: each piece of text has its agent and its session."""
+    """Five agents run at once. Each piece of text names its agent and its session."""
     backend = ScriptedBackend(otherwise=lambda request: f"for {request.messages[-1].content}")
     agents = [Agent(backend, name=f"researcher{n}") for n in range(5)]
     said: dict[tuple[str | None, Any], str] = {}
@@ -107,7 +107,7 @@ async def test_text_of_agents_is_labelled() -> None:
 
 
 async def test_text_of_a_conversation_is_labelled() -> None:
-    """By who speaks, and the session of the memory in which that is kept."""
+    """Each piece of text names its speaker and the session of the shared memory."""
     bob = ConversableAgent("bob", ScriptedBackend("I am Bob."))
     user = UserProxyAgent("user", human_input_mode="NEVER", max_consecutive_auto_reply=0)
 

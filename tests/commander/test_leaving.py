@@ -23,7 +23,7 @@ pytestmark = pytest.mark.contract("T14")
 
 
 async def test_exit_takes_no_new_jobs_and_cancels_the_rest():
-    """With the reason "exit"; putting at the top raises `NodeClosed`."""
+    """Nodes are cancelled with the reason "exit". A put at the top raises `NodeClosed`."""
     async with asyncio.timeout(5), Commander() as commander:
         running = asyncio.Event()
         node = commander.call_handler(hang(running))
@@ -37,7 +37,7 @@ async def test_exit_takes_no_new_jobs_and_cancels_the_rest():
 
 
 async def test_pending_runs_return_exits_result():
-    """Each of them, jobs and handlers alike; only the first call counts."""
+    """Every pending `run` of a job or handler returns the result of the first `exit` call."""
     async with asyncio.timeout(5), Commander() as commander:
         events = [asyncio.Event(), asyncio.Event()]
         runs = [asyncio.create_task(commander.run(hang(event))) for event in events]
@@ -49,7 +49,7 @@ async def test_pending_runs_return_exits_result():
 
 
 async def test_exit_from_inside_a_node_ends_that_node_too():
-    """It is cancelled like the rest, and its `run` returns the result."""
+    """The calling node is cancelled too, and its `run` returns the result of `exit`."""
 
     @handler
     async def leaves(node):
@@ -63,7 +63,7 @@ async def test_exit_from_inside_a_node_ends_that_node_too():
 
 
 async def test_the_block_itself_goes_on_after_exit():
-    """It is left as any block is; the commander has completed."""
+    """The code in the block continues, and the commander has completed."""
     after = []
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(hang())
@@ -78,7 +78,7 @@ async def test_the_block_itself_goes_on_after_exit():
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new():
-    """What runs may still put children of its own; all ends by itself."""
+    """Running nodes may still put children. All of them complete."""
     release = asyncio.Event()
 
     @handler
@@ -98,7 +98,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new():
 
 
 async def test_drain_cancels_what_is_left_after_its_timeout():
-    """It waits for the clean-up and says that not all ended by itself."""
+    """After the timeout, drain cancels the rest, waits for the clean-up and returns False."""
     cleaned = []
 
     @handler
@@ -119,14 +119,14 @@ async def test_drain_cancels_what_is_left_after_its_timeout():
 
 
 async def test_drain_of_an_empty_commander_returns_at_once():
-    """There is nothing to wait for; also with a timeout of zero."""
+    """An empty commander drains at once, also with a timeout of zero."""
     async with asyncio.timeout(5), Commander() as commander:
         assert await commander.drain() is True
         assert await commander.drain(0) is True
 
 
 async def test_drain_from_inside_a_node_does_not_wait_for_that_node():
-    """It waits for the others."""
+    """drain waits for the other nodes only."""
     order = []
 
     @handler
@@ -149,7 +149,7 @@ async def test_drain_from_inside_a_node_does_not_wait_for_that_node():
 
 
 def test_run_returns_the_jobs_result_when_the_commander_is_empty():
-    """Rounds that the job started elsewhere in the tree have ended too."""
+    """`run` also waits for the rounds that the job put under other parents."""
     ended = []
 
     class Round(Job[str]):
@@ -167,7 +167,7 @@ def test_run_returns_the_jobs_result_when_the_commander_is_empty():
 
 
 def test_run_raises_the_jobs_failure():
-    """Unwrapped, once everything has ended."""
+    """The failure is raised without a group, after all nodes have ended."""
 
     @handler
     async def fail(node):
@@ -179,7 +179,7 @@ def test_run_raises_the_jobs_failure():
 
 
 def test_run_ends_a_job_after_its_timeout():
-    """As `commander.run` does: the job fails with `TimeoutError`; what is no number is refused."""
+    """The job fails with `TimeoutError`. A timeout that is not a number is refused."""
     with pytest.raises(TimeoutError):
         run(hang(), timeout=0.01)
     assert run(give(1), timeout=10) == 1
@@ -188,7 +188,7 @@ def test_run_ends_a_job_after_its_timeout():
 
 
 def test_run_returns_exits_value_if_that_was_called():
-    """Also if the job had a result of its own by then."""
+    """The value of `exit` wins over a result that the job already had."""
 
     class Leaves(Job[str]):
         async def task(self):
@@ -200,7 +200,7 @@ def test_run_returns_exits_value_if_that_was_called():
 
 
 def test_run_without_auto_exit_stays_open_for_thread_safe_puts_until_exit():
-    """The job has ended; puts from another thread still work; `exit`'s value is returned."""
+    """After the job has ended, other threads can put jobs until `exit` returns its value."""
     results = []
 
     class First(Job[None]):
@@ -218,7 +218,7 @@ def test_run_without_auto_exit_stays_open_for_thread_safe_puts_until_exit():
 
 
 async def test_run_inside_a_running_loop_is_an_error():
-    """The message names the way in; the job stays unstarted."""
+    """The error names the alternative, and the job stays unstarted."""
     job = Idle()
     with pytest.raises(RuntimeError, match="async with Commander"):
         run(job)
@@ -226,14 +226,14 @@ async def test_run_inside_a_running_loop_is_an_error():
 
 
 def test_run_may_be_called_again_and_again():
-    """Each has a loop and a commander of its own, and leaves the signal handlers as they were."""
+    """Each call has its own loop and commander, and restores the signal handlers."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert [run(give(number)) for number in range(3)] == [0, 1, 2]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_run_works_outside_the_main_thread():
-    """It leaves signals alone there."""
+    """Outside the main thread `run` installs no signal handlers."""
     results = []
     thread = threading.Thread(target=lambda: results.append(run(give(1))))
     thread.start()
@@ -245,7 +245,7 @@ def test_run_works_outside_the_main_thread():
 
 
 def start(body, tmp_path):
-    """Run a program in a process of its own; it prints "ready" when signals may come."""
+    """Start a program in a new process. It prints "ready" when it can receive signals."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROLOGUE) + textwrap.dedent(body))
     return subprocess.Popen(
@@ -303,7 +303,7 @@ def program(tmp_path):
 
     def begin(body):
         processes.append(start(body, tmp_path))
-        clocks.append(threading.Timer(120, processes[-1].kill))  # a test fails, it does not hang
+        clocks.append(threading.Timer(120, processes[-1].kill))  # fails the test, so it cannot hang
         clocks[-1].start()
         read_until(processes[-1], "ready")
         return processes[-1]
@@ -316,7 +316,7 @@ def program(tmp_path):
 
 
 def test_the_first_sigint_cancels_the_tree_and_raises_when_it_has_ended(program):
-    """Every clean-up has run before KeyboardInterrupt comes out of `run`."""
+    """All clean-ups run before `run` raises KeyboardInterrupt."""
     process = program(QUIET % "0.05")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
@@ -327,7 +327,7 @@ def test_the_first_sigint_cancels_the_tree_and_raises_when_it_has_ended(program)
 
 
 def test_the_second_sigint_is_immediate(program):
-    """A clean-up that would take for ever is left; nothing is printed about lost tasks."""
+    """`run` abandons an endless clean-up and prints nothing about lost tasks."""
     process = program(QUIET % "3600")
     process.send_signal(signal.SIGINT)
     read_until(process, "cleaning")
@@ -340,7 +340,7 @@ def test_the_second_sigint_is_immediate(program):
 
 
 def test_the_second_sigint_leaves_no_thread_that_the_program_waits_for(program):
-    """Threads of anyio wait for work, which no longer comes; Python waits for all threads."""
+    """Idle anyio worker threads would otherwise keep Python from exiting."""
     process = program(
         """
         @handler
@@ -367,7 +367,7 @@ def test_the_second_sigint_leaves_no_thread_that_the_program_waits_for(program):
 
 
 def test_an_interrupt_ends_a_body_that_blocks_the_loop_at_the_second_one(program):
-    """The first cannot reach it; the second breaks into it."""
+    """The first SIGINT cannot reach the body. The second interrupts it."""
     process = program(
         """
         @handler
@@ -387,14 +387,14 @@ def test_an_interrupt_ends_a_body_that_blocks_the_loop_at_the_second_one(program
     )
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.3)  # what is tested: that it goes on
+        process.wait(0.3)  # the test is that the loop ignores the interrupt
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert output.split() == ["broken", "into", "KeyboardInterrupt"]
 
 
 def test_sigterm_cancels_the_tree_and_exits_with_143(program):
-    """As a program that was terminated does, after its clean-up."""
+    """The program runs its clean-up and exits as a terminated program does."""
     process = program(QUIET % "0.05")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -403,7 +403,7 @@ def test_sigterm_cancels_the_tree_and_exits_with_143(program):
 
 
 def test_a_program_that_handles_sigterm_keeps_its_handler(program):
-    """`run` takes nobody's place."""
+    """`run` does not replace a SIGTERM handler of the program."""
     process = program(
         """
         signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), sys.exit(7)))
@@ -417,7 +417,7 @@ def test_a_program_that_handles_sigterm_keeps_its_handler(program):
 
 
 def test_signals_are_not_handled_inside_somebodys_application(program):
-    """`async with Commander()` under asyncio.run: asyncio's own SIGINT handling is untouched."""
+    """`async with Commander()` under asyncio.run leaves asyncio's SIGINT handling unchanged."""
     process = program(
         """
         async def main():

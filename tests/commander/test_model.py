@@ -1,6 +1,6 @@
-"""Random programs over random trees, under each policy: nothing that must hold is ever broken.
+"""Random programs over random trees keep every invariant under each policy.
 
-3,000 programs are played, and 30,000 in `make test-all`; other ones for each `ANABRANCH_SEED`.
+Runs 3,000 programs, or 30,000 in `make test-all`. `ANABRANCH_SEED` selects other programs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("light_heap")
 PROGRAMS = example_count(1_500, 30_000)
 COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
 NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
-# What meets timeouts, and what takes and gives the slots of a limit.
+# Programs for timeouts, and for taking and returning slots under a limit.
 LATE = ("new", "put", "put", "fail", "fail", "time", "time", "turns", "callback", "start", "cancel")
 SLOTS = (
     *("new", "new", "new", "put", "await", "await_new", "await_two", "run", "turns"),
@@ -33,7 +33,7 @@ NUMBERS = st.integers(0, 999)
 
 
 def draw(seed: int) -> tuple[list[Operation], dict[str, Any]]:
-    """Return a program and the setting in which it is played."""
+    """Return a program and the settings to run it with."""
     chance = random.Random(seed)
     theme = chance.choice(("any", "some", "late", "slots"))
     names = {"any": NAMES, "late": LATE, "slots": SLOTS}.get(theme) or chance.sample(NAMES, 12)
@@ -62,7 +62,7 @@ def play(seed: int, program: list[Operation], setting: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("part", range(10))
 def test_every_invariant_holds_in_random_programs(part: int) -> None:
-    """States, callbacks, places, failures, leaks: looked at after every turn and at the end."""
+    """Check states, callbacks, slots, failures and leaks after every turn and at the end."""
     for seed in seeds(PROGRAMS)[part::10]:
         program, setting = draw(seed)
         try:
@@ -74,7 +74,7 @@ def test_every_invariant_holds_in_random_programs(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_invariant_holds_where_the_world_misbehaves(part: int) -> None:
-    """The same programs, with odd exceptions, predicates, log handlers and task factories."""
+    """The programs meet odd exceptions, predicates, log handlers and task factories."""
     for seed in seeds(PROGRAMS // 6)[part::4]:
         program, setting = draw(seed)
         try:
@@ -98,5 +98,5 @@ def test_every_invariant_holds_where_the_world_misbehaves(part: int) -> None:
 def test_every_invariant_holds_and_a_broken_one_is_shrunk(
     seed: int, program: list[Operation], limit: int | None, policy: Any, ending: int
 ) -> None:
-    """The same, with programs of hypothesis's making, which it makes smaller when one fails."""
+    """hypothesis generates the programs and shrinks one that fails."""
     play(seed, program, {"limit": limit, "policy": policy, "ending": ending})

@@ -1,4 +1,4 @@
-"""What a sceptic tries on a tree: interrupts, storms from threads, leaving from odd places."""
+"""Hostile uses of a tree: interrupts, many threads at once, exits in unusual places."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fails(node: Node[Any]) -> None:
 def test_an_interrupt_raised_in_the_tree_leaves_run_when_its_node_has_ended(
     kind: type[BaseException], where: str
 ) -> None:
-    """As in any asyncio program it stops the loop; it is not kept as a result."""
+    """The interrupt stops the loop as in any asyncio program. No node stores it as a result."""
     ended: list[str] = []
 
     class Interrupted(Job[None]):
@@ -64,7 +64,7 @@ def test_an_interrupt_raised_in_the_tree_leaves_run_when_its_node_has_ended(
 
 
 def test_a_storm_of_puts_and_cancelled_futures_from_threads_loses_nothing() -> None:
-    """Each future is done in the end; the commander closes; no task is left."""
+    """Every future completes, the commander closes, and no task remains."""
     counts = {"done": 0, "cancelled": 0}
 
     class Work(Job[int]):
@@ -87,7 +87,7 @@ def test_a_storm_of_puts_and_cancelled_futures_from_threads_loses_nothing() -> N
                         futures[-10].cancel()
 
             await asyncio.gather(*(asyncio.to_thread(storm) for _ in range(4)))
-            await settle_loop()  # what the last thread handed in
+            await settle_loop()  # run the calls that the last thread submitted
         for future in futures:
             assert future.done()
             try:
@@ -103,7 +103,7 @@ def test_a_storm_of_puts_and_cancelled_futures_from_threads_loses_nothing() -> N
 
 
 def test_a_job_may_drain_its_own_commander() -> None:
-    """It waits for all but itself and its ancestors."""
+    """drain waits for all nodes except the calling job and its ancestors."""
 
     class Drains(Job[bool]):
         async def task(self) -> bool:
@@ -119,7 +119,7 @@ def test_a_job_may_drain_its_own_commander() -> None:
 
 
 def test_exit_from_a_callback_ends_everything() -> None:
-    """Pending runs return its value."""
+    """Pending runs return the value of `exit`."""
 
     async def main() -> object:
         async with Commander(slow_after=None) as commander:
@@ -130,7 +130,7 @@ def test_exit_from_a_callback_ends_everything() -> None:
 
 
 def test_runs_nested_under_one_place_do_not_deadlock() -> None:
-    """Each job that waits in `commander.run` lends its place to the next."""
+    """Each job that waits in `commander.run` lends its slot to the next."""
 
     class Nested(Job[int]):
         depth: int
@@ -149,7 +149,7 @@ def test_runs_nested_under_one_place_do_not_deadlock() -> None:
 
 
 def test_a_claimed_failure_that_nobody_awaits_fails_the_parent_at_the_join() -> None:
-    """A promise to await is not a way to hide a failure."""
+    """A promise to await does not hide a failure."""
 
     class Forgets(Job[None]):
         async def task(self) -> None:
@@ -165,7 +165,7 @@ def test_a_claimed_failure_that_nobody_awaits_fails_the_parent_at_the_join() -> 
 
 
 def test_a_quorum_above_a_quorum_that_is_not_met() -> None:
-    """The inner one's failure counts against the outer one."""
+    """The inner quorum's failure counts against the outer quorum."""
 
     class Inner(Job[None]):
         async def task(self) -> None:
@@ -188,7 +188,7 @@ def test_a_quorum_above_a_quorum_that_is_not_met() -> None:
 
 
 def test_a_node_cancelled_between_two_attempts_ends_at_once() -> None:
-    """It does not sit out the pause, and its callbacks run once."""
+    """The node skips the rest of the pause, and its callbacks run once."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ def test_a_node_cancelled_between_two_attempts_ends_at_once() -> None:
 
 @pytest.mark.parametrize("place", ["queued", "between attempts"])
 async def test_a_pending_node_ends_in_its_putter_s_context(place: str) -> None:
-    """Not in that of whoever cancels it."""
+    """Callbacks see the context of the putter, not that of the canceller."""
     who = contextvars.ContextVar("who", default="nobody")
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Places where bodies run that other people's packages bring."""
+"""Places that installed packages add through entry points."""
 
 import re
 import sys
@@ -42,7 +42,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_installed")
 async def test_an_installed_package_brings_a_place() -> None:
-    """The one of the page, by its name, in the call and in the job's class."""
+    """The example of the docs page works by name, in the call and in the job's class."""
     async with Commander() as commander:
         assert "here" not in sys.modules
         assert await commander.run(Ask(), on="here") == "done"
@@ -52,7 +52,7 @@ async def test_an_installed_package_brings_a_place() -> None:
 
 @pytest.mark.usefixtures("_installed")
 async def test_a_name_that_is_no_place_is_refused_at_once() -> None:
-    """With the names that there are; a broken package is named; nothing has been put."""
+    """The error lists the known places or the broken package. No node is put."""
     assert {"here", "ray"} <= {*plugin_names("anabranch.places")}
     async with Commander() as commander:
         for name, words in {

@@ -1,4 +1,4 @@
-"""However often, and whenever, what starts a process is cancelled, no process is left."""
+"""No process is left, whenever and however often its starting task is cancelled."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ async def in_process():
 
 
 async def cancel_in_each_turn(work, first):
-    """Cancel a task once after so many turns, and then again in every turn until it has ended."""
+    """Cancel a task after `turns` turns, then on every turn until it has ended."""
     task = asyncio.create_task(work())
     await run_turns(first)
     while not task.done():
@@ -42,7 +42,7 @@ async def cancel_in_each_turn(work, first):
 @pytest.mark.parametrize("work", [started_and_held, in_process])
 @pytest.mark.parametrize("first", [*range(12), 100])
 async def test_cancelled_again_in_every_turn_no_process_is_left(work, first):
-    """The start of a process is outlived as its end is: a zombie would still be a child."""
+    """Cancels interrupt neither start nor reaping. A zombie would still be a child."""
     before = child_processes()
     await cancel_in_each_turn(work, first)
     assert child_processes() <= before
@@ -50,7 +50,7 @@ async def test_cancelled_again_in_every_turn_no_process_is_left(work, first):
 
 @pytest.mark.parametrize("first", range(12))
 async def test_a_scope_that_cancels_in_every_turn_leaves_no_process(first):
-    """As a task group does with the others when one of its tasks has failed."""
+    """The scope cancels as a task group does when one of its tasks has failed."""
     before = child_processes()
     async with anyio.create_task_group() as group:
         group.start_soon(started_and_held)
@@ -61,7 +61,7 @@ async def test_a_scope_that_cancels_in_every_turn_leaves_no_process(first):
 
 
 async def test_a_start_that_fails_raises_its_error_or_the_cancel():
-    """A cancel is not lost because there is no such program."""
+    """A failed start does not lose a cancel of the same turn."""
     with pytest.raises(FileNotFoundError):
         await start_process("/no/such/program")
     starting = asyncio.create_task(start_process("/no/such/program"))
@@ -72,7 +72,7 @@ async def test_a_start_that_fails_raises_its_error_or_the_cancel():
 
 
 async def test_a_process_that_fills_its_pipe_is_ended():
-    """Nobody reads it any more: asyncio's own wait would never return."""
+    """The process blocks on a full pipe without a reader. asyncio's own wait would hang."""
     process = await start_process(
         sys.executable, "-c", "while True: print('x' * 10_000)", **PIPES, limit=1000
     )
@@ -83,7 +83,7 @@ async def test_a_process_that_fills_its_pipe_is_ended():
 
 
 async def test_a_process_that_ignores_being_terminated_is_killed_after_its_grace():
-    """And one that heeds it ends by itself."""
+    """A process that obeys the termination is not killed."""
     code = "import signal, time\nsignal.signal(signal.SIGTERM, {})\nprint(1, flush=True)\n"
     code += "time.sleep(1000)"
     for how, status in (("signal.SIG_IGN", -9), ("lambda *_: exit(7)", 7)):

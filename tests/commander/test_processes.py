@@ -1,4 +1,4 @@
-"""Work in a process: programs as users write them, and every way in which a process ends."""
+"""Work in a process: realistic programs, and every kind of process end."""
 
 import asyncio
 import multiprocessing
@@ -62,7 +62,7 @@ def python(folder, program, *how):
     ],
 )
 def test_a_program_with_or_without_a_main_guard_works_in_another_process(tmp_path, start):
-    """Its file is run there only as far as its own tree: that begins once."""
+    """The child process runs the main file up to its own tree, which starts once."""
     ended = python(tmp_path, start)
     assert ended.stdout == "begins\nresult 8\n"
     assert ended.stderr.count("works") == 1
@@ -70,7 +70,7 @@ def test_a_program_with_or_without_a_main_guard_works_in_another_process(tmp_pat
 
 
 def test_a_program_run_as_a_module_is_found_by_its_name(tmp_path):
-    """`python -m` names no file."""
+    """A program started with `python -m` has no file name, so its module name is used."""
     ended = python(tmp_path, "print('result', run(Main()).number)", "-m", "program")
     assert ended.stdout == "begins\nresult 8\n"
 
@@ -88,7 +88,7 @@ def test_a_program_run_as_a_module_is_found_by_its_name(tmp_path):
 def test_what_stands_below_the_programs_start_is_missed_with_a_word_on_what_to_do(
     tmp_path, work, said
 ):
-    """The main guard is named, beside the usual error."""
+    """The error suggests a main guard, next to Python's own message."""
     ended = python(tmp_path, f"{work}\nrun(Main())\ndef later(x): pass\n")
     assert ended.returncode == 1
     assert said in ended.stderr
@@ -96,14 +96,14 @@ def test_what_stands_below_the_programs_start_is_missed_with_a_word_on_what_to_d
 
 
 def test_a_program_that_is_no_file_is_told_so(tmp_path):
-    """It cannot be run again."""
+    """The error says that a program without a file cannot be run again."""
     assert (
         "a program without a file" in python(tmp_path, "", "-c", f"{PROGRAM}\nrun(Main())").stderr
     )
 
 
 async def test_the_main_file_is_left_alone_where_nothing_of_it_is_asked_for():
-    """A function of another module needs none of it."""
+    """A function of another module does not need the main file."""
     async with asyncio.timeout(60), Commander() as commander:
         assert not await commander.in_process(eval, "hasattr(__import__('__main__'), '__file__')")
 
@@ -145,8 +145,8 @@ for isolated in ISOLATED:
     reason="this Python has no module for subinterpreters",
 )
 def test_a_program_runs_in_a_subinterpreter(tmp_path):
-    """Which gets no signals, and cannot end while a daemon thread runs in it."""
-    # An isolated one has no threads in 3.11; in 3.12 it crashes where a loop is closed.
+    """A subinterpreter gets no signals, and cannot end while a daemon thread runs in it."""
+    # An isolated one has no threads in 3.11; in 3.12 it crashes when a loop is closed.
     isolated = [False, True] if sys.version_info >= (3, 13) else [False]
     program = SUBINTERPRETER.replace("ISOLATED", str(isolated))
     ended = python(tmp_path, "", "-c", program)
@@ -164,7 +164,7 @@ ENDS = {
 
 
 async def test_a_process_that_ends_by_itself_is_lost_and_its_parent_goes_on():
-    """Whatever ended it, `sys.exit` and real-time signals too: the node fails, and says how."""
+    """The node fails and names the cause, for exits and all signals. The parent continues."""
     async with asyncio.timeout(60), Commander() as commander:
         nodes = [commander.in_process(exec, body) for body in ENDS]
         errors = await asyncio.gather(*nodes, return_exceptions=True)
@@ -174,7 +174,7 @@ async def test_a_process_that_ends_by_itself_is_lost_and_its_parent_goes_on():
 
 
 def test_every_end_of_a_process_has_a_name():
-    """Signals without a name of their own are numbered."""
+    """Signals without a symbolic name appear by number."""
     for status in (*range(3), *range(-signal.NSIG, 0), -200):
         assert describe_exit(status).split()[0] == ("signal" if status < 0 else "status")
 
@@ -189,7 +189,7 @@ raise Odd
 
 
 async def test_an_odd_failure_in_a_process_fails_the_node():
-    """Or what stands for it; and nothing waits for input that nobody gives."""
+    """The node fails with the error or a substitute. Reading standard input does not block."""
     bodies = {ODD: RuntimeError, "raise StopIteration": RuntimeError, "input()": EOFError}
     async with asyncio.timeout(60), Commander() as commander:
         nodes = [commander.in_process(exec, body, {}) for body in bodies]
@@ -199,7 +199,7 @@ async def test_an_odd_failure_in_a_process_fails_the_node():
 
 @pytest.mark.parametrize("size", [0, 1, 8, 9, 20])
 async def test_an_answer_that_is_cut_off_is_none(size):
-    """Killed while it wrote: the node is lost, whatever has come."""
+    """A process that is killed while it writes its result counts as lost."""
     stream = asyncio.StreamReader()
     stream.feed_data(((100).to_bytes(8, "big") + b"x" * 12)[:size])
     stream.feed_eof()
@@ -212,7 +212,7 @@ async def test_an_answer_that_is_cut_off_is_none(size):
 
 
 def forks(path, then=""):
-    """Leave a process behind that does not end by itself, as a daemon does."""
+    """Fork a process that does not end by itself, as a daemon does."""
     if not os.fork():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(path).write_text(str(os.getpid()))
@@ -225,7 +225,7 @@ def forks(path, then=""):
 
 
 def starts_a_child(path):
-    """Its interpreter waits at its end for the child, and so ends much later than the function."""
+    """Start a child process that the interpreter waits for, so it ends late."""
     multiprocessing.get_context("fork").Process(
         target=forks, args=(path, "time.sleep(3600)")
     ).start()
@@ -235,7 +235,7 @@ def starts_a_child(path):
 
 
 def is_there(pid):
-    """Say whether a process is there, and is not only waited for."""
+    """Return whether a process runs. A zombie does not count."""
     try:
         os.kill(pid, 0)
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -249,7 +249,7 @@ needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 @needs_fork
 @pytest.mark.parametrize("function", [forks, starts_a_child])
 async def test_a_result_does_not_wait_for_what_the_function_left_behind(tmp_path, function):
-    """It comes though the process that the function forked goes on, and that is ended then."""
+    """The result arrives while a forked process runs. That process is then ended."""
     path = tmp_path / "pid"
     async with asyncio.timeout(30), Commander() as commander:
         assert await commander.in_process(function, str(path), grace=0.2) == 7
@@ -266,7 +266,7 @@ async def test_a_result_does_not_wait_for_what_the_function_left_behind(tmp_path
     ],
 )
 async def test_nothing_is_left_behind_however_the_call_ends(tmp_path, then, error):
-    """A cancel, a failure, and a process that is lost."""
+    """A cancel, a failure and a lost process all end the remaining processes."""
     path = tmp_path / "pid"
     async with asyncio.timeout(30), Commander() as commander:
         call = commander.call_handler(calls(str(path), then))
@@ -285,7 +285,7 @@ async def calls(node, path, then):
 
 @needs_fork
 def test_nothing_is_left_behind_by_a_program_that_is_killed(tmp_path):
-    """Its process sees that it is gone, and ends all that the function has started."""
+    """The child process notices the end of its parent and ends all that the function started."""
     path = tmp_path / "pid"
     program = f"""
 import sys; sys.path[:0] = {[str(TESTS), os.path.dirname(__file__)]!r}

@@ -1,4 +1,4 @@
-"""What is no node, or a node of the other kind, is refused by a message that says what to do."""
+"""Objects that are not nodes, or nodes of the wrong kind, are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shout(Job[str]):
     ],
 )
 async def test_what_cannot_be_started_is_refused(how: str, given: Any, said: str) -> None:
-    """Nothing enters the tree."""
+    """No node enters the tree."""
     async with Commander() as commander:
         with pytest.raises(TypeError, match=said):
             getattr(commander, how)(given)
@@ -47,7 +47,7 @@ async def test_what_cannot_be_started_is_refused(how: str, given: Any, said: str
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 async def test_a_commander_is_not_copied(copied: Any) -> None:
-    """Two would share one tree; the one that there is runs as before."""
+    """Two commanders would share one tree. The original runs on."""
     commander = Commander()
     with pytest.raises(TypeError, match="create another"):
         copied(commander)
@@ -56,7 +56,7 @@ async def test_a_commander_is_not_copied(copied: Any) -> None:
 
 
 def test_outside_a_tree_nobody_is_charged() -> None:
-    """Nor is anything bound by limits: there is no node, or one that has not started."""
+    """Without a node in a running tree, `charge` does nothing and no limits apply."""
     for node in None, Shout("hi"), Commander():
         charge("account", 1, node)
         assert limits_around(node) == []
@@ -65,7 +65,7 @@ def test_outside_a_tree_nobody_is_charged() -> None:
 
 @pytest.mark.parametrize("how", ["call_handler", "put_job"])
 async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
-    """It is what `agent("...")` gives, where `agent.call("...")` is meant."""
+    """`agent("...")` returns a coroutine where `agent.call("...")` is meant."""
     async with Commander() as commander:
         coroutine = asyncio.sleep(0)
         with pytest.raises(TypeError, match=r"but a coroutine: await it, .* agent\.call\("):
@@ -75,7 +75,7 @@ async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
 
 @pytest.mark.parametrize("use", ["graph", "edge", "usage", "explain", "charge"])
 async def test_a_class_in_the_place_of_a_node_is_refused(use: str) -> None:
-    """And has become no node by it: those that are made of it are each on its own."""
+    """The refused class is unchanged: each instance made from it is a separate node."""
     kind: Any = Shout
     with pytest.raises(TypeError, match=r"create (one|a node), Shout\(\.\.\.\)"):
         match use:

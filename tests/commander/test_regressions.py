@@ -1,4 +1,4 @@
-"""Cases that the model-based test has found, shrunk, each kept as a test."""
+"""Shrunk failures that the model-based test has found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Leaf(Job[str]):
 
 
 async def test_a_task_cancelled_before_its_first_step_ends_its_node_once() -> None:
-    """Somebody may cancel every task of a loop; the pending node was started a second time."""
+    """A cancel of every task of the loop started the pending node a second time."""
     ended: list[str] = []
     async with Commander() as commander:
         node = commander.call_handler(wait()).at_done(lambda node: ended.append(node.state))
@@ -63,7 +63,7 @@ async def test_a_cancel_before_an_async_callback_has_begun_does_not_lose_the_nod
 
 
 async def test_a_node_cancelled_before_its_body_is_the_current_node_in_its_callbacks() -> None:
-    """They run in the node's own context, whether or not it has begun."""
+    """Callbacks run in the node's own context, whether or not its body has begun."""
     seen: list[Node[Any]] = []
     async with Commander() as commander:
         node = commander.call_handler(wait()).at_terminate(lambda node: seen.append(current_node()))
@@ -72,7 +72,7 @@ async def test_a_node_cancelled_before_its_body_is_the_current_node_in_its_callb
 
 
 async def test_a_node_that_its_own_async_callback_cancels_keeps_no_result() -> None:
-    """There was no await left at which the cancel could have arrived."""
+    """No later await of the callback could raise the cancellation."""
 
     async def cancel(node: Node[Any]) -> None:
         node.cancel()
@@ -85,7 +85,7 @@ async def test_a_node_that_its_own_async_callback_cancels_keeps_no_result() -> N
 async def test_of_several_start_callbacks_that_raise_none_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first fails the node, the others are logged."""
+    """The first error fails the node, the others are logged."""
 
     def raises(text: str) -> Any:
         def callback(node: Node[Any]) -> None:
@@ -120,7 +120,7 @@ async def test_a_start_callback_s_failure_is_logged_if_the_next_one_is_cancelled
 async def test_a_failure_beside_one_that_leaves_the_block_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The block's exception goes on as it was; the tree's own must not vanish behind it."""
+    """The block's exception propagates unchanged, and the tree's own failure is logged."""
     with pytest.raises(KeyError, match="block"):
         async with Commander(policy="collect") as commander:
             commander.call_handler(fails(ValueError("child")))
@@ -135,7 +135,7 @@ async def test_a_failure_beside_one_that_leaves_the_block_is_logged(
 
 
 def test_a_loop_closed_under_the_block_lets_go_of_it() -> None:
-    """Nothing can be waited for any more; the collector's `GeneratorExit` was ignored."""
+    """A closed loop leaves nothing to wait for. The collector's `GeneratorExit` was ignored."""
 
     async def block() -> None:
         async with Commander(slow_after=None) as commander:
@@ -155,7 +155,7 @@ def test_a_loop_closed_under_the_block_lets_go_of_it() -> None:
 
 
 async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() -> None:
-    """It has failed already; it ends as soon as its turn comes."""
+    """The job ends with its child's failure at its first turn."""
     ran: list[str] = []
 
     class Body(Job[None]):
@@ -185,7 +185,7 @@ async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() 
 
 
 async def test_a_child_that_fails_before_its_parent_has_begun_uses_up_an_attempt() -> None:
-    """With a limit in time the parent had no attempt to count from."""
+    """With a time limit, the parent had no attempt to count from."""
     async with Commander() as commander:
         job = commander.put_job(Leaf(), retry=Retry(attempts=2, within=60))
         job.call_handler(fails(ValueError("early")))

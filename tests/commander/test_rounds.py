@@ -1,4 +1,4 @@
-"""A loop of rounds: what a later one fails with, and what stays alive."""
+"""Failures in later rounds of a loop, and memory of earlier rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 50
 
 
 class Round(Job[int]):
-    """Puts the next round beside itself; the last one fails."""
+    """Put the next round beside this one. The last round fails."""
 
     number: int
     alive: weakref.WeakSet[Job[int]]
@@ -37,7 +37,7 @@ class Round(Job[int]):
 
 
 def test_a_failure_of_a_later_round_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The first round's result is still the run's; the rounds before are gone."""
+    """The first round's result stays the run's result. Earlier rounds are freed."""
     most: list[int] = []
     with caplog.at_level(logging.ERROR):
         assert run(Round(1, weakref.WeakSet(), most)) == 1
@@ -47,6 +47,6 @@ def test_a_failure_of_a_later_round_is_logged(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_failure_of_a_later_round_leaves_a_run_that_fails_fast() -> None:
-    """So that the program's exit status tells it."""
+    """The failure reaches the program's exit status."""
     with pytest.raises(ValueError, match="the last round"):
         run(Round(1, weakref.WeakSet(), []), policy="fail_fast")

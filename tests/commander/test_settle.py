@@ -1,4 +1,4 @@
-"""`settle`: several are waited for, whatever becomes of each."""
+"""`settle` waits for several awaitables and returns each outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.testing import explore, pause
 
 
 class Work(Job[int]):
-    """Gives its number, or fails, or cancels itself, at a moment of the seed's choosing."""
+    """Return the number, fail, or cancel itself at a moment that the seed chooses."""
 
     number: int
     fate: str
@@ -54,7 +54,7 @@ def fits(outcome: object, number: int, fate: str, kind: str) -> bool:
 
 @pytest.mark.parametrize("given", [["a list"], None, work, Work, 3])
 async def test_what_cannot_be_awaited_is_refused_before_anything_starts(given: Any) -> None:
-    """It is the caller's mistake (a star forgotten), and no failure of one that is waited for."""
+    """A missing star is the caller's mistake, not the failure of an awaitable."""
     async with Commander() as commander:
         other = work(1, "ends")
         with pytest.raises(TypeError, match="settle waits for nodes and coroutines, not "):
@@ -64,7 +64,7 @@ async def test_what_cannot_be_awaited_is_refused_before_anything_starts(given: A
 
 
 def test_results_and_failures_come_in_order_and_all_are_waited_for() -> None:
-    """Of nodes, of nodes that run already, and of coroutines, in 300 orders of events."""
+    """New nodes, running nodes and coroutines keep their order, in 300 event orders."""
 
     async def main() -> str:
         kinds = random.choices(["job", "handler", "started", "coroutine"], k=random.randint(0, 5))
@@ -108,7 +108,7 @@ def test_results_and_failures_come_in_order_and_all_are_waited_for() -> None:
 
 
 def test_cancelling_it_ends_all_that_it_waits_for() -> None:
-    """At a random moment; what had failed by then concerns nobody, and the body goes on."""
+    """The cancel comes at a random moment. Earlier failures are dropped and the body continues."""
 
     async def main() -> str:
         class Desk(Job[str]):
@@ -131,7 +131,7 @@ def test_cancelling_it_ends_all_that_it_waits_for() -> None:
 def test_failures_that_a_cancelled_settle_had_collected_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each of them, whenever the cancel comes: nobody gets the outcomes."""
+    """Each failure is logged whenever the cancel comes, because no caller receives the outcomes."""
 
     async def main() -> int:
         caplog.clear()
@@ -156,7 +156,7 @@ def test_failures_that_a_cancelled_settle_had_collected_are_logged(
 
 
 def test_what_can_never_be_met_is_refused() -> None:
-    """Before anything starts."""
+    """`at_least` is checked before any awaitable starts."""
 
     class Desk(Job[None]):
         async def task(self) -> None:
@@ -168,7 +168,7 @@ def test_what_can_never_be_met_is_refused() -> None:
 
 
 def test_what_may_not_be_awaited_is_raised() -> None:
-    """A node's own ancestor is no failure among others."""
+    """Awaiting an ancestor raises. It does not count as a failed outcome."""
 
     class Desk(Job[None]):
         async def task(self) -> None:
@@ -179,7 +179,7 @@ def test_what_may_not_be_awaited_is_raised() -> None:
 
 
 def test_nodes_that_settle_each_other_end_when_one_is_cancelled() -> None:
-    """None waits for one that waits for it, nor for an ancestor; at a random moment."""
+    """No node waits for its waiter or an ancestor when the cancel comes at a random moment."""
 
     async def main() -> str:
         peers: list[Node[None]] = []
@@ -213,7 +213,7 @@ def test_nodes_that_settle_each_other_end_when_one_is_cancelled() -> None:
 
 
 def test_a_coroutine_that_is_cancelled_before_it_began_is_closed() -> None:
-    """Nobody is warned that it was never awaited."""
+    """Python does not warn about a coroutine that was never awaited."""
 
     async def main() -> None:
         class Desk(Job[None]):
@@ -236,7 +236,7 @@ def test_a_coroutine_that_is_cancelled_before_it_began_is_closed() -> None:
 
 
 async def test_a_node_of_another_loop_is_refused() -> None:
-    """Before anything starts, so that a cancel of what waits meets none that it may not touch."""
+    """The refusal comes first, so a cancel of the waiter never touches another loop's node."""
     ready: Future[Node[Any]] = Future()
     over = threading.Event()
 
@@ -259,13 +259,13 @@ async def test_a_node_of_another_loop_is_refused() -> None:
 
 
 async def test_outside_a_tree_it_says_so() -> None:
-    """There is nobody whose children they could be."""
+    """Without a current node, the awaitables would have no parent."""
     with pytest.raises(LookupError, match="no current node"):
         await settle(Work(0, "ends"))
 
 
 async def test_too_few_say_what_the_others_failed_with() -> None:
-    """By the classes of their errors, each once; what an error's own text is does not matter."""
+    """The message names each error class once, even if an error's text cannot be read."""
 
     class Unspeakable(Exception):
         def __repr__(self) -> str:

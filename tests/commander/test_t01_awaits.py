@@ -1,4 +1,4 @@
-"""T1: what may be awaited, and from where; a node that is returned."""
+"""T1: which nodes may be awaited from where, and nodes that a body returns."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.contract("T1")
 
 
 async def test_awaiting_itself_is_an_error():
-    """In the body, in a task of the body, and in a final callback."""
+    """The error is raised in the body, in a task of the body and in a final callback."""
     errors = []
 
     async def await_it(node):
@@ -34,7 +34,7 @@ async def test_awaiting_itself_is_an_error():
 
 
 async def test_awaiting_an_ancestor_is_an_error():
-    """The parent, the grandparent and the commander: none of them could ever end."""
+    """Awaiting the parent, the grandparent or the commander could never end."""
     errors = []
 
     @handler
@@ -59,7 +59,7 @@ async def test_awaiting_an_ancestor_is_an_error():
 
 
 async def test_awaiting_an_older_node_that_is_no_ancestor_is_fine():
-    """A sibling, an uncle: their numbers are lower, and they are awaited like any other."""
+    """A sibling or an uncle has a lower number, and can be awaited like any other node."""
 
     @handler
     async def give(node, release):
@@ -84,7 +84,7 @@ async def test_awaiting_an_older_node_that_is_no_ancestor_is_fine():
 
 
 async def test_awaiting_from_another_loop_is_an_error():
-    """A node that runs on this loop cannot be awaited on that of another thread."""
+    """A node of one loop cannot be awaited on the loop of another thread."""
     caught = []
 
     def elsewhere(node):
@@ -106,7 +106,7 @@ async def test_awaiting_from_another_loop_is_an_error():
 
 
 async def test_awaiting_an_unstarted_node_starts_it_as_a_child_of_the_current_node():
-    """Handlers are called and jobs are put, wherever below the body the await stands."""
+    """The await calls a handler or puts a job, at any depth below the body."""
     seen = []
 
     @handler
@@ -136,7 +136,7 @@ async def test_awaiting_an_unstarted_node_starts_it_as_a_child_of_the_current_no
 
 
 async def test_awaiting_an_unstarted_node_outside_a_tree_is_an_error():
-    """Before a commander's block and after it; the node stays unstarted."""
+    """Before and after a commander's block the await is refused. The node stays unstarted."""
     job = Idle()
     with pytest.raises(RuntimeError, match="outside of a tree"):
         await job
@@ -148,7 +148,7 @@ async def test_awaiting_an_unstarted_node_outside_a_tree_is_an_error():
 
 
 async def test_a_body_may_return_a_node():
-    """It runs as a child, and its result becomes the parent's."""
+    """The returned node runs as a child, and its result becomes the parent's."""
     parents = []
 
     @handler
@@ -172,7 +172,7 @@ async def test_a_body_may_return_a_node():
 
 
 async def test_a_node_that_returns_itself_or_an_ancestor_fails():
-    """It would wait for ever."""
+    """The node would otherwise wait forever."""
 
     @handler
     async def circle(node, up):
@@ -185,7 +185,7 @@ async def test_a_node_that_returns_itself_or_an_ancestor_fails():
 
 
 async def test_a_node_of_another_commander_on_the_same_loop_may_be_awaited():
-    """Two trees, one loop: waiting across is waiting, not a circle."""
+    """Waiting for a node of a second tree is not a cycle."""
 
     @handler
     async def give(node):

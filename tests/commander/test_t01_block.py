@@ -23,11 +23,11 @@ class NameParent(Job[str]):
         return self.parent.name_of_tree
 
 
-# --- what stands in the block
+# --- awaits in the block
 
 
 async def test_what_is_awaited_in_the_block_is_a_child_of_the_commander():
-    """Handlers and jobs, by themselves, in `gather` and in tasks that the block starts."""
+    """Handlers and jobs count, in direct awaits, `gather` and tasks that the block starts."""
     async with asyncio.timeout(5), Root():
         seen = [await name_parent(), await NameParent()]
         seen += await asyncio.gather(name_parent(), NameParent())
@@ -43,7 +43,7 @@ async def _await(node):
 
 
 async def test_the_block_sees_and_explains_what_it_awaits():
-    """It is in the commander's tree while it runs."""
+    """The awaited node is in the commander's tree while it runs."""
     async with asyncio.timeout(5), Commander() as commander:
         release = asyncio.Event()
         waiting = asyncio.create_task(_await(wait_for(release)))
@@ -55,14 +55,14 @@ async def test_the_block_sees_and_explains_what_it_awaits():
 
 
 async def test_what_is_awaited_in_the_block_raises_there_and_nowhere_else():
-    """Its failure is handed to the one who awaits it."""
+    """The awaiter in the block receives the failure."""
     async with asyncio.timeout(5), Commander(policy="fail_fast"):
         with pytest.raises(ValueError, match="mine"):
             await fail(ValueError("mine"))
 
 
 async def test_cancelling_the_commander_reaches_what_the_block_awaits():
-    """The block sees `CancelledError`, as a body would; whoever leaves it, `NodeCancelled`."""
+    """The block sees `CancelledError`, as a body would. Code outside sees `NodeCancelled`."""
     node, running = None, asyncio.Event()
     async with asyncio.timeout(5):
         with pytest.raises(NodeCancelled):
@@ -76,14 +76,14 @@ async def test_cancelling_the_commander_reaches_what_the_block_awaits():
 
 
 async def test_awaiting_the_commander_in_its_own_block_is_an_error():
-    """Neither could ever end."""
+    """The block and the commander would wait for each other."""
     async with asyncio.timeout(5), Commander() as commander:
         with pytest.raises(RuntimeError, match="itself"):
             await commander
 
 
 async def test_awaiting_a_node_from_a_block_in_its_body_is_an_error():
-    """Also from a node of the inner tree: both wait for each other."""
+    """The node and the block wait for each other, also if a node of the inner tree awaits."""
 
     @handler
     async def awaits(node, other):
@@ -102,7 +102,7 @@ async def test_awaiting_a_node_from_a_block_in_its_body_is_an_error():
 
 
 async def test_after_exit_the_block_starts_nothing():
-    """It is refused, as everywhere at the top of a tree that ends."""
+    """The await is refused, as at the top of any tree that ends."""
     async with asyncio.timeout(5), Commander() as commander:
         commander.exit()
         with pytest.raises(NodeClosed):
@@ -113,7 +113,7 @@ async def test_after_exit_the_block_starts_nothing():
 
 
 async def test_a_block_in_a_job_gives_the_jobs_slot_to_others():
-    """What the block awaits counts as what the body awaits."""
+    """A wait in the block lends the slot, as a wait in the body does."""
 
     class Inner(Job[int]):
         async def task(self):
@@ -137,7 +137,7 @@ async def test_a_block_in_a_job_gives_the_jobs_slot_to_others():
 
 
 async def test_a_block_in_a_job_may_put_the_next_round_of_a_tree_that_is_left():
-    """As its body may: the round is cancelled, and the job does not fail."""
+    """The put succeeds as in a body. The round is cancelled, and the job does not fail."""
 
     class Round(Job[None]):
         async def task(self):
@@ -157,7 +157,7 @@ async def test_a_block_in_a_job_may_put_the_next_round_of_a_tree_that_is_left():
 
 
 async def test_drain_in_a_block_in_a_job_does_not_wait_for_the_job():
-    """It would wait for itself."""
+    """The job would otherwise wait for itself."""
 
     class Drains(Job[bool]):
         async def task(self):
@@ -169,7 +169,7 @@ async def test_drain_in_a_block_in_a_job_does_not_wait_for_the_job():
 
 
 async def test_a_cancelled_job_sees_cancelled_error_alone_in_its_block():
-    """Not what it did to the nodes that its block awaited."""
+    """The block does not see the NodeCancelled of the nodes that it awaited."""
     seen = []
 
     @handler
@@ -201,7 +201,7 @@ async def test_a_cancelled_job_sees_cancelled_error_alone_in_its_block():
     seed=st.integers(0, 9),
 )
 def test_the_innermost_block_that_is_open_counts_in_whatever_order_blocks_end(steps, seed):
-    """Entered and left by three tasks, each in its own context and each leaving anybody's."""
+    """Three tasks enter and leave blocks in separate contexts, in any order."""
 
     async def actor(orders):
         while (order := await orders.get()) is not None:
@@ -211,7 +211,7 @@ def test_the_innermost_block_that_is_open_counts_in_whatever_order_blocks_end(st
     async def main():
         queues = [asyncio.Queue() for _ in range(3)]
         tasks = [asyncio.create_task(actor(queue)) for queue in queues]
-        entered = [[], [], []]  # by each, in order
+        entered = [[], [], []]  # for each task, in order
         open_ones = []
 
         async def ask(who, call):
@@ -245,7 +245,7 @@ def test_the_innermost_block_that_is_open_counts_in_whatever_order_blocks_end(st
 
 
 async def test_a_long_row_of_blocks_keeps_none_of_them():
-    """Though each is entered in this context and left in another."""
+    """Each block is entered in one context and left in another. None stays in memory."""
     kept = WeakSet()
     async with asyncio.timeout(5):
         for _ in range(50):
@@ -254,4 +254,4 @@ async def test_a_long_row_of_blocks_keeps_none_of_them():
             kept.add(commander)
             await asyncio.create_task(commander.__aexit__(None, None, None))
     gc.collect()
-    assert len(kept) == 1  # the last one, which the variable has
+    assert len(kept) == 1  # the context variable still refers to the last one

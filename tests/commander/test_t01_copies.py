@@ -1,4 +1,4 @@
-"""A copy of a node is a node that has not started, whatever became of the first one."""
+"""T1: a copy of a node is an unstarted node, whatever the state of the original."""
 
 import asyncio
 import copy
@@ -54,7 +54,7 @@ def pickled(node: Note) -> Note:
 
 
 def sent(node: Note) -> Note:
-    """By value where it can be, as to another machine."""
+    """Return the node pickled by value where possible, as for another machine."""
     return pickle.loads(cloudpickle.dumps(node))
 
 
@@ -62,7 +62,7 @@ def sent(node: Note) -> Note:
 @pytest.mark.parametrize("kind", [Note, note, Desk().note, handler(undecorated)])
 @pytest.mark.parametrize("ran", [False, True])
 async def test_a_copy_has_not_started_and_runs_by_itself(make, kind, ran):
-    """By `copy`, `deepcopy` and pickle, of a node that is new, and of one that has run."""
+    """`copy`, `deepcopy` and pickle work on a new node and on one that has run."""
     tags = ["b"]
     node = kind("a", tags)
     node.at_end(lambda _: None)
@@ -81,7 +81,7 @@ async def test_a_copy_has_not_started_and_runs_by_itself(make, kind, ran):
 
 
 async def test_a_copy_of_a_running_node_leaves_it_alone():
-    """It runs on, and ends."""
+    """The running node completes."""
     async with Commander() as commander:
         node = commander.put_job(Note("a", []))
         await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_a_copy_of_a_running_node_leaves_it_alone():
 
 
 async def test_a_class_with_slots_keeps_their_values_round_a_cycle():
-    """Each round starts from what the node was made with."""
+    """Each round starts from the arguments of the original node."""
     seen: list[int] = []
     first, second = Slotted(1), Slotted(10)
     for node in first, second:

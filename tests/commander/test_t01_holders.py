@@ -1,4 +1,4 @@
-"""T1: whoever enters, uses and leaves the block of a commander, also in servers."""
+"""T1: which code may enter, use and leave the block of a commander, also in servers."""
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -17,28 +17,28 @@ from anabranch.handlers import handler
 
 pytestmark = pytest.mark.contract("T1")
 
-# --- who enters, uses and leaves it
+# --- entering, using and leaving in different tasks
 
 
 @pytest_asyncio.fixture
 async def in_fixture():
-    """A commander that is entered in one task, used in another, and left in a third."""
+    """Enter a commander in one task, use it in another and leave it in a third."""
     entered_in = asyncio.current_task()
     async with Root() as commander:
         yield commander, entered_in
 
 
 async def test_a_fixture_may_hold_the_block(in_fixture):
-    """Its nodes are run there, and what is awaited in the test is its child if the test sees it."""
+    """Nodes run there. The test's awaits are its children if the test sees the context."""
     commander, entered_in = in_fixture
     assert asyncio.current_task() is not entered_in
     assert await commander.run(name_parent()) == "root"
-    if parent_here() is not None:  # the plugin hands the fixture's context on, or it does not
+    if parent_here() is not None:  # whether the plugin passes the fixture's context on
         assert await name_parent() == "root"
 
 
 async def test_a_block_may_be_left_by_any_task_in_any_context():
-    """Whoever leaves it waits, and no context keeps a commander that is done as the current one."""
+    """The leaving task waits. No context keeps a closed commander as its current node."""
     async with asyncio.timeout(5):
         stack = AsyncExitStack()
         commander = await stack.enter_async_context(Commander())
@@ -54,7 +54,7 @@ async def test_a_block_may_be_left_by_any_task_in_any_context():
 
 
 async def test_a_failure_without_a_user_is_raised_on_leaving():
-    """The task that entered has ended, and nobody waits in the block."""
+    """The entering task has ended, and no task waits in the block."""
     async with asyncio.timeout(5):
         commander = Commander(policy="fail_fast")
         await asyncio.create_task(commander.__aenter__())
@@ -66,7 +66,7 @@ async def test_a_failure_without_a_user_is_raised_on_leaving():
 
 @pytest.mark.parametrize("end", ["cancel", "failure"])
 async def test_an_end_reaches_the_task_that_uses_the_block_now(end):
-    """The one that entered has ended: so it is the last one that has awaited a node there."""
+    """The task that last awaited a node there is cancelled, as the entering one has ended."""
     seen = []
 
     async def use(stack):
@@ -97,7 +97,7 @@ async def test_an_end_reaches_the_task_that_uses_the_block_now(end):
 
 
 async def test_a_task_that_outlives_the_block_falls_back_to_what_is_outside():
-    """To the outer commander while that lives, then to no tree at all."""
+    """It sees the outer commander while that is open, then no tree."""
     seen = []
 
     async def look(gate):
@@ -120,7 +120,7 @@ async def test_a_task_that_outlives_the_block_falls_back_to_what_is_outside():
 
 
 async def test_a_generator_lends_its_block_to_its_consumer():
-    """Between two items the consumer's code is in it; once the generator is closed it is not."""
+    """Between two items the consumer runs in the block, until the generator is closed."""
 
     async def numbers():
         async with Root() as commander:
@@ -136,7 +136,7 @@ async def test_a_generator_lends_its_block_to_its_consumer():
 
 
 async def test_a_generator_may_be_closed_by_another_task():
-    """It cancels and joins there."""
+    """The closing task cancels and joins the tree."""
 
     async def hold():
         async with Commander() as commander:
@@ -154,7 +154,7 @@ async def test_a_generator_may_be_closed_by_another_task():
 
 
 async def test_an_asynccontextmanager_hands_the_block_on():
-    """Its `with` block is the commander's."""
+    """The body of the `with` statement is in the commander's block."""
 
     @asynccontextmanager
     async def session():
@@ -173,7 +173,7 @@ async def test_an_asynccontextmanager_hands_the_block_on():
 
 
 async def test_a_thread_without_a_loop_sees_the_commander():
-    """By it the thread can put jobs, with the thread-safe calls."""
+    """The thread can put jobs with the thread-safe calls."""
 
     def work():
         return current_node().call_handler_threadsafe(give(7)).result(5)
@@ -183,7 +183,7 @@ async def test_a_thread_without_a_loop_sees_the_commander():
 
 
 async def test_a_thread_with_a_loop_of_its_own_has_no_parent_there():
-    """The commander belongs to another loop; one that is entered there is on its own."""
+    """The commander belongs to another loop. A commander entered in the thread is separate."""
 
     async def main():
         assert parent_here() is None
@@ -207,11 +207,11 @@ async def test_a_thread_with_a_loop_of_its_own_has_no_parent_there():
         assert await name_parent() == "root"
 
 
-# --- in the servers that people have
+# --- real servers
 
 
 async def test_an_aiohttp_application_may_hold_the_block():
-    """Requests that come while it is open run their nodes there."""
+    """Requests run their nodes in the open block."""
 
     async def lifespan(app):
         async with Root() as commander:
@@ -235,7 +235,7 @@ KEY = web.AppKey("commander", Commander)
 
 @pytest.mark.parametrize("make", [Starlette, FastAPI])
 async def test_a_lifespan_of_asgi_may_hold_the_block(make):
-    """It is entered and left in the server's own task, and used in those of the requests."""
+    """The server's task enters and leaves the block. Tasks of requests use it."""
 
     @asynccontextmanager
     async def lifespan(app):

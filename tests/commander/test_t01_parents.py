@@ -1,4 +1,4 @@
-"""T1: one parent each; what joins, what may still enter, and what is refused."""
+"""T1: parents of nodes, joining, and nodes that may or may not enter."""
 
 import asyncio
 import threading
@@ -20,14 +20,14 @@ async def nothing(node):
 
 
 class Plain(Node[str]):
-    """Neither a Job nor a Handler: `call_handler` takes it too."""
+    """A node that is neither a Job nor a Handler. `call_handler` accepts it too."""
 
     async def task(self):
         return "plain"
 
 
 async def test_a_child_has_the_node_that_put_it_as_its_parent():
-    """Whether called or put, the child's parent is the node whose method was used."""
+    """The parent is the node whose method put or called the child."""
     seen = {}
 
     class Parent(Job[None]):
@@ -43,7 +43,7 @@ async def test_a_child_has_the_node_that_put_it_as_its_parent():
 
 
 async def test_parent_argument_puts_a_node_elsewhere_in_the_tree():
-    """With `parent=` the node belongs there, and does not hold the node that put it."""
+    """With `parent=` the node joins that parent, and the putter does not wait for it."""
     release = asyncio.Event()
 
     @handler
@@ -58,7 +58,7 @@ async def test_parent_argument_puts_a_node_elsewhere_in_the_tree():
 
 
 async def test_a_node_is_not_done_before_its_children():
-    """Its body has returned, a child has not: the node is joining and its awaiter waits."""
+    """After its body has returned, the node joins its child and its awaiter waits."""
     release, body_over = asyncio.Event(), asyncio.Event()
 
     @handler
@@ -78,7 +78,7 @@ async def test_a_node_is_not_done_before_its_children():
 
 
 async def test_a_node_is_not_done_before_its_body():
-    """All children are done, the body is not: the node is running."""
+    """All children have ended and the body has not: the node is running."""
     release, child_over = asyncio.Event(), asyncio.Event()
 
     @handler
@@ -98,7 +98,7 @@ async def test_a_node_is_not_done_before_its_body():
 
 
 async def test_a_joining_node_accepts_children_from_a_descendant():
-    """A grandchild adds to the root, whose body has long returned; the root waits for that too."""
+    """A grandchild adds to the root after the root's body has returned. The root waits."""
     ended = []
 
     @handler
@@ -122,7 +122,7 @@ async def test_a_joining_node_accepts_children_from_a_descendant():
 
 
 async def test_a_joining_node_accepts_children_from_any_task_on_its_loop():
-    """A task that belongs to no node puts a handler and a job below a joining node."""
+    """A task outside the tree puts a handler and a job below a joining node."""
     release, body_over = asyncio.Event(), asyncio.Event()
 
     @handler
@@ -147,7 +147,7 @@ async def test_a_joining_node_accepts_children_from_any_task_on_its_loop():
 
 @pytest.mark.parametrize("ending", ["completed", "failed", "cancelled"])
 async def test_adding_to_a_done_node_raises_node_closed(ending):
-    """However it ended; the refused node stays as it was and can be put elsewhere."""
+    """The refused node is unchanged and can be put under another parent."""
 
     @handler
     async def parent(node):
@@ -174,7 +174,7 @@ async def test_adding_to_a_done_node_raises_node_closed(ending):
 
 
 async def test_adding_to_a_closed_commander_raises_node_closed():
-    """The commander is a node: after its block it takes nothing."""
+    """The commander takes no children after its block."""
     async with asyncio.timeout(5), Commander() as commander:
         pass
     with pytest.raises(NodeClosed):
@@ -184,7 +184,7 @@ async def test_adding_to_a_closed_commander_raises_node_closed():
 
 
 async def test_adding_to_a_node_outside_a_tree_is_refused():
-    """A node that has no commander yet can have no children."""
+    """A node without a commander cannot have children."""
     with pytest.raises(RuntimeError, match="not in a tree"):
         nothing().call_handler(nothing())
     with pytest.raises(RuntimeError, match="not in a tree"):
@@ -192,7 +192,7 @@ async def test_adding_to_a_node_outside_a_tree_is_refused():
 
 
 async def test_the_body_starts_on_a_later_turn():
-    """The call that starts a node runs none of its body, so callbacks added after it count."""
+    """Callbacks added after the starting call are in time."""
     seen = []
 
     @handler
@@ -228,7 +228,7 @@ async def test_the_body_runs_in_an_asyncio_task_of_its_own():
 
 
 async def test_starting_a_node_twice_is_an_error():
-    """While it is pending, while it runs, after its end, and from another parent."""
+    """Pending, running and ended nodes are refused, also under another parent."""
 
     @handler
     async def twice(node, release):
@@ -255,7 +255,7 @@ async def test_starting_a_node_twice_is_an_error():
 
 
 async def test_a_job_is_put_and_a_handler_is_called():
-    """The wrong one of the two is a `TypeError` that names the right one, and starts nothing."""
+    """The wrong method raises a `TypeError` that names the right one, and starts nothing."""
     async with asyncio.timeout(5), Commander() as commander:
         job, call = Idle(), nothing()
         with pytest.raises(TypeError, match="put_job"):
@@ -266,7 +266,7 @@ async def test_a_job_is_put_and_a_handler_is_called():
 
 
 async def test_putting_from_another_loop_or_thread_is_an_error():
-    """With a loop of its own or with none; the message names the way that is safe."""
+    """The error names the thread-safe call, with and without a loop in the thread."""
     caught = []
 
     def attempt(commander, node):
@@ -291,7 +291,7 @@ async def test_putting_from_another_loop_or_thread_is_an_error():
 
 
 async def test_children_are_the_unfinished_ones_in_the_order_they_were_put():
-    """Those that have ended are gone, whichever they are."""
+    """Nodes that have ended are not listed."""
 
     @handler
     async def parent(node, events):
