@@ -36,7 +36,8 @@ def spawn(record: Record, context: Context | None = None) -> None:
     if tree.factory:
         start_task(record, partial(_drive, record, later=True), context)
     elif context is None:
-        # The class itself: half the cost of the loop's `create_task` (benchmarks/NOTES.md).
+        # The class itself, and one name for all: half the cost of the loop's `create_task`, which
+        # formats a name for each task (benchmarks/NOTES.md).
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME)
     else:
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME, context=context)

@@ -76,10 +76,12 @@ def run(
         require_kind(job, "a job or a handler")
     kept = None
     if journal is not None:
-        if durable.run_opener is None or not auto_exit:
-            if durable.run_opener is None:
-                raise TypeError(f"journal= needs a Durable job, not {job!r}")
-            raise TypeError("run(journal=...) cannot be combined with auto_exit=False")
+        if not auto_exit:
+            raise TypeError(
+                "journal= needs auto_exit=True, because a durable run ends with its job"
+            )
+        if durable.run_opener is None:  # the store is not imported, so the job is not `Durable`
+            raise TypeError(f"{job!r} is not durable: only a Durable job can run in a journal")
         kept = durable.run_opener(job, journal, run_id, live)
     elif run_id is not None or live is not None:
         raise TypeError("run_id= and live= need journal=")

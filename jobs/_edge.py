@@ -8,7 +8,7 @@ ends with its nodes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, overload
 
@@ -27,6 +27,8 @@ Maker: TypeAlias = Callable[..., Node[Any]]
 Target: TypeAlias = Node[Any] | Maker
 """The target of an edge: a node, or a function that makes one from the completed nodes."""
 
+SOURCE_DEMAND = "the source of an edge must be a node, or several in a tuple, (a, b)"
+
 
 class Graph(Job[Any]):
     """Run the nodes at which a graph begins, and all that edges start, until all have ended.
@@ -43,7 +45,7 @@ class Graph(Job[Any]):
     def __init__(self, *starts: Node[Any]) -> None:
         if not starts:
             raise ValueError("a graph needs at least one node to begin with")
-        _keep_templates(starts)
+        _keep_templates("a graph must begin at a node", starts)
         self._starts = _Starts(starts)
 
     async def task(self) -> Any:
@@ -93,7 +95,7 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     if isinstance(source, tuple):
         _Join(source, target)
     else:
-        _keep_templates((source,), target)
+        _keep_templates(SOURCE_DEMAND, (source,), target)
         _when_completed(source, lambda node: _follow((node,), target))
     return source
 
@@ -109,7 +111,8 @@ def add_conditional_edge(
     that is not hashable fails the node. Otherwise this works as `add_edge`.
     """
     require(targets, Mapping, "the targets must be a mapping from results to nodes")
-    _keep_templates((source,), *targets.values(), default)
+    wanted = "the source of a conditional edge must be a single node"
+    _keep_templates(wanted, (source,), *targets.values(), default)
     chosen = dict(targets)
 
     def follow(node: Node[Any]) -> None:
@@ -136,7 +139,7 @@ class _Join:
     def __init__(self, sources: tuple[Node[Any], ...], target: Target) -> None:
         if not sources:
             raise ValueError("an edge needs at least one source")
-        _keep_templates(sources, target)
+        _keep_templates(SOURCE_DEMAND, sources, target)
         # By identity, because a user's nodes may be equal.
         distinct = {id(source): source for source in sources}.values()
         self.count = len(distinct)
@@ -171,12 +174,12 @@ def _when_completed(source: Node[Any], follow: Callable[[Node[Any]], None]) -> N
     source.at_done(lambda node: node.at_done(follow_if_completed))
 
 
-def _keep_templates(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
-    sources = [*sources]
+def _keep_templates(wanted: str, sources: Sequence[Node[Any]], *targets: Target | None) -> None:
+    """Prepare the nodes for copies. If a source is not a node, raise `TypeError`: `wanted`."""
     for each in targets:
         require(each, Node | FUNCTION | None, "the target of an edge must be a node or a function")
     for node in sources:
-        require(node, Node, "a source of a graph or an edge must be a node")
+        require(node, Node, wanted)
     for node in sources:
         keep_template(node)
     for node in filter(_is_node, targets):

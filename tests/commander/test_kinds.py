@@ -165,8 +165,9 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
         (lambda: Orchestrator([AGENT], transition, State), r"create one, State\(\.\.\.\)$"),  # type: ignore[type-var]
         (lambda: FewShotAggregator([("user", "Hi")]), "'role' and 'content'.*'Hi'"),  # type: ignore[list-item]
         (lambda: Agent(view=print), "a View or None, not <built-in function print>"),  # type: ignore[arg-type]
-        (lambda: add_edge([work(), work()], work()), r"must be a node, not \["),  # type: ignore[call-overload]
-        (lambda: Graph(work), "must be a node, not <handler work>"),  # type: ignore[arg-type]
+        (lambda: add_edge([work(), work()], work()), r"several in a tuple, \(a, b\), not \["),  # type: ignore[call-overload]
+        (lambda: Graph(work), "must begin at a node, not <handler work>"),  # type: ignore[arg-type]
+        (lambda: add_conditional_edge((work(), work()), {}), r"must be a single node, not \("),  # type: ignore[type-var]
         (lambda: Limits(budget="5"), "budget must be a number or None, not '5'"),  # type: ignore[arg-type]
     ],
 )

@@ -3,6 +3,9 @@
 import asyncio
 import math
 import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from support.journal_file import journal_process
 from support.waiting import TIMEOUT_SECONDS
 
 from anabranch import ConfigurationError, NodeCancelled, run
+from anabranch.jobs import Job
 from anabranch.store import (
     Durable,
     Journal,
@@ -357,3 +361,42 @@ asyncio.run(main())
     with journal_process(tmp_path / "runs.db", text) as child:
         said, _ = child.communicate(timeout=30)
     assert said.splitlines() == ["is not open in this process", "ok"]
+
+
+WITHOUT_STORE = """
+import sys
+from anabranch.commander import run
+from anabranch.jobs import Job
+
+class Fetch(Job[str]):
+    async def task(self) -> str:
+        return "ok"
+
+try:
+    run(Fetch(), journal="runs.db", run_id="r")
+except TypeError as error:
+    print("anabranch.store" in sys.modules, error)
+"""
+
+
+def test_run_with_a_journal_names_a_job_that_is_not_durable(tmp_path: Path) -> None:
+    """In the same words, whether the program has imported the store or not. No file is created."""
+
+    class Fetch(Job[str]):
+        async def task(self) -> str:
+            return "ok"
+
+    wanted = r"Fetch.* is not durable: only a Durable job can run in a journal"
+    with pytest.raises(TypeError, match=wanted):
+        run(Fetch(), journal=tmp_path / "runs.db", run_id="r")
+    without = [sys.executable, "-c", WITHOUT_STORE]
+    printed = subprocess.check_output(without, text=True, cwd=tmp_path, timeout=TIMEOUT_SECONDS)
+    assert re.fullmatch(f"False .*{wanted}\n", printed)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_run_with_a_journal_cannot_stay_open(tmp_path: Path) -> None:
+    """The message names the argument to change. No file is created."""
+    with pytest.raises(TypeError, match=r"^journal= needs auto_exit=True, because"):
+        run(Plain(), journal=tmp_path / "runs.db", run_id="r", auto_exit=False)
+    assert not [*tmp_path.iterdir()]
