@@ -1,14 +1,14 @@
-"""What users need to test their own trees: a seeded loop, a virtual clock, a scripted backend.
+"""Tools for testing task trees: a seeded event loop, a virtual clock and a scripted backend.
 
 - `_explore`: run a test under one seed or many (`run_seeded`, `explore`), and steps within it
-- `_loop`: the loop whose seed orders what is ready, and whose clock jumps when nothing is
-- `_threads`: which threads are idle, as they note it themselves
-- `_choices`: what a seed chooses
-- `_deadlock`: the error of a loop on which nothing can happen again, with the trees that hang
-- `_scripted`: a backend that says what a test has written down
+- `_loop`: the event loop whose seed orders ready tasks, with its virtual clock
+- `_threads`: detect which threads are idle
+- `_choices`: the random choices of a seed
+- `_deadlock`: the error for a loop that can never continue, with the trees that wait
+- `_scripted`: a backend with replies written by the test
 
-A test function goes in, its result or the first failing seed comes out. The room stands beside the
-engine: it knows commanders and backends, and no room of the product knows it.
+This package imports `commander`, `backends` and `messages`. No other package of the product imports
+it.
 """
 
 from ._deadlock import Deadlock as Deadlock

@@ -1,4 +1,4 @@
-"""What a seed chooses: so that many seeds come upon as many different orders as they can."""
+"""The choices that a seed makes. Different seeds should give as many different orders as possible."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from zlib import crc32
 
 __all__ = ["Choices"]
 
-WAYS = 100_000  # of the first choices that the digits tell apart
-CHANGES = 16  # one choice in so many changes which tasks are preferred
+WAYS = 100_000  # the first choices follow the digits of the seed until this many combinations
+CHANGES = 16  # on average, one choice in CHANGES re-ranks the task that it prefers
 
 
 class Choices:
-    """The choices of one run, one after the other; the same seed makes the same.
+    """The sequence of choices of one run. The same seed gives the same sequence.
 
-    The first of them are the seed's own digits: so of seeds that follow one another no two begin
-    in the same way before all ways have come. What comes after is left to chance.
+    The first choices are the digits of the seed. So consecutive seeds begin differently until every
+    combination of first choices has occurred. Later choices are random.
 
-    Every third seed prefers some tasks to others, for as long as it goes: for it is
-    rare by chance alone that one task is early, or late, again and again, and in reality it is not.
+    Every third seed ranks the tasks and prefers those of a low rank throughout the run. With
+    independent choices it is rare that one task is early or late every time, but in production this
+    is common.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - not for secrets
         turn, kind = divmod(seed, 3)
-        self._digits = abs(turn if kind == 2 else 2 * turn + kind)  # no gap among those alike
-        # How many ways there were to choose as far as this, and which of them was chosen.
+        self._digits = abs(turn if kind == 2 else 2 * turn + kind)  # consecutive within a kind
+        # The number of combinations up to this choice, and the chosen combination.
         self._ways = 1
         self._way = 0
         self._ranks: WeakKeyDictionary[asyncio.Task[object], float] | None = None
@@ -40,15 +41,15 @@ class Choices:
         if self._ways >= WAYS:
             return self.random.randrange(count)
         self._digits, digit = divmod(self._digits, count)
-        # What is added differs from way to way: else the seeds below 10, having no further
-        # digits, would all go on in one way.
+        # The offset depends on the combination. Otherwise the seeds below 10, which run out of
+        # digits first, would all continue in the same way.
         added = crc32(b"%d of %d" % (self._way, self._ways))
         self._way += digit * self._ways
         self._ways *= count
         return (digit + added) % count
 
     def task(self, tasks: Sequence[asyncio.Task[object]]) -> int:
-        """Choose which of some tasks is stepped next; return its place."""
+        """Choose which task runs next; return its index in `tasks`."""
         if self._ranks is None:
             return self.among(len(tasks))
         for task in tasks:

@@ -1,4 +1,4 @@
-"""The error of a loop on which nothing can ever happen again, with the trees that hang."""
+"""The error for a loop that can never continue, with the trees and tasks that wait."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ SHOWN = 20
 
 
 class Deadlock(AnabranchError):
-    """Nothing is ready, no timer is set, and the run is not over.
+    """No task is ready, no timer is set, and the run has not ended.
 
-    Its text says where the tasks stand, draws each tree and says what it waits for. Threads that
-    are still at work after the loop's `patience` are named first: it may be that they need longer.
+    The message lists where each task is suspended, draws each tree and explains what its nodes wait
+    for. If threads are still working after the loop's `patience`, the message lists them first,
+    because they may only need more time.
     """
 
 
 def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread]) -> str:
-    """Say what hangs on `loop`: its trees and its tasks; and which threads are at work."""
+    """Return the text of a deadlock: working threads, suspended tasks, and trees with explanations."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     parts = ["deadlock: nothing is ready, no timer is set, and these still wait:"]
     if working:
@@ -40,7 +41,7 @@ def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread
             place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
             for value in frame.f_locals.values():
                 if isinstance(value, Node):
-                    with suppress(RuntimeError):  # it is in no tree
+                    with suppress(RuntimeError):  # the node is in no tree
                         commanders[id(value.commander)] = value.commander
         if number < SHOWN:
             parts.append(f"  {task.get_name()} at {place}")
@@ -54,4 +55,4 @@ def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread
 def _place(thread: threading.Thread) -> str:
     for frame in frames_of_thread(thread.ident or 0):
         return f" at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-    return ""  # it has ended in the meantime
+    return ""  # the thread has ended since

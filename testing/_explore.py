@@ -1,4 +1,4 @@
-"""Running a test under one seed, or under many, until an order of events breaks it."""
+"""Run a test under one seed, or under many until an order of events makes it fail."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def run_seeded(
     patience: float = 10.0,
     turns: int | None = 1_000_000,
 ) -> T:
-    """Run `main()` on a fresh `SeededLoop` and return its result.
+    """Run `main()` on a new `SeededLoop` and return its result.
 
-    The same seed gives the same order of events: the module `random` is seeded too, and left
-    afterwards as it was. Real threads, files and sets of objects without an order of their own
-    are not the seed's. With None the order is asyncio's own: for a test that wants a clock that
-    jumps and nothing else. Raises `Deadlock`, `TimeoutError` after `turns` turns of the loop, or
-    whatever `main` raises; and if `main` succeeds, what callbacks and forgotten tasks have raised
-    meanwhile, which a loop would only log. Tasks that are left are cancelled and waited for.
+        def test_transfer():
+            run_seeded(transfer, seed=7)
+
+    The same seed gives the same order of events. The module `random` is seeded too, and gets its
+    earlier state back afterwards. The seed does not control real threads, files, or the iteration
+    order of sets. With `seed=None` the order is asyncio's, and only the clock is virtual.
+
+    Raises `Deadlock`, `TimeoutError` after `turns` turns of the loop, or the error of `main`. If
+    `main` succeeds, it raises the first error of a callback or of an unawaited task, which asyncio
+    would only log. At the end, remaining tasks are cancelled and awaited.
     """
     if running_loop() is not None:
         raise RuntimeError("a loop is running here: call this from a test that is no coroutine")
@@ -61,7 +65,11 @@ def explore(
 ) -> list[T]:
     """Run `main()` once for each seed; return the results in the order of the seeds.
 
-    The first failure ends it and is raised as it is, with a note that says how to replay it.
+        def test_transfer():
+            explore(transfer, range(200))
+
+    The first error stops the loop over the seeds. It is raised unchanged, with a note that says how
+    to replay it.
     """
     results: list[T] = []
     for seed in seeds:
@@ -77,14 +85,14 @@ def explore(
 async def pause(at_most: int = 5) -> None:
     """Suspend for a number of turns that the seed chooses, from 0 to `at_most`.
 
-    Put it where a test's own steps should fall at any moment of what it tests.
+    A test awaits this before a step whose timing should vary, such as a cancel.
     """
     for _ in range(_loop().choices.among(at_most + 1)):
         await asyncio.sleep(0)
 
 
 def advance(seconds: float) -> None:
-    """Move the running loop's virtual clock on at once, as a body does that computes so long."""
+    """Advance the running loop's virtual clock at once, like a body that computes for this long."""
     _loop().clock.advance(seconds)
 
 
@@ -96,7 +104,7 @@ def _loop() -> SeededLoop:
 
 
 def _wind_up(loop: SeededLoop) -> None:
-    """Cancel what is left on `loop`, and wait for it."""
+    """Cancel the remaining tasks of `loop` and wait for them to end."""
     loop.allow_more()
     try:
         tasks = asyncio.all_tasks(loop)
@@ -107,5 +115,5 @@ def _wind_up(loop: SeededLoop) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     except (Deadlock, TimeoutError):
-        for task in asyncio.all_tasks(loop):  # they cannot be ended: left without a warning each
+        for task in asyncio.all_tasks(loop):  # these ignore the cancel: silence the warning of each
             silence_unfinished(task)

@@ -1,7 +1,7 @@
-"""An event loop for tests: a seed orders the wake-ups of its tasks, and its clock jumps.
+"""An event loop for tests: a seed orders the steps of its tasks, and its clock is virtual.
 
-It is asyncio's own selector loop with two parts exchanged: the queue of what is ready, and the
-selector, which instead of waiting lets the clock jump or finds that nothing can ever happen.
+It is asyncio's selector loop with two parts replaced: the queue of ready handles, and the selector.
+Instead of waiting, the selector advances the clock or reports a deadlock.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ from ._threads import is_at_work, is_in_event, note_waits
 
 __all__ = ["SeededLoop", "VirtualClock"]
 
-# How often, in real seconds, a loop that waits for threads looks whether they are still at work.
+# Seconds of real time between two checks whether the awaited threads are still at work.
 LOOK = 0.02
-# The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
-# loop anything to do.
+# The threads that watch slow bodies, and those that write recordings and spans. They never call
+# into a loop, so the clock does not wait for them.
 WATCHERS = ("anabranch", "anabranch-tracing")
-# How often the timers that only look at a tree fire with nothing else to come, before it is a
-# deadlock: they may still tell somebody who acts on it.
+# Timers that only inspect trees may fire this many times in a row before the loop reports a
+# deadlock. Their reports may still make a listener act.
 LOOKS = 40
 
 
 class VirtualClock:
-    """The time of a `SeededLoop`, in seconds from 0. It moves only when the loop is idle."""
+    """The time of a `SeededLoop`, in seconds from 0.
+
+    It jumps when the loop is idle.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Move the clock on at once, as a body does that computes for so long.
+        """Advance the clock at once, like a body that computes for this long.
 
-        Timers that fall due run in the order of their times, from the loop's next turn.
+        Timers that become due run in the order of their times, from the loop's next turn. Raises
+        `ValueError` for a negative number.
         """
         if seconds < 0:
             raise ValueError(f"a clock goes forward only, not by {seconds!r} s")
@@ -49,25 +53,30 @@ class VirtualClock:
 
 
 class SeededLoop(asyncio.SelectorEventLoop):
-    """An event loop whose `seed` decides the order in which ready tasks are stepped.
+    """An event loop whose `seed` decides the order of the steps of ready tasks.
 
-    Tasks that are ready in the same turn and stand next to each other in the queue are stepped in
-    any order. All else keeps its place, as asyncio promises: a callback runs after whatever was
-    ready before it and before whatever became ready after it, and what becomes ready in one turn
-    runs in the next. So each order is one in which the wake-ups might have come in reality. With
-    None for a seed the order is asyncio's own, and only the clock is virtual.
+        loop = SeededLoop(seed=7)
+        result = loop.run_until_complete(main())
 
-    `time()` is that of `clock`. When nothing is ready the clock jumps to the next timer; when
-    there is none either, `Deadlock` is raised out of the run. `turns` is the number of turns after
-    which a run is given up with a `TimeoutError`.
+    Most tests call `run_seeded` or `explore` instead.
 
-    Threads and files are real. What comes from another thread by `call_soon_threadsafe` runs at
-    the beginning of a turn and changes no order among the others, but its moment is not the seed's
-    to choose. While a thread that was started since the loop was made is at work, or files are
-    watched, an idle loop waits for them as long as a timer would in reality, but at most
-    `patience` real seconds, before it lets the clock jump or calls a deadlock. The waiting threads
-    of a pool are not at work, nor is one that waits for an event for as long as it takes, as that
-    of a journal does.
+    Tasks that are ready in the same turn and adjacent in the queue are stepped in any order. All
+    other handles keep their order, as asyncio promises: a callback runs after all that was ready
+    before it and before all that became ready after it. A handle that becomes ready in one turn
+    runs in the next. So each order could also occur in production. With `seed=None` the order is
+    asyncio's, and only the clock is virtual.
+
+    `time()` returns the time of `clock`. When no handle is ready, the clock jumps to the next
+    timer. Without a timer, the loop raises `Deadlock`. After `turns` turns, it raises
+    `TimeoutError`.
+
+    Threads and files are real. A callback that another thread adds with `call_soon_threadsafe` runs
+    at the start of a turn. It changes no order among the other handles, but the seed does not
+    control the turn. An idle loop waits for threads that are at work and were started after the
+    loop was created, and for watched files. It waits until the next timer would be due in real
+    time, but at most `patience` seconds. Then it advances the clock or raises `Deadlock`. Idle
+    threads of a pool are not at work. Neither are threads that wait for an event without a timeout,
+    such as a journal's.
     """
 
     def __init__(
@@ -79,9 +88,9 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self.random = self.choices.random
         self.patience = patience
         self._turns = self._turns_left = turns
-        # What other threads have handed in since the last turn.
+        # Handles that other threads have added since the last turn.
         self._inbox: deque[asyncio.Handle] = deque()
-        # What this loop has handed to pools of threads, and has not been answered yet.
+        # Calls in thread pools that have not ended yet.
         self._in_pools: list[asyncio.Future[Any]] = []
         self._threads_before = frozenset(threading.enumerate())
         note_waits()
@@ -91,7 +100,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self._ready = cast("deque[asyncio.Handle]", _Ready(None if seed is None else self.choices))
 
     def time(self) -> float:
-        """Return the virtual time, in seconds since the loop was made."""
+        """Return the virtual time in seconds. It starts at 0."""
         return self.clock.now
 
     def call_soon_threadsafe(
@@ -102,19 +111,19 @@ class SeededLoop(asyncio.SelectorEventLoop):
             return super().call_soon_threadsafe(callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
         self._inbox.append(handle)
-        # Without this name an idle loop looks into its inbox every LOOK seconds.
+        # On a Python without this method, an idle loop still checks its inbox every LOOK seconds.
         getattr(self, "_write_to_self", _nothing)()
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in a thread of a pool."""
+        """Run `func` in a thread of a pool, and record the call as pending."""
         future = super().run_in_executor(executor, func, *args)
         self._in_pools = [each for each in self._in_pools if not each.done()]
         self._in_pools.append(future)
         return future
 
     def allow_more(self) -> None:
-        """Begin to count the turns anew."""
+        """Reset the count of turns."""
         self._turns_left = self._turns
 
     def _take_inbox(self) -> bool:
@@ -124,15 +133,16 @@ class SeededLoop(asyncio.SelectorEventLoop):
         return came > 0
 
     def _may_be_called(self) -> bool:
-        """Say whether anything outside this thread may still call in."""
-        if len(self._polled.get_map()) > 1 or self._working():  # one is the loop's own pipe
+        """Return whether anything outside this thread may still call into the loop."""
+        if len(self._polled.get_map()) > 1 or self._working():  # the loop's self-pipe is one
             return True
-        # A pool's thread that has taken a call off its queue looks idle until it begins the call.
+        # A pool thread looks idle between taking a call off its queue and starting it. So count the
+        # calls that have not ended.
         unanswered = sum(not each.done() for each in self._in_pools)
         return unanswered > sum(map(is_in_event, self._own_threads()))
 
     def _only_looks(self) -> bool:
-        """Say whether no timer is set but those that look what trees wait for, again and again."""
+        """Return whether all timers only inspect trees. At least one timer is set."""
         timers: list[Any] = cast("Any", self)._scheduled
         return bool(timers) and all(
             each.cancelled()
@@ -141,7 +151,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         )
 
     def _working(self) -> list[threading.Thread]:
-        """Return the threads that are at work and may still call in."""
+        """Return the threads that are at work and may still call into the loop."""
         return [each for each in self._own_threads() if is_at_work(each)]
 
     def _own_threads(self) -> list[threading.Thread]:
@@ -153,7 +163,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
 
 def _require_private(loop: asyncio.AbstractEventLoop) -> None:
-    """Refuse a Python on which no seed would order anything, or no deadlock be found."""
+    """Raise `NotImplementedError` if this Python lacks the private attributes that the loop needs."""
     handle = asyncio.Handle(_nothing, (), loop)
     for owner, name in ((loop, "_ready"), (loop, "_scheduled"), (handle, "_callback")):
         if not hasattr(owner, name):
@@ -167,12 +177,12 @@ def _nothing() -> None: ...
 
 
 class _Ready(deque[asyncio.Handle]):
-    """What is ready, in asyncio's order but, given `choices`, for neighbouring tasks of a turn."""
+    """The queue of ready handles. `choices` reorders adjacent tasks of one turn; all else is FIFO."""
 
     def __init__(self, choices: Choices | None) -> None:
         super().__init__()
         self._choices = choices
-        # How many handles of this turn are still in the queue; `_drawn` are those beside it.
+        # The number of this turn's handles that are still in the queue, without those in `_drawn`.
         self._turn = 0
         self._drawn: list[asyncio.Handle] = []
 
@@ -185,7 +195,7 @@ class _Ready(deque[asyncio.Handle]):
     def popleft(self) -> asyncio.Handle:
         if self._choices is None:
             return super().popleft()
-        if not self._drawn:  # take the next callback, or all tasks up to the next callback
+        if not self._drawn:  # draw the next callback, or all tasks before the next callback
             self._turn = self._turn or len(self)
             more = True
             while more:
@@ -199,7 +209,7 @@ class _Ready(deque[asyncio.Handle]):
 
 
 def _task(handle: asyncio.Handle) -> Any:
-    """Return the task that a handle steps; anything else steps none."""
+    """Return the task that a handle steps, or another object or None if it steps no task."""
     return getattr(cast("Any", handle)._callback, "__self__", None)
 
 
@@ -208,7 +218,7 @@ def _is_step(handle: asyncio.Handle) -> bool:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for nothing that the virtual clock can bring about."""
+    """A selector that advances the virtual clock instead of waiting for a timer."""
 
     def __init__(self, loop: SeededLoop) -> None:
         super().__init__()
@@ -231,7 +241,8 @@ class _Selector(selectors.DefaultSelector):
                 timeout = None
             left = loop.patience if timeout is None else min(timeout, loop.patience)
             came = False
-            # Counted in looks: a process that was stopped for a while has not waited for anybody.
+            # Count checks instead of real time: while the process was suspended, no thread could
+            # make progress.
             while not came and left > 0 and loop._may_be_called():
                 events = super().select(min(left, LOOK))
                 came = loop._take_inbox() or bool(events)

@@ -1,4 +1,4 @@
-"""A backend that says what a test tells it to, as slowly and in such pieces as the test likes."""
+"""A backend that answers with replies written by a test."""
 
 from __future__ import annotations
 
@@ -36,39 +36,38 @@ Answer: TypeAlias = Script | Callable[[Request], Script | Awaitable[Script]]
 
 
 class ScriptedBackend(ModelBackend):
-    """A backend whose replies are written down beforehand. It needs no network and no key.
+    """A backend with replies written in advance. It needs no network and no key.
 
         backend = ScriptedBackend("Hello", Message(role="assistant", tool_calls=[...]))
 
-    Each request is answered by the next of `replies`, in the order in which `stream` is called,
-    and beyond them by `otherwise`; without one, by a `LookupError`. A reply is
+    Each call of `stream` takes the next of `replies`. After the last one, every request gets
+    `otherwise`; without it, the request raises `LookupError`. A reply is
 
-    - a string or an assistant `Message`: sent in pieces and ended as a model would;
+    - a string or an assistant `Message`: sent in pieces, with a model's finish reason and end mark;
     - an exception: raised before the first delta;
-    - a list of steps, sent as they stand, nothing added: deltas, strings, an exception (the
-      stream breaks there), an `asyncio.Event` (the stream waits for it, so that a test decides
-      when the rest may come);
+    - a list of steps, sent unchanged: deltas, strings, an exception (the stream breaks there), an
+      `asyncio.Event` (the stream waits for it, so that a test decides when the rest may arrive);
     - a function from the request to one of these, plain or async.
 
-    Texts are cut into pieces of `size` characters (None: not at all); with a `seed`, of random
-    sizes from 1 to `size`. `delay` is in seconds of the loop's clock, before each delta. Without it
-    the seed of a `SeededLoop` says how many turns of the loop each reply takes, so that a long one
-    may be there before a short one; on any other loop all are equally fast.
+    Texts are cut into pieces of `size` characters (None: one piece); with a `seed`, of random sizes
+    from 1 to `size`. `delay` is the pause before each delta, in seconds of the loop's clock.
+    Without it, the seed of a `SeededLoop` decides how many turns of the loop each reply takes, so
+    that a long reply may end before a short one. On other loops all replies are equally fast.
 
-    What a reply took is charged as with any backend, to `limits`, to those of the tree and to its
-    usage: the `usage` of its message, else an estimate. Nothing is tried again.
+    Usage is charged as with any backend: to `limits`, to the limits of the tree and to the node. It
+    is the `usage` of the message, or else an estimate. No request is retried.
 
-    `takes` is what the model takes beside text, as `Backend.takes` says it; None: nobody knows.
+    `takes` lists the kinds of input besides text, as `Backend.takes` does; None means unknown.
 
-    `embed` gives vectors of `dimensions` numbers and of length 1, whose geometry is known: each
-    word has a direction of its own, which the `seed` chooses, and a text has the sum of those of
-    its words, in whatever order and case. So the cosine of two texts in which no word comes twice
-    is the number of words that they share, divided by the root of the product of how many they
-    have; chance adds about `dimensions ** -0.5`, 0.06 by default, or takes it away.
+    `embed` returns unit vectors of `dimensions` numbers. The `seed` gives each word a direction,
+    and the vector of a text is the sum of the directions of its words, without regard to order and
+    case. If no word occurs twice in a text, the cosine of two texts is about the number of shared
+    words, divided by the square root of the product of their word counts. The random error is about
+    `dimensions ** -0.5`, which is 0.06 by default.
 
-    Attributes: `requests`, all so far; `embedded`, the lists of texts that `embed` was given;
-    `opened` and `closed`, how many streams have begun and how many of these are over, be it by
-    their end, an error, `aclose` or cancellation.
+    Attributes: `requests`, all requests so far; `embedded`, the texts of each call of `embed`;
+    `opened` and `closed`, the number of streams that have started, and of those that have ended for
+    any reason: exhaustion, an error, `aclose` or cancellation.
     """
 
     provider = "scripted"
@@ -86,7 +85,7 @@ class ScriptedBackend(ModelBackend):
         takes: Iterable[str] | None = None,
         **default_options: Any,
     ) -> None:
-        # No 429 holds back the requests after it: a script says what comes of each.
+        # A scripted 429 must not delay the requests after it.
         once = Retries(attempts=1, patience=0.0)
         default_options.setdefault("timeouts", Timeouts(None, None, None, None))
         super().__init__(model, retries=once, limits=limits, **default_options)
@@ -106,7 +105,7 @@ class ScriptedBackend(ModelBackend):
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """As it was given."""
+        """The `takes` argument, as a frozenset."""
         return self._takes
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -122,7 +121,7 @@ class ScriptedBackend(ModelBackend):
         return self.stream(request)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Give each text the vector of its words; one without words is a word by itself."""
+        """Return the vector of each text. A text without words counts as one word."""
         return await self.embed_with(self._embed, texts)
 
     async def _embed(self, texts: list[str]) -> tuple[list[list[float]], Usage | None]:
@@ -169,7 +168,7 @@ class ScriptedBackend(ModelBackend):
 
 
 class _Latency:
-    """How long one reply takes before each of its deltas, the first one most of all."""
+    """The delays of one reply: before its first delta, and before each later one."""
 
     def __init__(self, delay: float | None) -> None:
         self._delay = delay or 0.0
@@ -177,12 +176,12 @@ class _Latency:
         loop = asyncio.get_running_loop()
         if delay is None and isinstance(loop, SeededLoop) and loop.seed is not None:
             self._chance = loop.random
-            # Half of all replies come at once, some of the others after a thousand turns.
+            # Half of the replies start at once, and some of the others after up to 1,024 turns.
             self._first = loop.random.choice((0, 2 ** loop.random.randint(0, 10)))
             self._pace = loop.random.choice((0, 0, 1, 3))
 
     async def pass_by(self) -> None:
-        """Wait before a delta; without a delay too others run, as with a network's stream."""
+        """Wait before a delta. Always yield to the loop, as a network stream does."""
         await asyncio.sleep(self._delay)
         if self._chance is not None:
             for _ in range(self._chance.randint(0, self._first or self._pace)):
@@ -191,7 +190,7 @@ class _Latency:
 
 
 def deltas(reply: str | Message, *, size: int | None = 4, seed: int | None = None) -> list[Delta]:
-    """Return the deltas as which a `ScriptedBackend` sends a reply, to put steps between them."""
+    """Return the deltas of a reply of a `ScriptedBackend`, so that a test can insert steps."""
     return list(_deltas(reply, _cutter(size, seed)))
 
 
@@ -201,14 +200,14 @@ def _vector(text: str, dimensions: int, seed: int) -> list[float]:
         sum(signs) for signs in zip(*(_signs(w, dimensions, seed) for w in words), strict=True)
     ]
     length = sqrt(sum(number * number for number in total))
-    if not length:  # the words cancel out, as they may where there are few dimensions
+    if not length:  # the words cancel out, which happens with few dimensions
         return [1.0] + [0.0] * (dimensions - 1)
     return [number / length for number in total]
 
 
 @lru_cache(10_000)
 def _signs(word: str, dimensions: int, seed: int) -> list[int]:
-    """Draw the direction of a word: 1 or -1 in each dimension, the same on every machine."""
+    """Return the direction of a word: 1 or -1 in each dimension, the same on every machine."""
     name = f"{seed} {word}".encode("utf-8", "surrogatepass")
     drawn = int.from_bytes(shake_256(name).digest(-(-dimensions // 8)))
     return [1 if drawn >> place & 1 else -1 for place in range(dimensions)]
@@ -233,7 +232,7 @@ def _deltas(reply: str | Message, cut: Cut) -> Iterator[Delta]:
                     yield Delta(tool_calls=(ToolCallDelta(index, arguments=piece),))
             case ProviderItem(call=None):
                 yield Delta(items=(part,))
-            case ProviderItem():  # of the call before it
+            case ProviderItem():  # an item of the call before it
                 yield Delta(tool_calls=(ToolCallDelta(index, item=part),))
     yield from (Delta(refusal=piece) for piece in cut(refusal))
     finish = message.finish_reason or ("tool_calls" if message.tool_calls else "stop")

@@ -1,7 +1,7 @@
-"""Which threads are idle, by what they note themselves when they begin to wait.
+"""Detect idle threads. Patched waits record when a thread starts and stops waiting.
 
-A running thread's frames are not read for this: a loop asks in each turn in which it is idle, and
-a thread that leaves its frames keeps their variables as long as the loop looks at them.
+Reading the frames of running threads would be an alternative. But an idle loop checks in each turn,
+and a frame object that is being read keeps the variables of a thread's frame alive.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..commander.thread import WAITING_THREADS
 
 __all__ = ["is_at_work", "is_in_event", "note_waits"]
 
-# The threads that wait for an event, and those that run a call of a pool.
+# Idents of the threads that wait for an event, and of those that run a call of a pool.
 _in_events: set[int] = set()
 _in_calls: set[int] = set()
-# Without these two names of Python's, the threads of a pool count as being at work.
+# On a Python without these two private names, the threads of a pool count as being at work.
 _Call: Any = getattr(pools, "_WorkItem", None)
 _queues: Any = getattr(pools, "_threads_queues", {})
 _wait = threading.Event.wait
@@ -30,7 +30,7 @@ _run: Any = getattr(_Call, "run", None)
 @wraps(threading.Event.wait)
 def _noted_wait(self: threading.Event, timeout: float | None = None) -> bool:
     thread = threading.get_ident()
-    before = WAITING_THREADS.get(thread), thread in _in_events  # a finalizer may wait too
+    before = WAITING_THREADS.get(thread), thread in _in_events  # a finalizer may wait inside a wait
     WAITING_THREADS[thread] = lambda: timeout is None and not self.is_set()
     _in_events.add(thread)
     try:
@@ -54,7 +54,7 @@ def _noted_run(self: Any, *args: Any) -> None:
 
 
 def note_waits() -> None:
-    """Let all threads note from now on when they wait for an event or run a call of a pool."""
+    """Patch `Event.wait` and the calls of thread pools, so that all threads record their waits."""
     if threading.Event.wait is not _noted_wait:
         threading.Event.wait = _noted_wait
         os.register_at_fork(after_in_child=_forget)
@@ -68,15 +68,16 @@ def _forget() -> None:
 
 
 def is_at_work(thread: threading.Thread) -> bool:
-    """Say whether a thread does anything but wait for what somebody else has to begin.
+    """Return whether a thread can make progress before another thread acts.
 
-    That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
+    False for a thread that waits for an event without a timeout, or for a call in the pool of
+    asyncio or anyio.
     """
     ident = thread.ident or 0
     waits = WAITING_THREADS.get(ident)
     if waits is not None:
         return not waits()
-    if type(thread).__name__ == "WorkerThread":  # anyio's: it counts a call until it has reported
+    if type(thread).__name__ == "WorkerThread":  # anyio's: counts until it has reported
         calls = getattr(thread, "queue", None)
         return not isinstance(calls, Queue) or calls.unfinished_tasks > 0
     queue = _queues.get(thread) if _run is not None else None
@@ -84,5 +85,5 @@ def is_at_work(thread: threading.Thread) -> bool:
 
 
 def is_in_event(thread: threading.Thread) -> bool:
-    """Say whether a thread waits for an event, with a timeout or without."""
+    """Return whether a thread waits for an event, with a timeout or without."""
     return thread.ident in _in_events
