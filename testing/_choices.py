@@ -1,4 +1,4 @@
-"""The choices that a seed makes. Different seeds should give as many different orders as possible."""
+"""The choices of a seed. Different seeds give as many different orders as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Choices:
     The first choices are the digits of the seed. So consecutive seeds begin differently until every
     combination of first choices has occurred. Later choices are random.
 
-    Every third seed ranks the tasks and prefers those of a low rank throughout the run. With
+    Every third seed ranks the tasks and prefers the lowest rank throughout the run. With
     independent choices it is rare that one task is early or late every time, but in production this
     is common.
     """

@@ -26,7 +26,7 @@ class Deadlock(AnabranchError):
 
 
 def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread]) -> str:
-    """Return the text of a deadlock: working threads, suspended tasks, and trees with explanations."""
+    """Return the text of a deadlock: working threads, suspended tasks, trees and explanations."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     parts = ["deadlock: nothing is ready, no timer is set, and these still wait:"]
     if working:

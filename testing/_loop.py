@@ -163,7 +163,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
 
 def _require_private(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `NotImplementedError` if this Python lacks the private attributes that the loop needs."""
+    """Raise `NotImplementedError` if this Python lacks a private attribute that the loop needs."""
     handle = asyncio.Handle(_nothing, (), loop)
     for owner, name in ((loop, "_ready"), (loop, "_scheduled"), (handle, "_callback")):
         if not hasattr(owner, name):
@@ -177,7 +177,7 @@ def _nothing() -> None: ...
 
 
 class _Ready(deque[asyncio.Handle]):
-    """The queue of ready handles. `choices` reorders adjacent tasks of one turn; all else is FIFO."""
+    """The queue of ready handles: FIFO, but `choices` reorders adjacent tasks of a turn."""
 
     def __init__(self, choices: Choices | None) -> None:
         super().__init__()
