@@ -139,7 +139,7 @@ class CassetteBackend(Backend):
         """Write the reply's line when the block ends, for any reason."""
         track = RecordedReply(key, next(self._numbers), left=True)
         if not self._started:
-            self._write("")
+            self._write("")  # before the request: a file that cannot be written costs nothing
             self._started = True
         unwritten: ConfigurationError | None = None
         try:

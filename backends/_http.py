@@ -162,6 +162,7 @@ class HttpBackend(WireBackend):
             # Close the connection unless the reply was read to its end. Then it can be used again.
             if response is not None and not response.content.at_eof():
                 response.close()
+        # Not in the `except`: the library's error, which may contain a key, would be its context.
         raise failure
 
 

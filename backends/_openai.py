@@ -169,6 +169,7 @@ class OpenAIBackend(WireBackend):
             if response is not None:
                 with suppress(Exception):  # a broken connection may raise again
                     await response.aclose()
+        # Not in the `except`: the library's error, which may contain a key, would be its context.
         raise failure
 
     async def _refuse(self, response: Response) -> None:

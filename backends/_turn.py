@@ -176,7 +176,7 @@ class Turn:
             if before == "running":
                 for limiter in self._limiters:
                     limiter.end(self)
-            elif not self._leave_queue():
+            elif not self._leave_queue():  # it was not the head, so no turn waited for it
                 return
             _start_waiting(self._limiters)
 
@@ -201,7 +201,7 @@ class Turn:
         self._state = "waiting"
         if any(limiter.is_full for limiter in self._limiters):
             for limiter in self._limiters:
-                limiter.end_orphans()
+                limiter.end_orphans()  # their owners never will, and they fill the limiter
         else:
             head = _head(self._limiters[0].queues[self._queue_key])
             if head is self or head.is_orphaned:

@@ -96,6 +96,7 @@ class ThreadCall(_Call[T], internal=True):
                     # once, without the node's end.
                     interrupt = error
                     return None
+            # `task` has cancelled `scope`, whose block does not raise that.
             raise asyncio.CancelledError
 
         CANCEL_NOTICE.set(notice)  # the thread has a copy of this context

@@ -188,7 +188,8 @@ async def _attempt(record: Record) -> Any:
                 await _run_before_body(record, record.at_retry)
             finally:
                 record.moment = None
-        attempts.failure = None  # its traceback refers to the node
+        # Only `at_retry` reads it, and its traceback refers to the node.
+        attempts.failure = None
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     if record.remote is not None:

@@ -282,7 +282,7 @@ class Commander(Node[Any], internal=True):
     def _close_top(self, reason: str) -> None:
         tree = self._tree
         tree.root.is_open = False
-        tree.root.is_special = True
+        tree.root.is_special = True  # else `enter` does not look at `closing_reason`
         tree.closing_reason = tree.closing_reason or reason
 
     def _log_failure_beside(self, error: BaseException) -> None:

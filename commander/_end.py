@@ -146,7 +146,7 @@ def _decide(record: Record) -> bool:
     if record.cancel_reason is not None:
         _forget_outcome(record)  # a predicate or a log handler cancelled it just now
     if (scope := record.scope) is not None:
-        if scope.has_run_callbacks:
+        if scope.has_run_callbacks:  # in an earlier execution
             record.callback = record.more_callbacks = None
         _keep(record, partial(scope.record_outcome, leaving=is_shutting_down(record.tree)))
     return True

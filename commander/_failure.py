@@ -98,6 +98,7 @@ def take_failure(record: Record) -> None:
     """Count an awaiter that received the failure of a node that is done."""
     record.failure_receivers += 1
     parent = record.parent
+    # The policy has had the failure of any other child since its end: a late await changes nothing.
     if record.is_claimed and parent is not None and parent.failures is not None:
         parent.failures.pop(record.id, None)
 

@@ -100,6 +100,7 @@ class Slot:
                     raise
                 except BaseException as error:  # noqa: BLE001 - the body gets it
                     step, argument = body.throw, error
+                # The body goes on: nothing that was found about its last wait holds any more.
                 self._on = None
                 self._reached = {}
                 self._tree_waits.clear()
@@ -196,7 +197,7 @@ class Slot:
     def resume(self) -> None:
         """Ask for the slot again after work of this job has left a `lend_slot` block."""
         self._tree_waits.clear()
-        self.lend_if_waiting()
+        self.lend_if_waiting()  # the body may wait for another task of the tree by now
         if not self._tree_waits and not self.is_held:
             self.queue.ask(self)
 

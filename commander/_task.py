@@ -131,5 +131,5 @@ def _take_over(
     if state != CORO_CREATED and record.state != "pending":
         cancel_subtrees((record,), "its task was ended by others")
     own = _start_plainly(record, driver, None)
-    if task.cancelled():
+    if task.cancelled():  # the node has not got this cancel: pass it on
         own.cancel()

@@ -259,7 +259,7 @@ def outcome(node: Node[T]) -> T:
             if block and current.tree.loop is not running_loop():
                 continue
             if current.cancel_reason is not None and not current.is_closing:
-                if current.tree.sweep is not None:
+                if current.tree.sweep is not None:  # which may not have cancelled its task yet
                     current.tree.sweep.meet(current)
                 raise asyncio.CancelledError
             if not block:  # a commander's block may be in the body of a cancelled node

@@ -299,7 +299,7 @@ class CompletionOrder:
                     self._sort()
                 node, number = waiting[0], numbers[0]
                 if self._is_early(node, number):
-                    if not ended:
+                    if not ended:  # else a later turn does, after the waiters of these ends
                         self._hold_first(node)
                     break
                 first = number if first is None else first

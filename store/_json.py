@@ -272,7 +272,7 @@ def pack(value: Any, other: Callable[[Any], Any] | None = None, *, exact: bool =
             return {"$dict": [[again(key), again(each)] for key, each in value.items()]}
         if exact and (write := _PACKERS.get(kind)) is not None:
             return {f"${kind.__name__}": write(value, again)}
-        if other is not None:
+        if other is not None:  # before the rest, which loses the class
             return other(value)
         if issubclass(kind, Enum):
             return again(value._value_)

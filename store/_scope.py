@@ -261,7 +261,7 @@ class NodeScope(NodeIdentity):
             waiter.has_strayed = True  # it may have given up after these entries only
         else:
             after = execution.loop.time() - execution.started_at
-            with suppress(LeaseLost, JournalError):
+            with suppress(LeaseLost, JournalError):  # `append` has stopped the run
                 value = json.dumps({"by": waiter.attempt_ident.hex(), "after": after}).encode()
                 execution.append(self.ident, "given up", value, find=True)
 
@@ -487,7 +487,7 @@ class NodeScope(NodeIdentity):
         by = failed or scope_here()
         path = (by if isinstance(by, NodeScope) else self).path()
         after = execution.loop.time() - execution.started_at
-        with suppress(LeaseLost, JournalError):
+        with suppress(LeaseLost, JournalError):  # `append` has stopped the run
             execution.roots.record_new()  # before the row that ends the bodies which put them
             execution.record_cancel(
                 idents, reason, of=self.ident, by=path, failed=bool(failed), after=after
@@ -529,7 +529,7 @@ class NodeScope(NodeIdentity):
         return f"reply {digest(self.execution.keys.cut_text(request)).hex()}"
 
     def note(self, name: str, value: Any) -> None:
-        if not self.execution.suspended:
+        if not self.execution.suspended:  # else the next execution repeats this
             data = json.dumps(value).encode()
             self.execution.append(digest(self.ident, "note", name), "note", data, find=True)
 

@@ -198,6 +198,7 @@ class Session(OwnedRun):
         execution.record_cancel([FIRST_ROOT], reason)
         execution.append(FIRST_ROOT, "over", find=True)
         execution.roots.stop(reason)
+        # Last: if the process dies before this, the next execution gets the letter again.
         record_taken(execution, letter)
 
     async def _suspend(self) -> None:

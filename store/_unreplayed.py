@@ -113,7 +113,7 @@ class Intents:
             self._by_call[name, inputs].setdefault(call, intent)
             self.node_idents.update(bytes.fromhex(ident) for ident, _ in links)
             self._link(links)
-        if "of" in value:
+        if "of" in value:  # its caller is below a retried node, whose attempts share equal calls
             self.attempts_by_call[value["of"][:SHORT_DIGITS]][row.ident] = value["in"][
                 :SHORT_DIGITS
             ]
