@@ -1,4 +1,4 @@
-"""An application served on a free port of loopback, which leaves no connection open."""
+"""Serve an aiohttp application on a free loopback port, without leaving connections open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["serve_app", "stop_accepting"]
 
 @asynccontextmanager
 async def serve_app(app: web.Application) -> AsyncGenerator[str]:
-    """Give the address; handlers are cancelled when their client leaves."""
+    """Serve for the block and give the address; a client's disconnect cancels its handler."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -29,10 +29,10 @@ async def serve_app(app: web.Application) -> AsyncGenerator[str]:
 
 
 async def stop_accepting(listening: int) -> None:
-    """Accept no new connection, and let those come up that are being accepted.
+    """Stop accepting connections, and finish those that are being accepted.
 
-    To be called before a server is closed: asyncio takes three turns to accept, and leaves a
-    connection open whose server was closed meanwhile.
+    Call it before you close a server: asyncio needs three turns to accept a connection, and leaves
+    it open if the server closes during these turns.
     """
     asyncio.get_running_loop().remove_reader(listening)
     await run_turns(4)

@@ -1,4 +1,4 @@
-"""Requests of any shape, given straight to an application, as no real client sends them."""
+"""Send requests straight to an ASGI application, in forms that no real client produces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Response(NamedTuple):
-    """What came back."""
+    """The status, headers and body of a response."""
 
     status: int
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Response(NamedTuple):
 
 
 def encode_body(value: object) -> bytes:
-    """Write a body as a client of JavaScript's would, with halves of characters as escapes."""
+    """Return a JSON body like a JavaScript client's, with lone surrogates as escapes."""
     return json.dumps(value).encode()
 
 
@@ -42,7 +42,10 @@ async def send_request(
     host: str | None = "localhost:8000",
     leaves: bool = False,
 ) -> Response:
-    """Ask, and read the whole answer; the body may come in pieces, and `leaves` breaks it off."""
+    """Send a request and return the complete response.
+
+    The body may be sent in pieces. With `leaves` the client disconnects after them.
+    """
     given = [*(headers.items() if isinstance(headers, Mapping) else headers)]
     sent = [*([("host", host)] if host is not None else []), *given]
     if (method == "POST" and body) and not any(name == "content-type" for name, _ in given):
@@ -93,7 +96,7 @@ async def send_request(
 
 
 def is_refusal(answer: Response) -> bool:
-    """Whether it is an error of OpenAI's shape that is the client's."""
+    """Return whether a response is a client error in OpenAI's format."""
     said = answer.json
     error = said["error"]
     return (

@@ -1,4 +1,4 @@
-"""What a user's program may do that no well-behaved one does: exceptions, handlers, factories."""
+"""Misbehaving objects that a user's program may have: exceptions, log handlers, task factories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Broken(Exception):
-    """What the odd things raise themselves."""
+    """The exception that the misbehaving objects raise."""
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -136,7 +136,7 @@ ERRORS: dict[str, Callable[[str], BaseException]] = {
     "Digits": lambda text: ValueError(10**5000, text),
     "Recursion": lambda text: RecursionError(text),
 }  # fmt: skip
-# No `except Exception` sees them.
+# These are not subclasses of `Exception`.
 FATAL_ERRORS: dict[str, Callable[[str], BaseException]] = {
     "Own": Own,
     "MaskedBase": MaskedBase,
@@ -145,12 +145,12 @@ FATAL_ERRORS: dict[str, Callable[[str], BaseException]] = {
 
 
 def make_error(name: str, text: str = "odd") -> BaseException:
-    """Return an error of the kind that goes by `name`."""
+    """Return an error of the kind `name`."""
     return (ERRORS | FATAL_ERRORS)[name](text)
 
 
 def retry_predicate(name: str) -> Callable[[BaseException], Any]:
-    """Return a predicate for `Retry(on=...)` that raises, or whose answer is no bool."""
+    """Return a predicate for `Retry(on=...)` that raises or does not return a bool."""
 
     def predicate(error: BaseException) -> Any:
         match name:
@@ -182,7 +182,7 @@ class _Raising(logging.Handler):
 
 @contextmanager
 def broken_log(error: Callable[[], BaseException] = Broken) -> Iterator[None]:
-    """Let the logger of the tree have a handler that raises, and a last one that formats."""
+    """Add a handler that raises to the tree's logger, and after it one that formats records."""
     handler = _Raising(error)
     logger = logging.getLogger("anabranch")
     logger.addHandler(handler)
@@ -205,7 +205,7 @@ def plain(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def old(loop: Loop, body: Body) -> Any:
-    """As before Python 3.11: it takes no context."""
+    """A factory from before Python 3.11, without the argument `context`."""
     return asyncio.Task(body, loop=loop)
 
 
@@ -214,7 +214,7 @@ def pure(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def wrapping(loop: Loop, body: Body, **options: Any) -> Any:
-    """As a tracer does that notes when each task begins and ends."""
+    """A factory that wraps the body, as a tracer that notes the start and end of tasks."""
 
     async def traced() -> Any:
         try:
@@ -226,7 +226,7 @@ def wrapping(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def inner(loop: Loop, body: Body, **options: Any) -> Any:
-    """Runs it in another task than the one it returns."""
+    """A factory that runs the body in another task than the one it returns."""
 
     async def outer() -> Any:
         return await asyncio.Task(body, loop=loop, **options)
@@ -235,7 +235,7 @@ def inner(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def deaf(loop: Loop, body: Body, **options: Any) -> Any:
-    """Never runs it."""
+    """A factory that never runs the body."""
 
     async def nothing() -> None:
         body.close()
@@ -244,7 +244,7 @@ def deaf(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def leaving(loop: Loop, body: Body, **options: Any) -> Any:
-    """Leaves it in the middle: after three steps, if it is not over by then."""
+    """A factory that abandons the body after three steps."""
 
     async def some() -> None:
         for _ in range(3):
@@ -270,7 +270,7 @@ def nothing(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 def eager(loop: Loop, body: Body, **options: Any) -> Any:
-    """Takes the first step at once, as `asyncio.eager_task_factory` does from Python 3.12 on."""
+    """A factory that runs the first step at once, as `asyncio.eager_task_factory` does (3.12)."""
     if sys.version_info >= (3, 12):
         return asyncio.eager_task_factory(loop, body, **options)
 
@@ -279,7 +279,7 @@ def eager(loop: Loop, body: Body, **options: Any) -> Any:
 
 
 class _Resumed(Coroutine[Any, Any, Any]):
-    """A coroutine that has begun, as a task's own."""
+    """A wrapper of a started coroutine, for a task to continue."""
 
     def __init__(self, body: Body) -> None:
         self.send, self.throw, self.close = body.send, body.throw, body.close  # type: ignore[method-assign]
@@ -294,7 +294,7 @@ class _Resumed(Coroutine[Any, Any, Any]):
         raise NotImplementedError
 
 
-# Bodies run with them as without, though those from "inner" on do not run what they are given.
+# Bodies run normally under all of these, though from "inner" on the task is not the body's.
 FACTORIES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (plain, old, pure, wrapping, eager, inner, deaf, raising, future, nothing)

@@ -1,4 +1,4 @@
-"""A server that answers with bytes as they are, HTTP or not, on loopback, for tests."""
+"""A loopback server that answers with raw bytes, valid HTTP or not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.paths import DATA
 __all__ = ["CORPUS", "QUIRKS", "ByteServer", "hostile_reply", "http_response", "reply_of"]
 
 Answer = Callable[[bytes], Iterable[bytes]]
-# Sent bytes that the client has not read: more than the socket buffers of any system hold.
+# More unread bytes than the socket buffers of any system hold.
 MAX_BUFFERED_BYTES = 64 << 20
 
 
 class ByteServer:
-    """Answers each request with what `answer` makes of it, then closes the connection.
+    """A server that sends the bytes of `answer(request)`, then closes the connection.
 
-    `sent` counts the bytes that a client took, or that lie between it and the server.
+    `sent` counts the bytes that the client has read or that are in the socket buffers.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -73,7 +73,7 @@ def http_response(
     *headers: tuple[str, str],
     reason: str = "OK",
 ) -> bytes:
-    """Write a response whose body ends with the connection."""
+    """Return the bytes of a response whose body ends with the connection."""
     lines = [f"HTTP/1.1 {status} {reason}", f"Content-Type: {kind}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers]
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
@@ -81,7 +81,7 @@ def http_response(
 
 
 def reply_of(entry: dict[str, Any]) -> bytes:
-    """Read a reply of a corpus: raw bytes, or a status, headers and a body, parts repeated."""
+    """Return a corpus entry's reply as bytes: raw, or built from status, headers and body."""
     body = b"".join(
         part.encode("latin-1") if isinstance(part, str) else part[0].encode("latin-1") * part[1]
         for part in entry.get("body", [])
@@ -125,7 +125,7 @@ _STATUSES = [200] * 12 + [204, 206, 302, 400, 401, 404, 413, 418, 422, 429, 429,
 
 
 def hostile_reply(random: Random) -> bytes:
-    """Draw a reply: valid, or with anything in the place of anything, cut, deep, huge, binary."""
+    """Draw a reply that is valid, or has replaced values, or is cut, deep, huge or binary."""
     call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}
     said: list[Any] = [
         {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "a"}}]},
@@ -153,7 +153,7 @@ def hostile_reply(random: Random) -> bytes:
 
 
 def _changed(value: Any, random: Random) -> Any:
-    """Put something odd in the place of one part of a value."""
+    """Replace one part of a value by an invalid one."""
     if not value or not isinstance(value, list | dict) or random.random() < 0.1:
         return random.choice(_ODD)
     place = random.choice(list(value) if isinstance(value, dict) else range(len(value)))

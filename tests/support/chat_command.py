@@ -1,4 +1,4 @@
-"""The program as a user starts it: from a pipe, or in a terminal of its own."""
+"""Run `anabranch chat` as a user does, with a pipe or in a separate terminal."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 CHAT = [sys.executable, "-m", "anabranch", "chat"]
-# What a child gets of this environment: no keys, no settings of the developer's own.
+# The variables that a child inherits: no keys, and no settings of the developer.
 KEPT = (
     *("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE"),
-    *("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"),  # a folder of the tests' own
+    *("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"),  # a folder for the tests
     *("LANG", "EDITOR", "VIRTUAL_ENV", "RAYON_NUM_THREADS"),
 )
 READ_LATER = ("ANABRANCH_", "OPENAI_")  # settings that no import looks at
@@ -54,8 +54,8 @@ async def run_chat(*options: str, said: str = "", **env: str) -> tuple[int, str,
 async def run_program(
     command: list[str], folder: Path, said: str = "", **env: str
 ) -> tuple[int, str, str]:
-    """Run a program of Python in a folder; return status, output and errors."""
-    # What else is in the environment may decide what is imported, and how.
+    """Run a Python program in a folder; return status, output and errors."""
+    # The warm process imports once. Other variables could change which modules it imports.
     if command[1] in ("-m", "-c") and all(name.startswith(READ_LATER) for name in env):
         async with asyncio.timeout(TIMEOUT_SECONDS):
             return await run_forked(command[1:], folder, said, environment(**env))
@@ -73,7 +73,7 @@ async def run_program(
 
 
 class ForkedTerminal(fdspawn):  # type: ignore[misc]
-    """As `pexpect.spawn` for a program of Python, which is a fork of a warm one."""
+    """A `pexpect.spawn` for Python programs, which forks a process with the imports done."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ForkedTerminal(fdspawn):  # type: ignore[misc]
         return self.sendcontrol("c")
 
     def close(self) -> None:
-        """Take the terminal away, and wait for the program's end."""
+        """Close the terminal, and wait for the program's end."""
         if not self.closed:
             if not self.flag_eof:  # SIGHUP would reach a program that is about to end
                 self._hang_up()
@@ -128,7 +128,7 @@ def saved_messages(path: Path) -> list[dict[str, Any]]:
 
 
 class ChatFolder:
-    """A folder with chat data and settings of its own, and the scripted server that answers."""
+    """A separate folder for chat data and settings, and the scripted server that answers."""
 
     def __init__(self, folder: Path, server: ScriptedServer) -> None:
         self.folder = folder

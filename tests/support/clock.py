@@ -1,4 +1,4 @@
-"""Clocks that need no waiting: a loop that jumps to its next timer, and a jump in any loop."""
+"""Clocks without real waiting: a loop that jumps to its next timer, and a jump in any loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on such a loop; it must not wait for sockets or threads."""
+    """Run an async test on a loop that jumps; the test must not wait for sockets or threads."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -44,13 +44,13 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 async def sleep_virtual(seconds: float) -> None:
-    """Let so much time pass on the clock of a loop that jumps; refused where it would be real."""
+    """Sleep on the virtual clock of a loop that jumps; refuse to sleep in real time."""
     assert isinstance(asyncio.get_running_loop(), _JumpingLoop | SeededLoop)
     await asyncio.sleep(seconds)
 
 
 class _Clock:
-    """A loop's clock, which can be put forward."""
+    """A loop's clock that a test can advance."""
 
     def __init__(self, real: Callable[[], float]) -> None:
         self.real = real
@@ -61,13 +61,13 @@ class _Clock:
 
 
 def install_clock() -> None:
-    """Give the running loop a clock for `let_pass`; what reads the clock must come later."""
+    """Install a clock for `advance_clock` in the running loop, before other code reads the time."""
     loop = asyncio.get_running_loop()
     loop.time = _Clock(loop.time)  # type: ignore[method-assign]
 
 
 def advance_clock(seconds: float) -> None:
-    """Put the running loop's clock forward; what is due by then is done in its next turn."""
+    """Advance the running loop's clock; timers that fall due run in its next turn."""
     clock = asyncio.get_running_loop().time
     assert isinstance(clock, _Clock)
     clock.ahead += seconds

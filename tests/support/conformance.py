@@ -1,7 +1,7 @@
-"""What every backend must show: the cases, what is excused, how the scripted subjects show them.
+"""The conformance cases of all backends, the exempt cases, and the scripted subjects.
 
-Another backend joins by a `Subject` of its own and a line in `EXCUSED`: what it cannot show, and
-why. These are skipped, counted and printed at the end of the run.
+To add a backend, write a `Subject` and list in `EXCUSED` the cases that it cannot show, with the
+reasons. Exempt cases are skipped, counted and printed at the end of the test run.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Subject(ABC):
 
     @abstractmethod
     async def backend(self, case: str, **settings: Any) -> Backend:
-        """Return a backend with these settings that will show `case`."""
+        """Return a backend with these settings that behaves as `case` requires."""
 
-    async def left(self) -> None:  # noqa: B027 - not every model tells
-        """Wait until the model is known to have been stopped; nothing by default."""
+    async def left(self) -> None:  # noqa: B027 - not every model can report it
+        """Wait until the model has stopped; the default does nothing."""
 
 
 async def _read(backend: Backend, request: Request = HELLO) -> list[Delta]:
@@ -183,7 +183,7 @@ def _fails(case: str, kind: type[BackendError], **settings: Any) -> Callable[[Su
 
 
 _ONCE = Retries(attempts=1)
-_WHOLE = 30.0  # seconds; nobody waits for them
+_WHOLE = 30.0  # seconds of a clock that the tests advance
 
 CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
     "text": _shows_text,
@@ -223,7 +223,7 @@ CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
 _NO_SERVER = "the model is in this process: there is no server to say so"
 _NO_VECTORS = "a model in this process makes none, and says who does"
 
-# By backend and case: why it cannot be shown.
+# By backend and case: the reason why the backend cannot show the case.
 EXCUSED: dict[str, dict[str, str]] = {
     "http": {},
     "openai": {},
@@ -262,7 +262,7 @@ EXCUSED["vllm on ray"] = {
 
 
 def cases(*kinds: str) -> list[Any]:
-    """Return pytest's parameters, `kind` and `case`: every case, the excused ones skipped."""
+    """Return pytest parameters (`kind`, `case`) for every case, with a skip mark on exempt ones."""
     return [
         pytest.param(kind, case, marks=_skipped(kind, case)) for kind in kinds for case in CASES
     ]
@@ -274,7 +274,7 @@ def _skipped(kind: str, case: str) -> list[pytest.MarkDecorator]:
 
 
 async def show(subject: Subject, case: str, seconds: float) -> None:
-    """Have `subject` show a case within so many seconds, and clean up."""
+    """Run a case on `subject` with a limit of `seconds`, and clean up."""
     async with asyncio.timeout(seconds), subject.stack:
         await CASES[case](subject)
 
@@ -285,7 +285,7 @@ _BEGUN = Reply([chunk({"content": "Hel"}), Step.HANG])
 
 
 def _interleaved() -> Reply:
-    """Give the pieces of two calls in turn."""
+    """Return a reply that interleaves the pieces of two calls."""
     pieces = [calls(_ADD).steps[:-2], calls(_OTHER).steps[:-2]]
     place = b'"tool_calls": [{"index": '
     second = [step.replace(place + b"0", place + b"1") for step in pieces[1]]
@@ -339,7 +339,7 @@ class HttpSubject(Subject):
         return connect(address, model="tiny", **settings)
 
     def _deaf(self) -> str:
-        """Return the address of a listener whose queue is full, so that it answers no one."""
+        """Return the address of a listener whose queue is full, so that connections time out."""
         listener = self.stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -376,7 +376,7 @@ def pass_time_after_the_first_delta(backend: Any) -> None:
 
 
 class CassetteSubject(HttpSubject):
-    """Replies of the http backend, recorded, then played at their pace."""
+    """Replies of the http backend, recorded, then replayed at their original speed."""
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         file = self.folder / "tape.jsonl"
@@ -392,7 +392,7 @@ class CassetteSubject(HttpSubject):
         return connect(f"cassette:{file}", realtime=True)
 
     async def left(self) -> None:
-        """A player has nothing to stop."""
+        """Return at once: a replay has nothing to stop."""
 
 
 def _asked(case: str) -> Request:

@@ -1,6 +1,6 @@
 """The promises of docs/contracts.md, and the tests that are marked with their numbers.
 
-make contracts      # prints the tests of each promise, with what each test claims
+make contracts      # prints the tests of each promise, with their claims
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def marked_tests() -> list[MarkedTest]:
 
 
 def tests_in(path: Path) -> Iterator[MarkedTest]:
-    """Read the marks of a file: those of `pytestmark` belong to all its tests."""
+    """Yield the marked tests of a file; the marks of `pytestmark` belong to all its tests."""
     source = path.read_text(encoding="utf-8")
     if "mark.contract(" not in source:
-        return  # parsing takes most of the time
+        return  # skips parsing, which takes most of the time
     body = ast.parse(source).body
     of_all = [
         number

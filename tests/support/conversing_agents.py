@@ -1,4 +1,4 @@
-"""Agents that hold the tests' conversations, and what must hold of both sides."""
+"""Agents for tests of conversations, and a check that both sides store the same messages."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ __all__ = ["Alice", "Bob", "chatty_agent", "check_symmetry", "contents_by_sender
 
 
 def chatty_agent(name: str, content: str = "and so on", **options: Any) -> ConversableAgent:
-    """An agent that always has an answer."""
+    """Return an agent that answers every message with `content`."""
     return ConversableAgent(name, default_auto_reply=content, **options)
 
 
 def silent_user(name: str = "user", **options: Any) -> UserProxyAgent:
-    """A user who asks one question and says no more."""
+    """Return a user that sends one question and never replies."""
     return UserProxyAgent(name, human_input_mode="NEVER", max_consecutive_auto_reply=0, **options)
 
 
@@ -23,7 +23,7 @@ def contents_by_sender(messages: Any) -> list[tuple[str, Any]]:
 
 
 class Alice(ConversableAgent):
-    """Passes on to Bob what she is asked, and answers with what he says."""
+    """An agent that forwards each message to Bob and returns his answer."""
 
     @reply(sender=["bob"])
     def of_bob(self, message: AgentMessage) -> ReplyResult:
@@ -35,7 +35,7 @@ class Alice(ConversableAgent):
 
 
 class Bob(ConversableAgent):
-    """Answers whoever it is."""
+    """An agent with the same answer for every sender."""
 
     @reply
     def introduce(self, message: AgentMessage) -> ReplyResult:

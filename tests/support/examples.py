@@ -13,12 +13,12 @@ EXAMPLES = ROOT / "examples"
 
 
 def load_example(name: str) -> ModuleType:
-    """Import an example anew."""
+    """Import a fresh copy of an example."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where annotations and pickles are looked up
+    sys.modules[spec.name] = module  # annotations and pickles are resolved there
     spec.loader.exec_module(module)
     return module
 

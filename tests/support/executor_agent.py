@@ -1,4 +1,4 @@
-"""An agent that has its tools called by an executor, and the messages that ask for that."""
+"""An agent that calls its tools through an executor, and the messages that request a call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def call_message(tool: str, **arguments: object) -> AgentMessage:
 
 
 class ExecutorAgent(Agent[Any]):
-    """Writes its own `forward`, with an executor that is told no session.
+    """An agent whose own `forward` uses an executor without a session.
 
-    What it is told is the one argument, `argument`, of a call of `tool`.
+    It calls `tool` with the content of the last message as the only argument, `argument`.
     """
 
     tool: ClassVar[str]

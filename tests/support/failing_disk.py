@@ -1,4 +1,4 @@
-"""A connection whose disk fails from some statement on, before or after it was done."""
+"""A SQLite connection that fails from a chosen statement on, before or after its execution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["FailingDisk"]
 
 
 class FailingDisk:
-    """Counts statements once it is `armed`, and fails all from a number on."""
+    """Counts statements once it is `armed`, and fails every statement after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: int | None = None  # statements until it fails; None: it does not
-        self.done = False  # whether the first that fails has been done nevertheless
+        self.left: int | None = None  # statements until the failure; None for no failure
+        self.done = False  # whether the first failing statement is executed nevertheless
         self.kind = sqlite3.SQLITE_IOERR
         connect = _open_file.connect
         monkeypatch.setattr(_file_thread, "connect", lambda name: _Faulty(self, connect(name)))

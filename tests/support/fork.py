@@ -1,4 +1,4 @@
-"""A source of deltas, and a body in a tree that forks it."""
+"""A source of deltas, and a node whose body forks it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ CALL_DELTAS = [
 
 
 class DeltaSource:
-    """Gives deltas, then raises `failure` if there is one; notes how far it got and its end."""
+    """An iterator of deltas that then raises `failure`, if any, and notes its progress and end."""
 
     def __init__(self, *deltas: Delta, failure: Exception | None = None) -> None:
         self.deltas = deltas

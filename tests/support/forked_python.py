@@ -1,7 +1,7 @@
-"""Programs in new processes that need not import anything: forks of one that has done so before.
+"""Run Python programs in forks of a process that has already imported the package.
 
-Each is a process of its own, with its folder, environment and standard streams; only what importing
-takes, half a second of a command that takes a twentieth, is done once for all tests of a process.
+Each program gets a separate process with its folder, environment and standard streams. The imports
+take half a second and most commands 50 ms, so each test process does the imports only once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["run_forked", "start_forked"]
 async def run_forked(
     arguments: list[str], folder: Path, said: str, env: dict[str, str]
 ) -> tuple[int, str, str]:
-    """Run Python with `-m MODULE`, `-c PROGRAM` or `FILE`; return what `communicate` would."""
+    """Run Python with `-m MODULE`, `-c PROGRAM` or `FILE`; return status, output and errors."""
     (stdin, says), (out, stdout), (err, stderr) = (os.pipe() for _ in range(3))
     status = start_forked(arguments, folder, env, [stdin, stdout, stderr])
 
@@ -57,10 +57,10 @@ def start_forked(
     *,
     terminal: bool = False,
 ) -> int:
-    """Start the same on these streams, which are then the program's alone.
+    """Start a program on these streams, which this process then closes.
 
-    On a `terminal` it leads the session. Returns a pipe: it gives the process's id in a line, then
-    its status when it has ended.
+    On a `terminal` the program leads the session. Returns a pipe that yields the process id in one
+    line, and the exit status after the end.
     """
     status, ended = os.pipe()
     request = {"arguments": arguments, "folder": str(folder), "env": env, "terminal": terminal}
@@ -88,11 +88,11 @@ def _warm() -> socket.socket:
     return here
 
 
-# --- what follows runs in the other process
+# --- the code below runs in the other process
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for each request, until there are no more."""
+    """Fork for each request until the socket is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         data, fds, _, _ = socket.recv_fds(requests, 1 << 20, 4)
@@ -107,10 +107,10 @@ def serve(requests: socket.socket) -> None:
 
 
 def _tell_status(request: dict[str, Any], fds: list[int]) -> None:
-    """Run it in a process of its own, and say with what status that has ended."""
+    """Run the request in a new process, and write its exit status to the pipe."""
     if not (child := os.fork()):
         os.close(fds[3])
-        become(request, fds[:3])  # and end as any program does
+        become(request, fds[:3])  # returns or raises like any program, so that exit handlers run
         return
     for each in fds[:3]:
         os.close(each)
@@ -121,7 +121,7 @@ def _tell_status(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
-    """Be the program that was asked for."""
+    """Turn this process into the requested program."""
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
@@ -153,7 +153,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    # Also what a program imports later, when it first asks a server.
+    # A program imports these later, with its first request to a server.
     import aiohttp  # noqa: F401
     import anyio.streams.tls  # noqa: F401
 
@@ -163,5 +163,5 @@ if __name__ == "__main__":
     import anabranch.testing  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # what was imported is then not looked at when a program ends
+    gc.freeze()  # the collection at a program's end then skips the imported objects
     serve(socket.socket(fileno=int(sys.argv[1])))

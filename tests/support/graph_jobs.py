@@ -1,4 +1,4 @@
-"""Jobs that the tests of edges and graphs put."""
+"""Jobs for the tests of edges and graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Step(Job[str]):
 
 
 class Guess(Job[str]):
-    """Counts its runs in shared data; asks for another until the third."""
+    """A job that counts its runs in shared data, and requests another until the third."""
 
     runs: list[int]
     tries: int = 0

@@ -1,4 +1,4 @@
-"""What is in the file of an index, looked at from outside."""
+"""Read the contents of an index file with SQL, without the package's reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["has_current_words", "stored_pieces"]
 
 
 def stored_pieces(path: Path) -> dict[str, list[str]]:
-    """Return the texts of the pieces of each document, by the end of its name."""
+    """Return the piece texts of each document by its file name."""
     statement = """select source.name, piece.text from source
         left join piece on piece.source = source.id order by piece.id"""
     found: dict[str, list[str]] = {}
@@ -27,7 +27,7 @@ def stored_pieces(path: Path) -> dict[str, list[str]]:
 
 
 def has_current_words(path: Path) -> bool:
-    """Say whether the index of words is what a new one of the same pieces would be."""
+    """Return whether the word index equals a new one of the same pieces."""
     seen = "select doc, term, col, offset from temp.{} order by 1, 2, 3, 4"
     with closing(sqlite3.connect(path)) as sql:
         (made,) = sql.execute("select sql from sqlite_schema where name = 'words'").fetchone()

@@ -3,8 +3,8 @@
 A program is a durable job that acts outside by `act`. `run_execution` runs one execution of it on a
 journal in memory. A kill after row `n` leaves the first `n` rows and the effects done outside. An
 effect with a recorded intent and no recorded end may have been done or not. `kill_everywhere` tries
-every row and both cases, `kill_at_random` several kills in sequence. `resume_after_every_row` does
-it in the test's own event loop, without a seed.
+every row and both cases, `kill_at_random` several kills in sequence. `resume_after_every_row` tries
+every row in the test's event loop, without a seed.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def run_execution(
     """Start or resume the run on `disk` and run it to its end, on a virtual clock.
 
     Tasks run in asyncio's order, or in that of a seed. The option `file` replaces `MemoryFile`.
-    `beside` runs in a task of its own, with the journal. `limits` makes those of the commander, or
-    with `own` those of the run. `timeout` is the run's. `around` opens a commander of the test.
+    `beside(journal)` runs in a separate task. `limits` makes the commander's limits, or with `own`
+    the run's. `timeout` is the run's. `around` opens the test's commander.
     """
     disk = disk or Disk()
     execution = Execution(disk, before=len(disk.rows.get(RUN_ID, ())))
@@ -212,8 +212,8 @@ def require_same(
         assert not differ, f"{where}: {sorted(name for _, name in differ)}"
 
 
-# Kinds of which a node, effect or call has at most one row. A root may have a second failure: its
-# final callbacks can turn the first into one that cannot be stored.
+# Kinds with at most one row per node, effect or call. A root may have a second failure: its final
+# callbacks can turn the first into one that cannot be stored.
 UNIQUE_KINDS = ("result", "gave", "root", "over", "letter", "reply", "transaction", "once")
 
 

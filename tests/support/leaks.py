@@ -1,4 +1,4 @@
-"""What a program has left behind: processes below it and threads in it (Linux)."""
+"""Find the child processes and threads that a program has left behind (Linux)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["child_processes", "find_leaks", "has_exited", "thread_ids"]
 
 
 def find_leaks(count: Callable[[], set[int]], before: set[int]) -> set[int]:
-    """Return what `count` finds and `before` has not, once the system had time to take it away."""
+    """Return the ids from `count` that are not in `before`, after some time for them to end."""
     block_until(lambda: count() <= before)
     return count() - before
 
 
 def has_exited(pid: int) -> bool:
-    """Tell whether a process does not exist or is a zombie, once it had time to go away."""
+    """Return whether a process has exited or is a zombie, after some time for it to end."""
     return block_until(lambda: not _alive(pid))
 
 
 def child_processes(of: int | None = None) -> set[int]:
-    """Return the ids of the processes below one, however deep; below this one if none is named."""
+    """Return the ids of all descendants of a process, by default of this one."""
     found: set[int] = set()
     waiting = [of or os.getpid()]
     while waiting:
@@ -32,17 +32,17 @@ def child_processes(of: int | None = None) -> set[int]:
             try:
                 children = set(map(int, file.read_text().split()))
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # it ended during the loop
             waiting += children
             found |= children
     return found
 
 
 def thread_ids() -> set[int]:
-    """Return the ids of this process's threads, those of C libraries too."""
+    """Return the ids of this process's threads, including those of C libraries."""
     for thread in threading.enumerate():
         if thread.name.startswith("waitpid"):
-            thread.join(5)  # asyncio's own, which ends when it has seen its process end
+            thread.join(5)  # asyncio's, which ends after its process
     return set(map(int, os.listdir("/proc/self/task")))
 
 

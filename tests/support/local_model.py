@@ -1,4 +1,4 @@
-"""The small model that the tests in this process share, loaded once and fetched if need be."""
+"""The small local model that all tests of this process share, downloaded at the first use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_shared_engine() -> Generator[LocalEngine]:
 
 
 class CountingRunner:
-    """Stands before the real engine and counts what is drawn from it."""
+    """A wrapper of the real engine that counts the chunks it yields."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -67,7 +67,7 @@ class CountingRunner:
 
 @asynccontextmanager
 async def count_chunks(engine: LocalEngine) -> AsyncIterator[CountingRunner]:
-    """Count what is drawn from the model of `engine`."""
+    """Count the chunks that the model of `engine` yields inside the block."""
     models: list[Any] = []
     await _served(engine, models.append)
     (model,) = models
@@ -79,7 +79,7 @@ async def count_chunks(engine: LocalEngine) -> AsyncIterator[CountingRunner]:
 
 
 async def wait_idle(engine: LocalEngine) -> None:
-    """Return once the owner thread has come back for work and has done none."""
+    """Return once the owner thread has asked for work and found none."""
     await _served(engine, lambda _: None)
 
 
@@ -93,15 +93,15 @@ async def _served(engine: LocalEngine, see: Callable[[Model], None]) -> None:
 
 
 def make_request(question: str, *tools: Tool, **options: Any) -> Request:
-    """Make a request of one question."""
+    """Return a request with one question."""
     return Request([Message(role="user", content=question)], tools, options)
 
 
 def story_request(story: str = "a fox", **options: Any) -> Request:
-    """Ask for a long text of any quality.
+    """Return a request for a long text of any quality.
 
-    The system message replaces the examples that make good answers: to read them takes the model
-    a second.
+    The system message replaces the default examples, which improve answers but take the model a
+    second to read.
     """
     return Request(
         [

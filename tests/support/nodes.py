@@ -1,4 +1,4 @@
-"""Nodes that many tests of the tree need: they give, fail, wait or hang; and a failure's notes."""
+"""Small nodes for tests of the tree, which return, fail, wait or hang, and helpers for them."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def hang(node, running=None):
 
 @handler
 async def drop(node, value=None):
-    """Await the value and drop what comes of it."""
+    """Await the value; ignore its result or failure."""
     try:
         await value
     except Exception:
@@ -65,7 +65,7 @@ async def name_parent(node):
 
 
 class Root(Commander):
-    """A commander that is told from others by its children."""
+    """A commander whose children can identify it by `name_of_tree`."""
 
     def __init__(self, name_of_tree="root", **options):
         super().__init__(**options)
@@ -82,7 +82,7 @@ class Idle(Job[None]):
 
 
 class SlowCleanup:
-    """What a body does that hangs and, once cancelled, cleans up for as long as it is not let."""
+    """A body that hangs. After a cancellation its cleanup waits for `release`."""
 
     def __init__(self):
         self.running, self.cleaning, self.release = (asyncio.Event() for _ in range(3))
@@ -99,7 +99,7 @@ class SlowCleanup:
 
 
 async def cancel_running(node, running, reason=""):
-    """Cancel a node when it has come to `running`, and wait for its end."""
+    """Cancel a node after it has set `running`, and wait for its end."""
     await running.wait()
     node.cancel(reason)
     with pytest.raises(NodeCancelled):

@@ -1,4 +1,4 @@
-"""What is served, on uvicorn on a free port of loopback, and the clients that talk to it."""
+"""Serve agents and jobs with uvicorn on a free loopback port, and open OpenAI's client for them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["on_uvicorn", "open_client", "serve_to_client"]
 
 @asynccontextmanager
 async def on_uvicorn(server: Server) -> AsyncGenerator[str]:
-    """Give the address; no connection is left open."""
+    """Serve for the block and give the address; close all connections at the end."""
     config = uvicorn.Config(server, log_level="warning", timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
-    running.capture_signals = nullcontext  # type: ignore[method-assign]  # they are pytest's
+    running.capture_signals = nullcontext  # type: ignore[method-assign]  # pytest handles signals
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     began = asyncio.create_task(running.serve([listening]))
@@ -42,7 +42,7 @@ async def on_uvicorn(server: Server) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def open_client(url: str, key: str = "none") -> AsyncGenerator[AsyncOpenAI]:
     """Give OpenAI's client for a server."""
-    # No certificates: to load them takes longer than most tests.
+    # No certificates, because loading them takes longer than most tests.
     http = DefaultAsyncHttpxClient(verify=False)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=http) as client:
         yield client

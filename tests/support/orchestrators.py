@@ -42,7 +42,7 @@ class CountState(State):
 
 
 class CountingEngineer(PromptEngineer[CountState]):
-    """Asks for numbers; what is no number is asked for again."""
+    """An engineer that asks for numbers, and asks again after a reply that is not a number."""
 
     def __init__(self) -> None:
         self.resets = 0
@@ -76,7 +76,7 @@ def counter_agent(backend: ScriptedBackend, **options: Any) -> PromptedAgent[Cou
 def counting_orchestrator(
     *replies: Any, modules: Any = (), **limits: Any
 ) -> Orchestrator[CountState]:
-    """An orchestrator that always lets the counter count."""
+    """Return an orchestrator whose next agent is always the counter."""
     agent = counter_agent(ScriptedBackend(*replies), modules=modules)
     return Orchestrator([agent], lambda obs, state: "counter", CountState(**limits))
 
@@ -103,7 +103,7 @@ def hanging_backend() -> tuple[ScriptedBackend, asyncio.Event]:
 
 
 class EchoEnvironment:
-    """An environment that repeats what is done, three times."""
+    """An environment that echoes each action and ends after `last` actions."""
 
     def __init__(self, last: int = 3) -> None:
         self.done: list[str] = []

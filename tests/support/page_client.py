@@ -1,4 +1,4 @@
-"""A server in this process, and a client of the page's wire."""
+"""A server in this process, and a client that speaks the protocol of the chat page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREETING = {"model": "writer", "input": "hi"}
 
 @asynccontextmanager
 async def serve_in_process(*things: Any, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
-    """Serve things, and give a client of the page's wire."""
+    """Serve agents and jobs, and give an HTTP client for them."""
     server = serve(*things, **options)
     transport = httpx.ASGITransport(app=server)
     async with (
@@ -32,7 +32,7 @@ async def serve_in_process(*things: Any, **options: Any) -> AsyncGenerator[httpx
 
 
 async def wait_for_status(client: httpx.AsyncClient, run: str, *wanted: str) -> str:
-    """Return how a run stands, once it stands as wanted."""
+    """Wait until a run has one of the wanted statuses; return it."""
     found = ""
     async with asyncio.timeout(6):
         while found not in wanted:
@@ -43,11 +43,11 @@ async def wait_for_status(client: httpx.AsyncClient, run: str, *wanted: str) -> 
 
 
 async def entry_kinds(client: httpx.AsyncClient, run: str) -> list[str]:
-    """Return the kinds of all entries of a run that is over."""
+    """Return the kinds of all entries of a run that has ended."""
     lines = (await client.get(f"/runs/{run}/events")).text.splitlines()
     return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
 
 
 def writer_agent(*replies: Any, **options: Any) -> Agent[Any]:
-    """Make an agent that says what is written down."""
+    """Return an agent with scripted replies."""
     return Agent(ScriptedBackend(*replies, otherwise="Hello you."), name="writer", **options)

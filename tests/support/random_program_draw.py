@@ -1,4 +1,4 @@
-"""Random bodies of durable programs, and smaller ones. See `random_programs.py`."""
+"""Draw random bodies of durable programs, and shrink them. See `random_programs.py`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Draw:
         self.unit = unit
         self.draw = draw = random.Random(f"{seed}")
         self.times = self.names = 0
-        # How many nodes above may fail, or be tried again. Then no rounds are put, and no nodes
-        # that nobody waits for, as they would be cut short at a moment that differs.
+        # The number of ancestors that may fail or be retried. Below them, rounds and nodes without
+        # a waiting parent would be cancelled at a different moment in each execution.
         self.unsure = 0
-        # Where others are cut short, no time passes but that of the journal.
+        # In programs that cancel nodes, only the journal's clock moves.
         self.cuts = draw.random() < 0.5
 
     def seconds(self) -> float:
-        """No sum of these, each taken at most twice, is equal to another."""
+        """Return a new duration; no two sums of durations, each used at most twice, are equal."""
         self.times += 1
         return self.unit * 3 ** (self.times - 1)
 
@@ -97,7 +97,7 @@ def draw_body(seed: object, depth: int = 2, unit: float = 0.5) -> Body:
 
 
 def smaller(body: Body) -> Iterator[Body]:
-    """Yield what is left of a body without one of its operations, or with a smaller one."""
+    """Yield each body with one operation removed or made smaller."""
     for at, (name, *parts) in enumerate(body):
         before, after = body[:at], body[at + 1 :]
         yield [*before, *after]
@@ -111,7 +111,7 @@ def smaller(body: Body) -> Iterator[Body]:
 
 
 def shrink_body(body: Body, fails: Callable[[Body], bool]) -> Body:
-    """Return the smallest body, as far as one finds it, with which it fails still."""
+    """Remove operations from a failing body as long as it still fails; return the smallest."""
     for less in smaller(body):
         if fails(less):
             return shrink_body(less, fails)

@@ -1,9 +1,9 @@
 """Random durable programs. A program is data, so that it can be made smaller and printed.
 
-A body is a list of operations, `[name, ...]`. Some have bodies of their own, which run in durable
+A body is a list of operations, `[name, ...]`. Some operations contain bodies, which run in durable
 jobs, plain jobs or handlers. Equal inputs are frequent. No result depends on the order of tasks, so
-every execution must end alike, whichever process is killed. Operations that cut others short (a
-quorum, a failure, a cancel) are ordered by times, no two of which are equal. A program notes its
+every execution must end alike, whichever process is killed. Operations that cancel others (a
+quorum, a failure, a cancel) happen at different times, so their order is fixed. A program notes its
 actions in `Disk.seen`, for the contracts in `random_program_checks.py`.
 """
 
@@ -85,7 +85,7 @@ def put_round(job: Any) -> None:
 
 
 def note(what: str) -> None:
-    """Note that something was done here, and how many rows there were then."""
+    """Note an action of the current node, with the number of rows at this moment."""
     _note(what, scope_here())
 
 
@@ -106,7 +106,7 @@ def put(node: Node[Any], below: Node[Any], **options: Any) -> Node[Any]:
 
 
 async def end_of(below: Any) -> Any:
-    """Wait for a node; of a durable one what is given is read back, and no object of its body's."""
+    """Return a node's result; a durable node must return a decoded copy, not its body's object."""
     given = await below
     assert given is not getattr(below, "gave", None)
     return given
@@ -116,7 +116,7 @@ async def end_of(below: Any) -> Any:
 
 
 async def play_body(node: Node[Any], body: Body) -> list[Any]:
-    """Do it, one after the other; the result says all that was met."""
+    """Perform the operations in order; return the list of their results."""
     results: list[Any] = []
     later: list[Node[Any]] = []
     for place, (name, *arguments) in enumerate(body):
@@ -129,7 +129,7 @@ async def play_body(node: Node[Any], body: Body) -> list[Any]:
 
 
 def unkeyed(text: str) -> str:
-    # Below a node that is tried again, equal effects are found by their inputs alone.
+    # Below a retried node, equal effects differ only in their inputs, so any of them may match.
     return text.split("#")[0] if scope_here().is_retried else text  # type: ignore[union-attr]
 
 
@@ -138,7 +138,7 @@ async def do_act(node: Node[Any], place: str, value: int) -> str:
 
 
 async def do_fail(node: Node[Any], place: str, value: int) -> None:
-    with suppress(ValueError):  # if it is in doubt, it was done without a failure
+    with suppress(ValueError):  # a call in doubt that reconciles as done does not fail
         await act("fail", value, fails=f"no {value}")
 
 
@@ -165,7 +165,7 @@ def echo(value: Any) -> Any:
 
 
 async def stays(node: Node[Any], place: str, value: Any) -> bool:
-    """Say whether a value is the one that a step of this place was given in the first life."""
+    """Return whether a value equals the one that the first execution recorded at this place."""
     said = f"said {value}"
     return said == await DurableCalls(node).step(echo, said, key=f"{place} stays")
 
@@ -188,7 +188,7 @@ async def do_pause(node: Node[Any], place: str, turns: int) -> None:
 
 
 async def do_nap(node: Node[Any], place: str, seconds: float) -> None:
-    await asyncio.sleep(seconds)  # anew in each life
+    await asyncio.sleep(seconds)  # runs again in each execution
 
 
 async def do_signal(node: Node[Any], place: str, name: str) -> str:
@@ -219,7 +219,7 @@ async def do_table(node: Node[Any], place: str, value: int) -> int:
 
 
 def answers(request: Request) -> Message | str:
-    """Play a model that never says the same twice: it calls tools when it is told to, and ends."""
+    """Answer as a model without repetitions; call tools if the user's message asks for it."""
     last = request.messages[-1]
     if last.role == "user" and "act" in str(last.content):
         calls = [ToolCall(id=f"c{n}", name="mail", arguments={"n": 1}) for n in range(2)]
@@ -278,7 +278,7 @@ async def do_tools(node: Node[Any], place: str, group: list[Any]) -> list[Any]:
     return [unkeyed(str(each.content)) for each in results]
 
 
-# --- those with bodies
+# --- operations with bodies
 
 
 async def do_below(node: Node[Any], place: str, kind: str, body: Body) -> Any:
@@ -303,7 +303,7 @@ async def do_settle(node: Node[Any], place: str, kind: str, *bodies: Body) -> li
 
 async def do_race(node: Node[Any], place: str, kind: str, *bodies: Body) -> list[str]:
     below = [asyncio.ensure_future(put(node, KINDS[kind](body))) for body in bodies]
-    for each in below:  # those that are left when this body is
+    for each in below:  # so that asyncio logs no unretrieved failure
         each.add_done_callback(lambda task: task.cancelled() or task.exception())
     return sorted([json.dumps(await each) for each in asyncio.as_completed(below)])
 
@@ -326,7 +326,7 @@ async def do_rounds(node: Node[Any], place: str, body: Body, after: Body) -> Any
     return await end_of(put(node, Walk(body, {"after": after})))
 
 
-# --- those that cut others short; each of their bodies begins with a sleep of its own
+# --- operations that cancel others; each of their bodies begins with a different sleep
 
 
 async def told(below: Node[Any]) -> Any:
@@ -338,7 +338,7 @@ async def told(below: Node[Any]) -> Any:
 
 @handler
 async def group(node: Node[Any], kind: str, bodies: list[Body], fails: int) -> list[Any]:
-    """Wait for all; the one of this number fails, and that of -1 is none."""
+    """Run all bodies; the one at index `fails` fails, or none of them for -1."""
     hows = [{"fails": number == fails} for number in range(len(bodies))]
     below = [KINDS[kind](body, how) for body, how in zip(bodies, hows, strict=True)]
     for each in below:
@@ -383,7 +383,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# --- playing them
+# --- running programs
 
 
 def program(body: Body) -> Callable[[], Walk]:
@@ -391,7 +391,7 @@ def program(body: Body) -> Callable[[], Walk]:
 
 
 def signals_of(body: Any) -> list[str]:
-    """Return the names of the signals that are waited for."""
+    """Return the names of the signals that a body waits for."""
     if not isinstance(body, list):
         return []
     if body[:1] == ["signal"]:
@@ -400,14 +400,17 @@ def signals_of(body: Any) -> list[str]:
 
 
 def send_signals(body: Body) -> Callable[[Journal], Any]:
-    """Send to the run what it waits for, whatever an earlier life of it has been sent already."""
+    """Return a function that sends a run the signals it still needs.
+
+    It does not repeat signals that the inbox already has from an earlier execution.
+    """
 
     async def send(journal: Journal) -> None:
         await journal.start(Walk(body, secret=SECRET), run_id=RUN_ID)
         sent = [each.name for each in await journal._file.letters(RUN_ID)]
         for name in signals_of(body):
             for number in range(sent.count(name), COPIES):
-                with suppress(JournalError):  # it is over, and has not taken all
+                with suppress(JournalError):  # the run has ended without receiving all signals
                     await journal.signal(RUN_ID, name, f"{name} {number}")
 
     return send

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 
 class Bob(ConversableAgent):
-    """Says who he is, or lets his model answer."""
+    """An agent that introduces itself, or lets its model answer."""
 
     def __init__(self, *args: Any, introduces: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -30,7 +30,7 @@ class Bob(ConversableAgent):
 
 
 class Alice(ConversableAgent):
-    """Passes on what she is asked."""
+    """An agent that forwards each message to Bob."""
 
     @reply(sender="bob")
     async def of_bob(self, message: AgentMessage) -> ReplyResult:
@@ -42,7 +42,7 @@ class Alice(ConversableAgent):
 
 
 class Circular(ConversableAgent):
-    """Asks another before it answers, who does the same."""
+    """An agent that asks another agent before it answers. Two of them ask in a circle."""
 
     def __init__(self, name: str, other: str, **options: Any) -> None:
         super().__init__(name, **options)
@@ -60,7 +60,7 @@ class Faulty(ConversableAgent):
 
 
 class Counting(ConversableAgent):
-    """Fails once, then says how often it has heard the message."""
+    """An agent that fails once, then returns how often its memory holds the message."""
 
     fails = True
 
@@ -81,7 +81,10 @@ class Hasty(ConversableAgent):
 
 
 class Held(Backend):
-    """Says a text, then waits until a file is there, then says the rest. It notes its end."""
+    """A backend that waits in the middle of its reply until the file `go` exists.
+
+    It writes its process id to `pid`, and creates `ended` when the stream is closed.
+    """
 
     provider = "held"
 
@@ -101,14 +104,14 @@ class Held(Backend):
 
 
 class Sender(ConversableAgent):
-    """Puts jobs for whoever asks."""
+    """An agent that puts jobs for its caller."""
 
     async def put(self, job: Job[Any], on: Any) -> Any:
         return await current_node().put_job(job, on=on)
 
 
 class Counter(ConversableAgent):
-    """Says how much it remembers of who asks."""
+    """An agent that returns the number of stored messages of the sender's conversation."""
 
     @reply
     async def count(self, message: AgentMessage) -> ReplyResult:
@@ -116,7 +119,7 @@ class Counter(ConversableAgent):
 
 
 class Blocked(ConversableAgent):
-    """Blocks its process."""
+    """An agent that blocks its process."""
 
     def block(self, file: Path) -> None:
         file.touch()
@@ -124,7 +127,7 @@ class Blocked(ConversableAgent):
 
 
 class Leaver(Bob):
-    """Would end its program."""
+    """An agent that raises an exception which normally ends a program."""
 
     def leave(self, kind: type[BaseException]) -> None:
         raise kind(3)

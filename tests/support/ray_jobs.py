@@ -24,19 +24,19 @@ from support.waiting import wait_until
 
 
 def add_note(file: str, line: str) -> None:
-    """Add a line to a file, by which a test counts what was done."""
+    """Append a line to a file, so that a test can count actions in other processes."""
     with Path(file).open("a") as lines:
         lines.write(f"{line}\n")
 
 
 def read_notes(file: str) -> str:
-    """Return what has been noted."""
+    """Return all lines so far; an empty text if the file does not exist."""
     path = Path(file)
     return path.read_text() if path.exists() else ""
 
 
 async def wait_for_line(file: str, beginning: str) -> str:
-    """Wait for a line that begins so, and return it."""
+    """Wait for a line with this beginning, and return it."""
 
     def found() -> list[str]:
         return [line for line in read_notes(file).splitlines() if line.startswith(beginning)]
@@ -46,7 +46,7 @@ async def wait_for_line(file: str, beginning: str) -> str:
 
 
 class Refusal(Exception):
-    """An exception that needs two arguments, which pickle alone would not give it."""
+    """An exception with two required arguments, which plain pickle cannot restore."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -98,7 +98,7 @@ class Fail(Job[None]):
 
 
 class Mute(Exception):
-    """An exception whose own text fails."""
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise LookupError("no text")
@@ -112,7 +112,7 @@ class End(Job[None]):
 
 
 class Give(Job[Any]):
-    """Gives back what cannot be sent."""
+    """A job whose result cannot be pickled, or is a Ray reference."""
 
     what: str = "lock"
 
@@ -123,7 +123,7 @@ class Give(Job[Any]):
 
 
 class Measure(Job[tuple[int, int]]):
-    """Says what it was given, shortly, after it has changed it."""
+    """A job that changes its input and returns a checksum of the original."""
 
     value: Any
     number: int
@@ -136,7 +136,7 @@ class Measure(Job[tuple[int, int]]):
 
 
 class Resolve(Job[tuple[list[str], str]]):
-    """Asks Ray for what it was given."""
+    """A job that resolves the Ray references and the actor in its input."""
 
     value: dict[str, Any]
 
@@ -151,12 +151,12 @@ async def stand(node: Node[Any], file: str) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        await asyncio.sleep(0.3)  # a clean-up that takes a while
+        await asyncio.sleep(0.3)  # a cleanup that takes longer than the cancellation
         add_note(file, "cleaned")
 
 
 class Strange(Job[None]):
-    """Says and raises what is known in the worker alone."""
+    """A job that emits and raises objects whose class exists only in the worker."""
 
     async def task(self) -> None:
         module: Any = types.ModuleType("only_there")
@@ -168,7 +168,7 @@ class Strange(Job[None]):
 
 
 class Stand(Job[None]):
-    """Waits without end, two levels below; says where it stands and that it has cleaned up."""
+    """A job with a child that waits forever, and notes its process id and its cleanup."""
 
     file: str
 
@@ -177,7 +177,7 @@ class Stand(Job[None]):
 
 
 class Last(Job[None]):
-    """Says and spends something when it is cancelled."""
+    """A job that emits text and charges usage while it is cancelled."""
 
     file: str
 
@@ -191,7 +191,7 @@ class Last(Job[None]):
 
 
 class Join(Job[str]):
-    """Its body has returned; a child stands."""
+    """A job whose body has returned while its child waits forever."""
 
     file: str
 
@@ -201,7 +201,7 @@ class Join(Job[str]):
 
 
 class Tool(Job[None]):
-    """Blocks a thread, as a tool does, until it is cancelled."""
+    """A job that blocks a thread until it is cancelled, as a synchronous tool does."""
 
     file: str
 
@@ -216,7 +216,7 @@ class Tool(Job[None]):
 
 
 class Block(Job[None]):
-    """Does not listen to a cancel; says where it stands."""
+    """A job that ignores cancellation, in the way `how`, and notes its process id."""
 
     file: str
     how: str
@@ -229,7 +229,7 @@ class Block(Job[None]):
             time.sleep(1000)  # noqa: ASYNC251
         while self.how == "loop":
             pass
-        if self.how == "match":  # it keeps Python's own lock
+        if self.how == "match":  # the regular expression never releases the GIL
             re.match(r"(a+)+$", "a" * 100 + "b")
         if self.how == "thread":
             await self.in_thread(time.sleep, 1000)
@@ -239,7 +239,7 @@ class Block(Job[None]):
 
 
 class Speak(Job[int]):
-    """Says numbers, and waits for a word to go on after the first ones."""
+    """A job that sends a request if it has a backend, then emits `count` numbers."""
 
     count: int
     file: str = os.devnull
@@ -248,7 +248,7 @@ class Speak(Job[int]):
 
     async def task(self) -> int:
         add_note(self.file, f"standing {os.getpid()}")
-        if self.backend is not None:  # asked first, and told in the flood
+        if self.backend is not None:  # its events are sent among many others
             await self.put_job(Ask(self.backend))
         for number in range(self.count):
             emit(self, "text", str(number))
@@ -258,7 +258,7 @@ class Speak(Job[int]):
 
 
 class Fan(Job[int]):
-    """Starts many children, some of which fail and are retried."""
+    """A job that puts many children at once and adds up their results."""
 
     width: int
 
@@ -295,7 +295,7 @@ class Leave(Job[None]):
 
 
 class Ask(Job[str]):
-    """Asks a model behind a real server."""
+    """A job that sends a request to a model on a real server."""
 
     backend: Backend
     tells: bool = False
@@ -310,7 +310,7 @@ class Ask(Job[str]):
 
 
 class Use(Job[str]):
-    """Lets a model call a tool."""
+    """A job whose model calls a tool."""
 
     backend: Backend
 
@@ -327,7 +327,7 @@ def _double(n: int) -> int:
 
 
 class Odd(Job[None]):
-    """Tells of itself what cannot be sent, nor be meant."""
+    """A job whose events have details of a wrong type that cannot be pickled."""
 
     async def task(self) -> None:
         lock = threading.Lock()
@@ -342,7 +342,7 @@ async def unsendable(node: Node[Any]) -> None:
 
 
 class AskThere(Job[list[str]]):
-    """Asks from several machines at once."""
+    """A job that sends requests from several machines at once."""
 
     backend: Backend
     places: list[Ray | None]
@@ -353,7 +353,7 @@ class AskThere(Job[list[str]]):
 
 
 class Talk(Job[str]):
-    """Two agents talk where the job is."""
+    """A job in which two agents talk, in the job's process."""
 
     async def task(self) -> str:
         user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
@@ -366,7 +366,7 @@ class _Silent(View):
 
 
 class Nest(Job[list[int]]):
-    """Sends jobs of its own on, from wherever it is."""
+    """A job that sends its children to the cluster again, from its worker."""
 
     depth: int
     width: int = 2
@@ -386,7 +386,7 @@ class Environment(Job[str | None]):
 
 
 class Planned(Job[str]):
-    """Follows a plan, and notes of itself and of its children when they start and how they end."""
+    """A job that executes a plan. It and its children note their start and their outcome."""
 
     plan: dict[str, Any]
     file: str

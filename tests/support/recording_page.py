@@ -1,4 +1,4 @@
-"""Recordings for the tests of the page, and what is seen of it in a browser."""
+"""Recordings for the tests of the trace page, and helpers that read the page in a browser."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOSTILE_TEXTS = [
 
 
 def trace_of(*lines: dict[str, Any], live: bool = False, **head: Any) -> Trace:
-    """Return the trace of lines; what is open at their end is lost, unless it is `live`."""
+    """Return the trace of these lines; unless `live`, nodes without an end count as lost."""
     trace = Trace()
     first = {"recording": 1, "time": 1_790_000_000.0, "pid": 7, "host": "box", "content": True}
     for line in (first | head, *lines):
@@ -58,7 +58,7 @@ def trace_of(*lines: dict[str, Any], live: bool = False, **head: Any) -> Trace:
 
 
 def event_line(kind: str, at: float, number: int, /, **more: Any) -> dict[str, Any]:
-    """Return the line of something that happens at a node."""
+    """Return the line of an event of a node."""
     return {"e": kind, "t": at, "n": number, **more}
 
 
@@ -77,7 +77,7 @@ def node_lines(
 
 
 def wide_trace(size: int, *, failed: int | None = None) -> Trace:
-    """Return a job with `size` children, one of which may fail."""
+    """Return the trace of a job with `size` children; child `failed` fails."""
     lines = [
         event_line("put", 0.0, 1, p=0, name="Crowd"),
         event_line("started", 0.001, 1),
@@ -94,7 +94,7 @@ def wide_trace(size: int, *, failed: int | None = None) -> Trace:
 def request_lines(
     number: int, model: str, at: float, usage: dict[str, Any], **more: Any
 ) -> list[dict[str, Any]]:
-    """Return the lines of a request that a node makes."""
+    """Return the lines of a model request by a node."""
     q = int(at * 1e6)
     return [
         event_line(
@@ -125,7 +125,7 @@ def request_lines(
 
 
 def conversation_trace() -> Trace:
-    """Return two agents that ask two models, call a tool, fail, try again, and wait."""
+    """Return a trace of two agents with two models, a tool call, a failure, a retry and a wait."""
     return trace_of(
         {"e": "price", "model": "large", "input": 2.0, "output": 8.0, "cached_input": 0.5},
         event_line("put", 0.0, 1, p=0, name="Talk"),
@@ -183,7 +183,7 @@ async def look_up(word: str) -> str:
 
 
 async def record_agent(file: Path) -> None:
-    """Record a real run: an agent, a tool that fails, a model that is priced."""
+    """Record a real run of an agent, with a tool that fails and a model with a price."""
     call = ToolCall(id="1", name="look_up", arguments={"word": "anabranch"})
     spent = Usage(input_tokens=100, output_tokens=10)
     backend = ScriptedBackend(
@@ -196,11 +196,11 @@ async def record_agent(file: Path) -> None:
         await agent("What is an anabranch?")
 
 
-# --- what is seen
+# --- the page
 
 
 class RecordingPage:
-    """The one page of the module, and what went wrong in it."""
+    """The browser page that a module's tests share, and its errors."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -218,7 +218,7 @@ SELECTED = '[role=treeitem][aria-selected="true"]'
 
 
 def visible_rows(page: Any) -> list[str]:
-    """Return what the rows in sight say, from above, as a screen reader comes to them."""
+    """Return the labels of the visible rows from top to bottom, as a screen reader reads them."""
     page.evaluate(
         "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
@@ -232,14 +232,14 @@ def visible_rows(page: Any) -> list[str]:
 
 
 def selected_row(page: Any) -> str:
-    """Return what is selected, which has the focus too."""
+    """Return the label of the selected row, which must also have the focus."""
     found: str = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
     assert page.locator(SELECTED).get_attribute("aria-label") == found
     return found
 
 
 def table_cells(page: Any, caption: str) -> dict[str, list[str]]:
-    """Return the lines of a table by their heads."""
+    """Return the rows of a table by their first cells."""
     table = page.locator("table", has=page.locator("caption", has_text=caption))
     found: list[list[str]] = table.locator("tbody tr:not(.inner):not(.bars)").evaluate_all(
         "rows => rows.map(row => [...row.children].map(cell => cell.innerText))"
@@ -247,7 +247,7 @@ def table_cells(page: Any, caption: str) -> dict[str, list[str]]:
     return {head: rest for head, *rest in found}
 
 
-# Of pairs of colours, the contrast of each.
+# Returns the contrast of each pair of colours.
 CONTRASTS = """pairs => {
     const probe = document.body.appendChild(document.createElement("span"));
     const light = name => {

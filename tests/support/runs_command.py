@@ -1,4 +1,4 @@
-"""The command `anabranch runs` as a user starts it, and a module with runs to be taken up."""
+"""Run the command `anabranch runs` as a user does, and a module with runs to resume."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Pay(Durable[str]):
 
 
 async def begin(folder: Path, *jobs: str) -> None:
-    """Start runs on disk: each `name=Job(...)`; nobody takes them up."""
+    """Store runs, each given as `name=Job(...)`, without executing them."""
     (folder / "orders.py").write_text(ORDERS)
     starts = "".join(
         f"        await journal.start({job}, run_id={name!r})\n"
@@ -137,9 +137,9 @@ async def begin(folder: Path, *jobs: str) -> None:
 
 
 async def python(folder: Path, *options: str) -> None:
-    """Run a program that goes well."""
+    """Run a Python program, which must succeed without errors on its output."""
     status, _, err = await run_program([sys.executable, *options], folder)
-    # A busy machine may hold up any body, or an import, for longer than passes in silence.
+    # On a busy machine any body or import may be slow enough for a warning.
     said = [line for line in err.splitlines() if " for more than " not in line]
     assert (status, said) == (0, []), err
 
@@ -150,7 +150,7 @@ async def run_runs(folder: Path, *options: str, said: str = "", **env: str) -> t
 
 
 async def runs_json(folder: Path, *options: str) -> Any:
-    """Run the command, which goes well, and return its JSON."""
+    """Run the command, which must succeed, and return its JSON."""
     status, out, err = await run_runs(folder, *options, "--json")
     assert (status, err) == (0, "")
     return json.loads(out)
@@ -163,7 +163,7 @@ def screen(folder: Path, *options: str, width: int = 80, **env: str) -> Any:
 
 
 def table(child: Any) -> str:
-    """Return all that a command shows until it ends well."""
+    """Return the output of a command, which must succeed."""
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

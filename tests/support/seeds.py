@@ -1,4 +1,4 @@
-"""How much is played, and from which seed: set for a whole run by two variables.
+"""The number of random cases and their first seed, which two variables set for a test run.
 
 `ANABRANCH_SEED` (default 0) is where every random test begins: hypothesis, the random trees and
 the seeded loops; the same seed plays the same examples. `ANABRANCH_LONG=1`, as `make test-all` has
@@ -21,5 +21,5 @@ def example_count(usual: int, long: int) -> int:
 
 
 def seeds(count: int) -> range:
-    """Return so many seeds for loops and trees, others for each `ANABRANCH_SEED`."""
+    """Return `count` seeds for loops and trees, different ones for each `ANABRANCH_SEED`."""
     return range(SEED * 1_000_000, SEED * 1_000_000 + count)

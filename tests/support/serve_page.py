@@ -1,4 +1,4 @@
-"""A page of a server that is open in a real Chromium, and what is served there."""
+"""The page of `anabranch serve`, open in a real Chromium, and agents and jobs to serve."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHROMIUM_MARKS = [
 ]
 
 
-# --- what is served
+# --- agents and jobs to serve
 
 
 @tool(read_only=True)
@@ -67,7 +67,7 @@ def calls(*items: str, name: str = "buy", field: str = "item") -> Message:
 
 
 class Gates:
-    """Replies that wait, in the server's loop, until the test lets them go on."""
+    """Replies that wait, in the server's loop, until the test opens the gate."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -89,14 +89,14 @@ class Gates:
 
 
 def agent(*replies: Any, **options: Any) -> Agent:
-    """Return an agent with both tools and a model that says what is written down."""
+    """Return an agent with both tools and a scripted model."""
     return Agent(
         ScriptedBackend(*replies, **options), "Be short.", tools=[weather, buy], name="ann"
     )
 
 
 class Leaf(Job[int]):
-    """Does nothing, or fails."""
+    """A job that returns its number; number 1,500 fails."""
 
     number: int
 
@@ -107,7 +107,7 @@ class Leaf(Job[int]):
 
 
 class Crowd(Job[str]):
-    """Has very many children."""
+    """A job with 2,000 children."""
 
     policy = "isolate"
     question: str
@@ -123,7 +123,7 @@ class Crowd(Job[str]):
 
 @contextmanager
 def chromium() -> Generator[Any]:
-    """Give a Chromium."""
+    """Open a Chromium for the block."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -133,7 +133,7 @@ def chromium() -> Generator[Any]:
 
 
 class ServedPage:
-    """A page that is open, and what went wrong in it."""
+    """An open page, and its errors."""
 
     def __init__(self, page: Any, served: ThreadedServer) -> None:
         self.page = page
@@ -149,14 +149,14 @@ class ServedPage:
         self.page.press("#message", "Enter")
 
     def end(self, count: int = 1) -> str:
-        """Wait until so many answers have ended; return what the last line says of it."""
+        """Wait until `count` answers have ended; return the usage or error line of the last."""
         note = self.page.locator("#conversation > .usage, #conversation > .error").nth(count - 1)
         note.wait_for()
         return str(note.inner_text())
 
     @property
     def said(self) -> list[str]:
-        """What the agent has said, each reply by itself."""
+        """The texts of the agent's replies."""
         found: list[str] = self.page.locator(".message.assistant").all_inner_texts()
         return found
 
@@ -166,7 +166,7 @@ class ServedPage:
 
     @property
     def focus(self) -> str:
-        """The id, or the text, of what has the focus."""
+        """The id, or else the text, of the focused element."""
         found: str = self.page.evaluate(
             "() => document.activeElement.id || document.activeElement.textContent"
         )
@@ -178,7 +178,10 @@ OpenPage = Callable[..., ServedPage]
 
 @contextmanager
 def open_pages(browser: Any) -> Generator[OpenPage]:
-    """Serve things, and open the page of them; nothing may go wrong in it."""
+    """Give a function that serves agents and jobs and opens their page.
+
+    At the end of the block, unexpected errors of a page fail the test.
+    """
     opened: list[tuple[ServedPage, Any, Any]] = []
 
     def talk(*things: Any, width: int = 1100, scheme: str = "light", **options: Any) -> ServedPage:

@@ -1,4 +1,4 @@
-"""Spans that are kept for a test to look at."""
+"""A span processor that collects spans for a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CollectedSpans"]
 
 
 class CollectedSpans(SpanProcessor):
-    """Keeps what begins and what ends; `provider` leads here."""
+    """Collects the started and the ended spans of its `provider`."""
 
     def __init__(self, **options: Any) -> None:
         self.started: list[Span] = []
@@ -33,7 +33,7 @@ class CollectedSpans(SpanProcessor):
         return found
 
     def parents(self) -> dict[str, str | None]:
-        """Return the names of all spans, each with that of its parent; they have to differ."""
+        """Return the name of each span's parent by the span's name. All names must differ."""
         names = {span.context.span_id: span.name for span in self.ended}
         assert len({*names.values()}) == len(self.ended)
         return {
@@ -42,7 +42,7 @@ class CollectedSpans(SpanProcessor):
         }
 
     def check(self) -> None:
-        """Every span that was started has ended, once, and no earlier than it began."""
+        """Check that each started span has ended exactly once, and not before its start."""
         ended = [span.context.span_id for span in self.ended]
         assert sorted(ended) == sorted(span.context.span_id for span in self.started)
         assert len({*ended}) == len(ended)
@@ -50,7 +50,7 @@ class CollectedSpans(SpanProcessor):
             assert span.start_time <= span.end_time
 
     def text(self) -> str:
-        """Return all that is said in the spans."""
+        """Return the complete text of all spans."""
         return "\n".join(
             f"{span.name} {dict(span.attributes)} {span.status.description}"
             f" {[(event.name, dict(event.attributes)) for event in span.events]}"

@@ -1,9 +1,9 @@
-"""The names of the package's classes and functions that stored data can have.
+"""The names of the package's classes and functions that stored data can contain.
 
     PYTHONPATH=tests python -m support.stored_names     # adds new names to its file
 
-The file only grows: a name that it has stays there, since journals have it. Only a class that no
-release has had is taken out by hand.
+The file only grows, since journals may contain every name in it. Remove a name by hand only if no
+release contained its class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from support.paths import DATA
 __all__ = ["FILE", "frozen", "modules", "names", "nodes"]
 
 FILE = DATA / "stored_names.json"
-# Calls that give a function to a node, whose inputs then have its name.
+# Calls that pass a function to a node. The stored inputs of that node contain the function's name.
 GIVEN = {"in_thread", "in_process", "step", "Step"} | {
     f"at_{moment}" for moment in ("start", "retry", "end", "exception", "terminate", "done")
 }
@@ -41,17 +41,17 @@ GIVEN = {"in_thread", "in_process", "step", "Step"} | {
 
 @cache
 def modules() -> list[ModuleType]:
-    """Import all modules of the package; a program's `__main__` would run."""
+    """Import all modules of the package, except `__main__`, which would run a program."""
     found = pkgutil.walk_packages(anabranch.__path__, "anabranch.")
     return [import_module(each.name) for each in found if not each.name.endswith("__main__")]
 
 
 @cache
 def names() -> set[str]:
-    """Return the names of all that stored data can name.
+    """Return every name that stored data can contain.
 
-    That is each class: what is no data is named by its class in the identity of a node. Tools,
-    handlers and functions that the package gives to nodes are there by their own names.
+    These are all classes, because a node's identity contains the class of each input that is not
+    data, and the tools, handlers and functions that the package passes to nodes.
     """
     found: set[str] = set()
     for module in modules():
@@ -67,12 +67,12 @@ def names() -> set[str]:
 def is_own(thing: Any, module: ModuleType) -> bool:
     if not (inspect.isclass(thing) or isinstance(thing, Tool | HandlerFunction)):
         return False
-    # pydantic makes the classes `Model[str]`, and names them by `Model`.
+    # pydantic creates classes such as `Model[str]`, which are stored as `Model`.
     return thing.__module__ == module.__name__ and "[" not in thing.__qualname__
 
 
 def given(module: ModuleType) -> Iterator[Any]:
-    """Give the functions of the package that a module gives to nodes."""
+    """Yield the package's functions that a module passes to nodes."""
     source = Path(module.__file__ or "").read_text()
     if not any(f"{each}(" in source for each in GIVEN):
         return
@@ -87,9 +87,9 @@ def given(module: ModuleType) -> Iterator[Any]:
 
 
 def nodes() -> dict[str, dict[str, Any]]:
-    """Return what the identities of nodes have of each class, beside its stored name.
+    """Return the parts of each node class that identities contain, by its stored name.
 
-    That is the name of a node that gets no other, and the names of its attributes.
+    These are the default name of a node and the names of its attributes.
     """
     modules()
     found: dict[str, dict[str, Any]] = {}
@@ -99,7 +99,7 @@ def nodes() -> dict[str, dict[str, Any]]:
         left += kind.__subclasses__()
         if kind.__module__.startswith("anabranch.") and "[" not in kind.__qualname__:
             attributes: list[str] = []
-            if not issubclass(kind, Commander | Run):  # a journal has only what is below a job
+            if not issubclass(kind, Commander | Run):  # a journal has no row of these
                 attributes = sorted({each for base in kind.__mro__ for each in made_in(base)})
             found[stored_name(kind)] = {"name": kind._node_name, "attributes": attributes}
     return found
@@ -107,7 +107,7 @@ def nodes() -> dict[str, dict[str, Any]]:
 
 @cache
 def made_in(kind: type) -> set[str]:
-    """Return which attributes the `__init__` of a class sets."""
+    """Return the attributes that the `__init__` of a class sets."""
     if "__dataclass_fields__" in vars(kind) and issubclass(kind, Node):
         return {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     init = vars(kind).get("__init__")

@@ -1,7 +1,7 @@
-"""A server that refuses a request in which the data of its own earlier replies are missing.
+"""A server that refuses a request without the provider data of its earlier replies.
 
-It answers each question with calls of a tool, and their results with text. Each kind behaves as the
-provider that it is named after is known to.
+It answers each question with tool calls, and their results with text. Each kind behaves like the
+provider it is named after.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "provider_item
 
 
 def _made(kind: str, number: int) -> dict[str, Any]:
-    """Return the fields that the reply of this number has, and that have to come back with it."""
+    """Return the fields of reply `number` that the client must send back with it."""
     thought = f"Thought {number}: 考える 😀 "
     match kind:
         case "deepseek":
@@ -38,16 +38,16 @@ def _made(kind: str, number: int) -> dict[str, Any]:
 
 
 def _signature(kind: str, number: int, call: int) -> dict[str, Any] | None:
-    """Return the `extra_content` of a call: of several at once, Gemini signs the first."""
+    """Return the `extra_content` of a call; Gemini signs only the first call of a reply."""
     if kind != "gemini" or call:
         return None
     return {"google": {"thought_signature": f"sig {number} é\U0001f600", "b": 1.50, "a": []}}
 
 
 class StrictServer:
-    """Serves a `kind`; "plain" refuses the data of all others. Bodies are kept in `requests`.
+    """A server of one `kind`; "plain" refuses the data of all kinds. `requests` are the bodies.
 
-    With `fails`, it is unavailable at the first attempt of each request.
+    With `fails`, it answers the first attempt of each request with status 503.
     """
 
     def __init__(self, kind: str, *, fails: bool = False) -> None:
@@ -90,7 +90,7 @@ class StrictServer:
     def _fault(self, number: int, message: dict[str, Any]) -> str | None:
         wanted = _made(self.kind, number)
         for name in _FIELDS:
-            # As text, so that neither the order of fields nor a number may differ.
+            # Compare texts, so that the order of fields and the form of numbers count.
             if json.dumps(message.get(name)) != json.dumps(wanted.get(name)):
                 return f"{name} of reply {number}: {message.get(name)!r}, not {wanted.get(name)!r}"
         for place, call in enumerate(message.get("tool_calls", ())):
@@ -105,7 +105,7 @@ class StrictServer:
         said = [chunk({"role": "assistant", "content": "", "reasoning_content": None})]
         made = _made(self.kind, number)
         for name, value in made.items():
-            if isinstance(value, dict):  # Gemini marks thoughts, and signs at the end
+            if isinstance(value, dict):  # Gemini marks thoughts, and sends the signature last
                 said += [chunk({"content": "", name: {"google": {"thought": True}}})]
                 said += [chunk({"content": "", name: value})]
                 continue
@@ -120,7 +120,7 @@ class StrictServer:
             if signed := _signature(self.kind, number, place):
                 first["extra_content"] = signed
             pieces = [f'{{"a": {number},', f' "b": {place}}}']
-            if self.kind == "gemini":  # its calls come whole, all with the same index
+            if self.kind == "gemini":  # it sends complete calls, all with the same index
                 first["function"] = {"name": "add", "arguments": "".join(pieces)}
                 said.append(chunk({"tool_calls": [{"index": 0, **first}]}))
                 continue

@@ -1,6 +1,6 @@
-"""A terminal of a test's own: `anabranch chat` runs in it, and what it shows can be read.
+"""A terminal in which a test runs `anabranch chat` and reads the screen.
 
-The program is a fork of a warm one, on a real pseudo-terminal; `pyte` is what shows it.
+The program is a fork with the imports done, on a real pseudo-terminal. `pyte` renders its output.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CTRL_C, CTRL_D, ESC, TAB = "\x03", "\x04", "\x1b", "\t"
 
 
 class Terminal:
-    """What a person has before them: `press` keys, and wait for what `shows` or is `seen`.
+    """A terminal as a person uses it: `press` keys, and wait until it `shows` a text.
 
-    `lines` are the scrollback and the screen; `sent` is all that the program wrote, as it came.
+    `lines` are the scrollback and the screen; `sent` is the program's unprocessed output.
     """
 
     def __init__(self, master: int, status: int, columns: int, rows: int) -> None:
@@ -70,7 +70,7 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._pipe)
             self.status = int(self._told.split()[1])
 
-    # --- what is shown
+    # --- the screen
 
     @property
     def screen(self) -> list[str]:
@@ -86,16 +86,16 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The same as one text."""
+        """The scrollback and the screen as one text."""
         return "\n".join(self.lines)
 
     @property
     def line(self) -> str | None:
-        """What stands in the line that is being written; None while none stands there."""
+        """The text after the prompt in the current line; None if that line has no prompt."""
         row = self.screen[self._screen.cursor.y]
         return row[len(PROMPT) :] if row.startswith(PROMPT.rstrip()) else None
 
-    # --- what a person does
+    # --- input
 
     async def press(self, keys: str) -> None:
         """Press keys, as fast as the terminal takes them."""
@@ -110,26 +110,26 @@ class Terminal:
         await self.press(f"{text}\r")
 
     async def wait(self, condition: Callable[[], object], patience: float = 30) -> None:
-        """Wait until what is shown makes something so."""
+        """Wait until the shown text makes `condition` true."""
         try:
             await wait_until(condition, patience)
         except TimeoutError:
             raise AssertionError(f"it did not come to be; there stands:\n{self.text}") from None
 
     async def shows(self, *texts: str) -> None:
-        """Wait until all of these stand on the screen or in the scrollback."""
+        """Wait until the screen or the scrollback contains all texts."""
         await self.wait(lambda: all(each in self.text for each in texts))
 
     async def writes(self, line: str) -> None:
-        """Wait until this stands in the line."""
+        """Wait until the current line is `line`."""
         await self.wait(lambda: self.line == line)
 
     async def over(self, turns: int = 1, patience: float = 30) -> None:
-        """Wait until so many turns are over: what each took is a line."""
+        """Wait until `turns` turns are over; the chat prints a line with the time of each."""
         await self.wait(lambda: len(TOOK.findall(self.text)) >= turns, patience)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make the window another size."""
+        """Change the size of the window."""
         self._screen.resize(rows, columns)
         ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -150,12 +150,12 @@ class Terminal:
         return self.status
 
     async def leave(self) -> None:
-        """Leave the chat, which ends well."""
+        """Leave the chat, and check that it exits with status 0."""
         await self.press("/exit\r")
         assert await self.ended() == 0
 
     async def close(self) -> None:
-        """Take the terminal away; what runs in it gets SIGHUP, and if it does not end, SIGKILL."""
+        """Close the terminal; the program gets SIGHUP, and SIGKILL after 10 seconds."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._master)
         os.close(self._master)
@@ -181,7 +181,7 @@ async def open_terminal(
     term: str = "xterm-256color",
     **env: str,
 ) -> AsyncGenerator[Terminal]:
-    """Start `anabranch chat` in a terminal of its own; all that it keeps is in `folder`."""
+    """Start `anabranch chat` in a new terminal, with all its data in `folder`."""
     master, slave = os.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {f"XDG_{kind}_HOME": str(folder / ".kept") for kind in ("DATA", "STATE", "CONFIG")}
@@ -203,7 +203,7 @@ async def open_terminal(
 async def open_chat(
     folder: Path, *replies: Reply, options: tuple[str, ...] = (), **more: object
 ) -> AsyncGenerator[tuple[Terminal, ScriptedServer]]:
-    """Chat with a scripted server in a terminal; the prompt stands there."""
+    """Chat with a scripted server in a terminal, from the first prompt on."""
     async with ScriptedServer(*replies) as server:
         model = ("--model", server.url, "--name", "m")
         async with open_terminal(*model, *options, folder=folder, **more) as terminal:  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A server on a free port of loopback, in a thread of its own, and a page that talks to it."""
+"""Serve an application on a free loopback port in a separate thread, for tests in a browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ThreadedServer", "serve_in_thread"]
 
 
 class ThreadedServer:
-    """What runs in the thread: its address, and a way into its loop."""
+    """A server in a thread: its address, and calls into its loop."""
 
     def __init__(self, url: str, app: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
@@ -26,7 +26,7 @@ class ThreadedServer:
         self._loop = loop
 
     def do(self, what: Callable[[], Any]) -> Any:
-        """Call something in the server's loop, and await what it gives if that can be."""
+        """Call a function in the server's loop; return its result, awaited if it is awaitable."""
 
         async def call() -> Any:
             given = what()
@@ -35,7 +35,7 @@ class ThreadedServer:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(20)
 
     def cut(self) -> None:
-        """Close every connection that there is."""
+        """Abort all open connections."""
 
         def close() -> None:
             for connection in list(self.server.server_state.connections):
@@ -46,7 +46,7 @@ class ThreadedServer:
 
 @contextmanager
 def serve_in_thread(app: Any) -> Generator[ThreadedServer]:
-    """Serve an application until the block ends; what still runs is cancelled then."""
+    """Serve an application until the block ends, then cancel unfinished requests."""
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)

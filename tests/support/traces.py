@@ -1,4 +1,4 @@
-"""Traces made of plain trees, as a recording of such a run would be read; and random ones."""
+"""Build traces from plain trees, as if they were read from a recording; draw random trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Spec", "make_trace", "specs"]
 
 @dataclass
 class Spec:
-    """What one node was to be."""
+    """The description of one node of a trace."""
 
     name: str = "node"
     children: list[Spec] = field(default_factory=list)
@@ -26,14 +26,14 @@ class Spec:
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0
-    size: int = 0  # of the arguments, of a call of a tool
+    size: int = 0  # of a tool call's arguments
     arguments: Any = None
     retries: int = 0
     kept: bool = False
     seconds: float = 0.01
 
     def walk(self) -> Iterator[Spec]:
-        """Yield it and all below it."""
+        """Yield this node and all descendants."""
         stack = [self]
         while stack:
             spec = stack.pop()
@@ -54,7 +54,7 @@ class Spec:
 def make_trace(top: Spec, *, seed: int | None = None, content: bool = False) -> Trace:
     """Return the trace of a run whose top-level nodes are the children of `top`.
 
-    With a `seed` nodes begin in a random order, at random times, with other numbers.
+    With a `seed`, nodes begin in a random order, at random times, with random numbers.
     """
     chance = random.Random(seed)
     trace = Trace()

@@ -1,4 +1,4 @@
-"""What must hold of every tree: after each turn of the loop, and when all is over."""
+"""The invariants of every tree, after each turn of the loop and at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REACHABLE = {
     "failed": {"failed"},
     "cancelled": {"cancelled"},
 }
-# What is published of one node, in order; one letter for each kind.
+# The valid sequences of one node's events, with one letter for each kind.
 LETTERS = {
     "put": "p", "started": "s", "joining": "j", "retried": "r",
     "completed": "C", "failed": "F", "cancelled": "X",
@@ -30,7 +30,7 @@ LETTERS = {
 COURSE = re.compile(r"p(s?j?r)*s?j?[CFX]")
 
 
-# For how many turns a job may wait for a slot that is free.
+# The most turns that a job may wait while a slot is free.
 PATIENCE = 4
 
 LINKS = ("__context__", "__cause__")
@@ -40,7 +40,7 @@ LINKS = ("__context__", "__cause__")
 
 
 def check_turn(world: World) -> None:
-    """Check what must hold between any two turns."""
+    """Check the invariants that hold between any two turns."""
     assert not world.violations, world.violations
     for part in world.parts:
         if part.node.parent is not None:
@@ -109,7 +109,7 @@ def _check_places(world: World) -> None:
     holding = [
         part
         for part in world.parts
-        # One that is ending early may be above the limit for its clean-up.
+        # A cancelled job may exceed the limit during its cleanup.
         if part.is_job and part.in_body and not part.waits and not record_of(part.node).is_ending
     ]
     holding = [part for part in holding if not part.killed]
@@ -117,7 +117,7 @@ def _check_places(world: World) -> None:
 
 
 def _check_queue(world: World) -> None:
-    """A free slot goes to a job whose wait is over, then to the first of those that queue."""
+    """Check that a free slot goes to a job that can resume, then to the first in the queue."""
     placed = [part for part in world.parts if part.is_job and part.node.parent is not None]
     jobs = [part for part in placed if part.node.state not in DONE]
     queued: list[Part] = []
@@ -164,7 +164,7 @@ def _rank(job: Part) -> tuple[int, int]:
 
 
 def check_end(world: World) -> None:
-    """Check each node's course and outcome, and that no failure was lost."""
+    """Check the events and the outcome of each node, and that no failure was lost."""
     assert world.turn > 1, "nobody has looked at the tree while it ran"
     check_turn(world)
     assert not world.tasks_left, f"left on the loop: {world.tasks_left}"
@@ -205,7 +205,7 @@ def _check_callbacks(part: Part) -> None:
 
 
 def _tries(part: Part) -> int:
-    """Return how many attempts there were, also those that ended before the body began."""
+    """Return the number of attempts, with those that ended before the body began."""
     attempts = record_of(part.node).attempts
     return part.attempts if attempts is None else max(part.attempts, len(attempts.starts))
 
@@ -319,11 +319,11 @@ def _adopted(part: Part, error: BaseException) -> bool:
 
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
     if part.parent_attempt < _tries(parent) or (part.early and parent.retry is not None):
-        return True  # it was tried again after this
+        return True  # a later attempt followed
     if parent.retry is not None and "terminate" in parent.ran[0]:
-        return True  # cancelled before it could be tried again
+        return True  # cancelled before the next attempt
     if issubclass(type(error), NodeCancelled) and parent.node.state == "cancelled":
-        return True  # no news beside the parent's own cancellation
+        return True  # the cancelled parent reports no failures of its children
     earlier = [*parent.recovered_from, parent.final_error]
     return any(_is_in(error, each) for each in earlier)
 
@@ -374,7 +374,7 @@ def _check_events(world: World) -> None:
 
 
 def check_program(world: World) -> None:
-    """Play a world's program, and check everything; leave nothing behind."""
+    """Execute a world's program with all checks; close the world at the end."""
     try:
         world.play()
         assert not world.unhandled, world.unhandled

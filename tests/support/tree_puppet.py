@@ -1,4 +1,4 @@
-"""The puppets of `tree_world.py`: nodes whose bodies do what they are told, one step at a time."""
+"""The puppets of `tree_world.py`: nodes whose bodies obey commands, one step at a time."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STYLES = ("obey", "obey", "slow", "swallow", "fail", "put")
 
 
 class Told(Exception):
-    """An error with a number; one body or callback raises it, once."""
+    """An error with a unique number, which one body or callback raises once."""
 
 
-# The same, as odd as an exception can be.
+# Subclasses with all oddities that an exception can have.
 ODD_KINDS = [
     type(f"Told{name}", (kind, Told), {})
     for name, kind in ERRORS.items()
-    if isinstance(kind, type) and kind not in (Closed, Nameless)  # pytest itself fails at these
+    if isinstance(kind, type) and kind not in (Closed, Nameless)  # pytest itself fails on these
 ]
 
 FAILED = (Told, ExceptionGroup, TimeoutError, QuorumNotMet)
@@ -44,7 +44,7 @@ FAILURES = (*FAILED, NodeCancelled)
 
 
 class PuppetJob(Job[Any]):
-    def __init__(self, part: Part) -> None:  # without a call of super's
+    def __init__(self, part: Part) -> None:  # like a class that does not call super's
         self.part = part
 
     async def task(self) -> Any:
@@ -57,7 +57,7 @@ async def puppet(node: Node[Any], part: Part) -> Any:
 
 
 class Part:
-    """What the model knows of one node."""
+    """The model's state of one node."""
 
     def __init__(self, world: World, number: int, a: int, b: int, parent: Part | None) -> None:
         self.world = world
@@ -84,22 +84,22 @@ class Part:
         self.put_turn = self.start_turn = -1
         self.attempts = 0
         self.parent_attempt = 0
-        # Put before its parent's attempt began.
+        # Whether it was put before its parent's attempt began.
         self.early = False
         self.attempt_began = 0.0
         self.in_body = False
         self.outcome: tuple[str, Any] = ("never", None)
         self.waits: list[Node[Any]] = []
-        # For how many turns it has queued, and its body could have gone on.
+        # The turns that it has queued, and the turns since its body could have resumed.
         self.queued_turns = self.resuming_turns = 0
-        # Who was handed its failure: those who awaited it at its end, and anybody, late ones too.
+        # The number of nodes that awaited it at its end, and of all that ever got its failure.
         self.takers = self.receivers = 0
-        # Whether anybody has awaited it while it was alive, successfully or not.
+        # Whether any node awaited it before its end, successfully or not.
         self.awaited = False
-        # Those that returned it: its failure is theirs.
+        # The nodes that returned it. They take over its failure.
         self.adopters: list[Part] = []
         self.closing = False
-        # Its task was cancelled behind the tree's back.
+        # Whether its task was cancelled directly, without the tree.
         self.killed = False
         self.must_cancel = False
         self.last_state = "pending"
@@ -304,7 +304,7 @@ class Part:
         return plain if kind < 6 else later
 
     async def outlast_timeouts(self, node: Node[Any]) -> None:
-        """Take longer than any timeout; the node's own does not count here."""
+        """Take longer than any timeout, in a phase to which the node's timeout does not apply."""
         try:
             await sleep_virtual(5)
         except asyncio.CancelledError:

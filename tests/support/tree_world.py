@@ -1,7 +1,7 @@
-"""A tree of puppets: a program of small steps plays it on a seeded loop, and all is written down.
+"""A tree of puppets, which a program of small steps drives on a seeded loop, with a record of it.
 
-A program is a list of `(name, a, b, c)`; the numbers choose nodes and options, whatever they are,
-so that any list is a program and a shorter one is one too. `tree_checks.py` says what must hold.
+A program is a list of `(name, a, b, c)`. Any numbers choose valid nodes and options, so every list
+is a program, and so is each shorter one. `tree_checks.py` contains the invariants.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from support.clock import sleep_virtual
 from support.tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, Told
 from support.waiting import run_turns, settle_loop
 
-# Those that fail for good, and with that the factory, come less often.
+# Errors that end the task factory for good are less frequent.
 ODD_FACTORIES = [*FACTORIES.values()] + 5 * [
     FACTORIES[name] for name in ("plain", "old", "pure", "wrapping", "eager", "inner", "deaf")
 ]
 
 
 class CheckedLoop(SeededLoop):
-    """Lets the world look at the tree before every turn."""
+    """A loop that lets the world check the tree before every turn."""
 
     on_turn: Callable[[], None] = staticmethod(lambda: None)
 
@@ -47,7 +47,7 @@ class CheckedLoop(SeededLoop):
 
 
 class World:
-    """One program, played once."""
+    """One execution of one program."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class World:
         self.policy = policy or "isolate"
         self.ending = ending
         self.listen = listen
-        # Exceptions, predicates, log handlers and task factories are odd ones, drawn at each step.
+        # Whether each step draws broken exceptions, predicates, log handlers and task factories.
         self.faults = faults
-        # All nodes have a timeout.
+        # Whether all nodes have a timeout.
         self.hurry = hurry
-        # How many nodes a turn cancels.
+        # The number of nodes that one turn cancels.
         self.sweep = sweep
         self.commander: Commander = None  # type: ignore[assignment]
         self.parts: list[Part] = []
@@ -84,7 +84,7 @@ class World:
         self.finishing = False
         self.exited = False
         self.turn = 0
-        # The jobs that wait for a slot; for how many turns they have while one was free.
+        # The jobs that wait for a slot, with the number of turns in which a slot was free.
         self.waiting: list[Part] = []
         self.idle_turns = 0
         self.made = 0
@@ -105,7 +105,7 @@ class World:
             callbacks.append(error)
         return error
 
-    # --- choosing and placing
+    # --- choosing and adding nodes
 
     def pick(self, a: int) -> Part:
         placed = [part for part in self.parts if part.node.parent is not None]
@@ -122,7 +122,7 @@ class World:
         if parent is not None:
             parent.children.append(part)
             state = parent.node.state
-            # Also while its start callbacks run, it is the next attempt that the child belongs to.
+            # A child that is put during the start callbacks belongs to the attempt they precede.
             waiting = state == "pending" or (state == "running" and not parent.in_body)
             part.parent_attempt = parent.attempts + waiting
             part.early = waiting
@@ -165,7 +165,7 @@ class World:
             self.forget(part)
             return None
         if closed and parent is None:
-            part.doomed = True  # the next round of a tree that is left: it is cancelled at once
+            part.doomed = True  # a new round in a tree that closes is cancelled at once
             closed = not record_of(part.node).never_runs
         self.expect(not closed, f"{parent} is done and took {part}")
         return part
@@ -173,7 +173,7 @@ class World:
     # --- waiting
 
     def would_circle(self, other: Part, me: Part | None) -> bool:
-        """Say whether `other` cannot end before `me` does."""
+        """Return whether `other` cannot end before `me` does, so that a wait would deadlock."""
         if me is None:
             return False
         by_node = {part.node: part for part in self.parts}
@@ -231,7 +231,7 @@ class World:
             return
         self.expect(False, f"{other} was awaited from below")
 
-    # --- playing
+    # --- execution
 
     def play(self) -> None:
         self.loop.on_turn = self._on_turn
@@ -251,12 +251,12 @@ class World:
             logger.propagate = propagate
 
     def _make_task(self, loop: Any, body: Any, **options: Any) -> Any:
-        driver = body.__name__ in ("_drive", "_run_rest")  # the rest are tasks of this world
+        driver = body.__name__ in ("_drive", "_run_rest")  # all others are tasks of this world
         factory = self.loop.random.choice(ODD_FACTORIES) if driver else plain
         return factory(loop, body, **options)
 
     def close(self) -> None:
-        """Give the loop back, also after a failure."""
+        """Close the loop, also after a failure."""
         self.loop.on_turn = lambda: None
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -321,7 +321,7 @@ class World:
                 pass
 
     async def do(self, name: str, a: int, b: int, c: int) -> None:
-        """Take one step of the program."""
+        """Execute one step of the program."""
         if name in COMMANDS:
             part = self.pick(a)
             part.inbox.append((name, b, c, a))

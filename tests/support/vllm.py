@@ -1,4 +1,4 @@
-"""The vLLM engine that the tests in `vllm_engine` share: loading it takes a minute on two cores."""
+"""The vLLM engine that the tests in `vllm_engine` share, since it takes a minute to load."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ARGUMENTS = {
     "max_model_len": 1024,
     "enforce_eager": True,
     "dtype": "float32",
-    "gpu_memory_utilization": 0.5,  # of the machine's memory; as much has to be free
-    "disable_log_stats": False,  # the tests read what the engine says of itself
+    "gpu_memory_utilization": 0.5,  # the share of the machine's memory that must be free
+    "disable_log_stats": False,  # the tests read the engine's statistics
 }
-LONG_REPLY = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
+LONG_REPLY = {"ignore_eos": True}  # long enough that a test can interrupt the reply
 
 _kept: VLLMEngine | None = None
 
@@ -52,7 +52,7 @@ def vllm(**settings: Any) -> VLLMBackend:
 
 
 async def keep_engine() -> VLLMEngine:
-    """Return the shared engine, loaded; it is kept from closing with the test, unless it died."""
+    """Return the shared engine, loaded. It stays open after a test; a dead one is replaced."""
     global _kept
     if _kept is None or _kept.dead:
         _kept = VLLMEngine.open(vllm()._arguments)
@@ -61,7 +61,7 @@ async def keep_engine() -> VLLMEngine:
 
 
 async def close_engine() -> None:
-    """Give the shared engine back; another is made when it is asked for."""
+    """Close the shared engine; the next `keep_engine` makes a new one."""
     global _kept
     engine, _kept = _kept, None
     if engine is not None:
@@ -75,7 +75,7 @@ def running(engine: VLLMEngine) -> Any:
 
 
 def unfinished(llm: Any) -> int:
-    """Return the number of requests that an AsyncLLM has under way; vLLM 0.27 has no other way."""
+    """Return the number of unfinished requests of an AsyncLLM; vLLM 0.27 has no public call."""
     return llm.output_processor.get_num_unfinished_requests()
 
 
@@ -85,7 +85,7 @@ def engine_processes(llm: Any) -> Any:
 
 
 def kill(llm: Any) -> None:
-    """Kill the engine's processes; harmless once they are gone."""
+    """Kill the engine's processes; does nothing after they have exited."""
     for process in engine_processes(llm):
         process.kill()
 
@@ -104,13 +104,13 @@ class Killer:
         self._llm._logger_ref[0] = self._before
 
     def record(self, *, iteration_stats: Any, **_: Any) -> None:
-        """See what a step of the engine has made; called by vLLM."""
+        """Receive the statistics of one engine step; vLLM calls this."""
         if iteration_stats is not None and iteration_stats.num_generation_tokens:
             kill(self._llm)
 
 
 async def measure_half_reply(backend: Backend) -> float:
-    """Return how many seconds a reply takes to its middle; it depends on the machine."""
+    """Return the seconds until the middle of a reply on this machine."""
     clock = asyncio.get_running_loop().time
     async with backend:
         start = clock()
@@ -119,20 +119,20 @@ async def measure_half_reply(backend: Backend) -> float:
 
 
 def drop_last(cases: list[Any]) -> list[Any]:
-    """Return the cases of conformance in the order in which one engine can show them."""
+    """Return the conformance cases, with the one that kills the engine last."""
     return sorted(cases, key=lambda each: "drop" in each.values)
 
 
 def control(order: str) -> dict[str, Any]:
-    """Return the settings of `connect` by which an `Ordered` backend gets its order."""
+    """Return settings of `connect` that pass `order` to a `ControlledBackend`."""
     return {"extra": {"order": order}}
 
 
 class ControlledBackend(VLLMBackend):
-    """The small model, in an actor; by what `ordered` gives it does there what a test cannot reach.
+    """The small model in a Ray actor, with orders for actions that a test cannot reach there.
 
-    "count" says how many requests the engine has under way, "pid" which process this is; "drop"
-    kills the engine in the middle of the reply, "long" answers a question that is too long.
+    "count" replies with the number of unfinished requests, "pid" with the process id. "drop" kills
+    the engine in the middle of the reply. "long" replaces the question by one that is too long.
     """
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:

@@ -1,4 +1,7 @@
-"""Turns of the loop, and waiting for what sends no event: no other test pauses in real time."""
+"""Wait for turns of the loop, or poll a condition that sends no event.
+
+No other test helper pauses in real time.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ __all__ = [
 ]
 
 POLL_SECONDS = (
-    0.01  # seconds between two looks at what another process or thread does; less starves those
+    0.01  # seconds; shorter intervals starve the process or thread that the test waits for
 )
 TIMEOUT_SECONDS = 30.0  # seconds
-MAX_TURNS = 100_000  # before it is said that a loop never comes to it
+MAX_TURNS = 100_000  # after these a wait for a turn fails
 
 
 async def settle_loop() -> None:
-    """Let the running loop turn until nothing but this task is ready, and all others wait.
+    """Let the running loop turn until this task is the only one that is ready.
 
-    What timers, sockets, threads and processes bring about may still be to come.
+    Timers, sockets, threads and processes may still wake up other tasks later.
     """
     loop = asyncio.get_running_loop()
     for _ in range(MAX_TURNS):
@@ -37,13 +40,13 @@ async def settle_loop() -> None:
 
 
 async def run_turns(count: int) -> None:
-    """Give the running loop so many turns: for a body that takes a while, or a moment to meet."""
+    """Let the running loop take `count` turns, to delay a body or to hit a certain moment."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def turn_until(condition: Callable[[], object]) -> None:
-    """Go on in the very turn of the running loop in which something has become so."""
+    """Return in the same turn of the running loop in which `condition` becomes true."""
     for _ in range(MAX_TURNS):
         if condition():
             return
@@ -52,14 +55,14 @@ async def turn_until(condition: Callable[[], object]) -> None:
 
 
 async def wait_until(condition: Callable[[], object], patience: float = TIMEOUT_SECONDS) -> None:
-    """Wait for what another process or thread brings about; the loop turns meanwhile."""
+    """Wait until another process or thread makes `condition` true, without blocking the loop."""
     async with asyncio.timeout(patience):
-        while not condition():  # noqa: ASYNC110 - nobody there sets an event
+        while not condition():  # noqa: ASYNC110 - another process cannot set an event
             await asyncio.sleep(POLL_SECONDS)
 
 
 def block_until(condition: Callable[[], object]) -> bool:
-    """Hold this thread, its loop too, until something is so; say whether it came to be."""
+    """Block this thread and its loop until `condition` is true; return False on a timeout."""
     give_up = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         if time.monotonic() > give_up:

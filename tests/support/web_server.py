@@ -1,4 +1,4 @@
-"""A server on loopback that plays the search engines and a few web pages, for tests."""
+"""A loopback server that imitates search engines and a few web pages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ sentence among several that make up the text of this page, see <a href="/more">m
 
 
 class WebServer:
-    """`asked` counts the requests for each path, `bodies` holds what was sent.
+    """The server. `asked` counts the requests for each path; `bodies` are their bodies.
 
-    `broken` answers every engine's path with this instead; `hanging` is set when one hangs;
-    `together` requests are being answered now.
+    `broken` replaces the answer of every search engine. `hanging` is set when a request hangs.
+    `together` is the number of requests in progress.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class WebServer:
         await self._stack.aclose()
 
     async def answering(self, requests: int) -> None:
-        """Wait until so many requests are being answered."""
+        """Wait until this number of requests is in progress."""
         while self.together != requests:
             await self._changed.wait()
 
