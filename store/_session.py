@@ -196,6 +196,7 @@ class Session(OwnedRun):
         execution = self._execution
         reason = json.loads(letter.value)
         execution.record_cancel([FIRST_ROOT], reason)
+        # No node of a session is this root, so nothing else records its end.
         execution.append(FIRST_ROOT, "over", find=True)
         execution.roots.stop(reason)
         # Last: if the process dies before this, the next execution gets the letter again.

@@ -104,7 +104,7 @@ class Transaction:
                 await asyncio.shield(work)
             raise error
         self._statements.put(None)
-        await asyncio.shield(work)
+        await asyncio.shield(work)  # the thread commits, also if this wait is cancelled
 
     def _work(self, connection: sqlite3.Connection) -> Row:
         """Execute the statements in the file's thread until the block or its loop ends."""
