@@ -61,7 +61,8 @@ class _Mailbox:
 class Ticket(Generic[_W]):
     """A request to an engine: its work, and the items that its reader has not taken yet.
 
-    `left`: the reader has left, and the work must stop.
+    `left` means that the reader has stopped reading, so the work must stop. `over` means that the
+    last item has arrived in the reader's loop.
     """
 
     __slots__ = ("_items", "_mailbox", "_ready", "begun", "left", "over", "work")
@@ -125,7 +126,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
         self._mailboxes = PerLoop(_Mailbox)
         self._tickets: set[Ticket[_W]] = set()  # those with a reader
         self._ended: Future[None] = Future()
-        # so that a cancelled waiter does not cancel it for all
+        # A running future cannot be cancelled: a cancelled `close` must not end the others' wait.
         self._ended.set_running_or_notify_cancel()
         # A daemon thread, so that a program can end without closing its backend.
         self._thread = threading.Thread(target=self._live, name=self.thread_name, daemon=True)
@@ -153,7 +154,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
                 return
             self.retire()
         await asyncio.wrap_future(self._ended)
-        self._thread.join()  # it ends at once now
+        self._thread.join()  # short: after `_ended` the thread only notifies tickets
 
     def retire(self) -> None:
         """Accept no new users, and stop the thread although there are users."""
@@ -165,7 +166,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
     async def run(self, work: _W) -> AsyncGenerator[Delta, None]:
         """Do `work` in the engine's thread and yield its deltas.
 
-        Closing the generator stops the work and waits for that, see `leave`. Raises
+        Closing the generator stops the work, and waits until it has stopped if it has begun. Raises
         `BackendUnavailable` if the engine ends before the work.
         """
         ticket = Ticket(work, self._mailboxes.get())
@@ -191,7 +192,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
         finally:
             with self._lock:
                 self._ended.set_result(None)
-                for ticket in tuple(self._tickets):  # ignored by a ticket that has ended already
+                for ticket in tuple(self._tickets):  # no effect if the last item was put before
                     ticket.put(
                         BackendUnavailable("the engine of the model was closed during the reply")
                     )
@@ -202,7 +203,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
 
     @abstractmethod
     async def leave(self, ticket: Ticket[_W]) -> None:
-        """Stop the work on a ticket without a reader."""
+        """Stop the work on a ticket without a reader; wait until it has stopped if it has begun."""
 
     @abstractmethod
     def stop(self) -> None:

@@ -47,12 +47,15 @@ class Fallback(Backend):
 
     @property
     def asks_others(self) -> bool:
-        """Yes: each backend that is asked emits its own events."""
+        """True, because the backend that answers emits the events of the request."""
         return True
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """The inputs that any of the backends takes; those that do not take a part are skipped."""
+        """The kinds of input that at least one backend takes, such as "image".
+
+        A request with an image skips the backends that do not take images.
+        """
         known = [each.takes for each in self.backends if each.takes is not None]
         return frozenset[str]().union(*known) if len(known) == len(self.backends) else None
 

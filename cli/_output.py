@@ -34,7 +34,7 @@ __all__ = [
     "show_traceback",
 ]
 
-# Of a call or a result in one line, and of an error.
+# The maximum for a call or a result in one line, and for an error.
 MAX_SHOWN_CHARS, MAX_ERROR_CHARS = 400, 2000
 
 

@@ -1,22 +1,26 @@
-"""The messages between the processes. "Home" puts a job or calls an agent.
+"""The messages between the processes. "Home" is the process that puts a job or calls an agent.
 
-| message | from, to | when | effect | |---|---|---|---| | `TaskSpec` | home, task | a job starts |
-a Ray task runs the job | | Ray's cancel | home, task | its node is cancelled | cancels the tree in
-the task; later kills it | | `TaskResult` | task, home | its tree has ended | home takes the last
-report | | `Subscribe` | home, mailbox | a commander sends its first job | a stream of the next
-three | | `ReportDelivery` | task, mailbox, home | something happened | home publishes and charges
-it | | `TurnRequest` | task, mailbox, home | a model request under limits | home grants a turn | |
-`TurnReturned` | mailbox, home | a turn is over, or its holder lost | the turn is free | |
-`AgentRequest` | home, agent | an agent is called | a stream of the next three | | `Report` | agent,
-home | something happened | as above; the last has the outcome | | `SentMessage` | agent, home | the
-agent sends a message | home's listeners receive it | | `CallerRequest` | agent, home | it calls a
-participant at home | home answers | | a `Request` | home, engine | a model request | a stream of
-`Delta`s |
+Messages of a job that runs as a Ray task:
 
-Actors return streams: the reader calls `open`, `next` and `close` for `Batch`es, renews its lease
-with `keep`, and sends an `answer` to an `Ask`, unless `CancelAsk` withdraws it. A stream is
-cancelled if its reader does not call for the time of the lease. Reports arrive once and in order.
-If the mailbox is lost, `TaskResult` still has the last one.
+- `TaskSpec`, home to task: a Ray task runs the job. Ray's cancel cancels its tree, then kills it.
+- `TaskResult`, task to home: the value of the Ray task, after its tree has ended.
+- `Subscribe`, home to mailbox: opens a stream of `ReportDelivery`, `TurnRequest`, `TurnReturned`.
+- `ReportDelivery`, task to home through the mailbox: home publishes the events and charges usage.
+- `TurnRequest`, task to home through the mailbox: asks for a turn to send a model request.
+- `TurnReturned`, mailbox to home: the turn is over, or its task is lost.
+
+Messages of an agent or an engine in a Ray actor:
+
+- `AgentRequest`, home to agent: opens a stream of `Report`, `SentMessage` and `CallerRequest`.
+- `Report`, agent to home: as above. The last one has the outcome.
+- `SentMessage`, agent to home: home's listeners receive it.
+- `CallerRequest`, agent to home: calls a participant of the conversation at home.
+- `Request`, home to engine: opens a stream of `Delta`s.
+
+Actors return streams. The reader calls `open`, `next` (returns a `Batch`) and `close`. It renews
+its lease with `keep`; without a call for the time of the lease the stream is cancelled. It sends an
+`answer` to each `Ask`, unless `CancelAsk` withdraws it. Reports arrive once and in order. If the
+mailbox is lost, `TaskResult` still has the last report.
 """
 
 from __future__ import annotations
@@ -104,8 +108,8 @@ class Report(NamedTuple):
 
     `charges` and `messages` (a count of agents' messages) are those since the last report. If
     events were lost before these, `nodes` are all unfinished nodes. Times are of the worker's
-    monotonic clock, whose zero was at `epoch` of its wall clock; `began` and `sent` place them
-    between the start and the arrival.
+    monotonic clock; `epoch` is the wall-clock time of its zero. Home uses `began` and `sent`, the
+    times of the call's start and of this report, to correct the worker's clock.
     """
 
     host: str
@@ -142,7 +146,10 @@ class ReportDelivery:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A request for a turn under the tree's limits, for the length of this stream."""
+    """Ask for a turn: the permission of the tree's limits to send a request to a model.
+
+    `tokens` and `most` are estimates of the request. The turn is held while the stream is open.
+    """
 
     inbox: str
     call: str
@@ -154,7 +161,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnReturned:
-    """A turn is over: its usage, None if nothing was sent."""
+    """The end of a turn, with the usage of its request; None if no request was sent."""
 
     call: str
     number: str
@@ -169,7 +176,7 @@ Batch: TypeAlias = tuple[bytes, bool]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An item with which a producer asks its reader; the reader answers with the number."""
+    """A question of a stream's producer to its reader. The answer repeats `number`."""
 
     number: int
     question: Any
@@ -214,6 +221,6 @@ class CallerRequest:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message, without its text if the other end has it."""
+    """A message of an agent, or a piece of one. Texts that home already has are left out."""
 
     part: AgentMessage

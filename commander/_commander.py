@@ -64,7 +64,7 @@ class Tree:
     spawn: Callable[[Record, Context | None], None]
     # Whether the loop's task factory makes the nodes' tasks.
     factory: bool = False
-    # Whether any node has a durable scope; else `enter` skips the search for it.
+    # Whether any node belongs to a durable run; else `enter` skips the search for the run.
     has_scopes: bool = False
     # The calls from other threads.
     requests: Requests
@@ -79,8 +79,8 @@ class Tree:
         self.last_id = 0
         # Replaced and never changed in place, because `publish` may be iterating over it.
         self.listeners: list[Listener] = []
-        # Why no more top-level nodes run. Those that nodes still put are cancelled with this
-        # reason.
+        # Why the commander is closed to new top-level nodes; "" while it is open. Those that nodes
+        # put after that are cancelled with this reason.
         self.closing_reason = ""
         # Whether an interrupt that a node raises stops the loop. Not in the tree of a remote node,
         # where it is a failure that the remote parent gets.
@@ -93,8 +93,8 @@ class Tree:
         self.exit_result: tuple[Any] | None = None
         # A `run` with auto_exit=False waits for it.
         self.exit_future: asyncio.Future[None] | None = None
-        # For `Record.path`: the id of a node of the last long path, its depth, and the labels
-        # above.
+        # A cache of `Record.path` for deep trees: the id of a node on the last long path, its
+        # depth, and the top of the path.
         self.path_cache: tuple[int, int, str] = (-1, 0, "")
         # The cancellation of many nodes that is under way; `marking` is set until all are marked.
         self.sweep: Sweep | None = None
@@ -104,7 +104,7 @@ class Tree:
 
     @property
     def in_block(self) -> bool:
-        """Whether this runs in the task that uses the block: the tree's end waits for the block."""
+        """Whether the current task uses the block. Awaiting the tree's end in it would deadlock."""
         host = self.root.task
         return isinstance(host, Host) and host.is_current
 
@@ -114,7 +114,7 @@ class Tree:
         return observe(next(reversed(children.values())).node) if children else None
 
     def publish_waits(self) -> None:
-        """Start to publish `waiting` events; before the block begins, `__aenter__` does it."""
+        """Publish `waiting` events from now on; before the block, `__aenter__` starts it."""
         if self.wait_publisher is None and self.root.tree:
             self.wait_publisher = WaitPublisher(self)
 
@@ -125,10 +125,10 @@ class Commander(Node[Any], internal=True):
         async with Commander(max_concurrency=100) as commander:
             answer = await commander.run(Ask("..."))
 
-    Leaving the block waits for all nodes. If an exception leaves the block, also a cancellation or
-    the closing of an async generator, all nodes are cancelled, and the exception propagates after
-    they have ended; nodes that are put during that time do not run. The loop's task factory at
-    entry creates the nodes' tasks.
+    Leaving the block waits for all nodes. If an exception leaves the block, all nodes are
+    cancelled, and the exception propagates after they have ended. This includes `CancelledError`
+    and `GeneratorExit`. Nodes that are put during that time do not run. If the loop has a task
+    factory at entry, it creates the nodes' tasks.
 
     `max_concurrency` limits how many jobs run their bodies at once (default: no limit). Handlers do
     not count, nor does a job that waits for the tree, such as for a handler. To limit requests to
@@ -191,8 +191,8 @@ class Commander(Node[Any], internal=True):
             raise _blocking.TreeInMain
         loop = tree.loop = asyncio.get_running_loop()
         tree.factory = loop.get_task_factory() is not None
-        # asyncio's own loops call this function, which is faster without the method. Other loops
-        # may have another clock.
+        # `BaseEventLoop.time` only calls `time.monotonic`: calling that directly is faster. Other
+        # loops may have another clock.
         own = type(loop).time is asyncio.BaseEventLoop.time
         tree.clock = time.monotonic if own else loop.time
         tree.origin = Origin(time.time() - tree.clock())
@@ -224,12 +224,12 @@ class Commander(Node[Any], internal=True):
             if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
                 return  # the loop was closed, so nothing can be awaited
             host, root.task = cast("Host", root.task), None
-            # The tree has cancelled the block like a body: by `cancel`, or a failure (`fail_fast`).
+            # Whether the tree cancelled the block's task: by `cancel`, or by `fail_fast`.
             ended_block = root.is_ending
             if error is not None:
                 self._cancel_all(f"{type_name(error)} left the commander's block")
             # From here on a cancel of this task cancels the nodes and does not end the wait. The
-            # last one is raised at the end.
+            # last such `CancelledError` is raised after the wait.
             advance(root, "closing")
             root.context = copy_context()
             root.context.run(CURRENT.set, self)
@@ -394,11 +394,11 @@ class Commander(Node[Any], internal=True):
             finished = await commander.drain(timeout=30)
 
         Unfinished nodes may still put children. A top-level node that they put, such as the next
-        round, is cancelled before it runs, with reason "drain", so that its putter does not fail.
-        Other puts raise `NodeClosed`. `timeout` is in seconds; None waits without end. The
-        top-level node that calls this is neither awaited nor cancelled. Returns whether all nodes
-        ended by themselves; False after `exit`. Cancelling this call leaves the nodes running and
-        the commander closed.
+        round, is accepted, but cancelled with reason "drain" before it runs, so that the node that
+        put it does not fail. Other puts raise `NodeClosed`. `timeout` is in seconds; None waits
+        without end. The top-level node that calls this is neither awaited nor cancelled. Returns
+        whether all nodes ended by themselves; False after `exit`. Cancelling this call leaves the
+        nodes running and the commander closed.
         """
         require_loop(self._tree.root, "asyncio.run_coroutine_threadsafe on its loop")
         self._close_top("drain")
@@ -446,10 +446,10 @@ class Commander(Node[Any], internal=True):
 
             print(commander.explain())
 
-        Each node has one line: its state, the nodes that it awaits or joins, the line at which its
-        body is suspended, and the time in this state, from one second on. Long lists are cut, with
-        the number of omitted entries. With `data`, returns the same as a tuple of `Explanation`s,
-        each before those of the nodes that it waits for.
+        Each node has one line: its state, the time in this state (if a second or more), the nodes
+        that it awaits or joins, and the line at which its body is suspended. Long lists are cut,
+        with the number of omitted entries. With `data`, returns the same as a tuple of
+        `Explanation`s, each before those of the nodes that it waits for.
         """
         found = explain(record_of(self if node is None else node))
         return found if data else draw_explanations(found)
@@ -471,8 +471,9 @@ class Commander(Node[Any], internal=True):
 
         Events come in the order in which they happen: all kinds, or those given. In the commander's
         own block the iterator ends once all nodes have ended. At most `capacity` unread events are
-        stored: beyond that the oldest are dropped, and a `missed` event has their number, unless
-        `kinds` excludes it. If `kinds` names "text", text is merged for each node and not dropped.
+        stored. Beyond that the oldest are dropped, and a `missed` event has their number, unless
+        `kinds` excludes it. If `kinds` names "text", no text is lost: unread texts of one node are
+        merged into one event.
         Raises `ValueError` for an unknown kind.
         """
         return Events(self._tree, kinds, capacity)

@@ -1,8 +1,8 @@
-"""The task of a node, whatever task factory the loop has.
+"""Start the asyncio task of a node, also if the loop has a task factory.
 
-Without a factory it is a plain asyncio task. A factory may start a coroutine at once, wrap it, drop
-it, raise, or return something else than a task. The body still starts on a later turn of the loop,
-and the node still reaches its end (contracts T1 and T13).
+A factory may start a coroutine at once, wrap it, drop it, raise, or return something else than a
+task. The body still starts on a later turn of the loop, and the node still reaches its end
+(contracts T1 and T13).
 """
 
 from __future__ import annotations

@@ -22,16 +22,17 @@ class Job(Node[T_co], internal=True, queued=True):
             async def task(self) -> str:
                 return self.text.upper()
 
-    Its fields are dataclass fields, with defaults and `field()`, positional or keyword. If a class
-    defines `__init__`, that one is used; it need not call ours.
+    Its fields are dataclass fields, with defaults and `field()`, positional or keyword. A class may
+    define its own `__init__` instead, which need not call `super().__init__`.
 
     Class attributes or keywords set defaults for the options of `put_job`:
 
         class Feed(Job[str], retry=Retry(attempts=3), timeout=10, policy="collect"):
             url: str
 
-    These are `policy`, `on`, `retry` and `timeout`; `name` is only a keyword. An option of the put
-    replaces that of the class. An attribute with an annotation is a field, not an option.
+    These are `policy`, `on`, `retry` and `timeout`, and as a class keyword also `name`. An option
+    given to `put_job` replaces that of the class. An attribute with an annotation is a field, not
+    an option.
     """
 
     # A class that defines `__init__` keeps it, and so do its subclasses.

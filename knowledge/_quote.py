@@ -1,8 +1,8 @@
-"""Passages as text for a model that cannot be mistaken for instructions, and their citations.
+"""Quote passages for a model, so that it does not take them for instructions; find citations.
 
-Each passage is one line of JSON, so its text cannot end it. The marks that chat templates use for
-turns (`<|im_start|>`, `[INST]`, `</s>` and similar) and unusual line separators are written as JSON
-escapes, so that neither a template nor a parser finds them.
+Each passage is one line of JSON, so its text cannot pretend that the passage ends. The marks that
+chat templates use for turns (`<|im_start|>`, `[INST]`, `</s>` and similar) and unusual line
+separators are written as JSON escapes, so that neither a template nor a parser finds them.
 """
 
 from __future__ import annotations

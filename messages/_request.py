@@ -36,9 +36,9 @@ class ToolSchema(Protocol):
 
 
 def has_parameter(tool: ToolSchema, name: str) -> bool:
-    """Return whether a tool itself has a parameter of this name, without `with_narration`.
+    """Return whether a tool has a parameter of this name that `with_narration` did not add.
 
-    Accepts any schema: it can come from a server.
+    Accepts invalid schemas too, because a schema can come from a server.
     """
     properties: object = tool.parameters.get("properties")
     own = isinstance(properties, Mapping) and name in properties
@@ -47,7 +47,9 @@ def has_parameter(tool: ToolSchema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WireTool:
-    """A tool as described on the wire. The reader of the reply runs its calls."""
+    """A tool that was given as a mapping, as on the wire. The code that reads the reply runs its
+    calls.
+    """
 
     name: str
     description: str
@@ -88,8 +90,8 @@ class Request:
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
     `tool_choice`, ...) and override the backend's defaults. The option `extra` is a mapping of
     fields that only your server knows. A tool may be a mapping, as on the wire. Raises
-    `ConfigurationError` for an invalid message or tool, for two tools with one name, since a call
-    names its tool, and for an unknown option.
+    `ConfigurationError` for an invalid message or tool, for two tools with the same name, and for
+    an unknown option.
 
         Request([Message(role="user", content="Hello")], options={"max_tokens": 100})
     """

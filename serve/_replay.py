@@ -25,7 +25,7 @@ class _LoggedReply:
         self.name = name
         self.text = ""
         self.repeated = 0
-        self.broken = False  # it broke off, which this execution repeats too
+        self.broken = False  # it broke off, and the replay breaks it off again
 
 
 class Replay:
@@ -64,9 +64,9 @@ class Replay:
             case "reasoning":
                 self._reasoning += data["text"]
             case "broken" if self._open is not None:
-                if "agent" in data:  # the journal has the end of that reply, and replays it
+                if "agent" in data:  # recorded in the journal, so it is replayed
                     self._open.broken = True
-                else:  # `RunLog.begin_execution` has ended it: the journal does not have it
+                else:  # added by `RunLog.begin_execution`: the journal lacks this reply
                     self._replies.pop()
                 self._open = None
             case "called":
@@ -94,10 +94,13 @@ class Replay:
         return self._open is not None
 
     def is_interrupted(self, recorded: Iterable[str]) -> bool:
-        """Return whether no `recorded` text repeats the open reply; forget the reply then."""
+        """Return whether the open reply is not in the journal; if so, forget it.
+
+        `recorded` are the texts of the journal's replies. The next execution repeats those.
+        """
         last = self._open
         assert last is not None
-        # Several replies may begin alike, so compare how many there are.
+        # Several replies may begin with the same text, so compare the counts.
         repeating = sum(text.startswith(last.text) for text in recorded)
         if repeating >= sum(each.text.startswith(last.text) for each in self._replies):
             return False

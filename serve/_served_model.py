@@ -66,7 +66,7 @@ class RunInput:
 class ServedModel(ABC):
     """Answers the inputs of runs; clients use `name` as the name of a model.
 
-    Only the texts of the agent `speaker` are the answer; with None all texts of the tree are.
+    The answer has only the texts of the agent `speaker`. With None it has all texts of the tree.
     """
 
     speaker: str | None = None
@@ -427,7 +427,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     """Return the validator of a type; None if JSON cannot express its values."""
     try:
         with warnings.catch_warnings():
-            # Else pydantic would accept a part of a union, as None of `Callable | None`.
+            # Else pydantic would skip the union members that JSON lacks: `Callable | None` as None.
             warnings.simplefilter("error", PydanticJsonSchemaWarning)
             adapter: TypeAdapter[Any] = TypeAdapter(hint)
             adapter.json_schema()

@@ -1,4 +1,4 @@
-"""SQL statements of a run in the journal's database, in one commit with the row about them."""
+"""SQL statements of a run in the journal's database, in one commit with their journal entry."""
 
 from __future__ import annotations
 
@@ -95,12 +95,14 @@ class Transaction:
             execution.file.transact(execution.run_id, execution.fence, self._work)
         )
         self._end = work
+        # Retrieves the exception, which asyncio would log if a cancel ends the wait for `work`.
         work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
         try:
             yield
         except BaseException as error:
             self._statements.put(_LeftBlock())
             with suppress(_LeftBlock):
+                # Shielded: a cancel of this wait must not cancel `work`, which has to roll back.
                 await asyncio.shield(work)
             raise error
         self._statements.put(None)
@@ -117,7 +119,7 @@ class Transaction:
                 json.dumps(rows)
             except Exception as error:
                 if is_file_fault(error) or not connection.in_transaction:
-                    raise  # it has been rolled back, also if the user catches the error
+                    raise  # already rolled back, so the block must fail even if it catches this
                 self._loop.call_soon_threadsafe(_set, answer, None, error)
             else:
                 self._loop.call_soon_threadsafe(_set, answer, rows, None)

@@ -3,7 +3,7 @@
 AnabranchError
 ├── JournalError        the journal cannot be opened, read or written
 ├── LeaseLost           another owner has the run, so this one cannot write to it any more
-├── RunExists           the name belongs to a run of another class or with other inputs
+├── RunExists           the id belongs to a run of another class or with other inputs
 ├── RunNotFound         a run that is not in the journal (also a LookupError)
 ├── RunBusy             another process, or another journal of this one, owns the run
 ├── NotPending          a question that was answered, or whose run is over
@@ -61,7 +61,7 @@ class LeaseLost(AnabranchError):
 
 
 class RunExists(AnabranchError):
-    """The name belongs to another run. Attributes: `run_id`; `why`, the difference."""
+    """The id belongs to another run. Attributes: `run_id`; `why`, the difference."""
 
     def __init__(self, run_id: str, why: str) -> None:
         super().__init__(f"the run {run_id!r} exists already, and {why}: use another run_id")

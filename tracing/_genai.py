@@ -188,6 +188,7 @@ def reply_attributes(replied: ReplyEvent, model: str, *, content: bool) -> dict[
     if replied.response_model is not None:
         attributes[RESPONSE_MODEL] = masked(replied.response_model)
     if replied.usage:
+        # A server may answer with another model than the requested one, and charge that.
         charged_model = masked(next(iter(replied.usage)))
         if len(replied.usage) == 1 and charged_model != model and RESPONSE_MODEL not in attributes:
             attributes[RESPONSE_MODEL] = charged_model

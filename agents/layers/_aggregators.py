@@ -12,8 +12,9 @@ from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
 
-# Attributes of an `AgentMessage` that cache the result of `as_read`, and the joined messages that
-# end with it. They are not fields, so they are neither saved nor compared.
+# Attributes of an `AgentMessage` with cached request messages: its own (see `as_read`), and that of
+# consecutive user messages of which it is the last. They are no fields, so neither saved nor
+# compared.
 READ_CACHE, JOINED_CACHE = "_said", "_joined"
 
 Wire: TypeAlias = Message | Mapping[str, Any]
@@ -81,7 +82,7 @@ class Aggregator:
 
 
 class FewShotAggregator(Aggregator):
-    """The default, with worked examples after the system prompt.
+    """Adds worked examples after the system prompt, as messages.
 
     FewShotAggregator([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}])
     """
@@ -97,9 +98,9 @@ class FewShotAggregator(Aggregator):
 class ToolAggregator(FewShotAggregator):
     """For an agent with a `ToolParser`, which finds calls in its text.
 
-    Messages of `users` are the user's. Those of other senders, mostly executors, are the
-    environment's: they get `role`, stay separate messages, and are put between `begin` and `end`.
-    If a stop word cut the end mark of a call, the mark is added again.
+    Messages of `users` are the user's. Messages of other senders are mostly results of tools. They
+    get `role`, stay separate messages, and their text is put between `begin` and `end`. If a stop
+    word cut the end mark of a call, the mark is added again.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class ToolAggregator(FewShotAggregator):
         name: str,
         parser: Parser[Any] | None,
     ) -> None:
-        """Add a message of the user, the environment or the agent."""
+        """Add a message of the user, of a tool or of the agent."""
         if message.sender == name and message.type != TOOLS and parser is not None:
             request.append(as_read(message, "assistant", parser.complete(message.text)))
         elif message.sender == name or message.sender in self.users:
@@ -135,7 +136,7 @@ class ToolAggregator(FewShotAggregator):
 
 
 def as_read(message: AgentMessage, role: Role, text: str) -> Message:
-    """Return the message that the model reads, the same object until the text changes.
+    """Return the request message for a message of the memory; cached until the text changes.
 
     Most of a memory was read for the request before, so this saves most of the work.
     """
@@ -145,7 +146,7 @@ def as_read(message: AgentMessage, role: Role, text: str) -> Message:
 class _Growing(list[Message]):
     """The messages of a request while an aggregator adds them.
 
-    Consecutive user messages are joined once, at the end. To join each to the text before it would
+    Consecutive user messages are joined once, at the end. Joining each to the previous text would
     copy that text for every message, which takes quadratic time and memory.
     """
 

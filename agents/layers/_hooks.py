@@ -38,7 +38,7 @@ Hook: TypeAlias = Callable[[Any, AgentMessage, SessionId], Changed]
 
 
 class Hooks:
-    """The hooks for one moment, run in the order of their addition; false if there are none."""
+    """The hooks for one moment, in the order in which they were added. Falsy if empty."""
 
     def __init__(self) -> None:
         self._hooks: list[HookHandle] = []
@@ -54,7 +54,7 @@ class Hooks:
     ) -> AgentMessage:
         """Pass `message` through all hooks that are present now, and return the result.
 
-        The hooks get a copy, so that `message` is unchanged if it passes them again.
+        The hooks get a copy, because a retry passes the original `message` through them again.
         """
         if self._hooks:
             try:
@@ -97,9 +97,9 @@ class AgentHook:
     An object of any class with some of these methods works too.
 
     Each may be plain or async, and returns a message that replaces its argument, or None. It may
-    also change its argument, which is a copy: the change holds, but no other agent sees it, nor the
-    next attempt of the call. A hook that raises fails the agent's call. Around a tool, the error is
-    the tool's.
+    also change its argument in place. That is a copy for this agent and attempt, so other agents
+    and later attempts get the original. A hook that raises fails the agent's call. If an action
+    hook raises, the tool call fails instead.
     """
 
     def before_agent(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
@@ -125,8 +125,8 @@ HOOK_NAMES: tuple[Moment, ...] = get_args(Moment)
 def methods_of(hook: object) -> dict[Moment, Hook]:
     """Return those of the four methods that an object has.
 
-    Raises `ConfigurationError` if it has none, or a method with nearly such a name or with its
-    beginning: that would never be called.
+    Raises `ConfigurationError` if it has none. Also if it has a method with a similar name, or one
+    that begins with "before" or "after": this is probably a typo, and it would never be called.
     """
     for name in dir(hook):
         if name in HOOK_NAMES or name.startswith("_") or not callable(getattr_static(hook, name)):
@@ -177,7 +177,7 @@ class HookedTool(Tool[..., Any]):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The inner tool's."""
+        """The parameters of the inner tool."""
         return self.inner.parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class HookedTool(Tool[..., Any]):
         return self.inner.check(arguments)
 
     async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
-        """Return the arguments and the tool after the hooks that come before the call.
+        """Run the `before_action` hooks; return the arguments and the tool to call with them.
 
         A person's approval is for these arguments, and the tool runs with them.
         """
@@ -214,7 +214,7 @@ class HookedTool(Tool[..., Any]):
         return self.inner.bare
 
     async def finish(self, text: str) -> str:
-        """Return the result after the hooks that come after the call."""
+        """Run the `after_action` hooks on a result, and return their result."""
         answer = AgentMessage(
             content=text, sender=self.name, receiver=self.agent.name, type="tool_result"
         )

@@ -40,15 +40,17 @@ class StepAgent(Agent[ToolAction]):
         answer = await agent("How many days are there until the next eclipse?")
 
     `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`. Each
-    session has separate variables. `formats` are the forms of calls in the text. By default they
-    are the backend's, else JSON in a fence (`FencedCall`) and code in one, a call of "interpreter".
-    The prompt lists the tools of a format without an `instruction`, and shows an example. The model
-    reads the error of a call that is invalid or failed, and may correct it.
+    session has separate variables. `formats` say how the model writes calls. The default is the
+    backend's formats. If it has none, a fenced block of JSON is a call (`FencedCall`), and a fenced
+    block of code is a call of "interpreter". If a format has no `instruction`, the prompt lists the
+    tools and shows an example. The model reads the error of an invalid or failed call, and may
+    correct it.
 
     The agent stops when a reply is `finished`, by default one without a call, or after `max_rounds`
     replies. Then the last reply is the answer, its `extra["status"]` is "max_rounds", and its call
-    does not run. Action hooks see each call. `approve` and `journal` are as in `Agent`. `options`
-    are those of the inner agent, whose memory has all steps: `get_steps` reads it.
+    does not run. Action hooks see each call. `approve` and `journal` are as in `Agent`. An inner
+    `Agent`, made with `options`, sends the requests. Its memory has all steps: `get_steps` reads
+    it.
     """
 
     _reserved_names = ("user", "tools")
@@ -97,7 +99,8 @@ class StepAgent(Agent[ToolAction]):
         self.executor.after_action(lambda _, given, session: after.run(self, given, session))
         check_formats(formats)
         formats = list(backend.formats if formats is None else formats)
-        if all(each.branch is not None for each in formats):  # only branches of text, no calls
+        # A format with a branch only splits text, so these find no calls.
+        if all(each.branch is not None for each in formats):
             formats += [FencedCall()] if self.plugins else []
             formats += [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
         self.agent = Agent(
@@ -180,7 +183,7 @@ class StepAgent(Agent[ToolAction]):
             action = None
             if parser is not None and id(message) in call.tools:
                 status = message.extra.setdefault("status", "ok")
-                with suppress(ValueError):  # a parser of the user may raise, `ToolParser` does not
+                with suppress(ValueError):  # a user's parser may raise
                     action = parse_reply(parser, message.text, status)
             message.formatted = action
             memory.add(message, session_id=session_id)
@@ -211,7 +214,7 @@ class StepAgent(Agent[ToolAction]):
 def _list_tools(
     formats: Iterable[Format], plugins: Iterable[AnyTool | Toolkit], interpreter: Toolkit | None
 ) -> str:
-    """Return the prompt's part on formats without an instruction: the tools, and examples."""
+    """Return the prompt for formats without an instruction: the tools, and an example each."""
     silent = [each for each in formats if each.branch is None and not each.instruction]
     tools = flatten(plugins)
     arguments = {tool.name: [*tool.parameters["properties"]] for tool in tools}
@@ -220,7 +223,7 @@ def _list_tools(
         return ""
     lines = ["You have these tools:", "{tools}", ""] if tools else []
     lines.append("To call one, or to run code, write as shown here, and end your message there:")
-    for each in silent:  # the first call that the format can write and read again
+    for each in silent:  # show the first call that the format can both write and parse
         for name, names in arguments.items():
             call = ToolCall(id="", name=name, arguments=dict.fromkeys(names, "..."))
             if ToolParser(each).parse(written := each.write(call))["tool_type"] == name:

@@ -32,8 +32,8 @@ class Partner(ABC):
     def answer(self, message: Message | None, view: View) -> Node[Any]:
         """Return a new node that answers a message and shows its progress on `view`.
 
-        None answers the conversation without a new message. Cancel the node to stop the answer; its
-        text stays in the conversation.
+        With None as message it answers the conversation as it is. Cancel the node to stop the
+        answer; its text stays in the conversation.
         """
 
     def steer(self, message: Message) -> bool:
@@ -49,7 +49,7 @@ class Partner(ABC):
         """Return the conversation, oldest message first."""
 
     def sources(self, answer: object) -> Iterator[str]:
-        """Yield a line for each document that supports an answer, the result of the node."""
+        """Yield a line for each document that an answer cites. `answer` is the node's result."""
         yield from ()
 
 
@@ -64,7 +64,7 @@ class MessageRefused(AnabranchError):
 class PendingCall:
     """A tool call of a run that waits for the person's decision.
 
-    `ends` is a node that ends if the call is decided elsewhere, None if there is no such node.
+    `ends` is a node that ends when someone else decides the call; None if there is no such node.
     """
 
     number: int
@@ -83,7 +83,7 @@ class RunEvent(NamedTuple):
 
 
 class RunSource(ABC):
-    """Starts the runs of a `RunPartner`. Errors call it `place`."""
+    """Starts the runs of a `RunPartner`. Error messages name it by `place`, such as an address."""
 
     name: str
     place: str
