@@ -229,7 +229,7 @@ async def test_a_scope_that_a_body_cancels_itself_does_not_cancel_the_node():
 
 
 async def test_a_cancel_from_both_sides_in_one_turn_is_the_nodes():
-    """A timeout fires in the turn in which the node is cancelled. The node ends cancelled."""
+    """A timeout fires in the same turn as the node's cancel. The node ends cancelled."""
     running = asyncio.Event()
 
     @handler

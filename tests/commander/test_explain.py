@@ -122,7 +122,7 @@ SHAPES = st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), ma
 @settings(max_examples=30, deadline=None)
 @given(SHAPES)
 def test_text_and_data_of_explain_agree(shape):
-    """For random trees, the data lists the awaited nodes in the order of the text."""
+    """The data of each node of a random tree also lists the nodes it awaits."""
 
     async def main():
         async with Commander(slow_after=None) as commander:

@@ -83,7 +83,7 @@ async def test_a_process_that_fills_its_pipe_is_ended():
 
 
 async def test_a_process_that_ignores_being_terminated_is_killed_after_its_grace():
-    """A process that obeys the termination is not killed."""
+    """A process that ignores SIGTERM gets SIGKILL. One that handles it has time to exit."""
     code = "import signal, time\nsignal.signal(signal.SIGTERM, {})\nprint(1, flush=True)\n"
     code += "time.sleep(1000)"
     for how, status in (("signal.SIG_IGN", -9), ("lambda *_: exit(7)", 7)):

@@ -70,7 +70,7 @@ def test_a_program_with_or_without_a_main_guard_works_in_another_process(tmp_pat
 
 
 def test_a_program_run_as_a_module_is_found_by_its_name(tmp_path):
-    """A program started with `python -m` has no file name, so its module name is used."""
+    """`python -m` gives a module name in place of a file name."""
     ended = python(tmp_path, "print('result', run(Main()).number)", "-m", "program")
     assert ended.stdout == "begins\nresult 8\n"
 
@@ -212,7 +212,7 @@ async def test_an_answer_that_is_cut_off_is_none(size):
 
 
 def forks(path, then=""):
-    """Fork a process that does not end by itself, as a daemon does."""
+    """Fork a process that runs until it is killed, like a daemon."""
     if not os.fork():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(path).write_text(str(os.getpid()))

@@ -15,14 +15,14 @@ MOMENTS = ("start", "end", "exception", "terminate", "done", "commander_end")
 
 
 def watch(node, seen):
-    """Note each callback of `node` with the state it saw."""
+    """Record each callback of `node` with the state it saw."""
     for moment in MOMENTS:
         getattr(node, f"at_{moment}")(lambda each, moment=moment: seen.append((moment, each.state)))
     return node
 
 
 async def test_a_node_goes_from_pending_over_running_and_joining_to_completed():
-    """Each state is seen where the contract says, and `.state` is a string."""
+    """Each state appears at the contract's moment, and `.state` is a string."""
     running, release, seen = asyncio.Event(), asyncio.Event(), []
 
     @handler
@@ -50,7 +50,7 @@ async def test_a_node_goes_from_pending_over_running_and_joining_to_completed():
 
 
 async def test_a_completed_node_runs_start_end_and_done():
-    """Neither at_exception nor at_terminate; the final ones see the state `joining`."""
+    """at_exception and at_terminate do not run. Final callbacks see the state `joining`."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = watch(give(1), seen)
@@ -62,7 +62,7 @@ async def test_a_completed_node_runs_start_end_and_done():
 
 
 async def test_a_failed_node_runs_start_exception_and_done():
-    """Neither at_end nor at_terminate."""
+    """at_end and at_terminate do not run."""
     seen, error = [], ValueError("no")
     async with asyncio.timeout(5), Commander() as commander:
         node = watch(fail(error), seen)
@@ -76,7 +76,7 @@ async def test_a_failed_node_runs_start_exception_and_done():
 
 
 async def test_a_cancelled_node_runs_start_terminate_and_done():
-    """Neither at_end nor at_exception."""
+    """at_end and at_exception do not run."""
     seen, running = [], asyncio.Event()
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(watch(hang(running), seen))
@@ -92,7 +92,7 @@ async def test_a_cancelled_node_runs_start_terminate_and_done():
 
 
 async def test_a_node_cancelled_while_pending_runs_no_at_start():
-    """It goes from pending to cancelled without having run."""
+    """The node changes from pending to cancelled without having run."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(watch(give(), seen))
@@ -122,7 +122,7 @@ async def test_a_node_that_is_cancelled_twice_terminates_once():
 
 
 async def test_a_parent_that_fails_by_its_child_runs_at_exception():
-    """Not at_terminate, though its body was cancelled for it."""
+    """at_terminate does not run, although fail_fast cancelled the parent's body."""
     seen = []
 
     @handler
@@ -137,7 +137,7 @@ async def test_a_parent_that_fails_by_its_child_runs_at_exception():
 
 
 async def test_callbacks_may_be_async():
-    """Each is awaited before the next begins."""
+    """Each async callback ends before the next callback begins."""
     seen = []
 
     def slow(name):
@@ -156,7 +156,7 @@ async def test_callbacks_may_be_async():
 
 
 async def test_a_callback_that_returns_a_node_is_not_waited_for():
-    """`lambda node: node.put_job(...)` starts the next round and lets this one end."""
+    """`lambda node: node.put_job(...)` puts the next round, and the node ends without it."""
     release, ended = asyncio.Event(), []
 
     @handler
@@ -173,7 +173,7 @@ async def test_a_callback_that_returns_a_node_is_not_waited_for():
 
 
 async def test_at_start_runs_before_the_body_and_a_failing_one_replaces_it():
-    """The body does not run; the other at_start callbacks do; at_exception follows."""
+    """The body does not run. The other at_start callbacks and at_exception do."""
     seen = []
 
     @handler
@@ -192,7 +192,7 @@ async def test_at_start_runs_before_the_body_and_a_failing_one_replaces_it():
 
 
 async def test_at_commander_end_runs_when_the_commander_closes():
-    """After everything else, in the order in which the nodes ended."""
+    """The callbacks run last, in the order of the nodes' ends."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         commander.at_done(lambda _: seen.append("commander done"))
@@ -204,7 +204,7 @@ async def test_at_commander_end_runs_when_the_commander_closes():
 
 
 async def test_at_commander_end_runs_for_nodes_that_failed_or_never_ran():
-    """Each node that entered the tree has one, whatever became of it."""
+    """The callback runs for every node that entered the tree."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = fail(ValueError()).at_commander_end(lambda each: seen.append(each.state))
@@ -216,7 +216,7 @@ async def test_at_commander_end_runs_for_nodes_that_failed_or_never_ran():
 
 
 async def test_at_commander_end_runs_when_the_block_is_left_by_an_exception():
-    """Also when the block is cancelled, and also when its join is."""
+    """The callback also runs when the block or its join is cancelled."""
     seen, running = [], asyncio.Event()
 
     async def left_by_error():
@@ -240,7 +240,7 @@ async def test_at_commander_end_runs_when_the_block_is_left_by_an_exception():
 
 
 async def test_recover_ends_the_node_completed_with_the_value():
-    """at_exception and at_done run, at_end does not; the awaiter gets the value."""
+    """at_exception and at_done run, at_end does not. The awaiter receives the value."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = fail(ValueError())
@@ -251,7 +251,7 @@ async def test_recover_ends_the_node_completed_with_the_value():
 
 
 async def test_recover_works_in_an_async_callback_and_for_a_childs_failure():
-    """The parent that fail_fast brought down goes on as if nothing had been."""
+    """A parent that failed by fail_fast completes with the recovered value."""
 
     async def plan_b(node):
         await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_recover_works_in_an_async_callback_and_for_a_childs_failure():
 
 
 async def test_recover_keeps_the_failure_from_the_parent():
-    """Nobody awaits the node, and its parent under fail_fast completes."""
+    """The failure of an unawaited node does not reach its parent under fail_fast."""
 
     class Parent(Job[str]):
         async def task(self):
@@ -279,7 +279,7 @@ async def test_recover_keeps_the_failure_from_the_parent():
 
 
 async def test_recover_is_refused_where_nothing_has_failed():
-    """Outside callbacks, in at_end, in at_terminate, and after the end: a `RuntimeError`."""
+    """Outside callbacks, in at_end, in at_terminate and after the end it is a `RuntimeError`."""
     refused = []
 
     def attempt(node):
@@ -303,7 +303,7 @@ async def test_recover_is_refused_where_nothing_has_failed():
 
 @pytest.mark.parametrize("later", [False, True])
 async def test_recover_is_for_at_exception_alone(later):
-    """In at_done it is refused, plain or async, before and after; and so is a second time."""
+    """In at_done it is refused, plain or async, before and after. A second call is too."""
     said = []
 
     def attempt(node):
@@ -330,7 +330,7 @@ async def test_recover_is_for_at_exception_alone(later):
 
 
 async def test_recover_is_refused_for_what_a_callback_of_the_end_has_raised():
-    """at_exception does not run for it, so nothing can recover from it."""
+    """at_exception does not run for such a failure."""
     refused = []
 
     def raises(node):
@@ -348,7 +348,7 @@ async def test_recover_is_refused_for_what_a_callback_of_the_end_has_raised():
 
 
 async def test_a_callback_added_while_callbacks_run_still_runs():
-    """It is appended to those that are due."""
+    """The new callback runs after those already scheduled."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = give().at_end(lambda each: each.at_done(lambda _: seen.append("added")))
@@ -357,7 +357,7 @@ async def test_a_callback_added_while_callbacks_run_still_runs():
 
 
 async def test_a_callback_added_to_a_done_node_is_refused():
-    """It would never run."""
+    """The callback would never run."""
     async with asyncio.timeout(5), Commander() as commander:
         node = give()
         await commander.run(node)
@@ -367,7 +367,7 @@ async def test_a_callback_added_to_a_done_node_is_refused():
 
 
 async def test_each_way_of_adding_a_callback_returns_the_node():
-    """So that they can be chained where the node is made."""
+    """Calls that add callbacks can be chained."""
     node = give()
     for moment in MOMENTS:
         assert getattr(node, f"at_{moment}")(print) is node

@@ -1,4 +1,4 @@
-"""T3: a node's callbacks belong to it."""
+"""T3: a node's callbacks are part of the node."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ VARIABLE = ContextVar("VARIABLE", default="outside")
 
 
 async def test_a_node_is_not_done_before_its_callbacks():
-    """While an async callback waits, the node is joining, its awaiter and its parent wait."""
+    """While an async callback waits, the node is joining. Its awaiter and its parent wait."""
     entered, release, order = asyncio.Event(), asyncio.Event(), []
 
     async def slow(node):
@@ -49,7 +49,7 @@ async def test_a_node_is_not_done_before_its_callbacks():
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_result_and_error_can_be_read_while_callbacks_run(is_async):
-    """In plain and in async ones; the state is still joining."""
+    """Plain and async callbacks can read both. The state is still joining."""
     seen = []
 
     def read(node):
@@ -69,7 +69,7 @@ async def test_result_and_error_can_be_read_while_callbacks_run(is_async):
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_node_takes_no_children_while_its_callbacks_run(is_async):
-    """Neither a job nor a handler, nor by an await of an unstarted node."""
+    """Jobs, handlers and awaits of unstarted nodes are refused."""
     refused = []
 
     def put(node):
@@ -90,7 +90,7 @@ async def test_a_node_takes_no_children_while_its_callbacks_run(is_async):
 
 
 async def test_a_callback_may_put_a_node_elsewhere():
-    """That is how the next round starts: a chain of rounds, none below another."""
+    """A chain of rounds grows sideways: no round is below another."""
     depths = []
 
     def next_round(node):
@@ -104,7 +104,7 @@ async def test_a_callback_may_put_a_node_elsewhere():
 
 
 async def test_a_childs_final_callbacks_finish_before_the_parents_begin():
-    """Async ones too, over three generations and several children."""
+    """Async callbacks are included, over three generations and several children."""
     order = []
 
     def note(name):
@@ -132,7 +132,7 @@ async def test_a_childs_final_callbacks_finish_before_the_parents_begin():
 
 
 async def test_callbacks_run_in_the_order_in_which_they_were_added():
-    """Plain and async mixed, at_end and at_done mixed: one order for all."""
+    """Plain, async, at_end and at_done callbacks share one order."""
     order = []
 
     def plain(name):
@@ -153,7 +153,7 @@ async def test_callbacks_run_in_the_order_in_which_they_were_added():
 
 @pytest.mark.parametrize("with_child", [False, True])
 async def test_callbacks_run_in_the_nodes_context(with_child):
-    """They see the node as the current one, and the variables that its body has set."""
+    """Callbacks see the node as the current node, and the variables that its body set."""
     seen = []
 
     @handler
@@ -178,7 +178,7 @@ async def test_callbacks_run_in_the_nodes_context(with_child):
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_callback_that_raises_fails_the_node_and_the_rest_still_run(is_async):
-    """The awaiter gets what it raised; at_exception does not run for it."""
+    """The awaiter receives the callback's error. at_exception does not run for it."""
     seen = []
 
     def bad(node):
@@ -200,7 +200,7 @@ async def test_a_callback_that_raises_fails_the_node_and_the_rest_still_run(is_a
 
 
 async def test_a_callbacks_failure_goes_the_way_of_any_other():
-    """Nobody awaits the node: its parent fails fast."""
+    """The node is not awaited, so its parent fails fast."""
 
     def bad(node):
         raise ValueError("in callback")
@@ -216,7 +216,7 @@ async def test_a_callbacks_failure_goes_the_way_of_any_other():
 
 
 async def test_the_nodes_own_failure_outranks_a_callbacks(caplog):
-    """The first is what awaiters get, the second is logged; none is lost."""
+    """Awaiters receive the node's failure. The callback's failure is logged."""
 
     def bad(node):
         raise KeyError("in callback")
@@ -231,7 +231,7 @@ async def test_the_nodes_own_failure_outranks_a_callbacks(caplog):
 
 
 async def test_two_callbacks_that_raise_lose_neither(caplog):
-    """The node fails with the first; the second is logged."""
+    """The node fails with the first error. The second is logged."""
 
     def bad(error):
         def callback(node):
@@ -248,7 +248,7 @@ async def test_two_callbacks_that_raise_lose_neither(caplog):
 
 
 async def test_at_commander_end_is_exempt(caplog):
-    """It does not hold the node back; what it raises is logged and fails nothing."""
+    """The callback does not delay the node's end. Its errors are logged and fail no node."""
     ran = []
 
     def bad(node):
@@ -267,7 +267,7 @@ async def test_at_commander_end_is_exempt(caplog):
 
 
 async def test_only_nodes_with_at_commander_end_are_kept_until_then():
-    """Of two finished nodes, the one that has such a callback is still alive."""
+    """Of two finished nodes, only the one with such a callback is still alive."""
     async with asyncio.timeout(5), Commander() as commander:
         kept, gone = give().at_commander_end(print), give().at_end(print)
         references = weakref.ref(kept), weakref.ref(gone)

@@ -1,4 +1,4 @@
-"""T4: what awaiting a node gives, and who of several gets a failure."""
+"""T4: the outcome of awaiting a node, and which of several awaiters receives a failure."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.contract("T4")
 
 
 async def test_awaiting_a_node_gives_its_result_now_or_after_its_end():
-    """As often as one likes, from several tasks at once."""
+    """Several tasks may await the node any number of times."""
     release = asyncio.Event()
 
     @handler
@@ -33,7 +33,7 @@ async def test_awaiting_a_node_gives_its_result_now_or_after_its_end():
 
 
 async def test_awaiting_a_node_raises_its_exception_now_or_after_its_end():
-    """The very same object each time."""
+    """Each await raises the same exception object."""
     release, error = asyncio.Event(), ValueError()
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -48,18 +48,18 @@ async def test_awaiting_a_node_raises_its_exception_now_or_after_its_end():
 
 
 async def test_a_result_that_is_an_exception_or_none_is_a_result():
-    """Nothing that a body returns is taken for a failure."""
+    """The return value of a body is never a failure."""
     error = ValueError()
     async with asyncio.timeout(5), Commander() as commander:
         assert await commander.run(give(error)) is error
         assert await commander.run(give(None)) is None
 
 
-# --- who gets a failure
+# --- receivers of a failure
 
 
 async def test_a_failure_is_handed_to_those_who_await_the_node_at_that_moment(caplog):
-    """The parent, under fail_fast, awaits it: it may catch it and goes on unharmed."""
+    """The parent, under fail_fast, awaits the node. It may catch the failure and continue."""
 
     @handler
     async def parent(node):
@@ -74,7 +74,7 @@ async def test_a_failure_is_handed_to_those_who_await_the_node_at_that_moment(ca
 
 
 async def test_somebody_elses_await_takes_the_failure_too(caplog):
-    """A sibling awaits the failing node; the parent knows nothing of it and completes."""
+    """A sibling awaits the failing node. The parent does not see the failure and completes."""
     release = asyncio.Event()
 
     @handler
@@ -89,7 +89,7 @@ async def test_somebody_elses_await_takes_the_failure_too(caplog):
 
 
 async def test_a_thread_safe_future_counts_as_an_awaiter(caplog):
-    """The failure arrives in the future and nowhere else."""
+    """Only the future receives the failure."""
     async with asyncio.timeout(5), Commander(policy="fail_fast") as commander:
         future = commander.call_handler_threadsafe(fail(ValueError("x")))
         with pytest.raises(ValueError, match="x"):
@@ -98,7 +98,7 @@ async def test_a_thread_safe_future_counts_as_an_awaiter(caplog):
 
 
 async def test_an_awaiter_whose_own_wait_was_cancelled_does_not_count():
-    """It gave up before the failure: that goes to the parent's policy."""
+    """The awaiter stopped waiting before the failure, so the parent's policy handles it."""
     release = asyncio.Event()
 
     @handler
@@ -120,7 +120,7 @@ async def test_an_awaiter_whose_own_wait_was_cancelled_does_not_count():
 
 
 async def test_an_awaiter_cancelled_in_the_turn_of_the_failure_does_not_count():
-    """The failure had been handed to it, but its wait raises CancelledError: the policy gets it."""
+    """The cancelled wait raises CancelledError, so the parent's policy handles the failure."""
     taken = []
 
     @handler
@@ -149,7 +149,7 @@ async def test_an_awaiter_cancelled_in_the_turn_of_the_failure_does_not_count():
 
 
 async def test_of_two_awaiters_one_cancelled_the_other_still_takes_the_failure(caplog):
-    """In the very turn of the failure; the parent is not brought down."""
+    """The cancel and the failure share a turn. The parent does not fail."""
 
     @handler
     async def parent(node):
@@ -170,7 +170,7 @@ async def test_of_two_awaiters_one_cancelled_the_other_still_takes_the_failure(c
 
 
 async def test_a_job_cancelled_while_it_waits_for_its_place_has_not_taken_the_failure(caplog):
-    """Under a limit the awaiter needs its place again first; cancelled there, it saw nothing."""
+    """The job was cancelled before it had its slot again, so the policy handles the failure."""
     release, busy, failed, ended = asyncio.Event(), asyncio.Event(), asyncio.Event(), []
 
     class Busy(Job[None]):
@@ -202,7 +202,7 @@ async def test_a_job_cancelled_while_it_waits_for_its_place_has_not_taken_the_fa
 
 
 async def test_a_future_cancelled_in_the_turn_of_the_failure_has_not_taken_it(caplog):
-    """It is logged, as nobody else gets it."""
+    """The failure is logged, because no other code receives it."""
     async with asyncio.timeout(5), Commander() as commander:
         node = fail(ValueError())
         node.at_done(lambda _: future.cancel())
@@ -213,7 +213,7 @@ async def test_a_future_cancelled_in_the_turn_of_the_failure_has_not_taken_it(ca
 
 
 async def test_the_failure_of_a_returned_node_is_its_parents():
-    """The parent's state, error and at_exception say so."""
+    """The parent's state, error and at_exception show the failure."""
     seen, error = [], ValueError()
 
     @handler

@@ -1,4 +1,4 @@
-"""T4: failures that the putter has said it will await."""
+"""T4: failures of children put with `claim=True`."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("T4")
 
 
 async def test_a_claimed_failure_waits_for_its_awaiter():
-    """The putter is busy elsewhere when the child fails, and takes the failure later."""
+    """The putter is busy when the child fails, and receives the failure later."""
 
     @handler
     async def parent(node):
@@ -35,7 +35,7 @@ async def test_a_claimed_failure_waits_for_its_awaiter():
     ("policy", "kind"), [("fail_fast", ValueError), ("collect", ExceptionGroup)]
 )
 async def test_a_claimed_failure_untaken_at_the_join_follows_the_policy(policy, kind):
-    """The body is not disturbed, but the node fails."""
+    """The body runs to its end, then the node fails."""
     through = []
 
     @handler
@@ -53,7 +53,7 @@ async def test_a_claimed_failure_untaken_at_the_join_follows_the_policy(policy, 
 
 
 async def test_a_claimed_failure_untaken_at_the_join_is_logged_under_isolate(caplog):
-    """By a node as by the commander, at the join and not before."""
+    """Nodes and commanders log it at the join, not before."""
     async with asyncio.timeout(5), Commander() as commander:
         ended = asyncio.Event()
         commander.call_handler(fail(ValueError()).at_done(lambda _: ended.set()), claim=True)
@@ -64,7 +64,7 @@ async def test_a_claimed_failure_untaken_at_the_join_is_logged_under_isolate(cap
 
 
 async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
-    """Commanders live long: what was claimed and has been awaited leaves nothing behind."""
+    """A long-lived commander drops a claimed failure once it has been awaited."""
     async with asyncio.timeout(5), Commander() as commander:
         for _ in range(3):
             ended = asyncio.Event()
@@ -74,4 +74,4 @@ async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
             await settle_loop()
             with pytest.raises(ValueError):
                 await node
-        assert not record_of(commander).failures  # white box: nothing public tells
+        assert not record_of(commander).failures  # white box: no public API shows this

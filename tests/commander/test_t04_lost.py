@@ -1,4 +1,4 @@
-"""T4: a failure says where it began, and none is lost."""
+"""T4: a failure names its origin, and no failure is lost."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("T4")
 
 
 async def test_the_exception_carries_one_note_with_the_path_of_the_node_that_failed_first():
-    """However far it travels, awaited or not."""
+    """The note stays single however far the failure travels, awaited or not."""
     error, paths = ValueError(), []
 
     @handler
@@ -35,7 +35,7 @@ async def test_the_exception_carries_one_note_with_the_path_of_the_node_that_fai
 
 
 async def test_a_group_carries_the_path_of_its_collector_and_its_members_carry_theirs():
-    """One note each."""
+    """Each has one note."""
 
     @handler
     async def parent(node):
@@ -50,7 +50,7 @@ async def test_a_group_carries_the_path_of_its_collector_and_its_members_carry_t
 
 
 async def test_a_failure_that_nobody_awaits_is_logged_with_its_path_and_traceback(caplog):
-    """On the logger `anabranch`, as an error."""
+    """The logger `anabranch` records it as an error."""
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(fail(ValueError("lost?")))
     (record,) = caplog.records
@@ -62,7 +62,7 @@ async def test_a_failure_that_nobody_awaits_is_logged_with_its_path_and_tracebac
 
 
 async def test_a_failure_during_cancellation_is_logged(caplog):
-    """The node ends cancelled; what its clean-up raised is not lost."""
+    """The node ends cancelled. The error of its clean-up is logged."""
 
     @handler
     async def stubborn(node, running):
@@ -82,7 +82,7 @@ async def test_a_failure_during_cancellation_is_logged(caplog):
 
 @pytest.mark.parametrize("by_child", [False, True])
 async def test_a_failure_overtaken_by_a_cancel_is_logged(by_child, caplog):
-    """The node has failed and waits for a slow child when it is cancelled: it ends cancelled."""
+    """The failed node is cancelled while it waits for a slow child. It ends cancelled."""
     child = SlowCleanup()
 
     @handler
@@ -109,7 +109,7 @@ async def test_a_failure_overtaken_by_a_cancel_is_logged(by_child, caplog):
 
 
 async def test_a_failure_whose_callback_is_cancelled_is_logged(caplog):
-    """A failed node is cancelled in its async at_exception: it ends cancelled."""
+    """A failed node is cancelled in its async at_exception. It ends cancelled."""
     entered = asyncio.Event()
 
     async def callback(node):
@@ -124,7 +124,7 @@ async def test_a_failure_whose_callback_is_cancelled_is_logged(caplog):
 
 
 async def test_an_awaited_failure_is_not_logged(caplog):
-    """Nor one that a callback recovered from, nor one that a retry made good."""
+    """A recovered failure and a failed attempt before a success are not logged either."""
 
     class Flaky(Job[int]):
         tries: list[int]

@@ -1,4 +1,4 @@
-"""T4: fail_fast, collect and isolate, where nobody awaits the node that failed."""
+"""T4: fail_fast, collect and isolate, for failures of nodes without an awaiter."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.contract("T4")
 
 
 async def test_fail_fast_cancels_the_other_children_and_the_body():
-    """It waits for them, and the parent fails with the same exception."""
+    """The parent waits for its children, then fails with the same exception."""
     order, error, running, release = [], ValueError(), asyncio.Event(), asyncio.Event()
 
     async def clean_up(name):
@@ -52,7 +52,7 @@ async def test_fail_fast_cancels_the_other_children_and_the_body():
 
 
 async def test_fail_fast_is_the_default_for_nodes_and_cancels_children_of_a_failing_body():
-    """The body's own failure brings its children down just as well."""
+    """A failure of the body cancels its children too."""
     ended = []
 
     @handler
@@ -70,7 +70,7 @@ async def test_fail_fast_is_the_default_for_nodes_and_cancels_children_of_a_fail
 
 @pytest.mark.parametrize("policy", ["fail_fast", quorum(1)])
 async def test_what_is_put_below_a_failing_body_does_not_run(policy):
-    """A child that cleans up starts its follow-up beside it: that is cancelled, as it is itself."""
+    """A child's clean-up starts a sibling. Both are cancelled."""
 
     @handler
     async def careful(node):
@@ -94,7 +94,7 @@ async def test_what_is_put_below_a_failing_body_does_not_run(policy):
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_the_failure_of_a_body_counts_under_a_quorum_whether_it_is_met_or_not(n):
-    """The children that are left are cancelled; the node fails with the body's exception."""
+    """The remaining children are cancelled. The node fails with the body's exception."""
 
     @handler
     async def parent(node):
@@ -110,7 +110,7 @@ async def test_the_failure_of_a_body_counts_under_a_quorum_whether_it_is_met_or_
 
 
 async def test_fail_fast_goes_up_the_tree_with_the_same_exception(caplog):
-    """Through generations whose bodies have long returned, up to the commander, which logs it."""
+    """The failure passes parents whose bodies have returned. The commander logs it."""
     error = ValueError()
 
     @handler
@@ -128,7 +128,7 @@ async def test_fail_fast_goes_up_the_tree_with_the_same_exception(caplog):
 
 
 async def test_a_body_cancelled_by_fail_fast_cannot_complete():
-    """It swallows the CancelledError and returns: the node has failed all the same."""
+    """A body that swallows the CancelledError and returns fails all the same."""
 
     @handler
     async def parent(node):
@@ -146,7 +146,7 @@ async def test_a_body_cancelled_by_fail_fast_cannot_complete():
 
 
 async def test_of_two_failures_under_fail_fast_the_second_is_logged(caplog):
-    """The parent can fail with one only."""
+    """The parent fails with the first failure only."""
     release = asyncio.Event()
 
     @handler
@@ -170,7 +170,7 @@ async def test_of_two_failures_under_fail_fast_the_second_is_logged(caplog):
 
 
 async def test_collect_lets_the_others_finish():
-    """Neither a failing child nor a failing body disturbs those that still run."""
+    """A failing child or body does not disturb children that still run."""
     release, ended = asyncio.Event(), []
 
     @handler
@@ -195,7 +195,7 @@ async def test_collect_lets_the_others_finish():
 
 
 async def test_collect_always_raises_an_exception_group():
-    """For one failure as for many; the members are the failures themselves."""
+    """One failure is grouped too. The members are the failures themselves."""
     errors = [ValueError(1), KeyError(2), ValueError(3)]
 
     @handler
@@ -211,7 +211,7 @@ async def test_collect_always_raises_an_exception_group():
 
 
 async def test_collect_adds_the_bodys_own_failure_to_the_group():
-    """First the body's, then the children's."""
+    """The body's failure comes before those of the children."""
     own, other = ValueError("body"), ValueError("child")
 
     @handler
@@ -226,7 +226,7 @@ async def test_collect_adds_the_bodys_own_failure_to_the_group():
 
 
 async def test_collect_counts_no_failure_that_somebody_awaited():
-    """It is theirs; the node completes."""
+    """The awaiters handle those failures, and the node completes."""
 
     @handler
     async def parent(node):
@@ -238,7 +238,7 @@ async def test_collect_counts_no_failure_that_somebody_awaited():
 
 
 async def test_isolate_records_the_failure_and_goes_on(caplog):
-    """The body, the other children and the result are untouched; the log has it."""
+    """The failure is logged. The body, the other children and the result are unaffected."""
     error = ValueError()
 
     @handler
@@ -256,7 +256,7 @@ async def test_isolate_records_the_failure_and_goes_on(caplog):
 
 
 async def test_isolate_is_the_default_of_the_commander(caplog):
-    """A top-level failure neither ends the block nor the other nodes."""
+    """A top-level failure ends neither the block nor other nodes."""
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(fail(ValueError()))
         other = commander.call_handler(give(1))
@@ -266,7 +266,7 @@ async def test_isolate_is_the_default_of_the_commander(caplog):
 
 
 async def test_a_commander_may_fail_fast(caplog):
-    """The block is cancelled and raises the failure, unwrapped; the rest ends before."""
+    """The other nodes end first, then the block raises the failure without a group."""
     error, running, ended = ValueError(), asyncio.Event(), []
 
     async with asyncio.timeout(5):
@@ -282,7 +282,7 @@ async def test_a_commander_may_fail_fast(caplog):
 
 
 async def test_a_commander_may_collect():
-    """Its block raises a group of what nobody awaited."""
+    """The block raises a group of the failures without an awaiter."""
     error = ValueError()
     async with asyncio.timeout(5):
         with pytest.raises(ExceptionGroup) as caught:
@@ -293,7 +293,7 @@ async def test_a_commander_may_collect():
 
 
 async def test_policy_is_an_argument_of_the_put_and_an_attribute_of_the_class():
-    """The attribute sets the default, the argument overrides it."""
+    """The attribute sets the default, and the argument overrides it."""
 
     class Gathers(Job[None]):
         policy = "collect"
@@ -309,7 +309,7 @@ async def test_policy_is_an_argument_of_the_put_and_an_attribute_of_the_class():
 
 
 async def test_an_unknown_policy_is_refused_with_the_list_of_those_there_are():
-    """In a class, in a put, and for a commander; nothing is started."""
+    """A class, a put and a commander refuse it, and start no node."""
     with pytest.raises(ValueError, match=r"fail_fast.*collect.*isolate"):
         Commander(policy="fail_slow")
     with pytest.raises(ValueError, match="fail_slow"):

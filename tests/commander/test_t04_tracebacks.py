@@ -1,4 +1,4 @@
-"""T4: a failure that is awaited again and again is what it was when its node ended."""
+"""T4: repeated awaits do not change a failure."""
 
 import asyncio
 import traceback
@@ -37,7 +37,7 @@ async def awaited(node):
 
 
 async def test_a_failure_awaited_again_and_again_keeps_its_first_traceback():
-    """The user's own lines, and those of the last await: never those of the awaits before."""
+    """The traceback has the lines of the body and of the last await, not of earlier awaits."""
     async with asyncio.timeout(20), Commander() as commander:
         node = commander.call_handler(broken())
         first = lines(await awaited(node))
@@ -48,7 +48,7 @@ async def test_a_failure_awaited_again_and_again_keeps_its_first_traceback():
 
 
 async def test_many_who_await_a_failure_at_once_see_one_traceback_each():
-    """Nodes, tasks and `gather`; those that let it escape fail with their own lines on it."""
+    """Nodes, tasks and `gather` are awaiters. A node that fails with it adds its own lines."""
 
     @handler
     async def outer(node, of):
@@ -68,7 +68,7 @@ async def test_many_who_await_a_failure_at_once_see_one_traceback_each():
 
 
 async def test_a_failure_that_comes_up_a_chain_shows_each_level_once():
-    """However often the levels are awaited after their end, in whatever order."""
+    """Repeated awaits of the levels in any order add no lines."""
 
     @handler
     async def level(node, depth, nodes):
@@ -86,7 +86,7 @@ async def test_a_failure_that_comes_up_a_chain_shows_each_level_once():
 
 
 async def test_a_group_and_a_failure_with_a_cause_do_not_grow_either():
-    """What they hold is not touched; a failure that was never raised has no lines of its own."""
+    """Members and causes are not changed. Unraised failures get no lines."""
     async with asyncio.timeout(20), Commander() as commander:
 
         @handler
@@ -111,7 +111,7 @@ async def test_a_group_and_a_failure_with_a_cause_do_not_grow_either():
 
 
 class Stubborn(Exception):
-    """Lets nobody read or set its traceback."""
+    """An exception that refuses access to its traceback."""
 
     def __getattribute__(self, name):
         if name in ("__traceback__", "with_traceback"):
@@ -125,7 +125,7 @@ class Slotted(Exception):
 
 @pytest.mark.parametrize("kind", [Stubborn, Slotted, asyncio.TimeoutError, StopAsyncIteration])
 async def test_an_odd_exception_is_raised_as_it_is(kind):
-    """Whatever its class makes of tracebacks."""
+    """Awaiting raises the same object, whatever its class does with tracebacks."""
     error = kind()
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(fail(error))
@@ -137,7 +137,7 @@ async def test_an_odd_exception_is_raised_as_it_is(kind):
 
 @given(st.lists(st.sampled_from(["await", "drop", "gather", "shield", "wait_for"]), max_size=30))
 def test_no_way_of_awaiting_lets_a_traceback_grow(ways):
-    """Any sequence of them: the next await sees what the first one saw."""
+    """After any sequence of awaits, the next one sees the traceback of the first."""
 
     async def main():
         async with Commander() as commander:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("T5")
 
 @pytest.mark.parametrize("error", [ValueError("left"), KeyboardInterrupt(), SystemExit(3)])
 async def test_an_exception_that_leaves_the_block_cancels_waits_and_goes_on_unwrapped(error):
-    """The very same object, after the tree's last clean-up."""
+    """The block raises the same object after the tree's last clean-up."""
     ended, running = [], asyncio.Event()
 
     @handler
@@ -39,7 +39,7 @@ async def test_an_exception_that_leaves_the_block_cancels_waits_and_goes_on_unwr
 
 
 async def test_a_cancelled_block_cancels_waits_and_raises_cancelled_error():
-    """In its body as in its join; the task counts as cancelled once."""
+    """This holds in the body and in the join. The task counts as cancelled once."""
     ended = []
 
     async def block(in_body, running):
@@ -61,7 +61,7 @@ async def test_a_cancelled_block_cancels_waits_and_raises_cancelled_error():
 
 
 async def test_further_cancels_do_not_abandon_the_wait():
-    """A block that is cancelled again and again still waits for its tree."""
+    """A block that is cancelled repeatedly still waits for its tree."""
     careful = SlowCleanup()
 
     @handler
@@ -90,7 +90,7 @@ async def test_further_cancels_do_not_abandon_the_wait():
 
 
 async def test_a_timeout_around_a_block_raises_timeout_error():
-    """`asyncio.timeout` takes back the cancellation that it made."""
+    """`asyncio.timeout` takes back its own cancellation."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01), Commander() as commander:
             commander.call_handler(hang())
@@ -99,7 +99,7 @@ async def test_a_timeout_around_a_block_raises_timeout_error():
 
 @pytest.mark.parametrize("awaits", [True, False])
 async def test_a_cancelled_commander_ends_its_block_with_node_cancelled(awaits):
-    """It is a node: `commander.cancel` ends the body too, whether or not that awaits again."""
+    """`commander.cancel` ends the block's body too, whether or not it awaits again."""
     async with asyncio.timeout(5):
         with pytest.raises(NodeCancelled, match="the whole of it"):
             async with Commander() as commander:
@@ -114,7 +114,7 @@ async def test_a_cancelled_commander_ends_its_block_with_node_cancelled(awaits):
 @pytest.mark.parametrize("ends", ["fail_fast", "cancel", "both"])
 @pytest.mark.parametrize("awaits", [True, False])
 async def test_a_block_in_a_cancelled_tasks_clean_up_ends_as_any_other(ends, awaits):
-    """Its own failure is raised, not the cancellation of its task, which goes on afterwards."""
+    """The block raises its own failure. The task's cancellation continues afterwards."""
     caught = []
 
     async def clean_up():
@@ -157,7 +157,7 @@ async def test_a_block_in_a_cancelled_tasks_clean_up_ends_as_any_other(ends, awa
 
 
 async def test_a_cancel_that_comes_besides_the_trees_own_is_not_lost():
-    """In a clean-up too: whoever cancels the task again is obeyed, when the tree has ended."""
+    """A second cancel of the task takes effect after the tree has ended, also in a clean-up."""
 
     async def block():
         try:

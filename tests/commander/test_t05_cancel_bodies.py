@@ -1,4 +1,4 @@
-"""T5: what a body sees that is cancelled, and what it may do then."""
+"""T5: the cancellation that a body sees, and the awaits that it may still make."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("T5")
 
 
 async def test_a_body_being_cancelled_sees_cancelled_error_alone():
-    """Whatever it awaits: a cancelled child, several, or one that raises in its own clean-up."""
+    """The body may await one cancelled child, several, or one whose clean-up raises."""
     seen = []
 
     @handler
@@ -54,7 +54,7 @@ async def test_a_body_being_cancelled_sees_cancelled_error_alone():
 
 
 async def test_a_clean_up_that_awaits_a_cancelled_child_sees_cancelled_error():
-    """Not the NodeCancelled that anybody else would get."""
+    """Other awaiters would receive NodeCancelled."""
     seen = []
 
     @handler
@@ -79,7 +79,7 @@ async def test_a_clean_up_that_awaits_a_cancelled_child_sees_cancelled_error():
 
 @pytest.mark.parametrize("then", ["returns", "raises", "returns a node"])
 async def test_the_node_ends_cancelled_whatever_its_body_then_does(then, caplog):
-    """It swallows the cancellation and returns, or raises something else."""
+    """The body may swallow the cancellation and return, or raise another error."""
 
     @handler
     async def stubborn(node, running):
@@ -100,7 +100,7 @@ async def test_the_node_ends_cancelled_whatever_its_body_then_does(then, caplog)
 
 
 async def test_a_clean_up_may_await_as_long_as_it_needs():
-    """One cancel is one CancelledError; a second cancel does not disturb the clean-up."""
+    """One cancel raises one CancelledError. A second does not interrupt the clean-up."""
     careful = SlowCleanup()
 
     @handler
@@ -119,7 +119,7 @@ async def test_a_clean_up_may_await_as_long_as_it_needs():
 
 
 async def test_a_node_may_cancel_itself():
-    """The next await of its body raises; without one it is cancelled all the same."""
+    """The next await of its body raises. A body without further awaits ends cancelled too."""
 
     @handler
     async def at_once(node):
@@ -139,7 +139,7 @@ async def test_a_node_may_cancel_itself():
 
 
 async def test_a_body_that_raises_cancelled_error_by_itself_is_cancelled():
-    """Or whose task is cancelled by somebody who knows nothing of nodes."""
+    """A cancel of the body's task by unrelated code has the same effect."""
     tasks = []
 
     @handler
@@ -161,7 +161,7 @@ async def test_a_body_that_raises_cancelled_error_by_itself_is_cancelled():
 
 
 def test_what_reads_after_the_children_reads_at_the_end():
-    """A cancelled body may leave its await before the child has cleaned up; `at_done` waits."""
+    """The body may stop awaiting before the child has cleaned up. `at_done` runs after it."""
 
     async def main():
         left, found = [], []

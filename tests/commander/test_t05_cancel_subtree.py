@@ -1,4 +1,4 @@
-"""T5: cancelling a node cancels all below it, and children end first."""
+"""T5: cancelling a node cancels its whole subtree, and children end first."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract("T5")
 
 @handler
 async def tree(node, depth, width, leaves):
-    """A tree whose every body waits; `leaves` counts down as its leaves start."""
+    """Return a tree of waiting bodies. `leaves` counts down as its leaves start."""
     for _ in range(width if depth else 0):
         node.call_handler(tree(depth - 1, width, leaves))
     if not depth:
@@ -26,7 +26,7 @@ async def tree(node, depth, width, leaves):
 
 
 class Latch:
-    """Open once it has been counted down."""
+    """An event that is set after a count of calls."""
 
     def __init__(self, count):
         self.count = count
@@ -43,7 +43,7 @@ def everything_below(node):
 
 
 async def test_cancel_marks_and_ends_the_whole_subtree():
-    """Every node below ends cancelled, and nothing beside it does."""
+    """Every descendant ends cancelled, and no other node does."""
     async with asyncio.timeout(5), Commander() as commander:
         latch = Latch(2**4 + 1)
         other = commander.call_handler(tree(0, 0, latch))
@@ -61,7 +61,7 @@ async def test_cancel_marks_and_ends_the_whole_subtree():
 
 
 async def test_children_end_before_their_parents():
-    """Each at_terminate of a child comes before its parent's, at any depth."""
+    """A child's at_terminate runs before its parent's, at any depth."""
     ended = []
     async with asyncio.timeout(5), Commander() as commander:
         latch = Latch(3**3)
@@ -78,7 +78,7 @@ async def test_children_end_before_their_parents():
 
 
 async def test_bodies_are_told_deepest_first():
-    """The CancelledError reaches the leaf's body first, then its parent's, the root's last."""
+    """The CancelledError is raised in the leaf first and in the root last."""
     told, running = [], asyncio.Event()
 
     @handler
@@ -100,7 +100,7 @@ async def test_bodies_are_told_deepest_first():
 
 
 async def test_a_joining_parent_waits_for_its_childrens_clean_up():
-    """A slow clean-up below keeps everything above it open."""
+    """A slow clean-up keeps every ancestor open."""
     child = SlowCleanup()
 
     @handler
@@ -123,7 +123,7 @@ async def test_a_joining_parent_waits_for_its_childrens_clean_up():
 
 
 async def test_children_added_meanwhile_are_cancelled_before_their_body_runs():
-    """By the body's own clean-up or from outside, jobs and handlers, awaited or not."""
+    """The body's clean-up or outside code adds jobs and handlers, awaited or not."""
     ran, added, awaited = [], [], []
 
     @handler
@@ -161,7 +161,7 @@ async def test_children_added_meanwhile_are_cancelled_before_their_body_runs():
 
 
 async def test_a_pending_node_runs_at_terminate_without_at_start():
-    """In its first turn, in the queue behind a limit, and between two attempts."""
+    """The node is in its first turn, in the queue of a limit, or between two attempts."""
     seen = []
 
     class Idle(Job[None]):
@@ -195,7 +195,7 @@ async def test_a_pending_node_runs_at_terminate_without_at_start():
 
 
 async def test_cancelling_a_done_or_unstarted_node_does_nothing():
-    """The result stays; the unstarted one is cancelled once it enters a tree."""
+    """The done node keeps its result. The unstarted one is cancelled when it enters a tree."""
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(give(1))
         assert await node == 1
@@ -204,7 +204,7 @@ async def test_cancelling_a_done_or_unstarted_node_does_nothing():
 
 
 async def test_a_node_cancelled_before_it_was_put_never_runs():
-    """The mark is kept."""
+    """The unstarted node stores the cancel."""
     ran = []
 
     @handler
@@ -220,7 +220,7 @@ async def test_a_node_cancelled_before_it_was_put_never_runs():
 
 
 async def test_cancelling_a_node_in_its_final_callbacks_ends_it():
-    """An async callback that waits is cancelled; the node does not hang."""
+    """A waiting async callback is cancelled, so the node does not hang."""
     entered = asyncio.Event()
 
     async def stuck(node):
@@ -236,7 +236,7 @@ async def test_cancelling_a_node_in_its_final_callbacks_ends_it():
 
 
 async def test_cancelling_from_a_childs_callback_reaches_the_parent():
-    """While the tree is walking up: the parent ends cancelled, once."""
+    """The parent ends cancelled once, although the tree is reporting the child's end."""
     seen = []
 
     @handler
@@ -257,13 +257,13 @@ async def test_cancelling_from_a_childs_callback_reaches_the_parent():
 
 @handler
 async def fan(node, count):
-    """Await so many children that hang, all at once."""
+    """Await `count` hanging children at once."""
     await asyncio.gather(*(node.call_handler(hang(), timeout=3600) for _ in range(count)))
 
 
 @handler
 async def branch(node, depth):
-    """Await two nodes like this one, down to so many levels."""
+    """Await a binary tree of nodes like this one with `depth` levels below it."""
     await asyncio.gather(*(branch(depth - 1) for _ in range(2 if depth else 0)), hang())
 
 
@@ -289,7 +289,7 @@ def records_below(record):
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("make", [lambda: fan(4_000), lambda: branch(10), lambda: queue(4_000)])
 async def test_a_cancel_of_many_nodes_is_spread_over_the_turns_of_the_loop(make, starts):
-    """Each turn marks, cancels and ends so many at most, whether they run or have not started."""
+    """A turn marks, cancels and ends a bounded number of nodes, started or unstarted."""
     async with asyncio.timeout(60), Commander(max_concurrency=3, slow_after=None) as commander:
         top = make()
         commander.call_handler(top, claim=True)
@@ -316,7 +316,7 @@ async def test_a_cancel_of_many_nodes_is_spread_over_the_turns_of_the_loop(make,
 @pytest.mark.parametrize(("depth", "width"), [(5, 4), (1, 5 * NODES_PER_TURN)])
 @pytest.mark.parametrize("how", ["gather", "one by one"])
 async def test_of_many_nodes_each_body_is_cancelled_once_and_sees_no_other_end(depth, width, how):
-    """Those whose children have ended turns before them too; none starts any more, none is left."""
+    """Bodies whose children end turns earlier are included. No new node starts, none is left."""
     seen = []
 
     @handler
@@ -346,7 +346,7 @@ async def test_of_many_nodes_each_body_is_cancelled_once_and_sees_no_other_end(d
 
 
 async def test_the_rest_of_a_tree_goes_on_while_many_nodes_are_cancelled():
-    """What is put elsewhere meanwhile starts when all are marked, in its order."""
+    """Jobs under other parents start in order after the cancel has marked its nodes."""
     order = []
 
     class Note(Job[None]):
@@ -366,7 +366,7 @@ async def test_the_rest_of_a_tree_goes_on_while_many_nodes_are_cancelled():
 
 
 async def test_a_commander_s_cancel_of_many_nodes_ends_its_block():
-    """The task of the block is cancelled as otherwise; another cancel meanwhile changes nothing."""
+    """The block's task is cancelled as usual. A second cancel changes nothing."""
     with pytest.raises(NodeCancelled, match="enough"):
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             top = commander.call_handler(fan(5 * NODES_PER_TURN))

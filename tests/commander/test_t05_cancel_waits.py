@@ -1,4 +1,4 @@
-"""T5: whoever awaits a cancelled node, and waits and runs that are cancelled."""
+"""T5: awaiters of a cancelled node, and waits and runs that are cancelled."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract("T5")
 
 
 async def test_whoever_awaits_a_cancelled_node_gets_node_cancelled():
-    """An `Exception` with path and reason; now and after the end."""
+    """It is an `Exception` with path and reason, during and after the node's end."""
     async with asyncio.timeout(5), Commander() as commander:
         running = asyncio.Event()
         node = commander.call_handler(hang(running))
@@ -51,7 +51,7 @@ async def test_a_parent_that_lets_node_cancelled_escape_has_failed():
 
 
 async def test_a_cancelled_child_that_nobody_awaits_does_not_fail_its_parent(caplog):
-    """Under any policy; and nothing is logged."""
+    """This holds under any policy, and the cancellation is not logged."""
 
     @handler
     async def parent(node):
@@ -65,7 +65,7 @@ async def test_a_cancelled_child_that_nobody_awaits_does_not_fail_its_parent(cap
 
 
 async def test_cancelling_an_await_never_cancels_the_node():
-    """By task.cancel, by wait_for, by asyncio.timeout, by gather: it runs on to its end."""
+    """After task.cancel, wait_for, asyncio.timeout or gather the node runs to its end."""
     release = asyncio.Event()
 
     @handler
@@ -100,7 +100,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
 
 
 async def test_cancelling_run_cancels_its_job_waits_for_it_and_raises_again():
-    """Other nodes are left alone."""
+    """Other nodes are not cancelled."""
     careful = SlowCleanup()
 
     class Hangs(Job[None]):

@@ -18,7 +18,7 @@ SHORT = 0.02
 
 
 class Flaky(Job[str]):
-    """Fails with each of `errors` in turn, then succeeds."""
+    """A job that fails with each of `errors` in turn, then succeeds."""
 
     errors: list[BaseException]
 
@@ -32,7 +32,7 @@ class Flaky(Job[str]):
 
 
 async def test_a_timeout_fails_the_node_with_the_builtin_timeout_error():
-    """at_exception runs, not at_terminate; the awaiter gets the error with the node's path."""
+    """at_exception runs, not at_terminate. The awaiter's error carries the node's path."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         node = hang().at_exception(lambda each: seen.append(type(each.error)))
@@ -46,7 +46,7 @@ async def test_a_timeout_fails_the_node_with_the_builtin_timeout_error():
 
 
 async def test_a_timeout_counts_for_the_whole_subtree():
-    """The body has long returned; the child that hangs is cancelled and ends first."""
+    """The body has returned. The hanging child is cancelled and ends first."""
     ended = []
 
     @handler
@@ -63,7 +63,7 @@ async def test_a_timeout_counts_for_the_whole_subtree():
 @virtual_time
 @pytest.mark.parametrize("policy", ["collect", "isolate"])
 async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
-    """The body's failure is its `__cause__`; the next attempt has all of its time."""
+    """The body's failure is the `__cause__`. The next attempt has the full timeout."""
     began, failures = [], []
 
     @handler
@@ -84,7 +84,7 @@ async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
 
 @virtual_time
 async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children():
-    """Under `fail_fast` the node already ends by it, however long the clean-up takes."""
+    """Under `fail_fast` the node fails with the body's error, however long the clean-up takes."""
 
     @handler
     async def careful(node):
@@ -106,7 +106,7 @@ async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children()
 
 @virtual_time
 async def test_a_timeout_does_not_cut_final_callbacks_short():
-    """It is over with the last attempt; that of a node above cancels them, as it does a body."""
+    """The timeout ends with the last attempt. An ancestor's timeout cancels callbacks."""
     seen = []
 
     async def slow(node):
@@ -132,7 +132,7 @@ async def test_a_timeout_does_not_cut_final_callbacks_short():
 
 @virtual_time
 async def test_a_timeout_waits_for_the_clean_up():
-    """The node is not done before its body is."""
+    """The node ends after its body."""
     cleaned = []
 
     @handler
@@ -150,7 +150,7 @@ async def test_a_timeout_waits_for_the_clean_up():
 
 
 async def test_a_body_that_swallows_its_timeout_fails_all_the_same():
-    """It has had its time."""
+    """The node's time is used up."""
 
     @handler
     async def stubborn(node):
@@ -185,7 +185,7 @@ async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
 
 @virtual_time
 async def test_a_node_that_is_done_in_time_knows_no_timeout():
-    """The timer goes with it."""
+    """The timer is removed with the node."""
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(give(1), timeout=SHORT)
         assert await node == 1
@@ -194,7 +194,7 @@ async def test_a_node_that_is_done_in_time_knows_no_timeout():
 
 
 async def test_a_childs_timeout_leaves_its_parent_be():
-    """The parent catches the error as any other."""
+    """The parent can catch the error like any other."""
 
     @handler
     async def parent(node):
@@ -208,14 +208,14 @@ async def test_a_childs_timeout_leaves_its_parent_be():
 
 
 async def test_a_timeout_can_be_recovered_from():
-    """It is a failure like others."""
+    """A timeout is a failure like others."""
     async with asyncio.timeout(5), Commander() as commander:
         node = hang().at_exception(lambda each: each.recover("plan b"))
         assert await commander.run(node, timeout=SHORT) == "plan b"
 
 
 async def test_a_timeout_is_for_each_attempt_and_can_be_retried():
-    """The first attempt hangs, the second has the whole time again."""
+    """The first attempt hangs. The second has the full timeout again."""
     tries = []
 
     class Slow(Job[int]):
@@ -234,7 +234,7 @@ async def test_a_timeout_is_for_each_attempt_and_can_be_retried():
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
 async def test_attempts_includes_the_first(attempts):
-    """With so many attempts, one failure fewer is survived."""
+    """With n attempts, the node survives n - 1 failures."""
     async with asyncio.timeout(5), Commander() as commander:
         enough = [ValueError(number) for number in range(attempts - 1)]
         assert await commander.run(Flaky(enough), retry=Retry(attempts=attempts)) == "made it"
@@ -245,7 +245,7 @@ async def test_attempts_includes_the_first(attempts):
 
 @pytest.mark.parametrize("on", [KeyError, (KeyError, OSError), lambda error: "again" in str(error)])
 async def test_on_says_what_is_tried_again(on):
-    """A type, several, or a predicate; anything else fails at once."""
+    """`on` takes a type, several types or a predicate. Other failures are final."""
     async with asyncio.timeout(5), Commander() as commander:
         job = Flaky([KeyError("again")])
         assert await commander.run(job, retry=Retry(on=on)) == "made it"
@@ -255,7 +255,7 @@ async def test_on_says_what_is_tried_again(on):
 
 
 async def test_a_retried_node_keeps_its_place_its_path_and_its_callbacks():
-    """The same id, the same parent, before and after; it runs ahead of jobs put meanwhile."""
+    """The id and the parent stay. The retry runs before jobs put during the pause."""
     paths, order = [], []
 
     class Paths(Job[None]):
@@ -280,7 +280,7 @@ async def test_a_retried_node_keeps_its_place_its_path_and_its_callbacks():
 
 
 async def test_an_attempt_starts_with_no_children_of_the_earlier_one_alive():
-    """Under fail_fast they are cancelled, under collect they finish: either way they are gone."""
+    """fail_fast cancels the earlier children, collect lets them finish."""
     alive = []
 
     @handler
@@ -310,7 +310,7 @@ async def test_an_attempt_starts_with_no_children_of_the_earlier_one_alive():
 
 
 async def test_at_start_runs_at_each_attempt_and_the_final_callbacks_once():
-    """After the last; at_exception only if that failed."""
+    """The final callbacks follow the last attempt, with at_exception only if that failed."""
     seen = []
 
     def watched(job):
@@ -328,7 +328,7 @@ async def test_at_start_runs_at_each_attempt_and_the_final_callbacks_once():
 
 
 async def test_a_childs_failure_is_a_reason_to_retry_its_parent():
-    """The whole subtree is tried again."""
+    """The whole subtree is retried."""
     tries = []
 
     @handler
@@ -342,7 +342,7 @@ async def test_a_childs_failure_is_a_reason_to_retry_its_parent():
 
 
 async def test_a_retried_node_is_pending_between_its_attempts_and_takes_no_part_of_the_first():
-    """Result and error of the failed attempt are gone."""
+    """The result and the error of the failed attempt are cleared."""
     seen = []
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -353,7 +353,7 @@ async def test_a_retried_node_is_pending_between_its_attempts_and_takes_no_part_
 
 
 async def test_a_node_cancelled_between_two_attempts_is_not_tried_again():
-    """It ends at once and does not wait for the backoff."""
+    """The node ends without waiting for the backoff."""
     seen, failed = [], asyncio.Event()
 
     class Bad(Job[None]):
@@ -375,7 +375,7 @@ async def test_a_node_cancelled_between_two_attempts_is_not_tried_again():
 
 
 async def test_a_cancelled_node_is_never_tried_again():
-    """Though what its clean-up raised would match."""
+    """The error that its clean-up raised would match `on`."""
     tries = []
 
     class Bad(Job[None]):
@@ -391,7 +391,7 @@ async def test_a_cancelled_node_is_never_tried_again():
 
 
 async def test_an_attempt_sees_the_context_of_the_put_and_not_of_the_attempt_before():
-    """Each attempt runs in a fresh copy."""
+    """Each attempt runs in a fresh copy of the context."""
     from contextvars import ContextVar
 
     variable, seen = ContextVar("variable", default="fresh"), []
@@ -409,7 +409,7 @@ async def test_an_attempt_sees_the_context_of_the_put_and_not_of_the_attempt_bef
 
 
 def test_backoff_grows_to_its_ceiling_and_stops_in_time():
-    """Without jitter: backoff * factor ** n, at most max_backoff, none beyond `within`."""
+    """Without jitter the pause is backoff * factor ** n, up to max_backoff and `within`."""
     retry = Retry(attempts=9, backoff=1, factor=3, max_backoff=10, jitter=0, within=30)
     starts, delays = [0.0], []
     while (delay := retry.next_delay(ValueError(), starts, starts[-1])) is not None:
@@ -419,7 +419,7 @@ def test_backoff_grows_to_its_ceiling_and_stops_in_time():
 
 
 def test_jitter_draws_between_its_share_and_the_whole():
-    """Full jitter reaches towards zero; a share of 0.5 stays above half."""
+    """Full jitter reaches towards zero. A share of 0.5 stays above half."""
     for jitter, least in ((1.0, 0.0), (0.5, 5.0)):
         retry = Retry(attempts=2, backoff=10, jitter=jitter)
         delays = [retry.next_delay(ValueError(), [0.0], 0.0) or 0.0 for _ in range(200)]
@@ -428,7 +428,7 @@ def test_jitter_draws_between_its_share_and_the_whole():
 
 
 def test_impossible_settings_are_refused():
-    """When they are made, not when they fail."""
+    """The constructor raises, not the first failure."""
     for settings in ({"attempts": 0}, {"jitter": 1.5}):
         with pytest.raises(ValueError):
             Retry(**settings)
@@ -438,7 +438,7 @@ def test_impossible_settings_are_refused():
 
 
 async def test_restart_keeps_a_node_alive_through_failures():
-    """As often as `max` within the window; then it fails."""
+    """The node restarts up to `max` times within the window, then fails."""
     async with asyncio.timeout(5), Commander() as commander:
         job = Flaky([ValueError()] * 3)
         assert await commander.run(job, retry=Restart(max=3)) == "made it"
@@ -447,7 +447,7 @@ async def test_restart_keeps_a_node_alive_through_failures():
 
 
 def test_restart_forgets_what_is_older_than_the_window():
-    """A node that fails now and then lives for ever, and its list of starts stays short."""
+    """With rare failures the node restarts without end, and its list of starts stays short."""
     restart, starts = Restart(max=2, within=60), [0.0]
     for hour in range(1, 1000):
         now = hour * 3600.0
@@ -460,7 +460,7 @@ def test_restart_forgets_what_is_older_than_the_window():
 
 
 async def test_at_retry_runs_between_a_failed_attempt_and_the_next():
-    """In the order added, before at_start, with the last attempt's error; not at the first."""
+    """It runs in the order added, before at_start, with the last error. Not at first."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         first, second = ValueError("a"), OSError("b")
@@ -482,7 +482,7 @@ async def test_at_retry_runs_between_a_failed_attempt_and_the_next():
 
 
 async def test_no_at_retry_runs_after_the_last_attempt_nor_for_a_cancelled_node():
-    """Only before an attempt that is made; one that nobody retries has none."""
+    """It runs only before a further attempt, so never without a retry."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         for retry in (None, Retry(attempts=1), Retry(on=OSError)):
@@ -499,7 +499,7 @@ async def test_no_at_retry_runs_after_the_last_attempt_nor_for_a_cancelled_node(
 
 
 async def test_an_at_retry_that_raises_fails_the_attempt():
-    """The body and at_start do not run, the other at_retry do; it counts as an attempt."""
+    """The attempt counts. The body and at_start do not run, the other at_retry callbacks do."""
     seen = []
 
     def refuse(_):
@@ -516,7 +516,7 @@ async def test_an_at_retry_that_raises_fails_the_attempt():
 
 
 async def test_a_callback_that_cancels_its_node_before_the_body_keeps_the_body_from_beginning():
-    """Whether it runs at a retry or at the start, plain or async."""
+    """This holds at a retry and at the start, for plain and async callbacks."""
     async with asyncio.timeout(5), Commander() as commander:
 
         async def give_up(node):
@@ -536,7 +536,7 @@ async def test_a_callback_that_cancels_its_node_before_the_body_keeps_the_body_f
 
 
 async def test_at_retry_sees_none_where_a_restart_follows_a_success():
-    """`Restart(always=True)` starts again what simply returned."""
+    """`Restart(always=True)` also restarts a successful body. `node.error` is then None."""
     seen = []
     async with asyncio.timeout(5), Commander() as commander:
         job = Flaky([ValueError()]).at_retry(lambda node: seen.append(repr(node.error)))

@@ -1,4 +1,4 @@
-"""T7: nothing is left of what has ended."""
+"""T7: no trace of an ended node stays in memory."""
 
 import asyncio
 import gc
@@ -39,7 +39,7 @@ async def one(commander, number):
 
 
 async def test_after_the_commander_closes_the_loops_tasks_are_what_they_were():
-    """Whatever was put, failed, cancelled, retried, timed out or left behind by a callback."""
+    """Nodes were put, failed, cancelled, retried, timed out, or put by a callback."""
     before = asyncio.all_tasks()
     async with asyncio.timeout(10):
         async with Commander(max_concurrency=3) as commander:
@@ -57,7 +57,7 @@ async def test_after_the_commander_closes_the_loops_tasks_are_what_they_were():
 
 @pytest.mark.parametrize("how", ["error", "cancel", "exit"])
 async def test_no_task_is_left_however_the_block_is_left(how):
-    """An exception, a cancellation, `exit`."""
+    """The block ends by an exception, a cancellation or `exit`."""
     before = asyncio.all_tasks()
 
     async def block():
@@ -79,7 +79,7 @@ async def test_no_task_is_left_however_the_block_is_left(how):
 
 
 async def test_finished_nodes_are_not_kept():
-    """Completed, failed, cancelled, awaited, with callbacks and with children: all are gone."""
+    """Completed, failed, cancelled and awaited nodes, with callbacks or children, are freed."""
     references = []
 
     @handler
@@ -109,7 +109,7 @@ async def test_finished_nodes_are_not_kept():
 
 
 async def test_a_finished_node_goes_at_once_without_the_garbage_collector():
-    """It is in no circle: memory is flat between two collections too."""
+    """The node is in no reference cycle, so memory stays flat between two collections."""
     gc.collect()
     gc.disable()
     try:
@@ -132,7 +132,7 @@ async def test_a_finished_node_goes_at_once_without_the_garbage_collector():
 
 
 async def test_no_error_that_is_over_keeps_a_finished_node():
-    """One that was cancelled, or tried again, goes at once without the garbage collector too."""
+    """A cancelled or retried node is freed at once, also without the garbage collector."""
 
     @handler
     async def fails_once(node):
@@ -161,7 +161,7 @@ async def test_no_error_that_is_over_keeps_a_finished_node():
 
 
 async def test_a_finished_node_does_not_keep_its_parent_alive_for_its_awaiter():
-    """A held node holds what is above it, never what is below."""
+    """A reference to a node keeps its ancestors alive, never its descendants."""
 
     @handler
     async def parent(node):
@@ -176,7 +176,7 @@ async def test_a_finished_node_does_not_keep_its_parent_alive_for_its_awaiter():
 
 
 async def test_many_jobs_take_no_more_memory_than_few():
-    """A commander holds after thousands of jobs what it held after the first thousand."""
+    """Memory after thousands of jobs is that after the first thousand."""
 
     async def traced(commander, count):
         for number in range(count):
@@ -196,13 +196,13 @@ async def test_many_jobs_take_no_more_memory_than_few():
 
 
 async def test_failures_that_nobody_awaits_are_not_kept(monkeypatch):
-    """They are logged, and their exceptions and nodes go."""
+    """The failures are logged, then their exceptions and nodes are freed."""
 
     class Mark(ValueError):
         pass
 
     references, logged = [], []
-    # In place of pytest's handlers, which keep what they get.
+    # Replaces pytest's handlers, which keep their records.
     monkeypatch.setattr(logging.getLogger("anabranch"), "handle", lambda _: logged.append(1))
     async with asyncio.timeout(5), Commander() as commander:
         for _ in range(3):
@@ -218,7 +218,7 @@ async def test_failures_that_nobody_awaits_are_not_kept(monkeypatch):
 
 
 def test_run_leaves_no_loop_and_no_task_behind():
-    """Not even a task that a body forgot: it is cancelled before the loop closes."""
+    """A task that a body left running is cancelled before the loop closes."""
     forgotten = []
 
     class Forgetful(Job[None]):
@@ -232,8 +232,8 @@ def test_run_leaves_no_loop_and_no_task_behind():
 
 
 async def test_a_node_with_a_timeout_is_free_once_it_has_ended():
-    """Not only when the timeout would have been due."""
-    # The loop forgets a cancelled timer at once where no other is due before it.
+    """The node does not stay until its timeout would have been due."""
+    # The loop drops a cancelled timer at once unless another is due before it.
     before = asyncio.get_running_loop().call_later(1800, print)
     async with Commander() as commander:
         gc.disable()
@@ -242,7 +242,7 @@ async def test_a_node_with_a_timeout_is_free_once_it_has_ended():
             await asyncio.sleep(0)
             node.cancel()
             await commander.drain()
-            await asyncio.sleep(0)  # the loop still had who waited for it
+            await asyncio.sleep(0)  # the loop still referred to the awaiter
             there = weakref.ref(node)
             del node
             assert there() is None

@@ -1,4 +1,4 @@
-"""T8: depth and width have no limit but memory."""
+"""T8: memory is the only limit of depth and width."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ LARGE = 100_000
 
 @handler
 async def link(node, depth):
-    """A chain whose parents only join."""
+    """Extend a chain whose parents only join."""
     if depth:
         node.call_handler(link(depth - 1))
     return depth
@@ -28,13 +28,13 @@ async def link(node, depth):
 
 @handler
 async def asking(node, depth):
-    """A chain whose parents await their child."""
+    """Extend a chain whose parents await their child."""
     return 1 + await asking(depth - 1) if depth else 0
 
 
 @handler
 async def handing_on(node, depth):
-    """A chain whose parents return their child."""
+    """Extend a chain whose parents return their child."""
     return handing_on(depth - 1) if depth else "the end"
 
 
@@ -54,7 +54,7 @@ async def failing(node, depth):
 
 @pytest.fixture(autouse=True)
 def no_collections():
-    """Full collections of a heap that only grows are most of the time otherwise."""
+    """Disable the collector: full collections of a growing heap would take most of the time."""
     gc.disable()
     yield
     gc.enable()
@@ -63,7 +63,7 @@ def no_collections():
 
 @pytest.fixture(autouse=True)
 def default_recursion_limit():
-    """The contract is for the default limit."""
+    """Set the default recursion limit, which the contract assumes."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1_000)
     yield
@@ -72,26 +72,26 @@ def default_recursion_limit():
 
 @pytest.mark.parametrize("kind", [link, asking], ids=["joining", "awaiting"])
 async def test_a_chain_100_000_deep_completes(kind):
-    """Whether parents join or await their child."""
+    """Parents join or await their child."""
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         assert await commander.run(kind(LARGE)) == LARGE
 
 
 @pytest.mark.parametrize("kind", [handing_on, Link], ids=["returning", "jobs"])
 async def test_a_deep_chain_of_any_kind_completes(kind):
-    """Parents that return their child, and jobs."""
+    """Parents return their child, or the chain consists of jobs."""
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         assert await commander.run(kind(20_000)) in ("the end", 20_000)
 
 
 async def test_a_chain_of_jobs_completes_at_a_limit_of_one():
-    """Each waits for the next one and lends it its place."""
+    """Each job waits for the next one and lends it its slot."""
     async with asyncio.timeout(60), Commander(max_concurrency=1, slow_after=None) as commander:
         assert await commander.run(Link(20_000)) == 20_000
 
 
 async def test_a_failure_climbs_100_000_nodes():
-    """From the bottom of a chain whose parents join, to the one who awaits its top."""
+    """The failure passes joining parents from the bottom to the awaiter of the top."""
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         with pytest.raises(ValueError, match="at the bottom") as caught:
             await commander.run(failing(LARGE))
@@ -99,7 +99,7 @@ async def test_a_failure_climbs_100_000_nodes():
 
 
 async def test_a_cancel_reaches_100_000_nodes_in_a_chain():
-    """Each ends cancelled."""
+    """Each node ends cancelled."""
     release, running, ended = asyncio.Event(), asyncio.Event(), []
 
     @handler
@@ -117,7 +117,7 @@ async def test_a_cancel_reaches_100_000_nodes_in_a_chain():
 
 
 async def test_async_callbacks_climb_a_deep_chain():
-    """Each goes on in a task of its own, none on the stack of another."""
+    """Each callback runs in a separate task, so the stack does not grow."""
     ended = []
 
     async def callback(node):
@@ -142,7 +142,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_a_node_with_100_000_children_completes_in_whatever_order(order):
-    """The parent is done after the last; benchmarks/tree.py compares what the orders cost."""
+    """The parent ends after the last child. benchmarks/tree.py compares the orders."""
 
     @handler
     async def parent(node, events):
@@ -161,7 +161,7 @@ async def test_a_node_with_100_000_children_completes_in_whatever_order(order):
 
 
 async def test_drain_of_many_children_is_not_quadratic():
-    """One turn for each child, in order: each end is looked at once."""
+    """Children end one per turn. drain examines each end once."""
     release = [asyncio.Event() for _ in range(20_000)]
 
     @handler
@@ -200,7 +200,7 @@ async def test_a_failing_child_among_many_brings_all_down():
 
 
 async def test_a_path_names_each_node_and_its_number():
-    """From the commander down: class or function name, then the number of entry."""
+    """The path starts at the commander. Each segment has a class or function name and a number."""
     paths = []
 
     class Shout(Job[None]):
@@ -219,7 +219,7 @@ async def test_a_path_names_each_node_and_its_number():
 
 @pytest.mark.parametrize("depth", [29, 30, 31, 32, 500])
 async def test_the_middle_of_a_long_path_is_left_out(depth):
-    """Up to 32 segments it is whole; beyond, it keeps 16 of each end and says how many it left."""
+    """Beyond 32 segments, the path shows 16 at each end and the number left out."""
     paths = []
 
     @handler
@@ -242,7 +242,7 @@ async def test_the_middle_of_a_long_path_is_left_out(depth):
 
 
 async def test_a_path_can_be_asked_for_before_and_after():
-    """Outside a tree it is the name alone; after the end it is what it was."""
+    """Outside a tree the path is the name alone. After the end it stays the same."""
     node = link(0)
     assert node.path == "link"
     async with asyncio.timeout(5), Commander() as commander:

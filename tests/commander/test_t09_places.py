@@ -1,4 +1,4 @@
-"""T9: the order in which jobs start, and their limit."""
+"""T9: the start order of jobs, and the limit on running jobs."""
 
 import asyncio
 from contextlib import suppress
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.contract("T9")
 
 
 class Note(Job[str]):
-    """Notes that it started, and how many run at the time."""
+    """A job that records that it started."""
 
     name: object
     log: list[object]
@@ -28,7 +28,7 @@ class Note(Job[str]):
 
 
 class Hold(Job[None]):
-    """Has a place until it is told to go."""
+    """A job that occupies a slot until it is released."""
 
     release: asyncio.Event
 
@@ -37,7 +37,7 @@ class Hold(Job[None]):
 
 
 class Busy(Job[None]):
-    """Counts how many of its kind run at once, over a few turns of the loop."""
+    """A job that counts how many of its kind run at once, over a few turns of the loop."""
 
     running: list[int]
 
@@ -50,7 +50,7 @@ class Busy(Job[None]):
 
 @pytest.mark.parametrize("limit", [None, 1, 3])
 async def test_jobs_start_in_the_order_in_which_they_were_put(limit):
-    """Whoever puts them, below whatever parent."""
+    """Neither the putter nor the parent matters."""
     log = []
 
     class Parent(Job[None]):
@@ -69,7 +69,7 @@ async def test_jobs_start_in_the_order_in_which_they_were_put(limit):
 
 @pytest.mark.parametrize("limit", [None, 1, 3])
 async def test_jobs_of_higher_priority_start_first(limit):
-    """The default is 0; equals keep their order; negative ones come last."""
+    """The default is 0. Equals keep their order, and negative ones come last."""
     log = []
     async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
         put = (("low", -1), ("a", 0), ("high", 5), ("b", 0), ("higher", 7), ("low 2", -1), ("c", 0))
@@ -80,7 +80,7 @@ async def test_jobs_of_higher_priority_start_first(limit):
 
 @pytest.mark.parametrize("limit", [None, 1, 3])
 async def test_equals_keep_their_order_if_one_of_them_calls_others_back(limit):
-    """Without a limit, one that is put in the same turn calls those of lower priority back."""
+    """Without a limit, a job put in the same turn postpones those of lower priority."""
     log = []
     async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
         for name, priority in (("a", 1), ("low", 0), ("b", 1)):
@@ -90,7 +90,7 @@ async def test_equals_keep_their_order_if_one_of_them_calls_others_back(limit):
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
 async def test_no_more_jobs_run_at_once_than_the_limit_allows(limit):
-    """And no fewer either while there are enough of them."""
+    """The limit is also reached while enough jobs wait."""
     running = [0]
     async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
         for _ in range(30):
@@ -109,13 +109,13 @@ async def test_there_is_no_limit_by_default():
 
 @pytest.mark.parametrize("limit", [0, -1])
 async def test_a_limit_below_one_is_refused(limit):
-    """Nothing could ever run."""
+    """No job could ever run."""
     with pytest.raises(ValueError, match="max_concurrency"):
         Commander(max_concurrency=limit)
 
 
 async def test_only_jobs_count_handlers_do_not():
-    """With the one place taken, handlers run, and jobs wait."""
+    """Handlers run while the only slot is taken. Jobs wait."""
     release, log = asyncio.Event(), []
 
     @handler
@@ -135,7 +135,7 @@ async def test_only_jobs_count_handlers_do_not():
 
 
 async def test_a_job_whose_body_is_over_counts_no_more():
-    """It joins its children, and the next one starts."""
+    """A joining job frees its slot for the next one."""
     release, log = asyncio.Event(), []
 
     class Parent(Job[None]):
@@ -152,7 +152,7 @@ async def test_a_job_whose_body_is_over_counts_no_more():
 
 @pytest.mark.parametrize("how", ["await", "run", "return", "gather", "timeout", "task"])
 async def test_a_job_that_waits_for_a_node_gives_its_place_to_others(how):
-    """In whatever way it waits; at a limit of one its child could not run otherwise."""
+    """Every kind of wait lends the slot. At a limit of one its child could not run otherwise."""
     log = []
 
     class Parent(Job[None]):
@@ -185,7 +185,7 @@ async def test_a_job_that_waits_for_a_node_gives_its_place_to_others(how):
 
 
 async def test_a_job_takes_its_place_again_before_new_starts():
-    """Those put behind its child are still queued when that ends: it goes on before them."""
+    """The job continues before queued jobs that were put after its child."""
     log = []
 
     class Parent(Job[None]):
@@ -202,7 +202,7 @@ async def test_a_job_takes_its_place_again_before_new_starts():
 
 
 async def test_the_limit_holds_while_jobs_come_back_from_their_waits():
-    """Never more bodies go on than there are places."""
+    """The number of running bodies never exceeds the number of slots."""
     running, most = [0], [0]
 
     async def step():
@@ -229,7 +229,7 @@ async def test_the_limit_holds_while_jobs_come_back_from_their_waits():
 
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_a_limit_never_deadlocks_a_nested_tree(limit):
-    """Jobs that put, await, run and return jobs, several levels deep."""
+    """Jobs put, await, run and return jobs, several levels deep."""
     count = [0]
 
     class Nested(Job[int]):
@@ -268,7 +268,7 @@ async def test_a_handler_between_two_jobs_does_not_hold_the_place():
 
 
 async def test_jobs_that_wait_for_a_sibling_do_not_deadlock():
-    """Each waits for the one put after it."""
+    """Each job waits for the one put after it."""
 
     class Waits(Job[int]):
         index: int
@@ -311,7 +311,7 @@ async def test_a_place_comes_back_however_its_job_ends(ending):
 
 @pytest.mark.parametrize("moment", ["waiting", "coming back", "both"])
 async def test_the_number_of_places_survives_cancelled_waits(moment):
-    """Whether the job is cancelled in its wait, or while it waits for its place: none is lost."""
+    """A job cancelled in its wait, or while it waits for its slot, loses no slot."""
 
     class Waiter(Job[None]):
         node: object
@@ -347,7 +347,7 @@ async def test_the_number_of_places_survives_cancelled_waits(moment):
 
 
 async def test_a_job_cancelled_in_the_queue_takes_no_place():
-    """The one behind it starts."""
+    """The job behind it starts."""
     release, log = asyncio.Event(), []
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
@@ -360,7 +360,7 @@ async def test_a_job_cancelled_in_the_queue_takes_no_place():
 
 
 async def test_a_cancelled_job_cleans_up_without_waiting_for_a_place():
-    """All places are taken by jobs that wait for nothing but its end."""
+    """All slots belong to jobs that wait only for the end of the cancelled one."""
     cleaned, release = [], asyncio.Event()
 
     class Careful(Job[None]):
@@ -385,7 +385,7 @@ async def test_a_cancelled_job_cleans_up_without_waiting_for_a_place():
 
 
 async def test_a_job_that_is_tried_again_needs_a_place_again():
-    """In its pause the place is free for others."""
+    """During the pause its slot is free for others."""
     log = []
 
     class Flaky(Job[None]):
@@ -403,7 +403,7 @@ async def test_a_job_that_is_tried_again_needs_a_place_again():
 
 @virtual_time
 async def test_a_job_that_is_tried_again_keeps_its_place_in_the_queue():
-    """Behind those of higher priority, and before those that were put after it."""
+    """It stays behind jobs of higher priority, and before jobs that were put later."""
     log, release = [], asyncio.Event()
 
     class Flaky(Job[None]):
@@ -427,7 +427,7 @@ async def test_a_job_that_is_tried_again_keeps_its_place_in_the_queue():
 
 
 async def test_a_job_in_the_queue_fails_at_once_with_a_child_of_its_own():
-    """It ends without its body, for which it would need a place."""
+    """The job ends without its body, so it needs no slot."""
     release = asyncio.Event()
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
@@ -442,7 +442,7 @@ async def test_a_job_in_the_queue_fails_at_once_with_a_child_of_its_own():
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_number_of_places_survives_whatever_ends_a_wait(limit):
-    """Timeouts, scopes, failures, attempts, cancels at any moment; then as many run as before."""
+    """After timeouts, scopes, failures, retries and cancels, as many jobs run as before."""
 
     class Restless(Job[None]):
         async def task(self):

@@ -1,4 +1,4 @@
-"""T9 and F5: which waits are recognized as waits for the tree, and that no others are."""
+"""T9 and F5: which waits are recognized as waits for the tree, and which are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def by_gather_of_anyio(job: Job[Any]) -> None:
 
 
 async def by_a_start_that_is_cancelled(job: Job[Any]) -> None:
-    """The task that it waits for needs a job to clean up."""
+    """Await a cancelled start. Its task needs a job to clean up."""
 
     async def begin(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
@@ -96,13 +96,13 @@ MORE = [
 
 @pytest.mark.parametrize("way", MORE)
 def test_every_recognized_wait_lends_the_slot_at_once(way: Way) -> None:
-    """Without a pause in which nothing moves."""
+    """The slot is lent without an idle period first."""
     for seed in range(3):
         assert run_seeded(lambda: one_place(way), seed) < 0.1
 
 
 async def test_the_end_of_a_task_group_is_recognized_in_newer_patch_releases() -> None:
-    """From Python 3.12.8 and 3.13.1 on a method of another name waits."""
+    """Python 3.12.8 and 3.13.1 renamed the method that waits."""
     code = "class TaskGroup:\n    async def _aexit(self):\n        await self.over"
     names: dict[str, Any] = {"__name__": "asyncio.taskgroups"}
     exec(code, names)
@@ -194,7 +194,7 @@ AWAITED: dict[str, Callable[[list[Job[Any]]], Awaitable[object]]] = {
 
 
 async def within(limit: int, ways: list[Way], awaited: str, chance: random.Random) -> None:
-    """Run jobs that wait in these ways while the main task awaits them; count those that do."""
+    """Run jobs that wait in these ways while the main task awaits them. Check the limit."""
     running, most = 0, 0
 
     async def works(job: Job[Any], way: Way) -> None:
@@ -229,7 +229,7 @@ else:
 def test_a_job_that_waits_for_something_else_keeps_its_slot(
     way: Way, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Also if the program's main task awaits it, which anyio's thread function knows."""
+    """The slot stays even if the program's main task awaits the job, which anyio threads note."""
     with asyncio.Runner(loop_factory=make_loop) as runner:
         for awaited in AWAITED:
             runner.run(within(1, [way] * 4, awaited, random.Random(0)))
@@ -239,7 +239,7 @@ def test_a_job_that_waits_for_something_else_keeps_its_slot(
 def test_no_mixture_of_such_jobs_passes_the_limit(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Whatever they wait for, and however they are awaited."""
+    """This holds for any mixture of waits and of ways to await the jobs."""
     chance = random.Random(SEED)
     with asyncio.Runner(loop_factory=make_loop) as runner:
         for _ in range(15):
@@ -249,7 +249,7 @@ def test_no_mixture_of_such_jobs_passes_the_limit(
 
 
 async def stand_at(coroutine: Any) -> bool:
-    """Say whether a task that stands there is taken to wait for code of this process."""
+    """Return whether the coroutine's wait counts as a wait for code of this process."""
     task = asyncio.ensure_future(coroutine)
     await settle_loop()
     ends = _task_waits.reach(task.get_coro(), _task_waits.awaited(task))[2]
@@ -261,7 +261,7 @@ async def stand_at(coroutine: Any) -> bool:
 
 
 async def test_locks_and_events_are_brought_by_this_process_and_sockets_are_not() -> None:
-    """A slot is lent after a while at the former alone; anyio's sockets wait for events, too."""
+    """Idle waits for locks and events lend the slot. Waits for sockets do not, also in anyio."""
     lock, semaphore = anyio.Lock(), anyio.Semaphore(0)
     limiter, condition = anyio.CapacityLimiter(1), anyio.Condition()
     lock.acquire_nowait()
@@ -291,11 +291,11 @@ async def test_locks_and_events_are_brought_by_this_process_and_sockets_are_not(
             await each.wait_closed()
 
 
-# --- what the search tells others
+# --- other uses of the search
 
 
 async def test_explain_reports_no_deadlock_for_work_in_a_thread_of_a_job_that_main_awaits() -> None:
-    """It names the thread's node, and for the job the line that awaits it."""
+    """`explain` names the thread's node and the line that awaits the job."""
     go_on, begun = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -324,7 +324,7 @@ async def test_explain_reports_no_deadlock_for_work_in_a_thread_of_a_job_that_ma
 
 
 async def test_explain_shows_the_line_that_awaits_a_thread_of_anyio() -> None:
-    """And not where the main task stands, nor that of a library."""
+    """`explain` shows neither the main task's line nor a line of a library."""
     go_on = threading.Event()
 
     async def works(_: Job[Any]) -> None:
@@ -345,7 +345,7 @@ async def test_explain_shows_the_line_that_awaits_a_thread_of_anyio() -> None:
 
 
 async def test_a_task_that_waits_for_a_thread_does_not_wait_for_the_tree() -> None:
-    """Though the program's main task does, so the source of a reply has to wait for it (F5)."""
+    """Only the main task does. The source of a reply therefore waits for such a reader (F5)."""
     go_on = threading.Event()
 
     async def look(task: asyncio.Task[Any]) -> bool:
@@ -361,12 +361,12 @@ async def test_a_task_that_waits_for_a_thread_does_not_wait_for_the_tree() -> No
     assert not await looks
 
 
-# --- where a private name is missing
+# --- without a private name
 
 
 @pytest.fixture
 def without_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what a release of Python or anyio may rename."""
+    """Remove private names that a release of Python or anyio may rename."""
     monkeypatch.setattr(_task_waits, "GATHERING", None)
     monkeypatch.setattr(_task_waits, "GATHERS", set())
     monkeypatch.setattr(_task_waits, "SHIELDS", set())
@@ -378,14 +378,14 @@ def without_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_private_names")
 @pytest.mark.parametrize("way", [*SEEN, *UNSEEN, *MORE])
 def test_without_the_private_names_nothing_deadlocks(way: Way) -> None:
-    """What is then not recognized lends its slot once nothing has moved for a while."""
+    """An unrecognized wait lends its slot after an idle period."""
     assert run_seeded(lambda: one_place(way)) < 30
 
 
 @pytest.mark.usefixtures("without_private_names")
 @pytest.mark.parametrize("way", KEPT)
 def test_without_the_private_names_the_limit_holds(way: Way) -> None:
-    """For what waits for something else."""
+    """The limit holds for jobs that wait for other things."""
     for awaited in AWAITED:
         asyncio.run(within(1, [way] * 3, awaited, random.Random(0)))
 
@@ -394,13 +394,13 @@ def test_without_the_private_names_the_limit_holds(way: Way) -> None:
 def test_a_task_s_future_is_found_without_its_private_name(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All recognized waits still are."""
+    """All recognized waits are still recognized."""
     monkeypatch.setattr(_task_waits, "WAITER", "_no_such_name")
     assert run_seeded(lambda: one_place(way)) < 0.1
 
 
 def test_code_that_is_missing_is_found_to_be_none() -> None:
-    """As where `gather` were written in C, or its callback had another name."""
+    """The search returns None, as if `gather` were written in C or renamed its callback."""
     assert _task_waits._nested_code(len, "_done_callback") == set()
     assert _task_waits._nested_code(asyncio.gather, "_no_such_callback") == set()
     assert len(_task_waits._nested_code(asyncio.gather, "_done_callback")) == 1
@@ -414,7 +414,7 @@ def test_code_that_is_missing_is_found_to_be_none() -> None:
 
 
 def test_the_package_imports_without_the_private_names_of_asyncio() -> None:
-    """They are looked up when it is imported."""
+    """The names are looked up at import."""
     code = """
 import asyncio
 del asyncio.tasks._GatheringFuture

@@ -24,7 +24,7 @@ Way = Callable[[Job[Any]], Awaitable[object]]
 
 
 class Does(Job[None]):
-    """Needs a place for what it does."""
+    """A job that needs a slot to run `way`."""
 
     way: Way
 
@@ -33,7 +33,7 @@ class Does(Job[None]):
 
 
 class Calls(Job[None]):
-    """Calls a function."""
+    """A job that calls a function."""
 
     function: Callable[[], object]
 
@@ -42,7 +42,7 @@ class Calls(Job[None]):
         self.function()
 
 
-# --- what a job below must bring
+# --- waits for a job below
 
 
 async def event_of_a_body(job: Job[Any]) -> None:
@@ -132,7 +132,7 @@ BELOW = [
     event_of_a_body, event_of_a_callback, event_in_time, event_of_a_handler, queue,
     condition, barrier, memory_stream,
 ]  # fmt: skip
-BESIDE = [turn, lock]  # held by one that waits for a job
+BESIDE = [turn, lock]  # a job holds these while it waits for another job
 
 
 async def under_a_limit(limit: int, ways: list[Way]) -> None:
@@ -148,7 +148,7 @@ async def under_a_limit(limit: int, ways: list[Way]) -> None:
 
 @pytest.mark.parametrize("way", [*BELOW, *BESIDE])
 def test_jobs_that_bring_each_other_on_do_not_deadlock(way: Way) -> None:
-    """At a limit of one, whatever they tell each other with."""
+    """This holds at a limit of one for every means of synchronization."""
     for seed in range(3):
         run_seeded(lambda: under_a_limit(1, [way] * 3), seed, turns=20_000)
 
@@ -156,12 +156,12 @@ def test_jobs_that_bring_each_other_on_do_not_deadlock(way: Way) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([*BELOW, *BESIDE]), max_size=6), st.integers(1, 3), st.integers(0))
 def test_no_mixture_of_them_deadlocks(ways: list[Way], limit: int, seed: int) -> None:
-    """Jobs that wait in different ways for different things."""
+    """The jobs wait in different ways for different things."""
     run_seeded(lambda: under_a_limit(limit, ways), random.Random(seed).randrange(999), turns=50_000)
 
 
 def test_a_job_that_never_rests_does_not_keep_one_stuck() -> None:
-    """With a place of its own, stepped all the time."""
+    """A job that wakes up all the time has its own slot."""
 
     async def main() -> None:
         release = asyncio.Event()
@@ -183,7 +183,7 @@ def test_a_job_that_never_rests_does_not_keep_one_stuck() -> None:
 
 @pytest.mark.parametrize("means", ["event", "future", "queue"])
 def test_the_limit_holds_while_a_task_may_go_on_and_wake_the_bodies(means: str) -> None:
-    """They wait for what somebody outside brings, who merely sleeps."""
+    """The bodies wait for a task outside the tree, which only sleeps."""
 
     async def main() -> None:
         event, items = asyncio.Event(), asyncio.Queue[int]()

@@ -1,4 +1,4 @@
-"""T9: what counts as waiting for the tree, and that a limit holds whatever a body does."""
+"""T9: which waits count as waits for the tree, and that the limit always holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Way = Callable[[Job[Any]], Awaitable[object]]
 
 
 class Child(Job[int]):
-    """Needs a place."""
+    """A job that needs a slot."""
 
     async def task(self) -> int:
         await asyncio.sleep(0)
@@ -33,7 +33,7 @@ class Child(Job[int]):
 
 
 class Waits(Job[None]):
-    """Waits for the tree in some way."""
+    """A job that waits for the tree in a given way."""
 
     way: Way
 
@@ -50,13 +50,13 @@ def put(job: Job[Any]) -> Awaitable[int]:
 
 
 async def deltas(job: Job[Any]) -> Any:
-    """A source that needs a job before it can go on."""
+    """Yield two deltas. The second one needs a job first."""
     yield Delta("a")
     await job.put_job(Child())
     yield Delta("b", done=True)
 
 
-# --- ways that are seen
+# --- waits that are recognized
 
 
 async def by_gather(job: Job[Any]) -> None:
@@ -174,7 +174,7 @@ async def by_another_s_task(job: Job[Any]) -> None:
 SEEN = [value for name, value in list(globals().items()) if name.startswith("by_")]
 
 
-# --- ways that are not
+# --- waits that are not recognized
 
 
 async def unseen_event(job: Job[Any]) -> None:
@@ -220,7 +220,7 @@ UNSEEN = [value for name, value in list(globals().items()) if name.startswith("u
 
 
 async def one_place(*ways: Way) -> float:
-    """Let each of `ways` run in a job, at a limit of one, with others behind; return how long."""
+    """Run each way in a job, with other jobs queued, at a limit of one. Return the seconds."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     async with Commander(max_concurrency=1, slow_after=None) as commander:
@@ -240,20 +240,20 @@ async def one_place(*ways: Way) -> float:
 
 @pytest.mark.parametrize("way", SEEN)
 def test_no_way_of_waiting_for_the_tree_deadlocks(way: Way) -> None:
-    """Nor does it wait for a timer: whatever asyncio and anyio document is seen at once."""
+    """Waits that asyncio and anyio document are recognized at once, without a timer."""
     for seed in range(5):
         assert run_seeded(lambda: one_place(way), seed) < 0.1
 
 
 @pytest.mark.parametrize("way", UNSEEN)
 def test_what_cannot_be_seen_does_not_deadlock_either(way: Way) -> None:
-    """Once nothing has moved for a while the place is lent."""
+    """The slot is lent after an idle period."""
     assert run_seeded(lambda: one_place(way)) < 5
 
 
 @pytest.mark.parametrize("how", ["runs", "sleeps", "hears from outside"])
 def test_a_side_task_that_waits_lends_nothing(how: str) -> None:
-    """Ten bodies, each with a task that waits for a job: one at a time."""
+    """Ten bodies each have a task that waits for a job. One body runs at a time."""
 
     async def main() -> None:
         running: list[int] = [0]
@@ -282,7 +282,7 @@ def test_a_side_task_that_waits_lends_nothing(how: str) -> None:
 
 
 async def test_a_wait_that_an_earlier_attempt_left_behind_does_not_count() -> None:
-    """Its retry lends its place and gets it back."""
+    """The retry lends its slot and receives it back."""
     release, log = asyncio.Event(), []
 
     @handler
@@ -314,7 +314,7 @@ async def test_a_wait_that_an_earlier_attempt_left_behind_does_not_count() -> No
 
 
 async def test_a_wait_that_times_out_goes_on_when_there_is_a_place() -> None:
-    """The limit holds for it as for one that ends well."""
+    """The wait that timed out needs a slot to continue, like any other wait."""
     running, release = [0], asyncio.Event()
 
     @handler
@@ -339,7 +339,7 @@ async def test_a_wait_that_times_out_goes_on_when_there_is_a_place() -> None:
 
 
 async def test_a_loop_of_its_own_in_a_thread_works_under_a_limit() -> None:
-    """The context carries the job there, but its place is another loop's."""
+    """The context carries the job into the thread, but its slot belongs to another loop."""
 
     async def elsewhere() -> int:
         async with Commander(max_concurrency=1) as inner:
@@ -354,7 +354,7 @@ async def test_a_loop_of_its_own_in_a_thread_works_under_a_limit() -> None:
 
 
 async def test_explain_names_the_pump_and_the_job_for_which_it_waits() -> None:
-    """From the reader over the pump to the job that waits for a place, and who has it."""
+    """The chain runs from the reader over the pump to the queued job and the slot's owner."""
     release = asyncio.Event()
 
     async def holds(_: Job[Any]) -> None:
@@ -389,7 +389,7 @@ async def reading(node: Any, release: asyncio.Event) -> None:
 
 
 async def test_explain_says_that_a_body_waits_for_its_place() -> None:
-    """Its wait is over, and all places are taken."""
+    """The body's wait is over, but all slots are taken."""
     release, go_on = asyncio.Event(), asyncio.Event()
 
     @handler
@@ -413,7 +413,7 @@ async def test_explain_says_that_a_body_waits_for_its_place() -> None:
 
 
 class Program(Job[None]):
-    """A body of random steps; it counts how many bodies run, and when it waits for the tree."""
+    """A job of random steps that counts running bodies and checks the limit."""
 
     chance: random.Random
     depth: int
@@ -471,7 +471,7 @@ class Program(Job[None]):
             await asyncio.gather(*done, *late)
 
 
-# Not those that wait for the whole commander, or for one task of all.
+# Without waits for the whole commander, or for one task that all share.
 SEEN_ANYWHERE = [
     way for way in SEEN if "drain" not in way.__name__ and "another" not in way.__name__
 ]
@@ -480,7 +480,7 @@ UNSEEN_IN_LOOP = [way for way in UNSEEN if "thread" not in way.__name__]
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_random_programs_never_deadlock_and_never_pass_the_limit(limit: int) -> None:
-    """Whatever their bodies do, and in whatever order it happens."""
+    """The steps of the bodies and their order are random."""
 
     async def main() -> None:
         chance = random.Random(asyncio.get_running_loop().random.random())  # type: ignore[attr-defined]

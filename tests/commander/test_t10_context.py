@@ -1,4 +1,4 @@
-"""T10: context flows down, and `current_node` follows it."""
+"""T10: nodes inherit the context, and `current_node` follows it."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ class Read(Job[str]):
 
 @pytest.mark.parametrize("limit", [None, 1])
 async def test_a_node_runs_in_the_context_of_whoever_put_it(limit):
-    """At the moment of the put, though it starts later, and from the queue."""
+    """The context is copied at the put, also for jobs that start later from the queue."""
     async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
         nodes = []
         for name in ("a", "b"):
@@ -40,7 +40,7 @@ async def test_a_node_runs_in_the_context_of_whoever_put_it(limit):
 
 
 async def test_context_flows_down_the_tree():
-    """What a body sets, the nodes that it puts afterwards see, at any depth."""
+    """Nodes put later see the variables that a body has set, at any depth."""
 
     @handler
     async def middle(node):
@@ -56,7 +56,7 @@ async def test_context_flows_down_the_tree():
 
 
 async def test_each_node_has_a_copy():
-    """What it sets is seen neither by its parent nor by its siblings."""
+    """A variable that a node sets reaches neither its parent nor its siblings."""
 
     @handler
     async def write(node, value):
@@ -75,7 +75,7 @@ async def test_each_node_has_a_copy():
 
 
 async def test_a_node_put_elsewhere_has_the_putters_context_all_the_same():
-    """Its parent is the commander, its context that of the node that put it."""
+    """Its parent is the commander, but its context comes from the node that put it."""
 
     @handler
     async def putter(node):
@@ -87,7 +87,7 @@ async def test_a_node_put_elsewhere_has_the_putters_context_all_the_same():
 
 
 async def test_a_thread_safe_put_takes_the_threads_context():
-    """Of the thread that called it, at that moment."""
+    """The context is copied from the calling thread at the call."""
     futures = []
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -119,7 +119,7 @@ def looking():
 
 
 async def test_current_node_works_anywhere_below():
-    """In the body, in functions and tasks that it starts, in threads and in callbacks."""
+    """It works in the body, in its functions, tasks and threads, and in callbacks."""
     seen, look, look_later = looking()
 
     @handler
@@ -142,7 +142,7 @@ async def test_current_node_works_anywhere_below():
 
 
 async def test_current_node_is_the_innermost():
-    """A child's body sees the child; back in the parent, it is the parent again."""
+    """A child's body sees the child. Back in the parent, it is the parent again."""
 
     @handler
     async def child(node):
@@ -160,7 +160,7 @@ async def test_current_node_is_the_innermost():
 
 
 async def test_outside_a_tree_there_is_no_current_node():
-    """A `LookupError`, before a commander's block and after it."""
+    """Before and after a commander's block it is a `LookupError`."""
     with pytest.raises(LookupError, match="current node"):
         current_node()
     async with asyncio.timeout(5), Commander() as commander:
@@ -170,7 +170,7 @@ async def test_outside_a_tree_there_is_no_current_node():
 
 
 async def test_in_its_block_the_commander_is_the_current_node():
-    """In functions, tasks and threads that are started there too, and in its own callbacks."""
+    """Functions, tasks and threads started there see it, and the commander's callbacks do too."""
     seen, look, look_later = looking()
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -188,7 +188,7 @@ async def test_in_its_block_the_commander_is_the_current_node():
 
 
 async def test_an_inner_block_gives_the_current_node_back():
-    """Blocks may stand in bodies and in each other."""
+    """Blocks may be nested, also in bodies."""
 
     @handler
     async def body(node):
@@ -204,7 +204,7 @@ async def test_an_inner_block_gives_the_current_node_back():
 
 
 def test_blocking_run_passes_the_callers_context_on():
-    """A value set before `run` is seen in the job."""
+    """The job sees a value set before `run`."""
     token = TRACE.set("caller")
     try:
         assert run(Read()) == "caller"
@@ -213,7 +213,7 @@ def test_blocking_run_passes_the_callers_context_on():
 
 
 async def test_a_retried_job_that_is_called_back_begins_in_a_fresh_context():
-    """One of higher priority is put in the turn in which it starts again: it sees no old values."""
+    """A job of higher priority postpones the retry in its first turn. Old values are not seen."""
     seen = []
 
     class Tries(Job[None]):
@@ -231,13 +231,13 @@ async def test_a_retried_job_that_is_called_back_begins_in_a_fresh_context():
         )
         commander.put_job(Read())
         commander.put_job(Read(), priority=1)
-        assert record_of(job).task is None  # called back
+        assert record_of(job).task is None  # postponed
         await job
     assert seen == ["putter", "putter"]
 
 
 async def test_a_retried_job_that_is_cancelled_before_its_turn_ends_in_a_fresh_context():
-    """It waits for a place, after an attempt whose values are not its callbacks' affair."""
+    """Its callbacks do not see the values of the attempt before the wait for a slot."""
     seen = []
 
     class Fails(Job[None]):

@@ -1,4 +1,4 @@
-"""T11: the CPU time of the nodes' own steps."""
+"""T11: the CPU time of each node's own steps."""
 
 import asyncio
 import gc
@@ -20,14 +20,14 @@ ENDS = ("completed", "failed", "cancelled")
 
 @pytest.fixture(autouse=True)
 def _no_collector():
-    """In a large process a collection takes longer than what is measured here."""
+    """Disable the collector: in a large process a collection takes longer than these tests."""
     gc.disable()
     yield
     gc.enable()
 
 
 def burn(seconds: float, seen: list[float]) -> None:
-    """Compute for so much CPU time, and note how much it was."""
+    """Compute for the given CPU time, and record the actual time."""
     begun = thread_time()
     while thread_time() - begun < seconds:
         pass
@@ -35,7 +35,7 @@ def burn(seconds: float, seen: list[float]) -> None:
 
 
 class Work(Job[None]):
-    """Burns each of `parts`, with a turn of the loop between; may put a child, fail, or stand."""
+    """A job that burns `parts` on separate turns. It may put a child, fail or wait."""
 
     def __init__(self, *parts, child=None, end="completed"):
         super().__init__()
@@ -55,7 +55,7 @@ class Work(Job[None]):
 
 
 async def cpu_of(work, *others, cancel=False, **options):
-    """Run `work` in a tree; return what the last events of it and of `others` say."""
+    """Run `work` in a tree. Return the CPU time in the last events of it and of `others`."""
     async with asyncio.timeout(30):
         async with Commander(cpu_time=True, slow_after=None) as commander:
             events = commander.events(ENDS)
@@ -73,7 +73,7 @@ times = st.lists(st.sampled_from([0.0, 0.001, 0.003]), max_size=4)
 @given(times, times, st.sampled_from(ENDS), st.sampled_from([None, 1]))
 @settings(max_examples=25, deadline=None)
 def test_a_nodes_cpu_time_is_that_of_its_own_steps(mine, childs, end, limit):
-    """However it ends; not its child's, whose steps come between its own; under a limit too."""
+    """Any end counts. A child's steps between its own do not, also under a limit."""
     child = Work(*childs)
     work = Work(*mine, child=child, end=end)
 
@@ -86,7 +86,7 @@ def test_a_nodes_cpu_time_is_that_of_its_own_steps(mine, childs, end, limit):
 
 
 async def test_a_nodes_cpu_time_is_not_its_childs():
-    """The child burns much more than its parent may have taken."""
+    """The child burns much more CPU time than its parent may show."""
     child = Work(0.1)
     parent = Work(0.001, child=child)
     own, below = await cpu_of(parent, child)
@@ -94,7 +94,7 @@ async def test_a_nodes_cpu_time_is_not_its_childs():
 
 
 async def test_a_sleeping_node_takes_next_to_nothing():
-    """What others do meanwhile is not its own."""
+    """The CPU time of other nodes is not included."""
 
     async def sleep(node):
         await asyncio.sleep(0.01)
@@ -110,7 +110,7 @@ async def test_a_sleeping_node_takes_next_to_nothing():
 
 
 async def test_all_attempts_count_and_so_do_async_final_callbacks():
-    """Three attempts fail; then comes a callback that computes in two steps."""
+    """Three attempts fail, then a callback computes in two steps."""
     work = Work(0.001, end="failed")
     called = []
 
@@ -126,7 +126,7 @@ async def test_all_attempts_count_and_so_do_async_final_callbacks():
 
 
 async def test_the_snapshot_the_drawing_and_explain_show_it():
-    """While the node stands; its line of code is found as without it."""
+    """The node waits, and its line of code is found as without the option."""
     work = Work(0.003, end="cancelled")
     async with asyncio.timeout(30), Commander(cpu_time=True, slow_after=None) as commander:
         commander.put_job(work)
@@ -142,7 +142,7 @@ async def test_the_snapshot_the_drawing_and_explain_show_it():
 
 
 async def test_without_the_option_nothing_is_measured():
-    """Neither in the snapshot nor in the events, and nothing is drawn."""
+    """Snapshot, events and drawing show no CPU time."""
     work = Work(end="cancelled")
     async with asyncio.timeout(30):
         async with Commander() as commander:

@@ -1,4 +1,4 @@
-"""T11: the stream of what happens to nodes."""
+"""T11: the event stream of a tree."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class Flaky(Job[None]):
 
 
 async def kinds_of(node, **options):
-    """Run a node and return all its own events."""
+    """Run a node and return the kinds of its events."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
             events = commander.events()
@@ -39,12 +39,12 @@ async def kinds_of(node, **options):
 
 
 async def test_a_plain_node_is_put_started_and_completed():
-    """In this order."""
+    """The events come in this order."""
     assert [event.kind for event in await kinds_of(give())] == ["put", "started", "completed"]
 
 
 async def test_a_node_with_children_is_joining_in_between():
-    """Once, when its body is over; also when it hands over to the node that it returns."""
+    """`joining` comes once after the body, also when the body returns a node."""
 
     @handler
     async def returning(node):
@@ -69,7 +69,7 @@ async def test_a_failed_node_says_with_what():
 
 
 async def test_a_cancelled_node_says_why():
-    """The event's data is the reason; one that never ran has not started."""
+    """The event's data is the reason. A node that never ran does not emit `started`."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
             events = commander.events()
@@ -79,7 +79,7 @@ async def test_a_cancelled_node_says_why():
 
 
 async def test_a_retried_node_starts_again():
-    """`retried` stands between the attempts, with the error of the one that failed."""
+    """`retried` comes between the attempts, with the error of the failed one."""
     error = ValueError()
     events = await kinds_of(Flaky([error]), retry=Retry(attempts=2))
     kinds = [event.kind for event in events]
@@ -88,7 +88,7 @@ async def test_a_retried_node_starts_again():
 
 
 async def test_events_carry_ids_names_and_times():
-    """Of the node and of its parent; the clock never goes back."""
+    """Each event has the ids of the node and its parent. Times never decrease."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
             events = commander.events()
@@ -125,7 +125,7 @@ async def test_events_come_in_the_order_in_which_they_happen():
 
 
 async def test_a_listener_may_follow_live():
-    """It is woken as things happen, and its loop ends with the commander."""
+    """The listener wakes up for each event, and its loop ends with the commander."""
     seen, started = [], asyncio.Event()
 
     async def listen(events):
@@ -152,7 +152,7 @@ async def test_a_listener_may_follow_live():
 
 
 async def test_a_listener_hears_only_the_kinds_it_asked_for():
-    """Text and other products of nodes come to those who want them."""
+    """Text and other products of nodes reach the listeners that asked for them."""
 
     @handler
     async def talks(node):
@@ -170,7 +170,7 @@ async def test_a_listener_hears_only_the_kinds_it_asked_for():
 
 @pytest.mark.parametrize("kinds", ["text", ["text", "retry"], {"tool_calls"}])
 async def test_a_kind_of_event_that_there_is_not_is_refused(kinds: Any) -> None:
-    """A listener that could hear nothing is an error at once and is not kept; so is a string."""
+    """An unknown kind raises at once and adds no listener. A string does too."""
     async with Commander() as commander:
         with pytest.raises(
             ValueError, match=r"unknown kind of event .*; the kinds are put, started"
@@ -180,7 +180,7 @@ async def test_a_kind_of_event_that_there_is_not_is_refused(kinds: Any) -> None:
 
 
 async def test_a_listener_hears_what_happens_after_it_was_made():
-    """Before the block is entered it may be made too; after the end it is over at once."""
+    """A listener may be made before the block. After the end it stops at once."""
     commander = Commander()
     early = commander.events()
     async with asyncio.timeout(5):
@@ -195,7 +195,7 @@ async def test_a_listener_hears_what_happens_after_it_was_made():
 
 
 async def test_a_slow_listener_is_told_how_many_it_missed():
-    """The oldest give way; a `missed` event in their place says how many."""
+    """The oldest events are dropped. A `missed` event in their place gives the number."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
             events = commander.events(["completed", "missed"], capacity=3)
@@ -213,7 +213,7 @@ async def test_a_slow_listener_is_told_how_many_it_missed():
 
 
 async def test_a_slow_listener_never_slows_the_tree():
-    """Nobody reads at all, and everything ends; a fast one beside it misses nothing."""
+    """An unread listener does not block the tree. A fast one beside it misses no event."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
             slow, fast = commander.events(capacity=1), commander.events()
@@ -227,7 +227,7 @@ async def test_a_slow_listener_never_slows_the_tree():
 
 
 async def test_a_closed_listener_hears_no_more():
-    """What it has is still read; closing twice is harmless; the commander forgets it."""
+    """Buffered events can still be read. Closing twice is harmless."""
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events()
         await commander.run(give())
@@ -238,13 +238,13 @@ async def test_a_closed_listener_hears_no_more():
 
 
 async def test_a_listener_without_room_is_refused():
-    """It could hear nothing."""
+    """Such a listener could never receive an event."""
     with pytest.raises(ValueError, match="capacity must be at least 1"):
         Commander().events(capacity=0)
 
 
 async def test_an_event_cannot_be_changed():
-    """Each listener gets the same."""
+    """All listeners share the same object."""
     async with asyncio.timeout(5), Commander() as commander:
         one, two = commander.events(), commander.events()
         await commander.run(give())

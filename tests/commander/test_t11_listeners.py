@@ -1,4 +1,4 @@
-"""T11: listeners come and go, and cost no more than what they hear."""
+"""T11: listeners can be added and removed, and cost no more than the events they receive."""
 
 import asyncio
 import gc
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.contract("T11")
 
 
 async def listen(commander, stop=None):
-    """Hear events until one of the kind `stop` comes; leave with the iterator in nobody's hands."""
+    """Read events until one of the kind `stop` comes. Leave the iterator to the collector."""
     async for event in commander.events():
         if event.kind == stop:
             break
 
 
 async def test_a_listener_that_was_left_early_is_gone():
-    """An `async for` that was broken out of, one whose task was cancelled, one never used."""
+    """An `async for` left by break, a cancelled task and an unused listener are all removed."""
     async with asyncio.timeout(5), Commander() as commander:
         left = [asyncio.create_task(listen(commander, "started")) for _ in range(50)]
         stays = [asyncio.create_task(listen(commander)) for _ in range(50)]
         for _ in range(50):
-            commander.events({"failed"})  # nothing that it would hear ever happens
+            commander.events({"failed"})  # no event of this kind ever happens
         await settle_loop()
         await commander.run(give())
         await asyncio.gather(*left)
@@ -41,13 +41,13 @@ async def test_a_listener_that_was_left_early_is_gone():
         await asyncio.wait(stays)
         stays.clear()
         task = None
-        gc.collect()  # their frames may be held by what was raised in them
+        gc.collect()  # exceptions raised in these frames may refer to them
         await settle_loop()
         assert record_of(commander).tree.listeners == []
 
 
 async def test_a_listener_that_somebody_waits_for_stays():
-    """The iterator is in no variable, its task in none either: the events come all the same."""
+    """No variable refers to the iterator or its task, but the events still arrive."""
     heard = []
 
     async def listens():
@@ -60,12 +60,12 @@ async def test_a_listener_that_somebody_waits_for_stays():
         gc.collect()
         assert task() is not None
         await commander.run(give())
-        await wait_until(lambda: heard)  # at once, or a millisecond after the last time
+        await wait_until(lambda: heard)  # at once, or a millisecond after the previous wake-up
         assert heard == ["give"]
 
 
 async def test_a_listener_may_be_dropped_by_any_thread_and_after_the_end():
-    """While the loop runs, by its own iterator's last holder there; or when all is over."""
+    """A thread drops the last reference while the loop runs, or after the end."""
     async with asyncio.timeout(10):
         async with Commander() as commander:
             held = [commander.events() for _ in range(20)]
@@ -83,7 +83,7 @@ async def test_a_listener_may_be_dropped_by_any_thread_and_after_the_end():
 
 
 def test_a_listener_may_be_dropped_when_its_loop_was_closed():
-    """There is nobody left to tell."""
+    """No loop is left to notify."""
 
     async def opened():
         await commander.__aenter__()
@@ -96,7 +96,7 @@ def test_a_listener_may_be_dropped_when_its_loop_was_closed():
 
 
 async def test_a_second_reader_of_one_listener_is_refused_and_takes_nothing():
-    """The first goes on and hears all."""
+    """The first reader continues and receives every event."""
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events(["completed"])
         first = asyncio.create_task(anext(events))
@@ -108,7 +108,7 @@ async def test_a_second_reader_of_one_listener_is_refused_and_takes_nothing():
 
 
 async def test_a_listener_that_nobody_reads_holds_what_it_may_and_no_more():
-    """However much happens its buffer is bounded, and what is read is the newest."""
+    """The buffer is bounded, and contains the newest events."""
     async with asyncio.timeout(20), Commander() as commander:
         events = commander.events(["completed", "missed"], capacity=10)
         most = 0
@@ -122,7 +122,7 @@ async def test_a_listener_that_nobody_reads_holds_what_it_may_and_no_more():
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8))
 def test_each_event_is_read_once_and_in_order_or_counted_as_missed(room, steps):
-    """However writing and reading take turns; those that are missed are the oldest."""
+    """Any order of writes and reads works. The oldest events are missed first."""
 
     async def main():
         async with Commander() as commander:
@@ -145,7 +145,7 @@ def test_each_event_is_read_once_and_in_order_or_counted_as_missed(room, steps):
 
 
 async def test_a_listener_hears_nothing_in_a_loop_that_is_not_the_trees():
-    """It would be woken from another thread: it is refused there."""
+    """Waking it from another thread would be unsafe, so it is refused."""
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events()
         node = commander.call_handler(hang())

@@ -1,4 +1,4 @@
-"""T11: the labelled text of a tree, for a reader in its block and for one that is slow."""
+"""T11: the labelled text of a tree, for a reader in its block and for a slow reader."""
 
 import asyncio
 from random import Random
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.contract("T11")
 
 @handler
 async def talk(node, draw, depth=2):
-    """Say something, now and then, and let others do so, also at the top and at its end."""
+    """Emit text at intervals, and call nodes like this one, also at the top and at the end."""
     for _ in range(draw.randint(0, 3)):
         emit(node, "text", draw.choice("abc"))
         for _ in range(draw.randint(0, 2)):
@@ -35,7 +35,7 @@ async def talk(node, draw, depth=2):
 
 @pytest.mark.parametrize("seed", seeds(example_count(40, 1000)))
 async def test_events_end_in_the_block_when_all_nodes_have_ended(seed):
-    """Whatever kinds they are of, and whoever puts nodes; the block goes on, and may read again."""
+    """This holds for all kinds and putters. The block continues and may read again."""
     draw = Random(seed)
     async with asyncio.timeout(10), Commander() as commander:
         for kinds in draw.choices([["text"], ["failed"], ["text", "completed"], None], k=3):
@@ -53,7 +53,7 @@ async def test_events_end_in_the_block_when_all_nodes_have_ended(seed):
 @pytest.mark.parametrize("kinds", [["text"], None])
 @pytest.mark.parametrize("leave", ["exit", "drain", "at once"])
 async def test_events_end_in_the_block_after_exit(kinds, leave):
-    """What hangs is cancelled, and nothing more can happen."""
+    """Hanging nodes are cancelled, so no further event can happen."""
     async with asyncio.timeout(10), Commander() as commander:
         for _ in range(3):
             commander.call_handler(hang())
@@ -71,7 +71,7 @@ async def test_events_end_in_the_block_after_exit(kinds, leave):
 
 
 async def test_a_task_beside_the_block_hears_all_to_the_end():
-    """Nobody has to wait for it, so it goes on while there are no nodes."""
+    """A reader outside the block does not delay its end, so it also waits while no node runs."""
     names = []
 
     async def listen():
@@ -98,7 +98,7 @@ async def test_a_task_beside_the_block_hears_all_to_the_end():
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["text", "tool_call", "read"]))),
 )
 def test_a_slow_reader_of_text_has_all_of_it(room, kinds, steps):
-    """Of each node, in order, and never past another event of it that is read."""
+    """Each node's text arrives complete, and in order with the other events of that node."""
 
     async def main():
         async with Commander() as commander:
@@ -143,7 +143,7 @@ def _texts(events):
 @pytest.mark.parametrize("speakers", [1, 7, 300])
 @pytest.mark.parametrize("writes", [2, 10, 5000])
 async def test_merging_text_costs_little_however_slow_the_reader_is(monkeypatch, speakers, writes):
-    """Each event is looked at a few times, and the buffer is as large as it may be, or so."""
+    """Each event is examined a few times, and the buffer stays near its limit."""
     looked, condense = 0, _events._condense
 
     def counting(fields, room):
@@ -174,7 +174,7 @@ async def test_merging_text_costs_little_however_slow_the_reader_is(monkeypatch,
 
 
 async def test_what_was_missed_elsewhere_is_told_to_those_who_ask():
-    """A number, where text is expected, is told to nobody else; all may ask how many there were."""
+    """Text readers receive no number in place of text. Every reader can ask for the count."""
     async with asyncio.timeout(5), Commander() as commander:
         text, asked = commander.events(["text"]), commander.events(["text", "missed"])
         every = commander.events()

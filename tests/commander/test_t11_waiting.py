@@ -1,4 +1,4 @@
-"""T11: what nodes wait for is told to those who ask for it, for a bounded part of the time."""
+"""T11: listeners that ask for it receive the waits of nodes, at a bounded cost."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def end(commander):
 
 
 def read(events):
-    """Return what is there already."""
+    """Return the buffered events."""
     found = []
     while (event := events._listener.next()) is not None:
         found.append(event)
@@ -54,7 +54,7 @@ def waits_of(commander):
 
 @virtual_time
 async def test_a_wait_is_told_once_and_again_where_it_has_changed():
-    """For how long it lasts is no news; what is over soon is not told at all."""
+    """A longer duration is not a change. Short waits are not published."""
     first, second = asyncio.Event(), asyncio.Event()
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING)
@@ -75,7 +75,7 @@ async def test_a_wait_is_told_once_and_again_where_it_has_changed():
 
 @virtual_time
 async def test_all_kinds_of_waits_are_told():
-    """For nodes, for a slot, for children."""
+    """Waits for nodes, for a slot and for children are published."""
     async with Commander(max_concurrency=1, slow_after=None) as commander:
         events = commander.events(WAITING)
         jobs = commander.put_job(Waits()), commander.put_job(Waits())
@@ -88,7 +88,7 @@ async def test_all_kinds_of_waits_are_told():
         assert texts[0].endswith("waits for one of 1 slots")
         assert texts[1].startswith("is running, stands at test_t11_waiting.py:")
         assert found[joining.node_id].state == "joining"
-        # A list of thousands would be told again with each child that ends.
+        # The full list of thousands would be published again for each child that ends.
         assert len(found[joining.node_id].waits_for) == 20
         assert found[joining.node_id].more == 10
         end(commander)
@@ -96,7 +96,7 @@ async def test_all_kinds_of_waits_are_told():
 
 @virtual_time
 async def test_nobody_looks_unless_the_kind_is_named():
-    """Who listens to all kinds has not asked; when the last who did leaves, it ends and begins."""
+    """A listener to all kinds does not ask for waits. The search stops with the last that does."""
     async with Commander(slow_after=None) as commander:
         node = commander.call_handler(hang(), claim=True)
         everything = commander.events()
@@ -108,14 +108,14 @@ async def test_nobody_looks_unless_the_kind_is_named():
             await sleep_virtual(10)
             assert [event.node_id for event in read(events)] == [node.node_id]
             events.close()
-            await sleep_virtual(100)  # on a busy machine a look takes long, and so does the pause
+            await sleep_virtual(100)  # on a busy machine search and pause take long
             assert waits_of(commander) is None
         end(commander)
 
 
 @virtual_time
 async def test_looking_ends_with_the_commander():
-    """No timer is left in the loop."""
+    """No timer remains in the loop."""
     commander = Commander(slow_after=None)
     events = commander.events(WAITING)
     async with commander:
@@ -130,8 +130,8 @@ async def test_looking_ends_with_the_commander():
 
 @virtual_time
 async def test_nodes_may_end_and_begin_between_two_looks(monkeypatch):
-    """Those that are done are not told, those that come are in the next round."""
-    monkeypatch.setattr(module, "MAX_LOOK_SECONDS", -1.0)  # a node a look
+    """Ended nodes are not published. New ones come in the next round."""
+    monkeypatch.setattr(module, "MAX_LOOK_SECONDS", -1.0)  # one node per search
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING)
         old = [commander.call_handler(hang(), claim=True) for _ in range(10)]
@@ -148,7 +148,7 @@ async def test_nodes_may_end_and_begin_between_two_looks(monkeypatch):
 
 @virtual_time
 async def test_a_look_takes_a_bounded_part_of_the_time(monkeypatch):
-    """However many nodes there are, and however long one of them takes to be explained."""
+    """The bound holds for any number of nodes, and for nodes that are slow to explain."""
     now, slow, begun = 0.0, 0.001, []
     explain = module.explain_one
 
@@ -178,7 +178,7 @@ async def test_a_look_takes_a_bounded_part_of_the_time(monkeypatch):
 
 @virtual_time
 async def test_thousands_of_nodes_are_told():
-    """Each once, in a while."""
+    """Each node is published once, after some time."""
     count = example_count(1_000, 10_000)
     async with Commander(slow_after=None) as commander:
         events = commander.events(WAITING, capacity=count + 1)

@@ -26,7 +26,7 @@ from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.contract("T12")
 
-# Seconds, and real ones: a thread watches the loop by the real clock.
+# Seconds of real time: a thread watches the loop by the real clock.
 AFTER = 0.02
 BLOCK = 0.3
 
@@ -47,7 +47,7 @@ def _listen_for_warnings():
 
 
 def block():
-    """Block until that is warned of, however late a busy machine lets the watcher run; then on."""
+    """Block until the warning is logged, however late that is, then a little longer."""
     warned.clear()
     warned.wait(10)
     time.sleep(4 * AFTER)
@@ -69,7 +69,7 @@ def line_of(function, text):
 
 
 async def test_a_body_that_blocks_the_loop_is_named_with_its_path_and_line(caplog):
-    """One warning on the logger `anabranch`, with the innermost line that is the user's own."""
+    """The logger `anabranch` has one warning with the innermost line of the user's code."""
     async with asyncio.timeout(30), Commander(slow_after=AFTER) as commander:
         node = blocking()
         await commander.run(node)
@@ -98,7 +98,7 @@ async def blocking_before_others(node):
 
 
 async def test_the_event_says_how_long_a_body_blocked_though_others_run_before_it_is_told():
-    """The turn that it blocks goes on with other bodies; the time is that since it began."""
+    """Other bodies run in the same turn. The time counts from the start of the turn."""
     async with asyncio.timeout(30), Commander(slow_after=AFTER) as commander:
         events = commander.events(kinds={"slow"})
         await commander.run(blocking_before_others())
@@ -108,7 +108,7 @@ async def test_the_event_says_how_long_a_body_blocked_though_others_run_before_i
 
 
 async def test_a_job_and_an_async_callback_that_block_are_named_too(caplog):
-    """Each with its own path."""
+    """The warning has the path of each."""
 
     class Blocks(Job[None]):
         async def task(self):
@@ -128,7 +128,7 @@ async def test_a_job_and_an_async_callback_that_block_are_named_too(caplog):
 
 
 async def test_each_block_is_warned_of_once(caplog):
-    """However long it is; a second block is a second warning."""
+    """A long block gives one warning. A second block gives a second one."""
     async with asyncio.timeout(30), Commander(slow_after=AFTER) as commander:
         await commander.run(blocking())
         await commander.run(blocking())
@@ -136,7 +136,7 @@ async def test_each_block_is_warned_of_once(caplog):
 
 
 async def test_a_block_is_warned_of_once_however_many_commanders_the_loop_has(caplog):
-    """Also of other times; when one is closed, the loop is watched by those that are left."""
+    """Commanders may have different limits. Closing one leaves the others watching."""
     async with asyncio.timeout(30), AsyncExitStack() as stack:
         for number in range(50):
             await stack.enter_async_context(Commander(slow_after=AFTER * (1 + number % 3)))
@@ -152,7 +152,7 @@ async def test_a_block_is_warned_of_once_however_many_commanders_the_loop_has(ca
 
 
 async def test_a_body_that_waits_is_not_named(caplog):
-    """Nor is an idle loop, nor one that is busy in many short turns."""
+    """An idle loop is not named either, nor a loop that is busy in many short turns."""
 
     @handler
     async def busy(node):
@@ -168,7 +168,7 @@ async def test_a_body_that_waits_is_not_named(caplog):
 
 
 async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
-    """Ten bodies in one turn, which takes longer than the limit: none blocks; a long one does."""
+    """Ten short bodies exceed the limit in one turn without a warning. A long one is named."""
     watch, now = BlockDetector(1_000), time.monotonic()
 
     def passes(seconds):
@@ -192,7 +192,7 @@ async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
 
 
 async def test_code_beside_the_tree_is_not_named(caplog):
-    """A task that is no node's is somebody else's affair."""
+    """A task outside the tree is not the tree's concern."""
 
     async def stranger():
         time.sleep(BLOCK)  # noqa: ASYNC251
@@ -203,7 +203,7 @@ async def test_code_beside_the_tree_is_not_named(caplog):
 
 
 async def test_none_turns_it_off(caplog):
-    """No warning."""
+    """No warning is logged."""
 
     @handler
     async def body(node):
@@ -215,7 +215,7 @@ async def test_none_turns_it_off(caplog):
 
 
 async def test_the_default_is_a_tenth_of_a_second(caplog):
-    """A block of three tenths is named without anything being asked for."""
+    """A block of three tenths is named without any option."""
     async with asyncio.timeout(30), Commander() as commander:
         await commander.run(blocking())
     assert len(caplog.records) == 1
@@ -223,9 +223,9 @@ async def test_the_default_is_a_tenth_of_a_second(caplog):
 
 
 async def test_a_commander_with_a_long_limit_does_not_keep_another_from_being_watched(caplog):
-    """The watch sleeps as long as the limits let it, and wakes up for one that is added."""
+    """The watcher sleeps as long as the limits allow, and wakes up for a new one."""
     async with asyncio.timeout(30), Commander(slow_after=1_000):
-        await asyncio.sleep(BLOCK)  # the watching thread goes to sleep
+        await asyncio.sleep(BLOCK)  # the watching thread falls asleep
         async with Commander(slow_after=AFTER) as commander:
             await commander.run(blocking())
     assert len(caplog.records) == 1
@@ -233,14 +233,14 @@ async def test_a_commander_with_a_long_limit_does_not_keep_another_from_being_wa
 
 @pytest.mark.parametrize("after", [0, -1])
 async def test_a_time_that_is_not_above_zero_is_refused(after):
-    """It would warn of everything."""
+    """The limit would warn of everything."""
     with pytest.raises(ValueError, match="slow_after"):
         async with Commander(slow_after=after):
             pass
 
 
 async def test_one_daemon_thread_watches_for_the_whole_process():
-    """Several commanders on several loops share it."""
+    """Several commanders on several loops share the thread."""
 
     def watchers():
         return [thread for thread in threading.enumerate() if thread.name == "anabranch"]
@@ -259,7 +259,7 @@ async def test_one_daemon_thread_watches_for_the_whole_process():
 
 
 async def test_a_callback_that_blocks_is_its_own_nodes(caplog):
-    """A child ends last, and its parent's callback runs in the child's task; so do predicates."""
+    """A parent's callback may run in the task of its last child. Predicates are covered too."""
 
     @handler
     async def parent(node, failing):
@@ -289,7 +289,7 @@ async def test_a_callback_that_blocks_is_its_own_nodes(caplog):
 async def test_what_the_package_loads_by_itself_is_not_the_users_block(
     caplog, tmp_path, monkeypatch
 ):
-    """The warning says what is loaded; what a line of the user's own imports is the user's."""
+    """The warning names the module being loaded. Imports in the user's code count as the user's."""
     (tmp_path / "library_of_ours").mkdir()
     for file in ("library_of_ours/late.py", "library_of_theirs.py"):
         waits = "import test_t12_slow as t; t.warned.clear(); t.warned.wait(10)"
@@ -322,7 +322,7 @@ async def test_what_the_package_loads_by_itself_is_not_the_users_block(
 
 
 async def test_a_loop_that_closes_while_it_is_looked_at_ends_no_watcher(monkeypatch):
-    """The watcher looks from its own thread: other loops are watched on."""
+    """The watcher looks from its own thread, and continues to watch other loops."""
     watch = BlockDetector(1_000)
 
     def closed(*_):
@@ -335,7 +335,7 @@ async def test_a_loop_that_closes_while_it_is_looked_at_ends_no_watcher(monkeypa
 
 
 async def test_who_blocks_a_server_is_named_once(caplog):
-    """Each of its runs has a tree of its own; the server's commander watches for all of them."""
+    """Each request's run has a separate tree. The server's commander watches all of them."""
     waiting = asyncio.Event()
 
     def answer(_):
@@ -355,7 +355,7 @@ async def test_who_blocks_a_server_is_named_once(caplog):
 
 
 async def test_the_watch_keeps_no_node_that_has_ended(monkeypatch):
-    """Also not while it asks the loop for a sign of life: the loop may run on in that call."""
+    """This holds also while the watcher calls the loop, which may continue in that call."""
     loop = asyncio.get_running_loop()
     ask, asks, may_go_on = loop.call_soon_threadsafe, threading.Event(), threading.Event()
 

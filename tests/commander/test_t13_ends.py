@@ -1,4 +1,4 @@
-"""T13: however a tree is left, its clean-ups run, its rounds end, and threads are answered."""
+"""T13: every way of leaving a tree runs clean-ups, ends rounds and answers threads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def stream(nodes: list[Node[Any]]) -> AsyncGenerator[int]:
 
 @pytest.mark.parametrize("how", ["aclose", "dropped", "another task"])
 async def test_an_async_generator_that_is_closed_ends_its_tree(how: str) -> None:
-    """Its commander cancels and joins, as for any exception that leaves the block."""
+    """The commander cancels and joins, as for any exception that leaves the block."""
     nodes: list[Node[Any]] = []
     before = asyncio.all_tasks()
     numbers = stream(nodes)
@@ -75,7 +75,7 @@ async def test_an_async_generator_that_is_closed_ends_its_tree(how: str) -> None
 
 
 def test_a_block_on_a_loop_that_is_gone_waits_for_nothing() -> None:
-    """There is nowhere left to wait: it is closed without a word."""
+    """Without a loop it cannot wait. The block closes silently."""
     nodes: list[Node[Any]] = []
 
     async def main() -> AsyncGenerator[int]:
@@ -93,11 +93,11 @@ def test_a_block_on_a_loop_that_is_gone_waits_for_nothing() -> None:
         closing.send(None)
 
 
-# --- nothing new runs once the tree is left
+# --- no new work after the tree is left
 
 
 def next_round(ran: list[str], most: int = 50) -> Callable[[Node[Any]], None]:
-    """Return a callback that puts another round, beside the one that has ended."""
+    """Return a callback that puts another round beside the one that has ended."""
 
     @handler
     async def round_(node: Node[Any]) -> None:
@@ -112,7 +112,7 @@ def next_round(ran: list[str], most: int = 50) -> Callable[[Node[Any]], None]:
 
 @pytest.mark.parametrize("how", ["exception", "cancel", "exit", "commander.cancel"])
 def test_no_round_runs_once_the_tree_is_left(how: str) -> None:
-    """Though each puts the next in its `at_done`, and a clean-up puts another one."""
+    """Each round puts the next in `at_done`, and a clean-up puts another one."""
 
     async def main() -> int:
         ran: list[str] = []
@@ -153,7 +153,7 @@ def test_no_round_runs_once_the_tree_is_left(how: str) -> None:
 
 
 def test_draining_fails_no_round_and_no_edge() -> None:
-    """What they put at the top is cancelled before it runs; from elsewhere it is refused."""
+    """Their puts at the top are cancelled before they run. Puts from outside are refused."""
 
     async def main() -> tuple[Any, ...]:
         ran: list[str] = []
@@ -187,7 +187,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
 
 
 async def test_who_awaits_a_round_that_was_put_while_draining_is_told_why() -> None:
-    """By a `NodeCancelled` with the reason "drain"."""
+    """The awaiter receives a `NodeCancelled` with the reason "drain"."""
 
     @handler
     async def asks(node: Node[Any]) -> str:
@@ -241,7 +241,7 @@ def exit_3() -> None:
 def test_an_interrupt_raised_in_a_node_leaves_run_after_every_clean_up(
     where: str, leave: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With its status, and nothing in the log; threads that wait for a future are answered."""
+    """The status is kept, the log stays empty, and threads that wait for a future are answered."""
     futures: list[Future[Any]] = []
 
     def puts(node: Node[Any]) -> None:
@@ -263,7 +263,7 @@ def test_an_interrupt_raised_in_a_node_leaves_run_after_every_clean_up(
 
 
 def test_interrupts_that_clean_ups_raise_too_abandon_nothing() -> None:
-    """The first of them leaves `run`."""
+    """`run` raises the first of the interrupts."""
 
     @handler
     async def leaves(node: Node[Any], code: int) -> None:
@@ -289,7 +289,7 @@ def test_interrupts_that_clean_ups_raise_too_abandon_nothing() -> None:
 
 
 def test_a_thread_that_puts_until_the_end_is_always_answered() -> None:
-    """Also for what it put when the loop had made its last turn."""
+    """Puts after the last turn of the loop are answered too."""
     futures: list[Future[Any]] = []
     stop = threading.Event()
 
@@ -344,7 +344,7 @@ def test_run_logs_the_failure_that_it_does_not_raise(
 def test_a_body_that_waits_in_its_clean_up_is_silent_when_its_loop_is_thrown_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whenever the collector comes by: its failure would be found by whatever runs then."""
+    """Code that runs during a later collection would otherwise receive the body's failure."""
     loop = asyncio.new_event_loop()
 
     async def leave_it_running() -> None:

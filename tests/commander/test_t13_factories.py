@@ -1,4 +1,4 @@
-"""T13: whatever the loop's task factory does, bodies run as they do without one."""
+"""T13: bodies run the same under any task factory of the loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def task_factory(factory: Any) -> Generator[None]:
 
 
 class Everything(Job[list[str]]):
-    """A job, its handlers and jobs, with all that a node can have beside its body."""
+    """A job with handlers and jobs that use every feature of a node."""
 
     async def task(self) -> list[str]:
         said: list[str] = []
@@ -81,7 +81,7 @@ EXPECTED = {"start", "flaky", "late joining", "TimeoutError", "NodeCancelled", "
 async def test_a_tree_runs_under_any_task_factory_as_without_one(
     name: str, limit: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that fails is passed over, which is logged once."""
+    """A factory that fails is skipped, and logged once."""
     before = asyncio.all_tasks()
     with task_factory(FACTORIES[name]):
         async with asyncio.timeout(20), Commander(max_concurrency=limit) as commander:
@@ -94,7 +94,7 @@ async def test_a_tree_runs_under_any_task_factory_as_without_one(
 
 @pytest.mark.parametrize("name", ["plain", "wrapping", "eager"])
 async def test_a_task_factory_makes_the_task_of_every_node(name: str) -> None:
-    """Jobs, handlers and async callbacks: a tracer sees them all."""
+    """Jobs, handlers and async callbacks all use the factory, so a tracer sees them."""
     made: list[Any] = []
 
     def tracing(loop: Any, body: Any, **options: Any) -> Any:
@@ -112,7 +112,7 @@ async def test_a_task_factory_makes_the_task_of_every_node(name: str) -> None:
 
 @pytest.mark.parametrize("name", FACTORIES)
 async def test_callbacks_may_be_added_after_the_call_under_any_task_factory(name: str) -> None:
-    """The body begins on a later turn, in a task of its own."""
+    """The body begins on a later turn, in a separate task."""
     tasks: list[Any] = []
 
     @handler
@@ -132,7 +132,7 @@ async def test_callbacks_may_be_added_after_the_call_under_any_task_factory(name
 
 @pytest.mark.parametrize("name", [*FACTORIES, "leaving"])
 def test_any_moment_of_a_cancel_ends_a_tree_under_any_task_factory(name: str) -> None:
-    """By the tree, or by whoever cancels its tasks; also where a factory leaves bodies behind."""
+    """The tree or other code cancels the tasks. Some factories leave bodies behind."""
     chance = random.Random(name)
 
     @handler
@@ -172,7 +172,7 @@ def test_any_moment_of_a_cancel_ends_a_tree_under_any_task_factory(name: str) ->
 
 @pytest.mark.parametrize("name", FACTORIES)
 async def test_a_task_factory_may_come_and_go_while_a_commander_lives(name: str) -> None:
-    """The tree does not change its way."""
+    """The tree behaves the same before and after."""
     async with asyncio.timeout(5), Commander() as commander:
         with task_factory(FACTORIES[name]):
             assert await commander.run(give(1)) == 1

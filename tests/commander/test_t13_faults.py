@@ -1,4 +1,4 @@
-"""T13: whatever a user's exception, predicate, callback or log handler does, the tree ends."""
+"""T13: faulty exceptions, predicates, callbacks and log handlers cannot keep a tree open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL_ERRORS = (*ERRORS, *FATAL_ERRORS)
 
 
 class Throws(Job[None]):
-    """Raises what it is given where it is told: in its body or in a callback."""
+    """A job that raises the given exception at a given moment, in its body or a callback."""
 
     def __init__(self, name: str, where: str) -> None:
         self.name, self.where = name, where
@@ -83,7 +83,7 @@ WHERE = [
 def test_a_node_reaches_its_end_whatever_is_raised(
     seed: int, names: list[str], where: str, policy: Any, on: str, awaited: bool, log: bool
 ) -> None:
-    """In bodies and callbacks of any moment, under each policy, retried by an odd predicate."""
+    """Bodies and callbacks raise at any moment, under each policy, with odd retry predicates."""
     nodes: list[Throws] = []
 
     class Parent(Job[None]):
@@ -121,7 +121,7 @@ async def taken(node: Node[Any]) -> BaseException | None:
 
 @pytest.mark.parametrize("name", ALL_ERRORS)
 async def test_an_odd_failure_reaches_who_awaits_it_as_it_is(name: str) -> None:
-    """The parent is told, and the others are cancelled; nothing stands in for the exception."""
+    """The awaiter receives the same exception object, and other children are cancelled."""
     error = make_error(name)
 
     class Fails(Job[None]):
@@ -138,7 +138,7 @@ async def test_an_odd_failure_reaches_who_awaits_it_as_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*ERRORS, "Own", "MaskedBase"])
 async def test_an_odd_failure_is_collected_and_logged(name: str, monkeypatch: Any) -> None:
-    """It goes into a group, the group to the log; what no group can hold is described there."""
+    """It goes into a group that is logged. An error that no group accepts is described there."""
     records: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("anabranch"), "handle", records.append)
 
@@ -163,7 +163,7 @@ async def test_an_odd_failure_is_collected_and_logged(name: str, monkeypatch: An
 async def test_what_python_itself_treats_as_special_ends_a_node_too(
     kind: type[BaseException],
 ) -> None:
-    """Raised in a plain body, which is no coroutine, and in a callback."""
+    """The error is raised in a plain function body and in a callback."""
 
     class Plain(Job[None]):
         def task(self) -> Any:
@@ -175,14 +175,14 @@ async def test_what_python_itself_treats_as_special_ends_a_node_too(
     async with asyncio.timeout(5), Commander(slow_after=None) as commander:
         nodes = [commander.put_job(Plain()), commander.call_handler(give()).at_end(callback)]
         for node in nodes:
-            # In an await, which is a generator, Python makes a RuntimeError of a StopIteration.
+            # In an await, which is a generator, Python turns a StopIteration into a RuntimeError.
             with pytest.raises((kind, NodeCancelled, RuntimeError)):
                 await node
     assert {node.state for node in nodes} <= {"failed", "cancelled"}
 
 
 async def test_a_frozen_exception_carries_its_note() -> None:
-    """As any other; one whose notes are no list stays as it is."""
+    """An exception whose notes are not a list stays unchanged."""
     async with asyncio.timeout(5), Commander(slow_after=None) as commander:
         for name, expected in (("Frozen", 1), ("Slotted", 1), ("NoNotes", 1), ("NotesTuple", 0)):
             node = commander.put_job(Throws(name, "end"), claim=True)
@@ -193,7 +193,7 @@ async def test_a_frozen_exception_carries_its_note() -> None:
 
 @pytest.mark.parametrize("name", ALL_ERRORS)
 def test_an_exception_is_described_and_noted_without_its_help(name: str) -> None:
-    """In a few words, never by its own code."""
+    """A short description never calls the exception's own code."""
     error = make_error(name, "x" * 1000)
     note(error, "a note")
     assert isinstance(notes_of(error), list)
@@ -203,7 +203,7 @@ def test_an_exception_is_described_and_noted_without_its_help(name: str) -> None
 
 @pytest.mark.parametrize("kind", [Broken, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_log_handler_that_raises_keeps_no_node_from_its_end(kind: type[BaseException]) -> None:
-    """An interrupt among it leaves the loop once the node has ended."""
+    """An interrupt in the handler leaves the loop after the node has ended."""
     ended: list[str] = []
 
     @handler
@@ -228,7 +228,7 @@ def test_a_log_handler_that_raises_keeps_no_node_from_its_end(kind: type[BaseExc
 def test_what_a_broken_log_handler_lost_is_on_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path, and what failed: no failure is lost."""
+    """Standard error has the path and the failure, so no failure is lost."""
 
     @handler
     async def fails(node: Node[Any]) -> None:
@@ -248,7 +248,7 @@ def test_what_a_broken_log_handler_lost_is_on_standard_error(
 
 @pytest.mark.parametrize("option", [{"timeout": "1"}, {"timeout": float("nan")}, {"retry": 3}])
 async def test_options_that_could_only_fail_later_are_refused_at_once(option: Any) -> None:
-    """By a `TypeError` that names the remedy; the node can still be put."""
+    """A `TypeError` names the remedy. The node can still be put."""
     async with asyncio.timeout(5), Commander(slow_after=None) as commander:
         node = give(1)
         with pytest.raises(TypeError, match=r"must be a"):
@@ -260,7 +260,7 @@ async def test_options_that_could_only_fail_later_are_refused_at_once(option: An
 def test_the_pauses_between_attempts_grow_to_their_limit_however_many_there_were(
     factor: float,
 ) -> None:
-    """The power that would tell them apart is beyond what a float can hold."""
+    """The pause stays at its maximum although factor ** n exceeds a float."""
     for waits in (1, 1024, 100_000):
         retry = Retry(attempts=200_000, backoff=1, factor=factor, max_backoff=7, jitter=0)
         assert retry.next_delay(ValueError(), [0.0] * (waits + 5), 0.0) == 7
@@ -268,7 +268,7 @@ def test_the_pauses_between_attempts_grow_to_their_limit_however_many_there_were
 
 
 def test_a_predicate_that_nobody_would_await_is_refused() -> None:
-    """It would be true of everything."""
+    """An async predicate would be true for every failure."""
 
     async def predicate(error: BaseException) -> bool:
         return False
@@ -279,7 +279,7 @@ def test_a_predicate_that_nobody_would_await_is_refused() -> None:
 
 @pytest.mark.parametrize("priority", ["high", [], None, float("nan"), 1.5])
 async def test_a_priority_that_is_no_integer_is_refused_at_once(priority: Any) -> None:
-    """Nothing has entered the tree, which ends."""
+    """No node enters the tree, and the tree ends."""
     async with asyncio.timeout(5), Commander(max_concurrency=1, slow_after=None) as commander:
         with pytest.raises(TypeError):
             commander.put_job(Throws("Frozen", "never"), priority=priority)
@@ -287,7 +287,7 @@ async def test_a_priority_that_is_no_integer_is_refused_at_once(priority: Any) -
 
 
 async def test_any_reason_cancels() -> None:
-    """None is no reason, and not no cancel; anything else is its text."""
+    """None means without a reason, but still cancels. Other objects become text."""
     async with asyncio.timeout(5), Commander(slow_after=None) as commander:
         reasons: tuple[Any, ...] = (None, 7, ValueError("because"))
         for reason, text in zip(reasons, ("", "7", "because"), strict=True):
@@ -300,7 +300,7 @@ async def test_any_reason_cancels() -> None:
 
 
 async def test_a_future_that_refuses_to_be_cancelled_keeps_no_other_from_it(caplog: Any) -> None:
-    """It is logged and cancelled as asyncio would; the rest of the tree is told all the same."""
+    """The refusal is logged as in asyncio. The rest of the tree is cancelled."""
 
     class Stubborn(asyncio.Future[None]):
         def cancel(self, msg: object = None) -> bool:
@@ -325,7 +325,7 @@ async def test_a_future_that_refuses_to_be_cancelled_keeps_no_other_from_it(capl
 
 @pytest.mark.parametrize("kind", ["commander", "node"])
 def test_rounds_that_put_the_next_one_end_with_what_they_are_put_below(kind: str) -> None:
-    """Each `at_done` puts another round; a round that never ran puts none, and has not failed."""
+    """Each `at_done` puts another round. A round that never ran puts none and does not fail."""
     states: list[str] = []
 
     def next_round(node: Node[Any]) -> None:
@@ -358,7 +358,7 @@ def test_rounds_that_put_the_next_one_end_with_what_they_are_put_below(kind: str
 
 @pytest.mark.parametrize("name", ALL_ERRORS)
 async def test_who_reads_a_reply_is_told_of_an_odd_failure_of_its_source(name: str) -> None:
-    """The branch ends with it, and so does the node that forked."""
+    """The branch raises the failure, and the node that forked fails with it."""
     error = make_error(name)
 
     async def source() -> Any:
@@ -379,7 +379,7 @@ async def test_who_reads_a_reply_is_told_of_an_odd_failure_of_its_source(name: s
 
 
 class Slow(Exception):
-    """Counts how often anybody asks for its text."""
+    """An exception that counts requests for its text."""
 
     asked = 0
 
@@ -391,7 +391,7 @@ class Slow(Exception):
 
 
 def test_nested_failures_cost_no_more_for_each_level_than_one_does() -> None:
-    """Under `collect` and raised anew at each level, nobody asks for the text of what is inside."""
+    """Under `collect`, or raised again at each level, no inner exception's text is requested."""
 
     class Level(Job[None]):
         depth: int
@@ -420,7 +420,7 @@ def test_nested_failures_cost_no_more_for_each_level_than_one_does() -> None:
 
 
 def test_the_paths_of_a_deep_failure_cost_its_depth_and_not_its_square() -> None:
-    """Each of so many levels makes a failure of its own, with a note, and none walks to the top."""
+    """Each level raises a new failure with a note, and no level walks to the top."""
     depth = 3_000
 
     class Level(Job[None]):
@@ -453,7 +453,7 @@ def test_the_paths_of_a_deep_failure_cost_its_depth_and_not_its_square() -> None
 
 
 def test_a_node_closed_in_a_callback_of_a_node_that_ran_is_its_failure() -> None:
-    """Only one that never ran is excused."""
+    """`NodeClosed` raised in a callback fails the node, unless its body never ran."""
 
     def puts(node: Node[Any]) -> None:
         node.call_handler(give())

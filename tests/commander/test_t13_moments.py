@@ -1,4 +1,4 @@
-"""T13: what a user's code does to the tree from within an end leaves that end whole."""
+"""T13: user code that changes the tree while a node ends does not break that end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.contract("T13")
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("act", ["exit", "cancel"])
 async def test_a_predicate_that_ends_its_node_is_obeyed_at_once(act: str, answer: bool) -> None:
-    """No pause is waited for, and `at_terminate` runs alone."""
+    """The node skips its pause, and only `at_terminate` runs."""
     ran: list[str] = []
     node = fail(ValueError())
     node.at_terminate(lambda node: ran.append("terminate"))
@@ -53,7 +53,7 @@ async def test_a_predicate_that_ends_its_node_is_obeyed_at_once(act: str, answer
 
 @pytest.mark.parametrize("answer", [True, False])
 async def test_a_predicate_puts_no_child_below_its_node(answer: bool) -> None:
-    """A node that ends has none alive, and neither has the next attempt."""
+    """`NodeClosed` refuses the put, whether or not another attempt follows."""
     alive: list[int] = []
     refused: list[NodeClosed] = []
 
@@ -83,7 +83,7 @@ async def test_a_predicate_puts_no_child_below_its_node(answer: bool) -> None:
 def test_an_interrupt_leaves_the_parents_clean_up_whole(
     where: str, fault: type[BaseException]
 ) -> None:
-    """The body is told once, though its child has failed and then the tree is ended."""
+    """The body is cancelled once, although its child fails and then the tree ends."""
     cleaned: list[bool] = []
 
     @handler
@@ -121,7 +121,7 @@ def test_an_interrupt_leaves_the_parents_clean_up_whole(
 
 
 async def test_a_cancel_does_not_disturb_the_clean_up_after_a_timeout() -> None:
-    """The body has been told by then; the node ends cancelled."""
+    """The body is already cancelled by then. The node ends cancelled."""
     cleaned: list[bool] = []
     cleaning = asyncio.Event()
 
@@ -145,7 +145,7 @@ async def test_a_cancel_does_not_disturb_the_clean_up_after_a_timeout() -> None:
 
 @pytest.mark.parametrize("act", ["exit", "cancel"])
 def test_a_signal_handlers_plain_call_wakes_a_loop_that_sleeps(act: str) -> None:
-    """Nothing else would, as the loop itself knows of no signal."""
+    """The loop is not notified of the signal, so only the call can wake it."""
 
     @handler
     async def waits(node: Node[Any]) -> None:
@@ -171,14 +171,14 @@ def test_a_signal_handlers_plain_call_wakes_a_loop_that_sleeps(act: str) -> None
 
 
 class StubbornTask(asyncio.Task[Any]):
-    """A task that cannot be cancelled by its own method."""
+    """A task that its own method cannot cancel."""
 
     def cancel(self, msg: Any = None) -> bool:
         raise ValueError("no")
 
 
 class Closed(asyncio.Task[Any]):
-    """A task that takes no callbacks."""
+    """A task that accepts no callbacks."""
 
     def add_done_callback(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("no")
@@ -186,7 +186,7 @@ class Closed(asyncio.Task[Any]):
 
 @pytest.mark.parametrize("kind", [StubbornTask, Closed])
 async def test_odd_tasks_of_a_factory_end_as_others_do(kind: type[asyncio.Task[Any]]) -> None:
-    """Those that refuse a cancel, and those that refuse a callback."""
+    """Tasks that refuse a cancel or a callback end normally."""
     loop = asyncio.get_running_loop()
     own = asyncio.current_task()
 
@@ -207,7 +207,7 @@ async def test_odd_tasks_of_a_factory_end_as_others_do(kind: type[asyncio.Task[A
 
 
 async def test_a_factory_that_raises_into_a_body_uses_up_its_attempts() -> None:
-    """Though the body itself has not begun in any of them."""
+    """The body itself does not begin in any of the attempts."""
     loop = asyncio.get_running_loop()
     thrown: list[int] = []
 
@@ -235,7 +235,7 @@ async def test_a_factory_that_raises_into_a_body_uses_up_its_attempts() -> None:
 
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_a_futures_callback_keeps_no_other_future_unanswered(fault: type[BaseException]) -> None:
-    """Those that are still open at the end are answered there, each of them."""
+    """Each future that is open at the end is answered there."""
 
     def boom(future: Future[Any]) -> None:
         raise fault
@@ -246,7 +246,7 @@ def test_a_futures_callback_keeps_no_other_future_unanswered(fault: type[BaseExc
 
     loop = asyncio.new_event_loop()
     commander = loop.run_until_complete(main())
-    record_of(commander).tree.requests._over = False  # as just before the end
+    record_of(commander).tree.requests._over = False  # as immediately before the end
     futures = [commander.put_job_threadsafe(Idle()) for _ in range(3)]
     for future in futures:
         future.add_done_callback(boom)
@@ -256,7 +256,7 @@ def test_a_futures_callback_keeps_no_other_future_unanswered(fault: type[BaseExc
 
 
 async def test_a_drain_from_inside_a_node_cancels_the_others_after_its_timeout() -> None:
-    """The node itself goes on, and is told that not all ended by itself."""
+    """The calling node continues, and drain returns False."""
 
     @handler
     async def drains(node: Node[Any]) -> bool:
@@ -269,7 +269,7 @@ async def test_a_drain_from_inside_a_node_cancels_the_others_after_its_timeout()
 
 
 async def test_a_drain_that_an_exit_ends_says_so() -> None:
-    """Not all has ended by itself."""
+    """drain returns False, because `exit` cancelled nodes."""
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(hang())
         draining = asyncio.create_task(commander.drain())
@@ -279,20 +279,20 @@ async def test_a_drain_that_an_exit_ends_says_so() -> None:
 
 
 async def test_what_is_no_node_is_refused_by_run() -> None:
-    """By a `TypeError` that says what was expected."""
+    """The `TypeError` names the expected type."""
     for given in (42, None, give):
         with pytest.raises(TypeError, match="not a job or a handler"):
             await Commander().run(given)  # type: ignore[arg-type]
 
 
 def test_what_is_no_node_is_refused_by_the_blocking_run() -> None:
-    """Before a loop is made."""
+    """The refusal comes before a loop is made."""
     with pytest.raises(TypeError, match="not a job or a handler"):
         run(42)  # type: ignore[arg-type]
 
 
 async def test_a_reason_that_is_no_text_cancels_all_the_same() -> None:
-    """Also from another thread, where nobody would hear of its failure."""
+    """The call comes from another thread, where an error would go unnoticed."""
 
     class Mute:
         def __str__(self) -> str:

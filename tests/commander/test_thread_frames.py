@@ -1,4 +1,4 @@
-"""The frames of a running thread are read safely, whatever finalizers do."""
+"""Frames of a running thread are read safely, whatever finalizers do."""
 
 import gc
 import itertools
@@ -14,8 +14,8 @@ from anabranch.commander.thread import frames_of_thread, local_in
 
 pytestmark = pytest.mark.contract("T12")
 
-# The reader's garbage lets the other thread leave all its frames, and enter others in their place.
-# Run in a process of its own: reading frames that the thread has left crashes.
+# The reader's garbage lets the other thread leave all its frames and enter others.
+# Runs in a separate process: reading frames that the thread has left crashes.
 FINALIZER = """
     import gc, sys, threading
     from anabranch.commander.thread import frames_of_thread, local_in
@@ -82,7 +82,7 @@ FINALIZER = """
 
 @pytest.mark.parametrize("threshold", [1, 5, 50, 150, 1_000])
 def test_a_finalizer_does_not_let_the_thread_run_on_while_its_frames_are_read(threshold):
-    """Wherever the collector would start: all frames are of the same moment."""
+    """Wherever the collector would start, all frames are of the same moment."""
     program = textwrap.dedent(FINALIZER % threshold)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
@@ -91,7 +91,7 @@ def test_a_finalizer_does_not_let_the_thread_run_on_while_its_frames_are_read(th
 
 
 def test_the_frames_of_a_thread_that_calls_and_returns_are_read_from_another():
-    """Deep and shallow, with garbage that has finalizers: each read is a stack that can be."""
+    """Each read is a possible stack, deep or shallow, also with garbage that has finalizers."""
     over, called = threading.Event(), threading.Event()
     calls = itertools.count()
 
@@ -106,7 +106,7 @@ def test_the_frames_of_a_thread_that_calls_and_returns_are_read_from_another():
         if left:
             deep(left - 1)
         if next(calls) % 37 == 0 and not called.is_set():
-            Garbage()  # one for each read, or the reader would mostly finalize
+            Garbage()  # one per read, or the reader would spend its time on finalizers
             called.set()
         return [left]
 
@@ -140,7 +140,7 @@ def test_the_frames_of_a_thread_that_calls_and_returns_are_read_from_another():
 
 
 def test_a_collector_that_is_off_stays_off():
-    """And one that is on stays on, also where the thread has ended."""
+    """An enabled collector stays enabled, also if the thread has ended."""
     ended = threading.Thread(target=int)
     ended.start()
     ended.join()

@@ -25,7 +25,7 @@ from anabranch.jobs import Job
 
 pytestmark = pytest.mark.contract("T15")
 
-WORK = 0.005  # seconds that a blocking function is at work between two looks
+WORK = 0.005  # seconds that a blocking function works between two checks
 
 
 class Square(Job[int]):
@@ -37,7 +37,7 @@ class Square(Job[int]):
 
 
 async def in_thread(function):
-    """Run a function in a thread that belongs to nobody."""
+    """Run a function in a thread outside any tree."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return await asyncio.get_running_loop().run_in_executor(pool, function)
 
@@ -46,7 +46,7 @@ async def in_thread(function):
 
 
 async def test_jobs_and_handlers_are_put_from_any_thread():
-    """The future gives the result in the thread that asked."""
+    """The calling thread receives the result from the future."""
     async with asyncio.timeout(10), Commander() as commander:
 
         def ask():
@@ -58,7 +58,7 @@ async def test_jobs_and_handlers_are_put_from_any_thread():
 
 
 async def test_many_threads_may_put_at_once():
-    """Each gets its own results."""
+    """Each thread receives its own results."""
     async with asyncio.timeout(20), Commander(max_concurrency=3) as commander:
 
         def ask(first):
@@ -76,7 +76,7 @@ async def test_many_threads_may_put_at_once():
 
 
 async def test_a_failure_is_raised_in_the_thread_that_asked():
-    """And a cancelled node gives it `NodeCancelled`."""
+    """A cancelled node raises `NodeCancelled` there."""
     async with asyncio.timeout(5), Commander() as commander:
         node = hang()
         cancelled = commander.call_handler_threadsafe(node)
@@ -90,7 +90,7 @@ async def test_a_failure_is_raised_in_the_thread_that_asked():
 
 
 async def test_a_future_that_is_cancelled_cancels_its_node():
-    """From the other thread, while the node runs."""
+    """The other thread cancels the future while the node runs."""
     ended, running = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(5), Commander() as commander:
         node = hang(running).at_terminate(lambda _: ended.set())
@@ -104,7 +104,7 @@ async def test_a_future_that_is_cancelled_cancels_its_node():
 
 
 async def test_a_future_cancelled_before_its_node_started_keeps_it_from_starting():
-    """It never enters the tree."""
+    """The node never enters the tree."""
     async with asyncio.timeout(5), Commander() as commander:
         node = give()
         commander.call_handler_threadsafe(node).cancel()
@@ -113,7 +113,7 @@ async def test_a_future_cancelled_before_its_node_started_keeps_it_from_starting
 
 
 async def test_a_refusal_arrives_in_the_future():
-    """The commander has left, the node was started before, the wrong call."""
+    """The commander has exited, the node was already started, or the call was the wrong one."""
     async with asyncio.timeout(5), Commander() as commander:
         used = give()
         await commander.run(used)
@@ -127,7 +127,7 @@ async def test_a_refusal_arrives_in_the_future():
 
 
 def test_a_put_after_the_end_of_the_loop_raises_at_once():
-    """There is nobody left who could answer."""
+    """No loop is left to answer."""
     commanders = []
 
     @handler
@@ -140,13 +140,13 @@ def test_a_put_after_the_end_of_the_loop_raises_at_once():
 
 
 def test_a_put_before_the_block_is_an_error():
-    """There is no loop yet."""
+    """The loop does not exist yet."""
     with pytest.raises(RuntimeError, match="async with"):
         Commander().put_job_threadsafe(Square(1))
 
 
 async def test_options_go_with_a_thread_safe_put():
-    """`parent`, `timeout` and the rest are those of `put_job`."""
+    """`parent`, `timeout` and the others have the meaning they have in `put_job`."""
     async with asyncio.timeout(5), Commander() as commander:
         running = asyncio.Event()
         parent = commander.call_handler(hang(running))
@@ -163,7 +163,7 @@ async def test_options_go_with_a_thread_safe_put():
 
 
 def test_commanders_run_in_several_threads_at_once():
-    """Each with its own loop; none sees another's nodes."""
+    """Each commander has its own loop and sees no node of the others."""
 
     @handler
     async def many(node, count):
@@ -176,7 +176,7 @@ def test_commanders_run_in_several_threads_at_once():
 
 
 async def test_a_node_of_one_commander_puts_into_that_of_another_thread():
-    """And awaits the future as any other; the node belongs there."""
+    """The node belongs to the other commander. Its future is awaited like any other."""
     ready, other = threading.Event(), []
 
     @handler
@@ -206,7 +206,7 @@ async def test_a_node_of_one_commander_puts_into_that_of_another_thread():
 
 
 async def test_commanders_nest():
-    """A body may have a commander of its own; its nodes are not in the outer tree."""
+    """A commander inside a body has a separate tree."""
 
     @handler
     async def outer(node):
@@ -223,7 +223,7 @@ async def test_commanders_nest():
 
 
 async def test_cancelling_reaches_through_a_nested_commander():
-    """The outer node's CancelledError leaves the inner block, which cancels what is in it."""
+    """The outer node's CancelledError leaves the inner block, which cancels its nodes."""
     ended, running = [], asyncio.Event()
 
     @handler
@@ -242,7 +242,7 @@ async def test_cancelling_reaches_through_a_nested_commander():
 
 
 async def test_blocking_work_is_a_child_node_and_gives_its_result():
-    """Arguments and keywords are passed on; the loop goes on meanwhile."""
+    """Arguments and keywords are passed on. The loop is not blocked."""
 
     started, release = threading.Event(), threading.Event()
 
@@ -268,7 +268,7 @@ async def test_blocking_work_is_a_child_node_and_gives_its_result():
 
 
 async def test_blocking_work_that_nobody_awaits_is_joined():
-    """And its failure follows the policy, as any child's."""
+    """Its failure follows the policy, like that of any child."""
     done, release = [], threading.Event()
 
     def work(raising):
@@ -293,7 +293,7 @@ async def test_blocking_work_that_nobody_awaits_is_joined():
 
 
 async def test_a_cancelled_node_is_not_done_before_its_thread_returns():
-    """The function polls `check_cancelled`, which raises in it; then the node ends."""
+    """The function polls `check_cancelled`, which raises in it. Then the node ends."""
     order, started = [], threading.Event()
 
     def work():
@@ -315,7 +315,7 @@ async def test_a_cancelled_node_is_not_done_before_its_thread_returns():
 
 
 async def test_an_abandoned_thread_is_not_waited_for():
-    """The node ends at once, the thread runs on by itself."""
+    """The node ends at once, and the thread continues alone."""
     started, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work():
@@ -335,7 +335,7 @@ async def test_an_abandoned_thread_is_not_waited_for():
 
 
 async def test_a_timeout_tells_a_thread():
-    """`timeout=` on the node above it."""
+    """The node above the thread has the `timeout=`."""
     told = []
 
     def work():
@@ -357,7 +357,7 @@ async def test_a_timeout_tells_a_thread():
 
 
 def test_check_cancelled_belongs_in_a_thread_or_process_of_a_node():
-    """Elsewhere it is an error."""
+    """Other callers get an error."""
     with pytest.raises(RuntimeError):
         check_cancelled()
 
@@ -366,14 +366,14 @@ def test_check_cancelled_belongs_in_a_thread_or_process_of_a_node():
 
 
 async def test_work_in_a_process_gives_its_result():
-    """It is another process, and the result came back."""
+    """The function runs in another process, and its result comes back."""
     async with asyncio.timeout(20), Commander() as commander:
         assert await commander.in_process(pow, 2, 10) == 1024
         assert await commander.in_process(os.getpid) != os.getpid()
 
 
 async def test_a_failure_in_a_process_is_raised_with_its_traceback():
-    """As a note."""
+    """The traceback is a note of the exception."""
     async with asyncio.timeout(20), Commander() as commander:
         with pytest.raises(ValueError, match="invalid literal") as caught:
             await commander.in_process(int, "x")
@@ -381,7 +381,7 @@ async def test_a_failure_in_a_process_is_raised_with_its_traceback():
 
 
 async def test_a_process_is_told_and_then_ended(tmp_path):
-    """Cancelled, it is gone within the grace period."""
+    """A cancelled process ends within the grace period."""
     started = tmp_path / "started"
     body = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(3600)"
     async with asyncio.timeout(20), Commander() as commander:
@@ -393,7 +393,7 @@ async def test_a_process_is_told_and_then_ended(tmp_path):
 
 
 async def test_a_process_that_dies_without_a_result_is_lost():
-    """`WorkerLost`, with the path."""
+    """`WorkerLost` has the node's path."""
     async with asyncio.timeout(20), Commander() as commander:
         node = commander.in_process(os._exit, 3)
         with pytest.raises(WorkerLost, match="status 3") as caught:
@@ -402,7 +402,7 @@ async def test_a_process_that_dies_without_a_result_is_lost():
 
 
 async def test_what_cannot_be_sent_to_a_process_is_refused():
-    """A function made on the spot; the message says what to do about it."""
+    """The message for a local function names the remedy."""
     async with asyncio.timeout(20), Commander() as commander:
         with pytest.raises(TypeError, match="pickle"):
             await commander.in_process(lambda: 1)

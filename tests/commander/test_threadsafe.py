@@ -1,4 +1,4 @@
-"""Calls from elsewhere: the futures of the thread-safe ones, and the refusal of the others."""
+"""Calls from other threads: futures of the thread-safe calls, and refusals of the others."""
 
 import asyncio
 import concurrent.futures as cf
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.contract("T15")
 
 
 async def in_thread(function, *args):
-    """Run a function in a thread that belongs to nobody."""
+    """Run a function in a thread outside any tree."""
     with cf.ThreadPoolExecutor(1) as pool:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
@@ -28,7 +28,7 @@ async def in_thread(function, *args):
 
 
 async def test_wait_and_as_completed_see_a_future_that_was_cancelled():
-    """Before its node has started, while it runs, and from two threads at once."""
+    """The cancel comes before the node starts, while it runs, or from two threads at once."""
     async with asyncio.timeout(10), Commander() as commander:
 
         def ask():
@@ -49,7 +49,7 @@ async def test_wait_and_as_completed_see_a_future_that_was_cancelled():
 
 
 async def test_a_callback_that_raises_disturbs_neither_the_others_nor_the_node(caplog):
-    """Whether the future ends by its node or by a cancel: it is logged, as the library says."""
+    """The future ends by its node or by a cancel. The error is logged, as the library documents."""
 
     def raises(_):
         raise ValueError("a callback")
@@ -73,7 +73,7 @@ async def test_a_callback_that_raises_disturbs_neither_the_others_nor_the_node(c
 
 @pytest.mark.parametrize("seed", seeds(example_count(8, 40)))
 async def test_futures_are_as_documented_however_threads_use_them(seed, caplog):
-    """Four threads ask, wait, cancel and add callbacks as they come; some of these raise."""
+    """Four threads ask, wait, cancel and add callbacks at random. Some callbacks raise."""
     make = random.Random(seed)
     kinds = {"give": give, "fail": lambda: fail(ValueError()), "hang": hang, "idle": Idle}
     called, answers = [], []
@@ -95,7 +95,7 @@ async def test_futures_are_as_documented_however_threads_use_them(seed, caplog):
 
                 def callback(done, token=token, raising=raises):
                     assert done.done()
-                    called.remove(token)  # a second time it would raise, and be logged
+                    called.remove(token)  # a second call would raise, and be logged
                     if raising:
                         raise KeyError("meant")
 
@@ -138,7 +138,7 @@ async def test_futures_are_as_documented_however_threads_use_them(seed, caplog):
 
 
 def test_no_future_is_left_without_an_answer_when_the_loop_ends():
-    """Threads put on and on while `run` comes to its end: each put is answered or refused."""
+    """Threads put without pause while `run` ends. Each put is answered or refused."""
     for _ in range(20):
         commanders, futures, over = [], [], threading.Event()
 
@@ -166,7 +166,7 @@ def test_no_future_is_left_without_an_answer_when_the_loop_ends():
 
 
 async def test_what_is_unanswered_at_the_commanders_end_is_answered_there():
-    """A put that comes too late for the loop to look at it; the job never enters the tree."""
+    """The put comes too late for the loop. The job never enters the tree."""
     late, futures = Idle(), []
     async with asyncio.timeout(5), Commander() as commander:
         node = give().at_commander_end(lambda _: futures.append(commander.put_job_threadsafe(late)))
@@ -179,7 +179,7 @@ async def test_what_is_unanswered_at_the_commanders_end_is_answered_there():
 
 
 def test_a_future_can_be_cancelled_when_its_loop_was_closed():
-    """There is nobody left whom that could reach; who waits for it goes on."""
+    """The cancel reaches no node. Threads that wait for the future continue."""
 
     async def opened():
         await commander.__aenter__()
@@ -193,7 +193,7 @@ def test_a_future_can_be_cancelled_when_its_loop_was_closed():
 
 
 def test_a_run_that_is_abandoned_answers_those_who_wait():
-    """Whatever ends it: `sys.exit` in a body, with a node of another thread's under way."""
+    """A body calls `sys.exit` while a node that another thread put is running."""
     futures, running = [], asyncio.Event()
 
     @handler
@@ -211,21 +211,21 @@ def test_a_run_that_is_abandoned_answers_those_who_wait():
     assert isinstance(futures[0].exception(5), (NodeClosed, NodeCancelled))
 
 
-# --- leaving and cancelling from elsewhere
+# --- exit and cancel from other threads
 
 
 async def test_exit_threadsafe_wakes_the_loop_and_leaves():
-    """Nothing else happens on it; pending runs return the result."""
+    """The loop is otherwise idle. Pending runs return the result."""
     async with asyncio.timeout(5), Commander() as commander:
         asked = asyncio.create_task(commander.run(hang()))
         await settle_loop()
         await in_thread(commander.exit_threadsafe, "left")
         assert await asked == "left"
-    commander.exit_threadsafe()  # after its end there is nothing to leave
+    commander.exit_threadsafe()  # ignored after the commander's end
 
 
 async def test_cancel_threadsafe_cancels_a_node_or_the_whole_tree():
-    """With a reason; also a node that was put the moment before."""
+    """The cancel has a reason, and reaches a node that was put immediately before."""
     async with asyncio.timeout(5):
         with pytest.raises(NodeCancelled, match="all of it"):
             async with Commander() as commander:
@@ -235,7 +235,7 @@ async def test_cancel_threadsafe_cancels_a_node_or_the_whole_tree():
                 def cancel():
                     commander.cancel_threadsafe(one, reason="this one")
                     future = commander.call_handler_threadsafe(third)
-                    commander.cancel_threadsafe(third)  # it comes after the put, as it was asked
+                    commander.cancel_threadsafe(third)  # cancelled after the put
                     with pytest.raises(NodeCancelled):
                         future.result(5)
 
@@ -249,7 +249,7 @@ async def test_cancel_threadsafe_cancels_a_node_or_the_whole_tree():
 
 
 async def test_cancel_threadsafe_refuses_what_it_cannot_cancel():
-    """A reason where a node belongs, another tree's node, a commander that has not begun."""
+    """A reason in place of a node, a node of another tree and an unstarted commander are errors."""
     async with asyncio.timeout(5), Commander() as commander, Commander() as other:
         node = other.call_handler(give())
         with pytest.raises(TypeError, match="reason="):
@@ -277,7 +277,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("place", ["plain thread", "loop of another thread", "in_thread"])
 async def test_what_changes_the_tree_is_refused_elsewhere_and_the_safe_way_named(call, place):
-    """And has changed nothing: the node runs on, without children, and its commander stays open."""
+    """The tree is unchanged: the node runs on without children, and its commander stays open."""
     attempt, named = CALLS[call]
 
     def refused(node):
@@ -306,7 +306,7 @@ async def test_what_changes_the_tree_is_refused_elsewhere_and_the_safe_way_named
 
 
 def test_the_trees_own_thread_may_cancel_with_no_task_running():
-    """In a callback of the loop, in a signal handler, and while the loop stands still."""
+    """Callbacks of the loop and signal handlers may cancel, also while the loop is stopped."""
 
     async def opened():
         await commander.__aenter__()
@@ -338,7 +338,7 @@ def test_the_trees_own_thread_may_cancel_with_no_task_running():
 
 
 async def test_a_body_of_another_tree_is_elsewhere_too():
-    """On a loop of its own: what it may do there it may not do here."""
+    """The body runs on another loop, so it must use the thread-safe calls."""
     refused = []
 
     @handler
