@@ -64,7 +64,7 @@ class StreamWriter:
         self._items: deque[Any] = deque()
         self._news = asyncio.Event()
         self._space = asyncio.Event()
-        self._ip_addresses = count(1)
+        self._ask_numbers = count(1)
         self._asks: dict[int, asyncio.Future[Any]] = {}
         # The failure for a reader that continues after a cancel.
         self._cancel_error: Exception = RuntimeError("the stream was cancelled in its actor")
@@ -109,7 +109,7 @@ class StreamWriter:
         """
         if self._task.done():
             raise RuntimeError("cannot ask the caller, because its call is over")
-        number = next(self._ip_addresses)
+        number = next(self._ask_numbers)
         answer = self._asks[number] = asyncio.get_running_loop().create_future()
         self.send_nowait(Ask(number, question))
         try:

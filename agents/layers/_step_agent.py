@@ -41,10 +41,10 @@ class StepAgent(Agent[ToolAction]):
 
     `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`. Each
     session has separate variables. `formats` say how the model writes calls. The default is the
-    backend's formats. If it has none, a fenced block of JSON is a call (`FencedCall`), and a fenced
-    block of code is a call of "interpreter". If a format has no `instruction`, the prompt lists the
-    tools and shows an example. The model reads the error of an invalid or failed call, and may
-    correct it.
+    backend's formats. If none of them finds calls, a fenced block of JSON is a call (`FencedCall`),
+    and a fenced block of code is a call of "interpreter". If a format has no `instruction`, the
+    prompt lists the tools and shows an example. The model reads the error of an invalid or failed
+    call, and may correct it.
 
     The agent stops when a reply is `finished`, by default one without a call, or after `max_rounds`
     replies. Then the last reply is the answer, its `extra["status"]` is "max_rounds", and its call
