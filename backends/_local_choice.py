@@ -34,7 +34,7 @@ _PLAIN_REQUESTS = (
     "Good morning!",
     "Write a short story.",
 )
-# Not the requests of the prompt: those would score as their headings.
+# Other requests than those in the prompt, because the model would repeat the headings of those.
 _NEUTRAL_REQUESTS = (
     "Why do birds sing?",
     "What is a window?",
@@ -46,8 +46,8 @@ _NEUTRAL_REQUESTS = (
 # Tuned on the questions marked `tune` and `other` in tests/data/tool_choice.json, not on those
 # marked `held_out`.
 _CHOICE_MARGIN = 3.75
-# A single tool gains less: 1.5 to 4.1 where it is needed, at most 2.4 where none is (each of the
-# three tools of that file alone).
+# The heading of a single tool gains less. Measured with each of that file's three tools alone: 1.5
+# to 4.1 for requests that need the tool, at most 2.4 for others.
 _SINGLE_TOOL_MARGIN = 2.45
 _MIN_LOGPROB = -20.0
 
@@ -103,8 +103,8 @@ def choose(
 ) -> Steps[tuple[ToolSchema | None, Usage]]:
     """Return a tool for `request`, or None unless one `must` be chosen, and the usage.
 
-    The last headings in the prompt gain from their place. So if a tool is needed, the model is
-    asked again with the tools in reverse, and both scores are added. Yields between the steps,
+    The model prefers the last headings in the prompt. So if a tool is needed, the model is asked
+    again with the tools in reverse, and both scores are added. Yields between the steps,
     where it can be stopped. The baselines are measured once for a model and its tools.
     """
     gains, cost = yield from _score_gains(model, request, tools)
@@ -139,7 +139,7 @@ def _score_gains(
 def _baseline(model: Model, sorting: _Sorting) -> Steps[tuple[list[float], Usage]]:
     """Return the average scores over requests that need no tool, and the usage.
 
-    The model's memory keeps them, also those of an interrupted measurement.
+    The model's memory caches the scores, so an interrupted measurement continues.
     """
     cost = Usage()
     usual: list[float] | None = model.memory.get(sorting)

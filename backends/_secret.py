@@ -1,4 +1,4 @@
-"""Remove keys from text, however they are written in it."""
+"""Remove API keys from text, in plain form and encoded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _E = TypeVar("_E", bound=AnabranchError)
 Redact: TypeAlias = Callable[[str], str]
 
 _MIN_KEY_CHARS = 4  # a shorter "key" (a placeholder such as "x") would only spoil the text
-_PIECE_CHARS = 8  # a run of this many characters of a key is removed
-_PROSE_PIECE_CHARS = 12  # in prose only a longer one, because many keys begin with the same words
+_PIECE_CHARS = 8  # each part of a key with this many characters is removed
+_PROSE_PIECE_CHARS = 12  # longer in prose, because many keys begin with the same words
 _PLAIN_WORDS = re.compile(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[ _-](?!$)|$))+|[0-9]{1,7}")
 _AUTH_SCHEME = re.compile(
     r"^(?:bearer|basic|token|key) +", re.IGNORECASE
 )  # may be pasted with the key
-_MAX_WORD_CHARS = 15  # more letters are taken for a key
+_MAX_WORD_CHARS = 15  # a longer text is never an ordinary word
 _MASK = "***"
 
 
@@ -62,13 +62,14 @@ def as_secret(key: str | SecretStr | None) -> SecretStr | None:
 
 
 class Redactor:
-    """Removes keys from texts of any author.
+    """Replaces keys in text with `***`, whether a program, a person or a model wrote the text.
 
-    It finds a key itself; a key written as JSON, URL, HTML, Python, base64 or hexadecimal digits,
-    also several times over; and one with blanks inside. It also finds each piece of eight
-    characters. Two kinds of keys are removed less, because that would also remove ordinary text. A
-    word (or a few words with less than 16 letters together, or up to seven digits) has no pieces,
-    and `prose` leaves it in. A key of fewer than four characters is left in everywhere.
+    It finds a key in plain form, with blanks inside, and escaped for JSON, URLs, HTML or Python,
+    also several times over. It finds a key in base64 or hexadecimal digits, and each part of a key
+    that has eight characters. Two kinds of keys are exceptions, because removing them would damage
+    ordinary text. An ordinary word (a few words of at most 15 characters together, or up to seven
+    digits) is removed by `text`, but only as a whole, and not by `prose`. A key of fewer than four
+    characters is never removed.
     """
 
     __slots__ = ("__weakref__", "_all", "_no_words")
@@ -126,7 +127,7 @@ def _is_word(key: str) -> bool:
 class _KeyPatterns:
     """The forms of the keys to search for.
 
-    They are made at the first search, which most programs never need.
+    The first search computes them, because most programs never search.
     """
 
     keys: Sequence[str]
@@ -168,7 +169,7 @@ class _KeyPatterns:
                 break
             text = _ESCAPE_OR_BLANKS.sub(_decode_escape, text)
         size = self.piece // 2
-        # Each piece contains one of these windows, wherever it begins.
+        # The windows are so close together that each piece of a key in `text` contains one.
         starts = range(0, len(text) - size + 1, self.piece - size + 1)
         return any(form in text for form in decoded) or not self._half_pieces.isdisjoint(
             [text[at : at + size] for at in starts]
@@ -182,10 +183,10 @@ class _KeyPatterns:
 
     @cached_property
     def _forms(self) -> tuple[list[str], list[str], set[str]]:
-        """The keys in three forms.
+        """Return three collections to search for.
 
-        They are the keys as common writers write them; the decoded text of short keys and words;
-        the pieces of all other keys.
+        The first has the keys as common libraries escape them. The others are for text without
+        escapes: complete keys, and pieces of the keys that are not ordinary words.
         """
         literals, decoded, pieces = set[str](), set[str](), set[str]()
         for key in self.keys:
@@ -193,7 +194,8 @@ class _KeyPatterns:
             literals |= {key, written, written.replace("/", "\\/"), html.escape(key)}
             literals |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
             literals |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
-            # Hexadecimal digits, and the part that is equal in base64 of any text around the key.
+            # In base64 the text around a key changes its first and last digits, and its alignment
+            # the rest: these are the stable middles for the three alignments.
             raw = key.encode("utf-8", "surrogatepass")
             encoded = {raw.hex(), raw.hex().upper()}
             for before in range(3):
@@ -219,8 +221,8 @@ class _Unescaped:
     ends: list[int] | range
 
 
-# What a writer puts in place of a character or beside it. A text that was escaped twice is decoded
-# twice; `%25` and `&amp;` in front of an escape are decoded with it.
+# An escape that stands for a character, or blanks. A text that was escaped twice is decoded twice;
+# `%25` and `&amp;` in front of an escape are decoded with it.
 _ESCAPE_OR_BLANKS = re.compile(
     r"%(?:25)*(?P<percent>[0-9a-fA-F]{2})"
     r"|\\+(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2}))?"

@@ -1,4 +1,4 @@
-"""What `http` and `openai` share: requests as JSON, replies as events, embeddings as JSON."""
+"""The base class of `http` and `openai`: JSON requests, streamed replies, embeddings."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class WireBackend(ModelBackend):
         """
 
     def redact(self, text: str) -> str:
-        """Return `text` with stars in place of the key, unless the key is only a word."""
+        """Return `text` with `***` for the API key. A key that is an ordinary word stays."""
         return self._redactor.prose(text)
 
     async def leave_loop(self) -> None:
@@ -235,8 +235,8 @@ def _unreadable(error: Exception) -> BadResponse:
 class _SurrogateMender:
     """Joins surrogate pairs that the deltas of a reply split.
 
-    A half cannot be printed or sent. `from_json` rejects an event with one, so `mend` is only
-    needed for such deltas, and for all others while a half is `pending`.
+    A half of a pair cannot be printed or sent. `from_json` rejects an event that contains one.
+    Call `mend` for the deltas of such an event, and for each later delta while a half is `pending`.
     """
 
     __slots__ = ("_arguments", "_call_id", "_joiners", "pending")
@@ -249,7 +249,7 @@ class _SurrogateMender:
         self.pending = False
 
     def mend(self, delta: Delta) -> Delta:
-        """Return `delta` without halves; the last delta has replacements for those that remain."""
+        """Return `delta` without halves. The last delta gets U+FFFD for each half still pending."""
         ends = delta.done or delta.finish_reason is not None
         for name, joiner in self._joiners.items():
             text = joiner.feed(getattr(delta, name))
@@ -279,7 +279,7 @@ class _SurrogateMender:
 
 
 def _piece(key: int | str, arguments: str) -> ToolCallDelta:
-    """Return more arguments of the call with this index or id."""
+    """Return a delta that adds `arguments` to the call with this index or id."""
     if isinstance(key, int):
         return ToolCallDelta(key, arguments=arguments)
     return ToolCallDelta(-1, key or None, arguments=arguments)
@@ -313,10 +313,10 @@ def _read(
 
 
 def _values(event: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of an event that `from_json` rejects; an empty one is the end mark.
+    """Yield the objects of an event that `from_json` rejects; an empty object stands for `[DONE]`.
 
-    It may have single surrogates, comments, spaces around the end mark, or several objects without
-    an empty line in between. Raises `BadResponse`.
+    The event may have single surrogates, comments, spaces around `[DONE]`, or several objects
+    without an empty line in between. Raises `BadResponse`.
     """
     text = event.decode("utf-8", "replace")
     for line in [text] if _is_json(text) else text.split("\n"):
@@ -346,7 +346,7 @@ def _is_json(text: str) -> bool:
 
 
 def _only_object(value: object, event: bytes) -> dict[str, Any]:
-    """Return an object, also if it is alone in a list, as errors of Gemini.
+    """Return `value` if it is an object, or the only object of a list: Gemini sends errors so.
 
     Raises `BadResponse` for anything else.
     """

@@ -1,8 +1,8 @@
 """Both ends of a subtree that runs in another process.
 
-`RemoteNode` is the body of a node in the home process: it turns reports into events, charges and
-snapshots of the local tree. `RemoteCommander` runs the node's body in the other process, and a
-`Reporter` collects the reports.
+The *home* process put the node. There, `RemoteNode` is the node's body: it turns reports into
+events, charges and snapshots of the local tree. `RemoteCommander` runs the real body in the other
+process, and a `Reporter` collects the reports.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["REPORT_DELAY_SECONDS", "RemoteCommander", "RemoteNode", "Reporter", 
 
 # Seconds after which an event is reported at the latest, unless home is slow to take reports.
 REPORT_DELAY_SECONDS = 0.005
-# Events that are kept while home does not take reports; then the oldest are dropped and counted.
+# Events that are buffered while home does not take reports. Beyond that the oldest are dropped.
 MAX_EVENTS = 10_000
 # Below node 7 the remote nodes are 7000001, 7000002 and so on: they have the same numbers in the
 # logs and errors of both processes.
@@ -93,7 +93,7 @@ class RemoteNode:
         )
 
     def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
-        """Return the unfinished nodes, each before its children; the uppermost at `depth`."""
+        """Return the unfinished remote nodes, parents first; the top ones have this `depth`."""
         children: dict[int | None, list[_RemoteEntry]] = {}
         for entry in self._below.values():
             parent = entry.parent if entry.parent in self._below else None
@@ -140,10 +140,10 @@ class RemoteNode:
                     self._below[number].state = STATE_AFTER_EVENT[kind]
             if number == node.node_id:
                 parent = None if node.parent is None else node.parent.node_id
-            elif not parent:  # put beside the root there
+            elif not parent:  # put beside the remote root: home shows it below `node`
                 parent = node.node_id
             if has_listeners(node):
-                # Below `node`, and of the agent that acts there or else here.
+                # The path continues that of `node`. Without a remote agent, the local one acts.
                 segments = [] if number == node.node_id else [f"{name}#{number}"]
                 ancestor = parent
                 while ancestor is not None and (entry := self._below.get(ancestor)) is not None:
@@ -184,8 +184,8 @@ class _RemoteEntry:
 class _ClockOffset:
     """Converts times of another machine to the clock of home.
 
-    A report is not sent after its arrival, and a body does not start before home starts it: the
-    offset is the smallest one within these bounds.
+    Two facts bound the offset: a report was sent before it arrives, and the remote body starts
+    after home started the node. The smallest offset within these bounds is used.
     """
 
     def __init__(self, started: float) -> None:
@@ -218,7 +218,7 @@ class RemoteCommander(SubtreeCommander, internal=True):
         self._root: Node[Any] | None = None
 
     def put_root(self, node: Node[Any]) -> None:
-        """Put the node that runs for home, with its number there."""
+        """Put the node that runs the body for home, with the number that it has at home."""
         self._root = node
         number = self.context.node_id
         below = number * NUMBERS_PER_NODE
@@ -261,7 +261,7 @@ class Reporter:
 
     def __init__(self, commander: RemoteCommander) -> None:
         self._commander = commander
-        # Home itself publishes the lifecycle of these two nodes.
+        # The commander and its root: home publishes the lifecycle of these itself.
         self._at_home = (0, commander.context.node_id)
         self._tap: Tap | None = None
         self._events: list[EventRecord] = []

@@ -131,7 +131,7 @@ class Commander(Node[Any], internal=True):
     factory at entry, it creates the nodes' tasks.
 
     `max_concurrency` limits how many jobs run their bodies at once (default: no limit). Handlers do
-    not count, nor does a job that waits for the tree, such as for a handler. To limit requests to
+    not count, nor does a job while it awaits other nodes. To limit requests to
     models, use `Limits(concurrency=)`. `policy` applies to top-level nodes whose failures no code
     awaits; the default, `isolate`, logs them. A warning names a body that blocks the loop for
     longer than `slow_after` seconds; None turns that off. `cpu_time` measures the CPU seconds of
@@ -240,7 +240,7 @@ class Commander(Node[Any], internal=True):
             interrupted = await wait_shielded(over, lambda: self._cancel_all(left))
             while kept := tree.commander_end_callbacks:
                 callback, node, context = kept.pop(0)
-                # Without the loop's task factory, which may drop a task: each of these must run.
+                # Not by the loop's task factory, which may drop a task: each of these must run.
                 call = self._run_one(callback, node)
                 task = asyncio.Task(call, loop=tree.loop, context=context)
                 interrupted = await wait_shielded(task, task.cancel) or interrupted
@@ -268,7 +268,7 @@ class Commander(Node[Any], internal=True):
                 CURRENT.set(tree.outer)
 
     def _may_wait(self) -> bool:
-        """Return whether code that gets `GeneratorExit` may still await: the loop runs a task."""
+        """Return whether code that gets `GeneratorExit` may still await: whether a task runs it."""
         try:
             return asyncio.current_task() is not None and self._tree.loop.is_running()
         except RuntimeError:

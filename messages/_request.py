@@ -17,7 +17,7 @@ __all__ = ["Request", "ToolSchema", "has_parameter", "read_tool", "require_reque
 
 
 class ToolSchema(Protocol):
-    """The description of a tool that a backend sends to a model; `anabranch.Tool` has it."""
+    """The description of a tool that a backend sends to a model. Each `anabranch.Tool` is one."""
 
     @property
     def name(self) -> str:

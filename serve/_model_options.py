@@ -1,4 +1,4 @@
-"""The options of a model in a request: which fields are options, and which are ignored (S17)."""
+"""The options of a model in a request: which fields are options, and which are ignored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OpenAI's wire over HTTP: chat completions, Responses with background mode, the list of models.
 
-A request with an unsupported field is refused, and the error names the field (S17).
+A request with an unsupported field is refused, and the error names the field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read a request's fields and messages, and start its run.
 
 The server refuses each field that it does not support, instead of ignoring it. A request cannot
-choose anything that the server has not offered (S17).
+choose anything that the server has not offered.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
 LOGGED_EVENTS: tuple[EventKind, ...] = ("text", "reasoning", "called", "answered")
 # The most events that a tap stores. These taps are emptied at each event.
 TAP_CAPACITY = 1000
-# A person must answer within this time; else it counts as a denial (S16).
+# A person must answer within this time; else it counts as a denial.
 ANSWER_SECONDS = 3600.0
 # Fields of records about the machine and the code; clients get these values instead.
 HIDDEN_FIELDS: Mapping[str, Any] = {
@@ -48,9 +48,9 @@ HIDDEN_FIELDS: Mapping[str, Any] = {
     "text": "",
 }
 CANCELLATION = Failure("cancelled", "The run was cancelled.")
-# The reason of a denial without a person, for the model.
+# The reason that the model gets if a call is denied because no person is there.
 CANNOT_ASK = "no person can be asked"
-# The result of a call in doubt that is not repeated, for the model.
+# The result that the model gets for a call in doubt that is not repeated.
 UNKNOWN_OUTCOME = "this call was interrupted; its outcome is unknown, and it is not repeated"
 
 
@@ -58,10 +58,10 @@ class Run(Node[None], internal=True):
     """Answers one input in a separate tree below this node, and adds entries to `log`.
 
     If the log has a journal, the run is durable; `resumed` means that the journal has the input
-    already. `id` cannot be guessed. `owner` is the client's user. `echo` are fields of the request
-    that its wire repeats. `approvals` has the calls that wait for a person; without `can_ask` they
-    are denied. With `traced`, `trace` has the records of the tree, without content. The node never
-    fails: the last entry has the run's end, without the cause of a failure.
+    already. `id` cannot be guessed. `owner` is the client's user. `echo` has fields of the request
+    that the response repeats. `approvals` has the calls that wait for a person; without `can_ask`
+    they are denied. With `traced`, `trace` has the records of the tree, without content. The node
+    never fails: the last entry has the run's end, without the cause of a failure.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Run(Node[None], internal=True):
         return self._input, {**about, "traced": self.trace is not None, "asks": self._can_ask}
 
     def cancel(self, reason: str = "") -> None:
-        """Cancel it for good: no restart resumes it, unlike a run that the server's end cancels."""
+        """Cancel it permanently. If the server's end cancels it instead, a restart resumes it."""
         self._is_final_cancel = True
         super().cancel(reason)
 
@@ -302,7 +302,7 @@ class Run(Node[None], internal=True):
             self._add("text", text=text, **self._text_fields)
 
     def _add_inner_text(self, event: Event) -> None:
-        """Ignore the text of an agent below the speaker: it does not belong to the answer."""
+        """Ignore text of an agent other than `served.speaker`; it is no part of the answer."""
 
     def _break_off(self, agent: str) -> None:
         """Log that an agent's last text broke off; a new attempt may follow."""
@@ -346,7 +346,7 @@ class Run(Node[None], internal=True):
                     self._put_question(doubt, {**about, "id": f"doubt {doubt.number}"})
 
     async def answer(self, number: int, approved: object) -> bool:
-        """Answer a question; anything but True denies (S16). Return False if it has an answer.
+        """Answer a question; anything but True denies. Return False if it has an answer.
 
         For a call in doubt, True means to repeat it.
         """
@@ -422,7 +422,7 @@ def _deny(_: ToolQuestion) -> Decision:
 
 
 def record_into(log: RunLog, tree: Commander) -> None:
-    """Append the records of a tree, which has been entered, to `log` as lines."""
+    """Append the records of a tree to `log` as lines. The tree's commander must be entered."""
 
     def put(records: Iterable[Record]) -> None:
         for each in records:

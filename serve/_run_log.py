@@ -1,7 +1,7 @@
 """`RunLog`: the entries of a run, numbered and bounded, for any number of readers.
 
-The run never waits for a reader, and readers do not wait for each other (S12). A reader that asks
-for dropped entries gets an error, never a gap (S13).
+The run never waits for a reader, and readers do not wait for each other. A reader that asks
+for dropped entries gets an error, never a gap.
 
 With a journal, readers get an entry after it is on disk, so a crash never takes back an entry that
 a client has seen. The journal stores entries in chunks, as notes of the run. A resumed execution

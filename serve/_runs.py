@@ -226,7 +226,7 @@ class Runs:
         await journal.purge(time.time() - self._keep, prefix=RUN_ID_PREFIX)
 
     def find(self, run_id: str, owner: str) -> Run | None:
-        """Return a run of this owner; None for the run of another owner (S14)."""
+        """Return a run of this owner; None for the run of another owner."""
         run = self._runs.get(run_id)
         is_known = run is not None and run.owner == owner and run.is_accepted
         return run if is_known else None

@@ -145,7 +145,7 @@ async def _answer(server: Server, request: Request, user: str) -> Response:
     try:
         body = await read_body(server, request)
     except Refusal:
-        await run.answer(number, None)  # an answer that cannot be read denies (S16)
+        await run.answer(number, None)  # an answer that cannot be read denies
         raise
     if not await run.answer(number, body.get("approved")):
         raise Refusal(409, "this question has an answer already, or does not exist")

@@ -2,9 +2,9 @@
 
 A *run* has *executions*: one for each time that a process acquires it. An execution appends *rows*
 to the journal and finds those of earlier executions there (these are *recorded*). A *root* is the
-first job of the run, or a later *round*: a job that is put outside the tree of its putter.
-An *effect* is something that a run does outside the process. A *letter* is sent to a run: a signal,
-an answer, a cancel.
+first job of the run, or a later *round*: a job that another job of the run puts beside itself.
+An *effect* is something that a run does outside the process. A *letter* is a message to a run: a
+signal, an answer, a cancel.
 
 For users:
 

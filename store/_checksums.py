@@ -1,4 +1,4 @@
-"""`Row`, and values as bytes in the file: encoded by the journal's codec, with a checksum."""
+"""Journal entries (`Row`), and their values in the file: encoded by a codec, with a checksum."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BytesCodec(Protocol):
 class Checksums:
     """Writes and reads values, each with a checksum of its bytes and of the other columns.
 
-    SQLite does not notice a byte of a value that the disk has changed.
+    SQLite itself does not detect that the disk has changed a byte of a value.
     """
 
     def __init__(self, journal: str, codec: BytesCodec | None) -> None:

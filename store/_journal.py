@@ -105,7 +105,8 @@ class Journal:
         for run in self._driven:
             run.begin_to_suspend()
         for run, released in list(self._driven.items()):
-            if not (isinstance(run, Session) and not run.is_calling):  # its work may still end
+            # Nothing of an idle session is under way, and its own block releases it.
+            if not (isinstance(run, Session) and not run.is_calling):
                 await wait_shielded(released)
         await self._file.close()
 
@@ -115,7 +116,7 @@ class Journal:
         return self._file.is_open
 
     async def start(self, job: Durable[Any], *, run_id: str, queue: str = "") -> RunRow:
-        """Create a pending run durably, or return the existing one; `run` or `take_up` executes it.
+        """Store a pending run, or return the existing one; `run` or `take_up` executes it.
 
         Raises `RunExists` if the name belongs to a run of another class or with other inputs.
         """
@@ -138,16 +139,19 @@ class Journal:
         return await self._file.runs(state, prefix, limit)
 
     async def look(self, run_id: str) -> RunView:
-        """Return a view of a run with its rows, whichever process owns it. Raises `RunNotFound`."""
+        """Return a view of a run with its journal entries, whichever process owns it.
+
+        Raises `RunNotFound`.
+        """
         run, rows, letters = await self._file.look(run_id)
         return view(run, rows, [each for each in letters if each.kind != NOTE_KIND])
 
     async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
         """Create a pending run with the inputs of another and its rows, all or up to number `at`.
 
-        Letters are not copied. The new run executes effects after that row again, with new effect
-        keys. Raises `RunNotFound`, `RunExists` if the new name exists, `ValueError` for a number
-        after the last row.
+        Signals, answers and cancels that wait for the other run are not copied. The new run
+        executes effects after that row again, with new effect keys. Raises `RunNotFound`,
+        `RunExists` if the new name exists, `ValueError` for a number after the last row.
         """
         rows = await self._file.rows(run_id)
         last = rows[-1].seq if rows else 0  # not their count, as some numbers have no row
@@ -278,10 +282,11 @@ class Journal:
             await cancel_unowned(self._file, run_id)
 
     async def resume(self, run_id: str) -> None:
-        """Let the failed parts of a run, and those cancelled for them, run again when it resumes.
+        """Remove a run's failures, and the cancels that they caused, so that these parts run again.
 
-        Completed parts stay, and so do the numbers of attempts. A parked run may be resumed then.
-        Raises `RunNotFound`, `RunBusy`, and `JournalError` for a run that has completed.
+        They run at the next `run` or `take_up`, which this also allows for a parked run. Results
+        and the numbers of attempts stay. Raises `RunNotFound`, `RunBusy`, and `JournalError` for a
+        run that has completed.
         """
         run = await self._file.run(run_id)
         if run.state == "completed":

@@ -1,7 +1,7 @@
 """Remove runs in small transactions, so that other processes can write in between.
 
-The first transaction removes the run itself and notes that its rows are left, so no process sees an
-incomplete run. The next purge completes an interrupted one.
+The first transaction removes the run itself and lists it in `anabranch_purge`, so no process sees
+an incomplete run. Later transactions remove its rows. The next purge completes an interrupted one.
 """
 
 from __future__ import annotations

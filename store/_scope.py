@@ -1,19 +1,20 @@
-"""The scope of a node: the rows that the journal has of it, and the rows that it appends.
+"""The scope of a node: finds the node's rows (journal entries) and appends new ones.
 
 Invariants:
 
-- A plain node runs again in each execution, also one that has failed, as other nodes may have seen
-  its results. So everything in it that may differ is recorded: replies, effects, steps, timeouts
-  and cancels.
-- A durable node with an outcome does not run again. It is not cancelled either, as it had ended
-  before any cancel of this execution.
+- A plain node (a handler, or a job that is not durable) runs again in each execution. This includes
+  nodes that have failed, because other nodes may have seen results of theirs. So everything in it
+  that could differ is recorded: replies, effects, steps, timeouts and cancels.
+- A durable node with an outcome does not run again. No cancel of this execution reaches it, because
+  it ended before.
 - A node whose cancel is recorded does not run again. It ends when it is cancelled again (`_match`).
-- Some rows say that a body does not run again: its end, its next attempt, a timeout, a cancel.
-  Before such a row, the rounds that the body has put are recorded, and its conversations get the
-  messages that it added in earlier executions. It may be cut off before it adds them again.
-- An exception carries the identities of the rows that record it (`attach_idents`). So a node that
-  fails knows which failures caused its own. A failure that code has caught is not among them, and a
-  resume leaves it recorded.
+- After some rows a body does not run again: its end, its next attempt, a timeout, a cancel. Before
+  such a row is appended, the rounds that the body has put are recorded. Its conversations also get
+  the messages that it added in earlier executions, because this execution may not have reached the
+  lines that add them.
+- An exception has the identities of the rows that record it (`attach_idents`). So a node that fails
+  knows which failures caused its own. A failure that the user's code caught is not among them, so
+  `Journal.resume` keeps it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 
 __all__ = ["NodeScope"]
 
-FIRST_COUNT = (1, None)
-ON_COURSE_SECONDS = 30.0  # for other tasks of a body to reach their recorded entries
+FIRST_COUNT = (1, None)  # an entry of `_counts`, shared by all nodes that are put once
+ON_COURSE_SECONDS = 30.0  # how long `until_on_course` waits for the entries to be replayed
 
 
 class DurableNode(Protocol):
@@ -84,9 +85,10 @@ class NodeScope(NodeIdentity):
     lost_failures: frozenset[bytes] = frozenset()
     # The reason why its options cannot be recorded; it fails with this when it begins.
     refusal: ConfigurationError | None = None
-    # The completion order of its children, where other code can tell one end from the next.
+    # The order in which its children end. Made when code may notice which of two ended first.
     _order: CompletionOrder | None = None
-    # Whether it may take another course than the recorded one, as a timer had another outcome.
+    # Whether a timer had another outcome than in an earlier execution, so that the node may do
+    # other things than the recorded ones.
     has_strayed = False
     # The number and the kind of the row with its outcome, if this execution has appended it.
     own_outcome: tuple[int, str] | None = None
@@ -129,7 +131,9 @@ class NodeScope(NodeIdentity):
             description = f"{kind} {inputs}"
         else:
             description, name_part = f"{kind} [{key}]", name_bytes(f"{name}[{key}]")
-        if execution.keys:  # a round made from its row has them removed, and must be the same node
+        if (
+            execution.keys
+        ):  # removed from the inputs in the row of a round: its identity must not depend on them
             cut = execution.keys.cut_text
             description = cut(description)
             name_part = name_bytes(cut(name if key is None else f"{name}[{key}]"))
@@ -138,7 +142,8 @@ class NodeScope(NodeIdentity):
             counts = self._counts = {}
         putter, base, number = self._attempt_ident or self.attempt_ident, self.base_ident, 0
         ident = digest_put(putter, description, 0)
-        # Nodes of other tasks with incomplete inputs look equal, so `number` may refuse them.
+        # Nodes with incomplete inputs look equal. If several tasks put them, their order is not
+        # reproducible, so `number` may refuse them.
         if ident not in counts and (is_complete or not in_side_task):
             counts[ident] = FIRST_COUNT
         elif number := self.number(ident, key, aside=in_side_task and not is_complete, label=name):
@@ -180,7 +185,7 @@ class NodeScope(NodeIdentity):
         if in_side_task:
             scope.is_aside = True
         if in_side_task and durable is not None:
-            # Other tasks may put a node late: recorded ends wait, as its end may come first.
+            # Another task may still put a node that ended before this one, so recorded ends wait.
             order = self._completion_order()
             if scope.is_recorded:
                 order.delay()
@@ -243,7 +248,8 @@ class NodeScope(NodeIdentity):
     async def wait_for_turn(self, node: Node[Any]) -> None:
         parent = self.parent
         aborted = self.execution.find(self.attempt_ident, "aborted")
-        # The recorded failure was awaited. If it came first, it would make the parent fail.
+        # A node awaited the recorded failure. If the failure happened now, before that node awaits
+        # it again, it would make the parent fail.
         if aborted is not None and was_awaited(aborted.value):
             await until_awaited(node)
         if parent is not None and (self.is_durable or aborted is not None):
@@ -256,9 +262,10 @@ class NodeScope(NodeIdentity):
         if not isinstance(waiter, NodeScope) or execution.suspending or execution.suspended:
             return  # a suspension gives up waits that the next execution begins again
         if execution.find(self.ident, "given up") is not None:
-            self.given_up = None  # as recorded: its end need not wait for this any more
+            self.given_up = None  # the recorded timeout has happened again, so the node may end
         elif execution.last_recorded and execution.unreplayed.names_below(waiter.attempt_ident):
-            waiter.has_strayed = True  # it may have given up after these entries only
+            # In the earlier execution, it may have reached these entries before it gave up.
+            waiter.has_strayed = True
         else:
             after = execution.loop.time() - execution.started_at
             with suppress(LeaseLost, JournalError):  # `append` has stopped the run
@@ -266,7 +273,10 @@ class NodeScope(NodeIdentity):
                 execution.append(self.ident, "given up", value, find=True)
 
     def stray(self) -> None:
-        """Note that the node ends although its waiter gave up earlier in an earlier execution."""
+        """Note that the node ends before its waiter timed out, unlike in the earlier execution.
+
+        That waiter may now do other things than the recorded ones.
+        """
         if (wait := self.given_up) is not None and self.parent is not None:
             for scope in self.parent.up():
                 if scope.attempt_ident.hex() == wait["by"]:
@@ -295,7 +305,7 @@ class NodeScope(NodeIdentity):
     def may_end(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> bool:
         parent, outcome = self.parent, self.own_outcome
         if parent is None or (outcome is None and self.given_up is None):
-            return True  # no row of it fixes an order
+            return True  # no row records when it ended
         number, kind = outcome or (self.execution.last_number + 1, "")
         try:
             early = self.given_up is not None or parent.leads_on(number) is not None
@@ -309,10 +319,10 @@ class NodeScope(NodeIdentity):
             return True
 
     def leads_on(self, number: int) -> float | None:
-        """Return in how many seconds its own task reached its next recorded effect.
+        """Return the time between the next recorded effect of its body and the effect before that.
 
-        The seconds since the effect before. None without such an effect, or if it began after the
-        row of this number.
+        In seconds, as recorded. None if no recorded effect is left, or if the next one began after
+        the row `number`.
         """
         execution = self.execution
         if not execution.last_recorded:
@@ -323,13 +333,13 @@ class NodeScope(NodeIdentity):
     def set_putter(self, putter: Node[Any]) -> None:
         super().set_putter(putter)
         if self.is_durable and self.parent is not None:
-            self.parent._completion_order()  # the parent orders ends that this node cannot see
+            self.parent._completion_order()  # not the putter, but the parent orders its end
 
     async def until_seen(self, number: int) -> None:
         """Wait until the body has seen the end of each node that ended before a row.
 
-        The same holds for the bodies above it, up to the nearest durable node. So code that polls
-        whether a node is done sees the same after it gets a recorded result.
+        Also waits for the bodies above it, up to the nearest durable node. So code that gets a
+        recorded result and then asks which nodes are done gets the same answer as before.
         """
         for scope in self.up():
             if scope._order is not None:
@@ -361,7 +371,7 @@ class NodeScope(NodeIdentity):
 
     def record_retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
-        with suppress(JournalError, LeaseLost):  # it has stopped the run, and this node with it
+        with suppress(JournalError, LeaseLost):  # such an error has stopped the run
             self._record_before_leaving()
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_below(node)})
         self.lost_failures = frozenset()
@@ -425,7 +435,7 @@ class NodeScope(NodeIdentity):
                     awaited = immediate_receiver(node) is not None
                     encode = partial(encode_failure, error, awaited=awaited)
                     data = self._record_end(node, "failure", encode)
-                    # The failure had a key in it: this execution gets what a later one reads.
+                    # The recorded failure lacks a key: raise what a later execution will read.
                     if execution.keys and data != encode():
                         again = execution.read_failure(data, self.ident)
                         raise again.with_traceback(error.__traceback__) from None
@@ -456,7 +466,7 @@ class NodeScope(NodeIdentity):
         ):
             with suppress(NotStorable, LeaseLost, JournalError):
                 self._record_before_leaving()
-                # Other children may have failed in the same turn: a resume runs these again too.
+                # Children that failed in the same turn of the loop: a resume runs them again too.
                 others = [] if self._order is None else self._order.failures()
                 execution.record_causes(self.attempt_ident, error, *others)
                 data = encode_failure(error, awaited=awaited)
@@ -488,7 +498,7 @@ class NodeScope(NodeIdentity):
         path = (by if isinstance(by, NodeScope) else self).path()
         after = execution.loop.time() - execution.started_at
         with suppress(LeaseLost, JournalError):  # `append` has stopped the run
-            execution.roots.record_new()  # before the row that ends the bodies which put them
+            execution.roots.record_new()  # before the row that ends the bodies that put them
             execution.record_cancel(
                 idents, reason, of=self.ident, by=path, failed=bool(failed), after=after
             )
@@ -599,7 +609,7 @@ class NodeScope(NodeIdentity):
     def _record_usage(self, node: Node[Any]) -> None:
         if usage := usage_below(node):
             self._append("usage", usage)
-            if put_options_of(node).on is not None:  # its replies are in no row here
+            if put_options_of(node).on is not None:  # the remote process has its replies
                 self._append("spent", {"taken": [*usage.items()]})
 
 

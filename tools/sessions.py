@@ -1,9 +1,9 @@
 """The state that tools keep for each session of an agent or executor.
 
-An agent or executor owns a `ToolSessions`, and enters one of its sessions in each node that works
-for it. A tool keeps its state in a `PerSession`, which finds the current session. The state is
-closed when the session is forgotten, when the owner or the toolkit is closed, and when the owner is
-collected.
+An agent or a `ToolExecutor` owns a `ToolSessions`, and enters one of its sessions in each node that
+works for it. A tool keeps its state in a `PerSession`, which finds the current session. The state
+is closed when the session is forgotten, when the owner or the toolkit is closed, and when the owner
+is garbage-collected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ToolSessions:
         CURRENT_SESSION.set((self, session_id))
 
     def forget(self, session_id: Hashable) -> None:
-        """Drop the state of a session. Its processes start to end, without waiting for them."""
+        """Drop the state of a session. Its processes begin to stop; this does not wait for them."""
         with STATES_LOCK:
             states = self.states.pop(session_id, {})
         do_all(partial(owner.close, state) for owner, state in states.items())
@@ -68,10 +68,11 @@ class PerSession(Generic[T]):
         self.books = PerSession(list[str])      # in its __init__
         self.books.get().append(title)          # in a tool: the list of this session
 
-    A session is one of an agent's or of a `ToolExecutor`'s. Without a session, and inside the
-    toolkit's `async with` block, all callers share one `T`. `make` creates it at the first `get`.
-    `close`, a plain function, starts to close it, and may return a `concurrent.futures.Future` of
-    the end; if it is used again, it must open again.
+    The sessions are those of an agent or a `ToolExecutor`. Without a session, and inside the
+    toolkit's `async with` block, all callers share one `T`. `make` creates a `T` at the first
+    `get`. `close`, a plain function, starts to close a `T`. It may return a
+    `concurrent.futures.Future` that is done when the `T` is closed. A `T` that is used after that
+    must open again.
     """
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], Closing] | None = None) -> None:
@@ -95,7 +96,7 @@ class PerSession(Generic[T]):
             return states[self]
 
     def close(self, state: T) -> Closing:
-        """Start to close one session's state; return a future of the end if it takes time."""
+        """Start to close one session's state; return a future for the end if it takes time."""
         return None if self._close is None else self._close(state)
 
     async def aclose(self) -> None:

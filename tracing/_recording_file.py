@@ -1,4 +1,4 @@
-"""The files of tracing: a recording's file with its lock, and outputs that replace no recording.
+"""Files of tracing: open and lock recordings, and write outputs without overwriting a recording.
 
 A recorder locks its file as long as it writes. The lock ends with the process, so a reader learns
 whether a recording still grows.

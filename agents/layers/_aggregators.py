@@ -96,11 +96,11 @@ class FewShotAggregator(Aggregator):
 
 
 class ToolAggregator(FewShotAggregator):
-    """For an agent with a `ToolParser`, which finds calls in its text.
+    """An aggregator for an agent with a `ToolParser`, which finds tool calls in the agent's text.
 
-    Messages of `users` are the user's. Messages of other senders are mostly results of tools. They
-    get `role`, stay separate messages, and their text is put between `begin` and `end`. If a stop
-    word cut the end mark of a call, the mark is added again.
+    Senders in `users` have the role "user". Messages of other senders, mostly results of a
+    `ToolExecutor`, get `role`, stay separate, and are put between `begin` and `end`. If a stop word
+    cut off the end mark of a call, the mark is added again.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ToolAggregator(FewShotAggregator):
 def as_read(message: AgentMessage, role: Role, text: str) -> Message:
     """Return the request message for a message of the memory; cached until the text changes.
 
-    Most of a memory was read for the request before, so this saves most of the work.
+    A request repeats most messages of the request before it, so the cache saves most of the work.
     """
     return _cached(message, READ_CACHE, role, text, message.parts)
 

@@ -1,4 +1,4 @@
-"""Modules: work before an agent's prompt is made, and after its answer."""
+"""Modules: code that runs before an agent's prompt is made, and after its answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Module:
             async def before(self, obs, state):
                 state.notes[self.name] = f"Step {state.steps}"
 
-    `name` is its key there. Store data in `state.kept`: then a saved run has them, and several
-    agents and orchestrators may share a module.
+    `name` is its key there. Store data in `state.kept`, which a saved run includes. Then several
+    agents and orchestrators may share the module.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,10 @@ class Module:
 
 
 class ListMemory(Module):
-    """Notes the last environment steps: each action and its observation, cut to `max_output`."""
+    """A module that notes the `last` actions with their observations.
+
+    Each observation is cut to `max_output` characters.
+    """
 
     def __init__(self, name: str = "memory", *, last: int = 10, max_output: int = 2000) -> None:
         super().__init__(name)
@@ -60,7 +63,7 @@ class ListMemory(Module):
         self.max_output = max_output
 
     async def before(self, obs: str | None, state: State) -> None:
-        """Note a step."""
+        """Note the last action and its observation."""
         if obs is None or state.response is None:
             return
         output = obs if len(obs) <= self.max_output else f"{obs[: self.max_output]} [...]"
@@ -72,7 +75,7 @@ class ListMemory(Module):
 
 
 class RunningSummary(Module):
-    """Notes a summary. A model adds each environment step to it.
+    """A module that notes a summary. A model adds each action and its observation to it.
 
     Raises the errors of `backend`, and `BadResponse` for an empty summary.
     """
@@ -85,11 +88,11 @@ class RunningSummary(Module):
         self.prompt = prompt
 
     async def before(self, obs: str | None, state: State) -> None:
-        """Add a step to the summary."""
+        """Add the last action and its observation to the summary."""
         if obs is None or state.response is None:
             return
         if state.steps in state.kept.get(self.name, ()):
-            return  # the summary has this step: only the answer after it failed and is repeated
+            return  # the summary has this step: only the agent's answer is repeated
         memory = state.notes.get(self.name, "(nothing yet)")
         prompt = self.prompt.replace("{memory}", memory)
         step = f"It did: {state.response}\nIt saw: {obs}"
@@ -98,12 +101,11 @@ class RunningSummary(Module):
 
 
 class Retrieval(Module):
-    """Notes passages that a search finds for the observation.
+    """A module that notes the first `limit` passages that a search finds for the observation.
 
-    `search` is an `anabranch.knowledge.Index`, whose first `limit` passages are noted with marks
-    for citation, or an async function from a question to texts, the first `limit` of which are
-    noted. `query`, plain or async, makes the question of the observation and the state. For None
-    there is no search.
+    `search` is an `anabranch.knowledge.Index`, whose passages have marks for citation, or an async
+    function that takes a question and returns texts. `query`, plain or async, takes the observation
+    and the state, and returns the question. If it returns None, the module does not search.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """The time, tokens and cost of a turn or of all turns, the cost in so far as prices are known.
+    """The time, tokens and cost of a turn or of all turns; the cost of models with known prices.
 
     `reading` and `writing` are tokens per second, None if unknown. `reading` counts uncached tokens
     of prompts, from the start of reading (or the request) to the first piece of the reply.
@@ -222,6 +222,7 @@ class Status:
                 self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
             case "waiting", _:
                 for request in self._requests_of(node):
+                    # `at` is the line that waits: `backends/_turn.py` waits for rate limits.
                     request.is_rate_limited = "_turn.py" in str(getattr(data, "at", ""))
             case _:
                 pass
