@@ -146,7 +146,7 @@ for isolated in ISOLATED:
 )
 def test_a_program_runs_in_a_subinterpreter(tmp_path):
     """A subinterpreter gets no signals, and cannot end while a daemon thread runs in it."""
-    # An isolated one has no threads in 3.11; in 3.12 it crashes when a loop is closed.
+    # An isolated one cannot start threads in 3.11; in 3.12 it crashes when a loop is closed.
     isolated = [False, True] if sys.version_info >= (3, 13) else [False]
     program = SUBINTERPRETER.replace("ISOLATED", str(isolated))
     ended = python(tmp_path, "", "-c", program)
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_cut_off_is_none(size):
         ProcessCall(int, (), {}, grace=1)._answer(answer, -9)
 
 
-# --- what the function starts, and leaves behind
+# --- processes that the function starts
 
 
 def forks(path, then=""):

@@ -193,7 +193,7 @@ async def test_a_cancelled_job_sees_cancelled_error_alone_in_its_block():
     assert seen == [asyncio.CancelledError]
 
 
-# --- any order
+# --- blocks left in any order
 
 
 @given(

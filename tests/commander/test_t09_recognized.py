@@ -120,7 +120,7 @@ async def test_the_end_of_a_task_group_is_recognized_in_newer_patch_releases() -
             await job
 
 
-# --- waits that are not
+# --- waits for other things
 
 
 def blocks(job: Job[Any]) -> Callable[[], bool]:

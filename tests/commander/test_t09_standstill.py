@@ -167,7 +167,7 @@ def test_a_job_that_never_rests_does_not_keep_one_stuck() -> None:
         release = asyncio.Event()
 
         async def ticks(_: Job[Any]) -> None:
-            while not release.is_set():  # noqa: ASYNC110 - it is what this is about
+            while not release.is_set():  # noqa: ASYNC110 - polling is the subject
                 await asyncio.sleep(0.01)
 
         async def waits(job: Job[Any]) -> None:

@@ -52,7 +52,7 @@ async def test_a_listener_that_somebody_waits_for_stays():
 
     async def listens():
         async for event in commander.events(["completed"]):
-            heard.append(event.name)  # noqa: PERF401 - one by one, as they come
+            heard.append(event.name)  # noqa: PERF401 - each on arrival
 
     async with asyncio.timeout(5), Commander() as commander:
         task = weakref.ref(asyncio.create_task(listens()))

@@ -76,7 +76,7 @@ async def test_a_task_beside_the_block_hears_all_to_the_end():
 
     async def listen():
         async for event in commander.events(["completed"]):
-            names.append(event.name)  # noqa: PERF401 - one by one, as they come
+            names.append(event.name)  # noqa: PERF401 - each on arrival
 
     async with asyncio.timeout(10):
         async with Commander() as commander:
