@@ -1,7 +1,7 @@
-"""Calls that are written badly into the text: nothing of them is shown, and what follows is read.
+"""Malformed calls in the text: the user sees no part of them, and the text after them is shown.
 
-F1 for malformed endings: one bracket too many, trailing separators, a quote that is missing, a call
-that is cut off, an end mark that is missing; in every format, cut into deltas anywhere.
+F1 for malformed endings: one bracket too many, trailing separators, a missing quote, a truncated
+call, a missing end mark; in every format, and at every cut into deltas.
 """
 
 from collections.abc import Callable
@@ -50,13 +50,13 @@ def named(calls: list[Any]) -> list[tuple[str, Any]]:
 
 @dataclass
 class Way:
-    """A way to write a call: what stands before its JSON and after it."""
+    """A way to write a call: the text before and after its JSON."""
 
     format: Format
     before: Callable[[str], str]
     after: str = ""
-    whole: bool = True  # the JSON holds the name
-    end_mark: bool = True  # `after` is one
+    whole: bool = True  # the JSON includes the name
+    end_mark: bool = True  # `after` is an end mark
 
     def json(self, name: str, arguments: str) -> str:
         return f'{{"name": "{name}", "arguments": {arguments}}}' if self.whole else arguments
@@ -122,7 +122,7 @@ def test_however_a_call_is_damaged_text_and_calls_after_it_survive(
         if damage in BROKEN:
             value = "v"
             keys[1] = '"x": "v"'
-            if written.end_mark and damage != "cut":  # without one, what follows is said too
+            if written.end_mark and damage != "cut":  # otherwise the text after is shown
                 chance.shuffle(keys)
         arguments = f"{{{', '.join(keys)}}}"
         body = damaged(chance, written.json(f"f{index}", arguments), damage)
@@ -155,7 +155,7 @@ def test_however_a_call_is_damaged_text_and_calls_after_it_survive(
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("tail", ["", "]", "}", "]]", "],", "};", " } ]"])
 def test_bare_json_with_too_many_brackets_shows_the_text_after_it(tail: str, size: int) -> None:
-    """F1: of the list and its separators nothing is shown."""
+    """F1: no character of the list or its separators is shown."""
     text = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}' + tail + " So."
 
     told, calls, _ = read(text, size, BareJSON())
@@ -235,7 +235,7 @@ HERMES: dict[str, tuple[str, str, list[Any], int]] = {
 def test_a_mark_in_a_string_counts_as_text_only_if_the_object_ends_well(
     case: str, size: int
 ) -> None:
-    """F1: otherwise the call broke off there; what follows is read as ever."""
+    """F1: otherwise the call ended at the mark, and the rest is read as usual."""
     text, shown, sound, broken = HERMES[case]
 
     told, calls, _ = read(text, size, Hermes())
@@ -247,7 +247,7 @@ def test_a_mark_in_a_string_counts_as_text_only_if_the_object_ends_well(
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_code_that_is_not_closed_ends_where_the_next_call_begins(size: int) -> None:
-    """F1: for the formats whose body is code, too."""
+    """F1: also for the formats with code as the body."""
     plugin = PLUGIN + '{"name": "f", "parameters": {}}<|action_end|>'
     formats = [InternLMInterpreter(), InternLMPlugin()]
 
@@ -276,7 +276,7 @@ def test_code_that_is_not_closed_ends_where_the_next_call_begins(size: int) -> N
     ],
 )
 def test_a_flood_of_broken_calls_costs_its_length(flood: str, size: int) -> None:
-    """F4: what is kept in doubt is read twice at most; with a square it would take minutes."""
+    """F4: text in doubt is read at most twice. At quadratic cost this test would take minutes."""
     head = '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>'
     formats = [Hermes(), Mistral(), Llama(), InternLMPlugin(), ReAct(), BareJSON()]
     for before in ("", head):

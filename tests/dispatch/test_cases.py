@@ -15,7 +15,7 @@ SIZES = (1, 2, 3, 4, 5, 7, 11, 1000)
 
 @dataclass
 class Seen:
-    """What came out of the branches."""
+    """The output of the branches."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ def call(arguments: str, size: int, finish_reason: str | None = "tool_calls") ->
     return [head(), *pieces, Delta(finish_reason=finish_reason, done=finish_reason is None)]
 
 
-# Arguments as a model may write them; what the user reads; what the tool gets.
+# The arguments as a model may write them, the text for the user, the arguments of the tool.
 SPELLINGS: dict[str, tuple[str, str, Any]] = {
     "first": ('{"to_user": "Hi", "a": 1}', "Hi", {"a": 1}),
     "last": ('{"a": 1, "to_user": "Hi"}', "Hi", {"a": 1}),
@@ -130,7 +130,7 @@ SPELLINGS: dict[str, tuple[str, str, Any]] = {
 def test_any_spelling_of_to_user_cut_anywhere_reaches_the_user_and_not_the_tool(
     case: str, size: int
 ) -> None:
-    """F2: decoded for the user, gone from the tool's arguments, kept in the message."""
+    """F2: the user gets the decoded text, the tool the other arguments, the message both."""
     arguments, told, given = SPELLINGS[case]
 
     seen = read(call(arguments, size))
@@ -165,7 +165,7 @@ FAULTY: dict[str, str] = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", FAULTY)
 def test_a_call_that_is_not_a_json_object_is_an_error_in_its_place(case: str, size: int) -> None:
-    """F3: it is never run; its raw text is on the error, and the message can be sent back."""
+    """F3: it never runs. The error has its raw text, and the message can be sent back."""
     seen = read(call(FAULTY[case], size))
 
     (error,) = seen.calls
@@ -179,7 +179,7 @@ def test_a_call_that_is_not_a_json_object_is_an_error_in_its_place(case: str, si
 
 @pytest.mark.contract("F1")
 def test_arguments_in_the_head_delta_count() -> None:
-    """The first piece of a call may bring id, name and all of its arguments."""
+    """The first piece of a call may contain the id, the name and all arguments."""
     whole = Delta(tool_calls=[ToolCallDelta(0, "id", "f", '{"to_user": "Hi", "a": 1}')])
 
     seen = read([whole, Delta(finish_reason="tool_calls")])
@@ -189,7 +189,7 @@ def test_arguments_in_the_head_delta_count() -> None:
 
 @pytest.mark.contract("F1")
 def test_two_calls_in_one_delta_both_come_out() -> None:
-    """One delta may carry pieces of several calls."""
+    """One delta may contain pieces of several calls."""
     both = [ToolCallDelta(0, "a", "f", "{}"), ToolCallDelta(1, "b", "g", '{"x": 1}')]
 
     seen = read([Delta(tool_calls=both), Delta(finish_reason="tool_calls")])
@@ -202,7 +202,7 @@ def test_two_calls_in_one_delta_both_come_out() -> None:
 
 @pytest.mark.contract("F1")
 def test_interleaved_calls_are_kept_apart() -> None:
-    """Pieces of calls may alternate; each call is handed on when it is whole."""
+    """Pieces of calls may alternate. Each call is passed on when it is complete."""
     deltas = [head(0, "f", "a"), head(1, "g", "b")]
     for left, right in zip(cut('{"x": "one"}', 2), cut('{"y": "two"}', 2), strict=True):
         deltas += [more(left, 0), more(right, 1)]
@@ -214,7 +214,7 @@ def test_interleaved_calls_are_kept_apart() -> None:
 
 @pytest.mark.contract("F3")
 def test_a_call_is_handed_on_with_the_delta_that_completes_it() -> None:
-    """Nothing has to follow a call for it to be known as whole."""
+    """No later delta is needed to complete a call."""
     seen = Seen()
     assembly = Assembly(seen.branches(), None)
     for delta in (head(), more('{"a": '), more('{"b": 1}')):
@@ -228,7 +228,7 @@ def test_a_call_is_handed_on_with_the_delta_that_completes_it() -> None:
 
 @pytest.mark.contract("F2")
 def test_text_in_to_user_arrives_with_the_delta_that_carried_it() -> None:
-    """F2: at most an unfinished escape is held back."""
+    """F2: only an unfinished escape sequence is held back."""
     seen = Seen()
     assembly = Assembly(seen.branches(), "to_user")
     steps = [
@@ -251,7 +251,7 @@ def test_text_in_to_user_arrives_with_the_delta_that_carried_it() -> None:
 
 @pytest.mark.contract("F3")
 def test_calls_without_ids_get_ids_that_are_unique_in_the_reply() -> None:
-    """Tool results need an id to answer to, even if one that is made meets one that was sent."""
+    """Tool results refer to ids. A generated id may not equal one that the server sends."""
     deltas = [head(0, "f", None), more("{}", 0), head(1, "g", None), more("{}", 1)]
     clash = [head(2, "h", "call_0"), more("{}", 2), head(3, "i", "call_0"), more("{}", 3)]
 
@@ -266,7 +266,7 @@ def test_calls_without_ids_get_ids_that_are_unique_in_the_reply() -> None:
 
 @pytest.mark.contract("F3")
 def test_servers_that_number_nothing_or_every_call_0_are_understood() -> None:
-    """Only a piece that brings a name begins a call; indices and ids are often wrong."""
+    """Only a piece with a name begins a call, because indices and ids are often wrong."""
     for index in (-1, 0):
         deltas = [
             Delta(tool_calls=[ToolCallDelta(index, "a", "f", '{"x"')]),
@@ -284,7 +284,7 @@ def test_servers_that_number_nothing_or_every_call_0_are_understood() -> None:
 
 @pytest.mark.contract("F3")
 def test_ids_and_names_repeated_on_every_piece_make_one_call() -> None:
-    """Some servers repeat the head, or make up an id, with every piece."""
+    """Some servers repeat the head with every piece, or send a new id each time."""
     repeated = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", p)]) for p in cut('{"x": 1}', 2)]
     new_ids = [
         Delta(tool_calls=[ToolCallDelta(0, f"id{i}", None if i else "f", p)])
@@ -298,7 +298,7 @@ def test_ids_and_names_repeated_on_every_piece_make_one_call() -> None:
 
 @pytest.mark.contract("F3")
 def test_a_name_cut_in_two_is_joined() -> None:
-    """The name may come in pieces as well."""
+    """The name may also arrive in pieces."""
     deltas = [head(0, "get_", "a"), Delta(tool_calls=[ToolCallDelta(0, None, "time")]), more("{}")]
 
     assert read([*deltas, Delta(finish_reason="stop")]).calls[0].name == "get_time"
@@ -306,7 +306,7 @@ def test_a_name_cut_in_two_is_joined() -> None:
 
 @pytest.mark.contract("F3")
 def test_a_call_without_a_name_is_an_error() -> None:
-    """There is no tool to run."""
+    """It names no tool to run."""
     seen = read([more("{}"), Delta(finish_reason="stop")])
 
     assert isinstance(seen.calls[0], ToolCallError)
@@ -315,13 +315,13 @@ def test_a_call_without_a_name_is_an_error() -> None:
 
 @pytest.mark.contract("F3")
 def test_finish_reason_stop_after_a_call_counts_the_call() -> None:
-    """Many servers say "stop" where "tool_calls" is meant."""
+    """Many servers send "stop" where "tool_calls" is correct."""
     assert read(call('{"a": 1}', 3, "stop")).arguments == [{"a": 1}]
 
 
 @pytest.mark.contract("F3")
 def test_length_in_the_middle_of_a_call_is_an_error() -> None:
-    """A truncated call is never run."""
+    """A truncated call never runs."""
     seen = read(call('{"a": "some te', 3, "length"))
 
     assert isinstance(seen.calls[0], ToolCallError)
@@ -331,7 +331,7 @@ def test_length_in_the_middle_of_a_call_is_an_error() -> None:
 
 @pytest.mark.contract("F3")
 def test_empty_arguments_are_an_object_unless_the_reply_was_stopped_before_them() -> None:
-    """Empty means {} in a reply that ended, and missing in one that ran out of tokens."""
+    """Empty means {} in a complete reply, and missing in one that ran out of tokens."""
     assert read(call("", 1, "stop")).arguments == [{}]
     assert read(call("", 1, None)).arguments == [{}]
     assert isinstance(read(call("", 1, "length")).calls[0], ToolCallError)
@@ -339,7 +339,7 @@ def test_empty_arguments_are_an_object_unless_the_reply_was_stopped_before_them(
 
 @pytest.mark.contract("F3")
 def test_text_after_the_object_of_a_call_is_dropped() -> None:
-    """The call has been handed on by then; message and tool agree on what it was."""
+    """The call has already been passed on, and the message must agree with it."""
     for size in SIZES:
         seen = read(call('{"a": 1} {"b": 2}', size))
 
@@ -350,7 +350,7 @@ def test_text_after_the_object_of_a_call_is_dropped() -> None:
 
 @pytest.mark.contract("F2")
 def test_texts_of_different_origin_are_separated_and_wait_for_each_other() -> None:
-    """F2: a newline between them; one that starts while another is open waits for it."""
+    """F2: a newline separates them. A text that starts while another is open waits for its end."""
     deltas = [
         Delta("Let me"),
         Delta(" see."),
@@ -375,7 +375,7 @@ def test_texts_of_different_origin_are_separated_and_wait_for_each_other() -> No
 
 @pytest.mark.contract("F2")
 def test_reasoning_and_refusals_have_their_own_places() -> None:
-    """Reasoning is a branch and a field; a refusal is read by the user and a field."""
+    """Reasoning has a branch and a field. A refusal is shown to the user and has a field."""
     seen = read(
         [Delta(reasoning="Hm"), Delta(reasoning="m."), Delta(refusal="No."), Delta(done=True)]
     )
@@ -392,7 +392,7 @@ def test_reasoning_and_refusals_have_their_own_places() -> None:
 
 @pytest.mark.contract("F1")
 def test_surrogate_pairs_cut_between_deltas_are_joined() -> None:
-    """Servers that escape their JSON cut pairs in the middle."""
+    """Servers that escape their JSON may cut a pair in the middle."""
     seen = read([Delta("a\ud83d"), Delta("\ude00b"), Delta("\ud83d"), Delta(finish_reason="stop")])
 
     assert seen.text == "a😀b\ufffd"
@@ -402,7 +402,7 @@ def test_surrogate_pairs_cut_between_deltas_are_joined() -> None:
 
 @pytest.mark.contract("F1")
 def test_half_a_surrogate_pair_before_a_call_is_not_said_after_it() -> None:
-    """Nothing completes it any more, once the call has begun."""
+    """Once the call has begun, no delta can complete the pair."""
     seen = read([Delta("so \ud83d"), *call('{"to_user": "Hi"}', 4)])
     assert seen.text == "so \ufffd\nHi"
     assert seen.message is not None
@@ -411,7 +411,10 @@ def test_half_a_surrogate_pair_before_a_call_is_not_said_after_it() -> None:
 
 @pytest.mark.contract("F3")
 def test_nesting_beyond_the_recursion_limit_is_an_error_not_a_crash() -> None:
-    """The scanner does not recurse; the parser's limit becomes a fault of the call."""
+    """The scanner is iterative.
+
+    The recursion error of the JSON parser becomes an error of the call.
+    """
     deep = '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"
 
     assert isinstance(read(call(deep, 1000)).calls[0], ToolCallError)
@@ -419,7 +422,7 @@ def test_nesting_beyond_the_recursion_limit_is_an_error_not_a_crash() -> None:
 
 @pytest.mark.contract("F2")
 def test_to_user_can_be_turned_off() -> None:
-    """Without a key nothing is taken out."""
+    """With `to_user=None` all arguments go to the tool."""
     seen = read(call('{"to_user": "Hi"}', 2), to_user=None)
 
     assert (seen.text, seen.arguments) == ("", [{"to_user": "Hi"}])
@@ -427,7 +430,7 @@ def test_to_user_can_be_turned_off() -> None:
 
 @pytest.mark.contract("F3")
 def test_arguments_handed_on_equal_those_in_the_message() -> None:
-    """What was sent stands in the message, the user's part included."""
+    """The message contains the arguments as sent, with the text for the user."""
     seen = read(call('{"to_user": "Hi", "a": [1, {"b": 2}]}', 4))
 
     assert seen.message is not None

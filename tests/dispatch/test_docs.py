@@ -1,4 +1,4 @@
-"""The examples of docs/dispatch.md are run as they stand."""
+"""The examples of docs/dispatch.md run unchanged."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ async def source() -> AsyncIterator[Delta]:
 
 
 async def test_a_turn_works_as_the_page_shows_it() -> None:
-    """The text is shown, the tool runs, its result is answered."""
+    """The text is shown, the tool runs, and the model gets its result."""
     shown: list[str] = []
 
     @tool
@@ -58,7 +58,7 @@ async def test_a_turn_works_as_the_page_shows_it() -> None:
 
 
 async def test_a_format_and_a_splitter_of_ones_own_work_as_the_page_shows_them() -> None:
-    """A call from the one, a branch from the other, and the text around both."""
+    """The format yields a call, the splitter a branch, and the user sees the text around both."""
     names: dict[str, Any] = {"Format": Format, "fork": fork}
     for block in BLOCKS[1:]:
         exec(block, names)
@@ -74,14 +74,14 @@ async def test_a_format_and_a_splitter_of_ones_own_work_as_the_page_shows_them()
 
 
 def test_a_format_of_ones_own_takes_ten_lines() -> None:
-    """With its docstring."""
+    """Its docstring is included."""
     (block,) = [each for each in BLOCKS if "class Arrow" in each]
 
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
 
 
 def test_the_page_names_every_format() -> None:
-    """Those that the package exports, with the name that the terminal knows them by."""
+    """With every exported format, and its name on the command line."""
     from anabranch import dispatch
 
     formats = {

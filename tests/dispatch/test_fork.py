@@ -1,4 +1,4 @@
-"""The fork as a part of the tree: branches, backpressure, callbacks, repair (F3, F5, F6)."""
+"""Forks in the tree: branches, backpressure, callbacks, repair (F3, F5, F6)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCall
 
 @pytest.mark.contract("F6")
 async def test_branches_and_message_come_out_of_one_reply() -> None:
-    """The everyday fork: text shown, calls handed on, the message assembled."""
+    """The usual fork: text is shown, calls are passed on, the message is assembled."""
 
     async def body(node: Node[Any]) -> tuple[str, list[Any], Message]:
         reply = fork(node, DeltaSource(*CALL_DELTAS), to_user="to_user")
@@ -49,7 +49,7 @@ async def test_branches_and_message_come_out_of_one_reply() -> None:
 
 @pytest.mark.contract("F5")
 async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
-    """F5: a limit of one character, and no order of reading gets stuck."""
+    """F5: with a limit of one character, every order of reading completes."""
 
     async def body(node: Node[Any]) -> None:
         for order in ("tcm", "ctm", "mct", "m", "c", "t", "tmc", ""):
@@ -67,7 +67,7 @@ async def test_branches_may_be_read_one_after_the_other_or_not_at_all() -> None:
 
 @pytest.mark.contract("F5")
 async def test_the_first_item_of_each_branch_may_be_read_before_the_rest_of_any() -> None:
-    """F5: a reader that waits for another branch holds nothing back, whatever it has left."""
+    """F5: a reader that waits for another branch does not block it, whatever it has left unread."""
 
     async def body(node: Node[Any]) -> None:
         reply = fork(node, DeltaSource(*CALL_DELTAS[:1] * 50, *CALL_DELTAS), limit=10)
@@ -81,7 +81,7 @@ async def test_the_first_item_of_each_branch_may_be_read_before_the_rest_of_any(
 
 @pytest.mark.contract("F5")
 async def test_a_reader_that_waits_for_a_node_or_has_ended_holds_nothing_back() -> None:
-    """F5: the node may itself need the rest of the reply, as one that waits for the message."""
+    """F5: the node may need the rest of the reply itself, for example to await the message."""
 
     @handler
     async def whole(_: Node[Any], reply: Reply) -> Message:
@@ -104,7 +104,7 @@ async def test_a_reader_that_waits_for_a_node_or_has_ended_holds_nothing_back() 
 
 @pytest.mark.contract("F5")
 async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
-    """F5: no more than the limit and one delta lie in the buffer of a branch that is read."""
+    """F5: the buffer of a branch with a reader has at most the limit and one delta."""
 
     async def body(node: Node[Any]) -> None:
         source = DeltaSource(*[Delta("x" * 10)] * 200, Delta(finish_reason="stop"))
@@ -127,7 +127,7 @@ async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
 
 @pytest.mark.contract("F5")
 async def test_a_branch_nobody_has_read_never_holds() -> None:
-    """F5: it keeps what came for whoever reads it later."""
+    """F5: it buffers all items for a later reader."""
 
     async def body(node: Node[Any]) -> int:
         reply = fork(node, DeltaSource(*[Delta("x" * 10)] * 200, Delta(done=True)), limit=1)
@@ -140,7 +140,7 @@ async def test_a_branch_nobody_has_read_never_holds() -> None:
 @pytest.mark.contract("F6")
 @pytest.mark.parametrize("failure", [None, ValueError("broken")])
 async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exception | None) -> None:
-    """Plain or async; a failure is an end too."""
+    """Callbacks may be plain or async. A failure is an end too."""
     seen: list[str] = []
 
     async def last(_: Reply) -> None:
@@ -160,7 +160,7 @@ async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exceptio
 
 @pytest.mark.contract("F3")
 async def test_a_repair_makes_a_faulty_call_whole() -> None:
-    """The hook sees the raw text; what was repaired is on the call."""
+    """The hook gets the raw text. The call has the repaired arguments."""
     broken = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", "{'x': 1}")]), Delta(done=True)]
 
     async def by_text(error: ToolCallError) -> str:
@@ -182,7 +182,7 @@ async def test_a_repair_makes_a_faulty_call_whole() -> None:
 
 @pytest.mark.contract("F3")
 async def test_a_repair_that_raises_fails_the_reply() -> None:
-    """An error in the hook is not hidden."""
+    """An error of the hook is raised."""
     broken = [Delta(tool_calls=[ToolCallDelta(0, "a", "f", "{")]), Delta(done=True)]
 
     def repair(_: ToolCallError) -> str:
@@ -197,7 +197,10 @@ async def test_a_repair_that_raises_fails_the_reply() -> None:
 
 @pytest.mark.contract("F6")
 async def test_reasoning_is_heard_by_those_who_listen_for_it() -> None:
-    """Piece by piece, as events of the node that has forked the reply; it costs nobody else."""
+    """Each piece is an event of the node that forked the reply.
+
+    Without a listener no event is made.
+    """
 
     @handler
     async def ask(node: Node[Any], *pieces: str) -> str | None:

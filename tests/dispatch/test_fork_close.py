@@ -1,4 +1,4 @@
-"""How a fork leaves its source: closed in every case, and a close that fails harms nobody (F6)."""
+"""A fork always closes its source, and an error of the close is only logged (F6)."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ class BadlyClosed(DeltaSource):
 
 
 class BadlyClosedAtOnce(DeltaSource):
-    """A source whose `close` is plain, and raises."""
+    """A source with a plain `close` that raises."""
 
     aclose: Any = None
 
@@ -61,7 +61,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_close_that_fails_after_a_whole_reply_is_logged_once_and_harms_nobody(
     kind: Any, close: Fails, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F6: the message stands, the calls were handed on, and the node completes."""
+    """F6: the message is complete, the calls were passed on, and the node completes."""
     source = kind(*CALL_DELTAS, close=close)
 
     async def body(node: Node[Any]) -> Message:
@@ -79,7 +79,7 @@ async def test_a_close_that_fails_after_a_whole_reply_is_logged_once_and_harms_n
 async def test_a_close_that_fails_after_a_failure_does_not_hide_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F6: the source's own failure is what the branches raise."""
+    """F6: the branches raise the source's own error."""
 
     async def body(node: Node[Any]) -> None:
         failure = ValueError("broken")
@@ -94,7 +94,7 @@ async def test_a_close_that_fails_after_a_failure_does_not_hide_it(
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancel_while_the_source_closes_is_a_cancel(turns: int) -> None:
-    """T5 and F6: at whatever moment it comes; what the close raises is not mistaken for it."""
+    """T5 and F6: at any moment. An error of the close does not replace the cancel."""
 
     async def body(node: Node[Any]) -> None:
         fork(node, BadlyClosed(*CALL_DELTAS, close=FAILURES[0]))
@@ -107,7 +107,7 @@ async def test_a_cancel_while_the_source_closes_is_a_cancel(turns: int) -> None:
 
 
 async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
-    """F6: also if the pump is cancelled while it waits for a reader, and not for the source."""
+    """F6: also if the cancelled pump was waiting for a reader instead of the source."""
     left: list[str] = []
 
     class Made:
@@ -130,7 +130,7 @@ async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
 
 @pytest.mark.parametrize("turns", range(12))
 async def test_a_source_is_closed_once(turns: int) -> None:
-    """F6: at its end, and wherever a cancel meets it; no source has to bear it twice."""
+    """F6: at its end, or after a cancel at any moment. No source gets a second close."""
 
     class Counted(DeltaSource):
         closes = 0
@@ -159,7 +159,7 @@ async def test_a_source_is_closed_once(turns: int) -> None:
 
 
 class Unusable(Format):
-    """Cannot be told from Hermes."""
+    """A format with the same marker as Hermes."""
 
     open = "<tool_call>!"
 
@@ -173,7 +173,7 @@ async def closed_node() -> Node[Any]:
 
 @pytest.mark.parametrize("closes", ["later", "at once", "badly", "not started"])
 async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
-    """F6: on a node that is done, and for whatever other reason."""
+    """F6: on a node that has ended, and for every other reason."""
     closed: list[str] = []
 
     class Later(DeltaSource):
@@ -216,7 +216,7 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
 async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F6: nothing there can wait for an async close; a plain one is called."""
+    """F6: that thread cannot await an async close. A plain close is called."""
 
     async def body(node: Node[Any]) -> None:
         for source in (DeltaSource(), BadlyClosedAtOnce(close=FAILURES[0])):
@@ -228,7 +228,7 @@ async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
 
 
 async def test_a_task_that_would_have_given_the_source_is_cancelled_with_the_fork() -> None:
-    """F6: it may be waiting for a connection."""
+    """F6: the task may be waiting for a connection."""
     task = asyncio.create_task(asyncio.sleep(TIMEOUT_SECONDS))
 
     with pytest.raises(NodeClosed):
@@ -240,7 +240,7 @@ async def test_a_task_that_would_have_given_the_source_is_cancelled_with_the_for
 async def test_a_blocking_source_whose_close_fails_is_left_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F6: its thread has ended when the node has."""
+    """F6: its thread ends before the node does."""
 
     class Blocking:
         def __iter__(self) -> Iterator[Delta]:
@@ -267,7 +267,7 @@ class Refusing(Format):
 
 @pytest.mark.parametrize("waits", [0, 1])
 async def test_a_source_is_closed_when_a_format_raises(waits: int) -> None:
-    """Also in the midst of a step of an async generator, which is cancelled there."""
+    """Also during a step of an async generator: the fork cancels the step."""
     seen: list[object] = []
     never = asyncio.Event()
 
@@ -294,7 +294,7 @@ async def test_a_source_is_closed_when_a_format_raises(waits: int) -> None:
 
 
 async def test_a_source_that_goes_on_after_a_format_has_raised_is_left() -> None:
-    """It is read no further, and not fed to what has failed."""
+    """The fork reads no further, and passes nothing to the failed format."""
     given: list[int] = []
 
     class Deaf(DeltaSource):

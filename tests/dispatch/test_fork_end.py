@@ -14,7 +14,7 @@ from anabranch.messages import Delta, Message
 @pytest.mark.contract("F6")
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
 async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(after: int) -> None:
-    """F6: nobody hangs, whether it fails first, in the middle or last."""
+    """F6: no reader hangs, whether the source fails first, in the middle or last."""
     failure = ValueError("broken")
 
     async def body(node: Node[Any]) -> list[str]:
@@ -36,7 +36,7 @@ async def test_a_failure_of_the_source_reaches_every_branch_after_what_came(afte
 
 @pytest.mark.contract("F6")
 async def test_a_failure_that_nobody_takes_fails_the_node() -> None:
-    """F6: at the join, and not before: the body may still take it."""
+    """F6: at the join and not before, because the body may still handle it."""
 
     async def body(node: Node[Any]) -> None:
         fork(node, DeltaSource(failure=ValueError("broken")))
@@ -47,7 +47,7 @@ async def test_a_failure_that_nobody_takes_fails_the_node() -> None:
 
 @pytest.mark.contract("F3")
 async def test_the_end_without_a_finish_reason_is_an_interruption() -> None:
-    """F3: with neither a finish reason nor the end mark; the partial message has no calls."""
+    """F3: without a finish reason and an end mark. The partial message contains no calls."""
 
     async def body(node: Node[Any]) -> Message | None:
         reply = fork(node, DeltaSource(*CALL_DELTAS[:-1]), to_user="to_user")
@@ -63,7 +63,7 @@ async def test_the_end_without_a_finish_reason_is_an_interruption() -> None:
 
 @pytest.mark.contract("F3")
 async def test_the_end_mark_without_a_finish_reason_is_a_whole_reply() -> None:
-    """F3: `[DONE]` is enough."""
+    """F3: `[DONE]` is sufficient."""
 
     async def body(node: Node[Any]) -> Message:
         return await fork(node, DeltaSource(Delta("Hi"), Delta(done=True))).message
@@ -73,7 +73,7 @@ async def test_the_end_mark_without_a_finish_reason_is_a_whole_reply() -> None:
 
 @pytest.mark.contract("F6")
 async def test_cancelling_the_node_closes_the_source() -> None:
-    """F6: and whoever reads from outside learns of it."""
+    """F6: readers outside the node get `NodeCancelled`."""
     source = DeltaSource(*CALL_DELTAS * 1000)
     forked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -97,7 +97,7 @@ async def test_cancelling_the_node_closes_the_source() -> None:
 
 @pytest.mark.contract("F6")
 async def test_a_source_that_was_never_read_is_closed_too() -> None:
-    """F6: the pump may be cancelled before its body ran."""
+    """F6: the pump may be cancelled before its body starts."""
     source = DeltaSource(*CALL_DELTAS)
 
     async def body(node: Node[Any]) -> None:
@@ -111,7 +111,7 @@ async def test_a_source_that_was_never_read_is_closed_too() -> None:
 
 @pytest.mark.contract("F6")
 async def test_the_pump_reads_to_the_end_though_the_body_has_returned() -> None:
-    """F6: nobody reads, nothing hangs."""
+    """F6: without readers the fork still ends."""
     source = DeltaSource(*CALL_DELTAS)
 
     async def body(node: Node[Any]) -> Reply:
@@ -125,7 +125,7 @@ async def test_the_pump_reads_to_the_end_though_the_body_has_returned() -> None:
 
 @pytest.mark.contract("F6")
 async def test_aclose_stops_the_pump_and_ends_the_branches() -> None:
-    """F6: what came can still be read; the message is refused; closing twice is harmless."""
+    """F6: buffered items can be read, the message raises, and a second close does nothing."""
     source = DeltaSource(Delta("Hi"), *CALL_DELTAS * 1000)
 
     async def body(node: Node[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""F5: how far a source may be ahead, and that no way of waiting gets stuck."""
+"""F5: how far a source may run ahead. No way of waiting causes a deadlock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Way = Callable[[Node[Any], Reply], Awaitable[object]]
 
 
 async def long(*, waits: bool) -> AsyncIterator[Delta]:
-    """Give thirty times the limit."""
+    """Yield text of thirty times the limit."""
     for _ in range(300):
         if waits:
             await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def asks(_: Node[Any], reply: Reply) -> None:
 )
 @virtual_time
 async def test_no_way_of_waiting_for_the_message_gets_stuck(way: Way, waits: bool) -> None:
-    """After one piece of text, with far more than the limit to come."""
+    """After one piece of text, with far more than the limit still to come."""
 
     async def body(node: Node[Any]) -> None:
         reply = fork(node, long(waits=waits), limit=LIMIT)
@@ -127,7 +127,7 @@ async def run_for_long(body: Callable[[Node[Any]], Any]) -> None:
 
 @virtual_time
 async def test_a_reader_that_sleeps_holds_the_source_back_for_as_long() -> None:
-    """Sleep ends by itself: no patience is lost over it."""
+    """A sleep ends without the rest of the reply, so the fork does not lift the limit."""
     given = 0
 
     async def source() -> AsyncIterator[Delta]:
@@ -150,7 +150,7 @@ async def test_a_reader_that_sleeps_holds_the_source_back_for_as_long() -> None:
 
 @pytest.mark.parametrize("seed", seeds(example_count(8, 80)))
 async def test_a_source_that_never_waits_passes_the_limit_by_a_bounded_amount(seed: int) -> None:
-    """Whatever the size of its deltas, in text or in calls, and however slow the reader is."""
+    """For every size of delta, in text and in calls, and however slow the reader is."""
     chance = random.Random(seed)
     size, limit = chance.choice([10, 300, 5_000, 40_000]), chance.choice([1_000, 65_536])
     in_calls = chance.random() < 0.5

@@ -1,4 +1,4 @@
-"""What can be forked: sources async and blocking, and what is none (F6)."""
+"""The sources that a fork reads, async and blocking, and the objects that it refuses (F6)."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ class Dumps:
 
 
 async def test_every_kind_of_source_is_read() -> None:
-    """Async or blocking, deltas, JSON or SDK objects, or an awaitable that gives one of these."""
+    """Async or blocking, with deltas, JSON or SDK objects, or an awaitable of such a source."""
 
     async def asynchronous() -> AsyncIterator[Any]:
         for chunk in CHUNKS:
@@ -59,7 +59,7 @@ async def test_every_kind_of_source_is_read() -> None:
 
 
 async def test_what_is_no_source_is_refused_at_once() -> None:
-    """A `TypeError` for what cannot be read, a `BadResponse` for what it gives."""
+    """Unreadable objects raise `TypeError`, and unreadable items raise `BadResponse`."""
 
     async def body(node: Node[Any]) -> None:
         with pytest.raises(TypeError, match="iterable"):
@@ -71,7 +71,7 @@ async def test_what_is_no_source_is_refused_at_once() -> None:
 
 
 async def test_a_blocking_source_is_read_in_a_thread_and_its_failure_is_raised() -> None:
-    """The loop goes on; the thread is not the loop's."""
+    """It does not block the loop, because it runs in another thread."""
     threads: list[int] = []
 
     def blocking() -> Iterator[Delta]:
@@ -88,7 +88,7 @@ async def test_a_blocking_source_is_read_in_a_thread_and_its_failure_is_raised()
 
 
 async def test_cancelling_reaches_a_blocking_source() -> None:
-    """An endless generator is closed; an iterator with `close` is told, even while it blocks."""
+    """An endless generator is closed. An iterator's `close` is called, even while it blocks."""
 
     def endless() -> Iterator[Delta]:
         try:
@@ -122,7 +122,7 @@ async def test_cancelling_reaches_a_blocking_source() -> None:
 
 
 async def test_a_source_that_never_waits_does_not_keep_the_loop_to_itself() -> None:
-    """An endless source can be stopped, though nobody reads it and it never suspends."""
+    """An endless source that never suspends can be cancelled, even without a reader."""
 
     async def endless() -> AsyncIterator[Delta]:
         while True:

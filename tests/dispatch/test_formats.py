@@ -58,7 +58,7 @@ def read(
     return "".join(texts), named, "".join(thoughts), assembly.message()
 
 
-# What the model writes, what the user reads, the calls.
+# The model's text, the text for the user, the calls.
 CASES: dict[str, tuple[str, str, list[Any]]] = {
     "no marker": ("a < b, [TOOL], `x`, <tool", "a < b, [TOOL], `x`, <tool", []),
     "hermes": (
@@ -179,7 +179,7 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
 def test_calls_written_as_text_are_found_and_the_text_around_them_is_shown(
     case: str, size: int
 ) -> None:
-    """Every format at once, cut anywhere; no piece of a marker reaches the user."""
+    """In every format and at every cut. No part of a marker reaches the user."""
     text, shown, calls = CASES[case]
 
     told, found, thoughts, message = read(text, size, FORMATS)
@@ -206,7 +206,7 @@ LOOKS_LIKE = [
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("text", LOOKS_LIKE)
 def test_text_that_only_looks_like_a_marker_is_shown_in_the_end(text: str, size: int) -> None:
-    """A marker that opens nothing, and the beginning of one at the end of the reply."""
+    """A marker without a call, and the beginning of a marker at the end of the reply."""
     told, found, _, message = read(text, size, FORMATS)
 
     assert (told, found) == (text, [])
@@ -215,7 +215,7 @@ def test_text_that_only_looks_like_a_marker_is_shown_in_the_end(text: str, size:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_call_after_what_only_looks_like_one_is_found(size: int) -> None:
-    """What was held back is read again."""
+    """The text held back is searched again."""
     text = 'Action: <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 
     assert read(text, size, FORMATS)[:2] == ("Action: ", [("f", X)])
@@ -242,7 +242,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_body_that_is_no_call_is_an_error_in_its_place(case: str, size: int) -> None:
-    """The model is told; the user sees nothing of it, and the text after it."""
+    """The model gets the error. The user sees only the text after the body."""
     text, shown = BROKEN[case]
 
     told, found, _, message = read(text, size, FORMATS)
@@ -259,7 +259,7 @@ def test_a_body_that_is_no_call_is_an_error_in_its_place(case: str, size: int) -
     ["```python\nprint(", "<|python_tag|>print(", "<|action_start|><|interpreter|>print("],
 )
 def test_code_of_a_reply_that_was_stopped_is_not_run(text: str, size: int) -> None:
-    """It may be cut anywhere and still be code."""
+    """Truncated code may still be valid code."""
     (error,) = read(text, size, FORMATS, "length")[1]
 
     assert isinstance(error, ToolCallError)
@@ -267,7 +267,7 @@ def test_code_of_a_reply_that_was_stopped_is_not_run(text: str, size: int) -> No
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bare_json_is_a_call_only_at_the_start_and_with_a_name_and_arguments(size: int) -> None:
-    """Anything else is text, and comes out as it was."""
+    """All other JSON is shown unchanged."""
     call = '\n{"name": "f", "parameters": {"x": 1, "to_user": "Hi"}}'
     assert read(call, size, [BareJSON()])[:2] == ("Hi", [("f", X)])
     several = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'
@@ -277,7 +277,7 @@ def test_bare_json_is_a_call_only_at_the_start_and_with_a_name_and_arguments(siz
 
 
 def test_a_call_is_handed_on_before_its_close_and_its_to_user_at_once() -> None:
-    """A format streams as the wire does."""
+    """Calls in text stream like calls in the wire's own fields."""
     texts: list[str] = []
     calls: list[Any] = []
     branches = Branches(text=texts.append, calls=calls.append)
@@ -291,7 +291,7 @@ def test_a_call_is_handed_on_before_its_close_and_its_to_user_at_once() -> None:
 
 
 def test_text_is_held_back_only_as_long_as_it_may_begin_a_marker() -> None:
-    """Otherwise it arrives with its delta."""
+    """All other text arrives with its delta."""
     texts: list[str] = []
     assembly = Assembly(Branches(text=texts.append), None, [Hermes()])
 
@@ -302,7 +302,7 @@ def test_text_is_held_back_only_as_long_as_it_may_begin_a_marker() -> None:
 
 
 class Arrow(Format):
-    """`-> name {...}` on a line of its own."""
+    """`-> name {...}` on a separate line."""
 
     open, close, at_line_start = "-> ", "\n", True
 
@@ -314,14 +314,17 @@ class Arrow(Format):
 
 
 class Aside(Format):
-    """`((...))`: text for a branch of its own."""
+    """`((...))`: text for a separate branch."""
 
     open, close, branch = "((", "))", "aside"
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_format_of_ones_own_takes_a_few_lines(size: int) -> None:
-    """Markers and a function from the body to calls; a ValueError is told to the model."""
+    """It needs markers and a function from the body to calls.
+
+    The model gets a `ValueError` of it.
+    """
     told, found, _, _ = read('Hi\n-> f {"x": 1}\n-> g \n-> \n.', size, [Arrow()])
 
     assert told == "Hi\n."
@@ -331,7 +334,7 @@ def test_a_format_of_ones_own_takes_a_few_lines(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_branch_of_ones_own_takes_three_lines(size: int) -> None:
-    """What stands between the markers goes there and not to the user."""
+    """The text between the markers goes to the branch and not to the user."""
     aside: list[str] = []
     told = read("a((b)c))d((e", size, [Aside()], others={"aside": aside.append})[0]
 
@@ -339,7 +342,7 @@ def test_a_branch_of_ones_own_takes_three_lines(size: int) -> None:
 
 
 async def test_branches_of_formats_are_read_by_name() -> None:
-    """Those that no format makes are a `LookupError`."""
+    """An unknown branch raises `LookupError`."""
 
     async def source() -> AsyncIterator[Delta]:
         yield Delta("a((b))<think>c</think>")
@@ -360,7 +363,7 @@ async def test_branches_of_formats_are_read_by_name() -> None:
 
 
 def test_formats_that_cannot_be_told_apart_are_refused() -> None:
-    """When the fork is made, and not when a reply happens to be ambiguous."""
+    """When the fork is made, and not only when a reply is ambiguous."""
 
     class Longer(Format):
         open = "<tool_call>!"
@@ -405,7 +408,7 @@ ONE = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 def test_a_flood_of_what_may_begin_a_marker_costs_its_length(
     before: str, flood: str, size: int
 ) -> None:
-    """F4: with a cost of its square, 200,000 characters would take minutes."""
+    """F4: at quadratic cost, 200,000 characters would take minutes."""
     text = before + flood * (200_000 // len(flood))
 
     read(text, size, [*FORMATS, BareJSON()])

@@ -1,7 +1,7 @@
-"""What a server may send that is not the wire: a delta or an error of the family, nothing else.
+"""Malformed server data gives a delta or an error of the family, and no other result.
 
-The corpus holds what was seen or thought of; the generator puts JSON of any shape anywhere into
-chunks and responses that were sound.
+The corpus has cases that were observed or invented. The generator inserts JSON of any shape at any
+place of valid chunks and responses.
 """
 
 import copy
@@ -45,7 +45,7 @@ def outcome(chunk: Any) -> Delta | BackendError | None:
 
 
 class Out:
-    """Takes deltas as a fork does, and keeps all that comes out."""
+    """A consumer of deltas that works as a fork does and stores all output."""
 
     def __init__(self, to_user: str | None = "to_user") -> None:
         self.texts: list[str] = []
@@ -64,7 +64,7 @@ class Out:
         return self._assembly.message()
 
     def said(self) -> str:
-        """Everything that came out of the branches, as one text."""
+        """All output of the branches, as one text."""
         pieces = [f"{each.id}{each.name}{each.arguments}" for each in self.pieces]
         return "".join([*self.texts, *pieces, *map(str, self.calls)])
 
@@ -72,7 +72,7 @@ class Out:
 @pytest.mark.contract("F3")
 @pytest.mark.parametrize("case", CORPUS)
 def test_each_payload_of_the_corpus_gives_what_stands_beside_it(case: str) -> None:
-    """A delta, nothing, or an error whose text says what was expected, and is short."""
+    """A delta, no output, or an error with a short text that names the expected value."""
     found = outcome(CORPUS[case]["chunk"])
 
     assert type(found).__name__.removesuffix("Type") == CORPUS[case]["gives"]
@@ -123,7 +123,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def hostile(chance: Random) -> dict[str, Any]:
-    """A chunk with something else at one to three of its places."""
+    """Return a chunk with another value at one to three of its places."""
     chunk = copy.deepcopy(CHUNK)
     for _ in range(chance.randint(1, 3)):
         *way, last = chance.choice(places(chunk) or [("choices",)])
@@ -141,7 +141,7 @@ def hostile(chance: Random) -> dict[str, Any]:
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32).map(Random))
 def test_any_payload_gives_a_delta_or_an_error_of_the_family(chance: Random) -> None:
-    """And what it gives is a message that can be written, sent and shown."""
+    """The resulting message can be serialized, sent and shown."""
     chunks = [hostile(chance) for _ in range(3)]
     found = [outcome(chunk) for chunk in chunks]
 
@@ -169,7 +169,7 @@ def test_any_payload_gives_a_delta_or_an_error_of_the_family(chance: Random) -> 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32).map(Random))
 def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
-    """Whatever its fields hold, with a status or without."""
+    """With any fields, with or without a status."""
     keys = ["message", "code", "type", "status", "detail"]
     fields: dict[str, Any] = {key: chance.choice(VALUES) for key in chance.sample(keys, 3)}
 
@@ -183,14 +183,14 @@ def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
 @pytest.mark.contract("F3")
 @pytest.mark.parametrize("item", [1, "x", None, [], object(), type("S", (), {"model_dump": 1})()])
 async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
-    """Whatever a source gives."""
+    """Whatever object a source yields."""
     with pytest.raises(BadResponse, match="chat-completions chunks"):
         await run_body(lambda node: fork(node, [item]).message)
 
 
 @pytest.mark.contract("F3")
 def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
-    """Fractions are rounded, what is no count is 0, and the reply stands."""
+    """Fractions are rounded, other values count as 0, and the reply succeeds."""
     usage = {"prompt_tokens": 1.6, "completion_tokens": None, "prompt_tokens_details": 3}
     assert Usage.from_wire(usage) == Usage(input_tokens=2)
     assert Usage.from_wire({"prompt_tokens": "1"}) == Usage(input_tokens=1)
@@ -214,7 +214,7 @@ def test_arguments_nested_too_deep_are_a_faulty_call_from_any_place() -> None:
         delta_from_chunk(chunk)
 
 
-# --- which call a piece belongs to
+# --- the call that a piece belongs to
 
 
 Piece = tuple[int, str | None, str | None, str]  # index, id, name, arguments
@@ -239,7 +239,7 @@ def calls(*each: Piece) -> list[tuple[str, Any]]:
 def test_a_second_call_of_the_same_index_and_id_is_a_call(
     index: int, call_id: str | None, second: str, cut: bool
 ) -> None:
-    """F3: its head comes with its arguments, or before them; nothing is dropped in silence."""
+    """F3: whether its head arrives with its arguments or before them. No call is lost."""
     rest = ["", '{"x": ', "2}"] if cut else ['{"x": 2}']
     heads = [(index, call_id, second, rest[0])]
 
@@ -257,7 +257,7 @@ def test_a_second_call_of_the_same_index_and_id_is_a_call(
 def test_a_head_repeated_after_the_arguments_does_not_run_the_tool_again(
     index: int, call_id: str | None, more: str
 ) -> None:
-    """F3: neither with nothing, nor with white space, nor with one brace too many."""
+    """F3: also if no arguments, white space, or an extra brace follow the head."""
     head = (index, call_id, "f", '{"x": 1}')
 
     assert calls(head, (index, call_id, "f", more), (index, None, None, " ")) == [("f", {"x": 1})]
@@ -265,7 +265,7 @@ def test_a_head_repeated_after_the_arguments_does_not_run_the_tool_again(
 
 @pytest.mark.contract("F3")
 def test_a_call_in_the_text_and_one_of_the_wire_are_not_mixed() -> None:
-    """F3: though both are the first of their kind, and neither is whole when the other begins."""
+    """F3: also if both have index 0, and neither is complete when the other begins."""
     out: list[Any] = []
     assembly = Assembly(Branches(calls=out.append), None, [Hermes()])
     assembly.feed([Delta('<tool_call>{"name": "f", "arguments": {')])
@@ -296,7 +296,7 @@ HEADS: list[Callable[[int], Piece]] = [
 @pytest.mark.contract("F4")
 @pytest.mark.parametrize("heads", HEADS)
 def test_many_calls_cost_their_number(heads: Callable[[int], Piece]) -> None:
-    """F4: numbered or not, with ids or not; with a cost of its square it would be 5 s and more."""
+    """F4: with or without indices and ids. At quadratic cost it would take 5 s or more."""
     start = time.process_time()
 
     Out().read(pieces(*map(heads, range(MANY))))
@@ -327,7 +327,7 @@ def clean(text: str) -> str:
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.sampled_from(HALVES), max_size=8), st.integers(0, 2**32).map(Random))
 def test_no_half_of_a_surrogate_pair_comes_out_anywhere(halves: list[str], chance: Random) -> None:
-    """F1 and F2: pairs are joined wherever they were cut, a half that is alone is U+FFFD."""
+    """F1 and F2: pairs are joined at every cut, and a lone half becomes U+FFFD."""
     raw = "".join(halves)
     text = "".join(each for each in halves if "\\" not in each)
     arguments = f'{{"to_user": "{raw}", "x": "{raw}"}}'
@@ -350,7 +350,7 @@ def test_no_half_of_a_surrogate_pair_comes_out_anywhere(halves: list[str], chanc
     assert (message.content or "", message.reasoning or "") == (clean(text), clean(text))
     assert (message.refusal or "") == clean(text)
     (call,) = out.calls
-    # What is written out is joined before what is escaped is read.
+    # Literal halves are joined before JSON escapes are decoded.
     whole = json.loads(clean(arguments))["x"]
     assert call.arguments == {"x": clean(whole)}
     assert Message.from_wire(message.to_record()) == message
@@ -359,7 +359,7 @@ def test_no_half_of_a_surrogate_pair_comes_out_anywhere(halves: list[str], chanc
 @pytest.mark.contract("F1")
 @pytest.mark.parametrize("wire", [CHUNK["choices"][0]["delta"], {"content": "a\ud83d"}])
 def test_a_message_that_did_not_stream_is_as_clean(wire: dict[str, Any]) -> None:
-    """Content, reasoning and arguments, read by whatever reads a message of the wire."""
+    """Content, reasoning and arguments, in every reader of wire messages."""
     calls = [{"id": "a", "function": {"name": "f", "arguments": '{"x": "\\ud83d\ud83d"}'}}]
     wire = {"role": "assistant", "reasoning": "\ude00", **wire, "tool_calls": calls}
 

@@ -1,4 +1,4 @@
-"""F1, F5: what comes from a branch is given where it arrives, as if its reader had read it."""
+"""F1, F5: `pour` writes each item where it arrives, as if the branch's reader had read it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _pour(take: Take, pause: bool = True, words: list[str] = WORDS) -> Non
 
 @pytest.mark.parametrize("pause", [False, True])
 async def test_all_of_it_comes_in_its_order_plain_or_async(pause: bool) -> None:
-    """F1: each item once, the next one not before the last has been awaited."""
+    """F1: each item once, and each only after the write of the one before has ended."""
     said: list[str] = []
 
     def take(text: str) -> object:
@@ -59,7 +59,7 @@ async def test_all_of_it_comes_in_its_order_plain_or_async(pause: bool) -> None:
 
 
 async def test_a_context_variable_is_the_readers_own() -> None:
-    """What was set before is seen, and what is set there is there the next time."""
+    """The writer sees values set before, and the reader sees values that the writer sets."""
     SEEN.set("-")
 
     def take(text: str) -> None:
@@ -77,7 +77,7 @@ async def test_a_context_variable_is_the_readers_own() -> None:
 async def test_what_the_writer_raises_is_the_readers_failure(
     error: BaseException, late: bool
 ) -> None:
-    """It comes out where texts are shown, and nothing is given any more."""
+    """The error is raised at `pour`, and no further item is written."""
     said: list[str] = []
 
     def write(text: str) -> object:
@@ -103,7 +103,7 @@ async def test_what_the_writer_raises_is_the_readers_failure(
 
 
 async def test_a_reader_that_is_cancelled_is_given_nothing_more() -> None:
-    """T5: not even what comes in the very turn of the loop in which it is cancelled."""
+    """T5: also no item that arrives in the same turn of the loop as the cancel."""
     said: list[str] = []
     gate = asyncio.Event()
     shown: list[Node[Any]] = []
@@ -132,7 +132,7 @@ async def test_a_reader_that_is_cancelled_is_given_nothing_more() -> None:
 
 
 async def test_a_slow_writer_still_holds_the_source_back() -> None:
-    """F5: what it has not taken counts against the limit, and all of it comes."""
+    """F5: unwritten items count against the limit, and all of them are written in the end."""
     said: list[str] = []
     read = 0
 
@@ -163,7 +163,7 @@ async def test_a_slow_writer_still_holds_the_source_back() -> None:
 
 
 async def test_what_is_no_branch_is_read_as_ever() -> None:
-    """Any async iterable will do."""
+    """`pour` accepts every async iterable."""
 
     async def texts() -> AsyncIterator[str]:
         for word in WORDS:
@@ -176,7 +176,7 @@ async def test_what_is_no_branch_is_read_as_ever() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_writer_that_cancels_its_own_reader_harms_nobody_else(late: bool) -> None:
-    """T5, F6: the reply comes to its end, and what the writer has begun is not left behind."""
+    """T5, F6: the reply completes, and the write that had started is not abandoned."""
     said: list[str] = []
     shown: list[Node[Any]] = []
 
@@ -197,13 +197,13 @@ async def test_a_writer_that_cancels_its_own_reader_harms_nobody_else(late: bool
 
     async with asyncio.timeout(20), Commander() as commander:
         assert await commander.run(showing()) == "abcde"
-    gc.collect()  # a coroutine that nobody awaits is told of here
+    gc.collect()  # Python warns about a coroutine that was never awaited
     assert said == ["a", "b"]
     assert shown[0].state == "cancelled"
 
 
 async def _slow() -> AsyncIterator[Delta]:
-    """Give the reader time to wait again, between any two words."""
+    """Give the reader time to wait again between two words."""
     for word in WORDS:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -212,7 +212,7 @@ async def _slow() -> AsyncIterator[Delta]:
 
 
 async def test_the_context_is_the_same_where_items_had_to_wait() -> None:
-    """As while one is awaited: what was set for the one before is there."""
+    """As while the reader awaits an item: a write sees the values that the write before it set."""
     last: list[str] = []
 
     def take(text: str) -> object:
@@ -234,7 +234,7 @@ async def test_the_context_is_the_same_where_items_had_to_wait() -> None:
 
 
 async def test_an_async_writer_leaves_nothing_behind_each_item() -> None:
-    """However long the reply is, one wait is known at a time."""
+    """At any time at most one wait is registered, however long the reply is."""
     known: list[int] = []
 
     @handler

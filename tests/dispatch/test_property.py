@@ -1,8 +1,8 @@
-"""F1: for every message and every way to cut it, the branches hold what parsing the whole gives.
+"""F1: for every message and every cut, the branches equal the result of parsing the whole text.
 
-Hypothesis makes the messages; each is cut in one of many ways: into single characters, into pieces
-of even size, or at random places, several pieces to a delta, several deltas at once. Each of the
-five properties plays 600 examples, and 20,000 in `make test-all`.
+Hypothesis makes the messages. Each is cut in one of many ways: into single characters, into pieces
+of even size, or at random places, with several pieces per delta, or several deltas at once. Each of
+the five properties runs 600 examples, and 20,000 in `make test-all`.
 """
 
 import json
@@ -41,7 +41,7 @@ thorough = settings(
 
 
 class Out:
-    """What came out of the branches."""
+    """The output of the branches."""
 
     def __init__(
         self, formats: list[Format], to_user: str | None = "to_user", at_once: int = 1
@@ -79,12 +79,12 @@ def read(deltas: list[Delta], *formats: Format) -> Out:
     return Out([*formats], at_once=1 + len(deltas) % 3).read(deltas)
 
 
-# --- how a message is written, and cut
+# --- writing and cutting a message
 
 WORDS = ["to_user", "name", "\\", '"', "}", "é😀", "\u2028", ""]
 words = st.text(max_size=12) | st.sampled_from(WORDS)
-# What makes values, spells them and cuts them: cheaper by far than drawing each choice, and
-# repeatable.
+# One generator makes values, spellings and cuts. This is much cheaper than drawing each choice with
+# Hypothesis, and repeatable.
 chance = st.integers(0, 2**32).map(Random)
 RANGES = [(32, 126), (0, 31), (160, 0x24F), (0x2000, 0x2FFF), (0xD800, 0xDFFF), (0x1F600, 0x10FFFF)]
 
@@ -125,7 +125,7 @@ SIZES = (1, 2, 3, 4, 7, None, None, None)
 
 
 def spell(chance: Random, value: Any) -> str:
-    """Write `value` as JSON in one of the many ways there are."""
+    """Write `value` as JSON in a random spelling."""
 
     def gap() -> str:
         return chance.choice(["", "", " ", "\n\t"])
@@ -154,18 +154,18 @@ def spell_string(chance: Random, text: str) -> str:
 
 
 def cut(chance: Random, text: str, size: int | None) -> list[str]:
-    """Cut a text evenly, or at a few random places with empty pieces among them."""
+    """Cut a text evenly, or at a few random places with empty pieces between them."""
     if size is not None:
         return [text[i : i + size] for i in range(0, len(text), size)]
     places = sorted(chance.randint(0, len(text)) for _ in range(chance.randrange(8)))
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-Piece = tuple[str, int, str]  # where it belongs, the call's index, the text
+Piece = tuple[str, int, str]  # the kind of text, the call's index, the text
 
 
 def to_deltas(chance: Random, pieces: list[Piece]) -> list[Delta]:
-    """Put each piece into a delta, sometimes several into one."""
+    """Put each piece into a delta, or several pieces into one."""
     deltas: list[Delta] = []
     together = chance.choice([1, 1, 2, 5])
     for start in range(0, len(pieces), together):
@@ -186,7 +186,7 @@ def to_deltas(chance: Random, pieces: list[Piece]) -> list[Delta]:
 
 
 def clean(text: str) -> str:
-    """Without halves of surrogate pairs: nothing that has no UTF-8 comes out of a branch."""
+    """Replace lone surrogates: each text of a branch can be encoded as UTF-8."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -195,7 +195,7 @@ def clean_value(value: Any) -> Any:
 
 
 def told(arguments: str) -> list[str]:
-    """The texts that `to_user` has at the top level, by parsing the whole."""
+    """Return the texts of the top-level `to_user`, by parsing the whole arguments."""
     pairs: list[tuple[str, Any]] = json.loads(arguments, object_pairs_hook=list)
     return [clean(value) for key, value in pairs if key == "to_user" and isinstance(value, str)]
 
@@ -209,7 +209,7 @@ def without(value: dict[str, Any]) -> dict[str, Any]:
 def test_the_branches_of_a_wire_message_hold_what_the_whole_holds(
     content: str, thought: str, values: list[dict[str, Any]], chance: Random
 ) -> None:
-    """Reasoning, content and calls one after the other: exactly what parsing gives."""
+    """Reasoning, content and calls in turn: exactly the result of parsing."""
     written = [spell(chance, each) for each in values]
     texts = [clean(content), *(text for arguments in written for text in told(arguments))]
     values = [clean_value(each) for each in values]
@@ -242,7 +242,7 @@ speaking = st.tuples(objects, lines).map(lambda both: {**both[0], "to_user": bot
 def test_interleaved_calls_are_as_if_they_came_one_by_one(
     values: list[dict[str, Any]], chance: Random
 ) -> None:
-    """Each call is whole, and no text is mixed with another."""
+    """Each call is complete, and texts do not mix."""
     written = [spell(chance, each) for each in values]
     texts = [each["to_user"] for each in values if each["to_user"]]
     for size in chance.sample(SIZES, 1):
@@ -261,20 +261,20 @@ def test_interleaved_calls_are_as_if_they_came_one_by_one(
         assert sorted(out.text.split("\n")) == (sorted(texts) or [""])
 
 
-# --- arguments that are not what they should be
+# --- invalid arguments
 
 
 DAMAGE = ["", '"', "\\", "{", "}", "[", "]", ",", ":", "NaN", "\\u12", " x", "\n", "to_user"]
 
 
 def damage(chance: Random, text: str) -> str:
-    """Take a piece out of a text, or put another in its place."""
+    """Remove a piece of a text, or replace it."""
     start = chance.randint(0, len(text))
     return text[:start] + chance.choice(DAMAGE) + text[start + chance.randrange(4) :]
 
 
 def whole_object(raw: str) -> Any:
-    """What a strict parser makes of `raw`: its object, without what follows it; None if none."""
+    """Parse `raw` strictly: return its object without the text after it, or None."""
     start = len(raw) - len(raw.lstrip(" \t\r\n"))
     try:
         value, _ = json.JSONDecoder(parse_constant=lambda _: 1 / 0).raw_decode(raw, start)
@@ -288,7 +288,7 @@ def whole_object(raw: str) -> Any:
 def test_damaged_arguments_are_run_only_if_they_are_a_whole_object(
     value: dict[str, Any], chance: Random
 ) -> None:
-    """What is handed on is what a strict parser reads; anything else is an error with the raw."""
+    """A call runs with the object of a strict parser. Otherwise the error has the raw text."""
     raw = damage(chance, spell(chance, value))
     expected = whole_object(raw) if raw.strip() else {}
     for size in chance.sample(SIZES, 1):
@@ -327,7 +327,7 @@ FORMATS: list[Format] = [
     ReAct(),
     Think(),
 ]
-# Beginnings of markers among the text, but no whole marker.
+# The text contains beginnings of markers, but no complete marker.
 teasers = st.sampled_from(["<", "<tool", "</tool_call>", "[TOOL", "``", "<|action", "Act", "<th"])
 prose = (
     st.lists(words | teasers, max_size=4)
@@ -337,9 +337,9 @@ prose = (
 
 
 def shown(parts: list[tuple[str, list[str]]]) -> str:
-    """What the user reads of `parts`: text of the content, then what a call says, and so on.
+    """Return the text for the user: content and the texts of calls, in the order of `parts`.
 
-    White space alone beside a call is no text; another origin begins a new line.
+    White space alone beside a call is dropped. A text of another origin begins a new line.
     """
     text, spoke = "", False
     for content, by_call in parts:
@@ -357,7 +357,7 @@ def shown(parts: list[tuple[str, list[str]]]) -> str:
 def test_calls_written_as_text_come_out_and_the_text_around_them_is_whole(
     parts: list[tuple[str, dict[str, Any]]], last: str, chance: Random
 ) -> None:
-    """In several formats at once; nothing of a marker is shown, nothing else is missing."""
+    """In several formats at once: no marker is shown, and all other text is."""
     text = ""
     for index, (content, value) in enumerate(parts):
         text += content + chance.choice(WRITERS)(f"f{index}", spell(chance, value))
@@ -392,14 +392,14 @@ SOUP = [
 ]
 
 
-# Found by this test, or by hand, and kept.
+# Failures found by this test or by hand.
 FAILURES: list[str] = json.loads((DATA / "fork_failures.json").read_text())
 
 
 @thorough
 @given(st.lists(st.sampled_from(SOUP), max_size=14).map("".join), chance)
 def test_whatever_the_model_writes_the_cut_makes_no_difference(text: str, chance: Random) -> None:
-    """Markers in any order and number, in every format at once: as if it came in one piece."""
+    """Markers in any order and number, in all formats at once, give the result of whole text."""
     for size in chance.sample(SIZES, 1):
         check_cut(text, cut(chance, text, size))
 

@@ -1,4 +1,4 @@
-"""Servers that say something twice: whole messages beside deltas, and calls that are sent again."""
+"""Servers that repeat data: complete messages beside deltas, and calls that are sent again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 async def test_a_whole_message_adds_nothing_to_its_deltas(
     wire: WireBackends, name: str, *, in_one: bool
 ) -> None:
-    """Wherever it stands, and in whatever pieces it comes."""
+    """At any place, and cut in any way."""
     steps = [*map(event, STREAMS[name]), DONE]
     wire.server.script(Reply([b"".join(steps)] if in_one else steps))
 
@@ -85,7 +85,7 @@ async def forked(node: Node[Any], source: Any) -> Message:
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_nor_to_the_chunks_of_another_library(name: str) -> None:
-    """A fork reads them as a backend does."""
+    """A fork handles them as a backend does."""
     async with asyncio.timeout(60), Commander() as commander:
         message = await commander.run(forked(STREAMS[name]))
 
@@ -93,7 +93,7 @@ async def test_nor_to_the_chunks_of_another_library(name: str) -> None:
 
 
 async def test_the_calls_of_a_whole_message_are_made_once(wire: WireBackends) -> None:
-    """Those that its deltas have made."""
+    """The deltas have already made these calls."""
     last = beside({"role": "assistant", "tool_calls": [CALL]}, "tool_calls", delta={})
     wire.server.script(Reply([chunk({"tool_calls": [CALL]}), event(last), DONE]))
 
@@ -103,7 +103,7 @@ async def test_the_calls_of_a_whole_message_are_made_once(wire: WireBackends) ->
 
 
 async def test_a_call_that_is_sent_twice_is_made_once(wire: WireBackends) -> None:
-    """One with the same id, index and arguments; any other is a call of its own."""
+    """If id, index and arguments are equal. Any other call counts separately."""
     twice = [chunk({"tool_calls": [CALL]})] * 2
     other = {**CALL, "function": {"name": "add", "arguments": '{"a": 2}'}}
     wire.server.script(
@@ -117,7 +117,7 @@ async def test_a_call_that_is_sent_twice_is_made_once(wire: WireBackends) -> Non
 
 
 class Heard:
-    """What came out of the branches of a reply with these pieces of calls."""
+    """The output of the branches for a reply with these pieces of calls."""
 
     def __init__(self, pieces: list[ToolCallDelta], finish: str = "tool_calls") -> None:
         self.text: list[str] = []
@@ -145,7 +145,7 @@ calls = st.lists(st.tuples(st.sampled_from(["add", "look"]), arguments), min_siz
 
 
 def pieces_of(index: int, call: Call, chance: Random) -> list[ToolCallDelta]:
-    """Cut a call: whole, or its head alone and its arguments in pieces."""
+    """Cut a call: one piece, or its head and then its arguments in pieces."""
     name, given = call
     item = ProviderItem.of("maker", {"signature": index})
     text = json.dumps(given, ensure_ascii=chance.random() < 0.5)
@@ -163,7 +163,7 @@ def pieces_of(index: int, call: Call, chance: Random) -> list[ToolCallDelta]:
 
 @given(made=calls, seed=st.integers(0, 2**32))
 def test_calls_that_are_sent_again_change_nothing(made: list[Call], seed: int) -> None:
-    """Once or twice more, however they are cut, behind any other call."""
+    """Sent once or twice more, at every cut, after any other call."""
     chance = Random(seed)
     once = [pieces_of(index, call, chance) for index, call in enumerate(made)]
     again: list[list[ToolCallDelta]] = []
@@ -186,7 +186,7 @@ def test_calls_that_are_sent_again_change_nothing(made: list[Call], seed: int) -
 
 
 def test_the_pieces_of_a_call_that_is_sent_again_are_passed_on_once() -> None:
-    """Those of one that differs are, once that is known."""
+    """A repeated call that differs passes its pieces on as soon as it differs."""
     head = ToolCallDelta(0, "c", "add")
     again = [head, ToolCallDelta(0, arguments='{"a": '), ToolCallDelta(0, arguments="1}")]
     other = [head, ToolCallDelta(0, arguments='{"a": '), ToolCallDelta(0, arguments="2}")]
@@ -197,7 +197,7 @@ def test_the_pieces_of_a_call_that_is_sent_again_are_passed_on_once() -> None:
 
 @pytest.mark.parametrize("finish", ["length", "tool_calls"])
 def test_a_call_that_breaks_off_while_it_is_sent_again_is_not_made_twice(finish: str) -> None:
-    """Nor is it an error; what differs from the first is."""
+    """The fragment is ignored, unless it differs from the first call: then it is an error."""
     whole = [ToolCallDelta(0, "c", "add", '{"a": 1}'), ToolCallDelta(0, "c", "add")]
 
     again = Heard([*whole, ToolCallDelta(0, arguments='{"a"')], finish)

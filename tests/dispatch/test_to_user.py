@@ -1,4 +1,4 @@
-"""A tool that has a parameter `to_user` of its own keeps it: its value is not shown (F2)."""
+"""A tool with its own parameter `to_user` gets the value, and the user does not see it (F2)."""
 
 from random import Random
 from typing import Any
@@ -34,7 +34,7 @@ async def look(place: str) -> str:
 
 
 class Schema:
-    """A tool's schema, whatever it holds."""
+    """A tool with any schema."""
 
     description = ""
 
@@ -44,7 +44,7 @@ class Schema:
 
 
 class Seen(View):
-    """Keeps the text."""
+    """A writer that stores the text."""
 
     text = ""
 
@@ -54,7 +54,10 @@ class Seen(View):
 
 @pytest.mark.parametrize("narrate", [False, True])
 async def test_a_tool_gets_its_own_to_user_and_the_user_does_not_see_it(narrate: bool) -> None:
-    """F2: in an exchange, narrated or not; a tool beside it is narrated as ever."""
+    """F2: in a narrated exchange and in a plain one.
+
+    Other tools beside it are narrated as usual.
+    """
     calls = [
         ToolCall(id="a", name="notify", arguments={"to_user": "bob"}),
         ToolCall(id="b", name="look", arguments={"place": "here", "to_user": "Looking"}, index=1),
@@ -73,7 +76,10 @@ async def test_a_tool_gets_its_own_to_user_and_the_user_does_not_see_it(narrate:
 
 
 def test_a_parameter_that_with_narration_adds_is_not_the_tools_own() -> None:
-    """Nor one in a schema that is no object; tools with their own stay as they are."""
+    """Schemas without an object of properties get no parameter.
+
+    Tools with `to_user` stay unchanged.
+    """
     odd = [Schema("f", {}), Schema("f", {"properties": None}), Schema("f", {"properties": []})]
     assert [has_parameter(each, "to_user") for each in [notify, look, *odd]] == [True] + [False] * 4
     offered = with_narration([notify, look, *odd[:2]])
@@ -83,7 +89,7 @@ def test_a_parameter_that_with_narration_adds_is_not_the_tools_own() -> None:
 
 
 def written(chance: Random, name: str, said: str) -> tuple[str, str]:
-    """A call as JSON arguments, and as text with its name before or behind them."""
+    """Return a call as JSON arguments, and as text with its name before or after them."""
     arguments = chance.choice(
         [f'{{"to_user": "{said}", "x": 1}}', f'{{"x": 1, "to_user" : "{said}"}}']
     )
@@ -127,7 +133,7 @@ def test_the_cut_and_the_place_of_the_name_make_no_difference(
 
 
 def test_what_a_call_without_a_name_says_is_shown_at_the_end() -> None:
-    """F2: nothing is lost for the user though the call cannot be run."""
+    """F2: the user gets the text although the call cannot run."""
     texts: list[str] = []
     assembly = Assembly(Branches(text=texts.append), "to_user", exempt={"keeps"})
     assembly.feed([Delta(tool_calls=[ToolCallDelta(0, "a", None, '{"to_user": "Hi"}')], done=True)])

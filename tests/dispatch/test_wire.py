@@ -1,4 +1,4 @@
-"""What servers send, as a fork reads it: chunks of the chat-completions wire in all their forms."""
+"""Servers' chunks of chat completions in all their forms, as a fork reads them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -41,7 +41,7 @@ async def read(source: Any) -> tuple[str, str, list[Any], Message]:
 
 @pytest.mark.contract("F3")
 async def test_a_legacy_function_call_is_a_call_with_the_id_call_0() -> None:
-    """Its name comes first, its arguments in pieces."""
+    """Its name comes first, its arguments follow in pieces."""
     chunks = [
         chunk(role="assistant", content=None, function_call={"name": "f", "arguments": ""}),
         chunk(function_call={"arguments": '{"to_user": "Hi'}),
@@ -58,7 +58,7 @@ async def test_a_legacy_function_call_is_a_call_with_the_id_call_0() -> None:
 @pytest.mark.contract("F1")
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 async def test_reasoning_has_a_branch_and_a_field(key: str) -> None:
-    """Under either of the names that servers use."""
+    """Under both names that servers use."""
     chunks = [chunk(**{key: "Hm"}), chunk(**{key: "m."}), chunk(content="So."), chunk("stop")]
 
     text, thought, _, message = await read(chunks)
@@ -75,7 +75,10 @@ PIECES = st.lists(
 @pytest.mark.contract("F3")
 @given(st.lists(PIECES, max_size=4), st.booleans())
 async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: bool) -> None:
-    """As Mistral's models send it, in chunks and in a complete message: it is none of the text."""
+    """As Mistral's models send it, in chunks and in a complete message.
+
+    It is not part of the text.
+    """
 
     def part(kind: str, text: str) -> dict[str, Any]:
         inner = [{"type": "text", "text": text}] if nested else text
@@ -100,7 +103,7 @@ async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: boo
 @pytest.mark.contract("F3")
 @pytest.mark.parametrize("thinking", [1, {"text": "a"}, ["a"], [{"type": "text"}], None])
 async def test_parts_of_reasoning_that_are_none(thinking: object) -> None:
-    """What is not reasoning is refused as other content is, or says nothing."""
+    """Malformed parts are refused as `BadResponse`, or add no reasoning."""
     part = {"type": "thinking", "thinking": thinking}
     try:
         *_, message = await read([chunk(content=[part]), chunk("stop")])
@@ -111,7 +114,7 @@ async def test_parts_of_reasoning_that_are_none(thinking: object) -> None:
 
 @pytest.mark.contract("F2")
 async def test_a_refusal_is_read_by_the_user() -> None:
-    """And has a field of its own."""
+    """It also has a separate field."""
     text, _, _, message = await read([chunk(refusal="I "), chunk(refusal="won't."), chunk("stop")])
 
     assert text == message.refusal == "I won't."
@@ -120,7 +123,7 @@ async def test_a_refusal_is_read_by_the_user() -> None:
 
 @pytest.mark.contract("F1")
 async def test_several_choices_are_refused() -> None:
-    """In one chunk, or a second one by its index."""
+    """Two in one chunk, or a second one by its index."""
     two = {"choices": [chunk()["choices"][0], chunk()["choices"][0]]}
     second = {"choices": [{"index": 1, "delta": {"content": "x"}}]}
     for bad in (two, second):
@@ -130,7 +133,7 @@ async def test_several_choices_are_refused() -> None:
 
 @pytest.mark.contract("F1")
 async def test_type_and_an_empty_content_on_every_delta_change_nothing() -> None:
-    """Nor does a chunk without choices that comes first."""
+    """A first chunk without choices makes no difference either."""
     chunks = [
         {"choices": [], "prompt_filter_results": []},
         chunk(content="", tool_calls=[piece("", id="a", type="function", name="f")]),
@@ -148,7 +151,7 @@ async def test_type_and_an_empty_content_on_every_delta_change_nothing() -> None
 
 @pytest.mark.contract("F1")
 async def test_the_message_is_that_of_the_endpoint_without_streaming() -> None:
-    """Field for field, usage and finish reason included; interleaved calls in their order."""
+    """Field for field, with usage and finish reason. Interleaved calls are in their order."""
     written = ['{"to_user": "One", "x": 1}', '{"y": [2, {"z": null}]}']
     usage = {
         "prompt_tokens": 9,
@@ -185,7 +188,7 @@ async def test_the_message_is_that_of_the_endpoint_without_streaming() -> None:
 
 @pytest.mark.contract("F3")
 async def test_an_interrupted_reply_leaves_a_message_that_any_provider_takes() -> None:
-    """No dangling call: a call that broke off is refused, and its message can be answered."""
+    """The broken call becomes one with empty arguments, so a tool message can answer it."""
     chunks = [chunk(tool_calls=[piece('{"x": ', id="a", name="f")]), chunk("length")]
 
     _, _, (error,), message = await read(chunks)
@@ -197,7 +200,7 @@ async def test_an_interrupted_reply_leaves_a_message_that_any_provider_takes() -
 
 @pytest.mark.contract("F1")
 async def test_the_openai_sdks_chunks_are_read_from_async_and_blocking_streams() -> None:
-    """Its own classes, as its two clients give them."""
+    """Its own classes, from both of its clients."""
     from openai.types.chat import ChatCompletionChunk
 
     head = {"id": "r", "object": "chat.completion.chunk", "created": 0, "model": "m"}

@@ -1,4 +1,4 @@
-"""A conversation takes the wire's own shape, and gives it back; what is none is refused at once."""
+"""Conversations read and write the wire's message format, and refuse other objects at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ messages = st.builds(
 
 
 def test_messages_of_the_wire_are_taken_as_they_are() -> None:
-    """As a program has them that spoke with a server by itself."""
+    """They come from a program that called a server directly."""
     conversation = Conversation()
     conversation.add(*WIRE, "Thanks.")
 
@@ -67,7 +67,7 @@ def test_messages_of_the_wire_are_taken_as_they_are() -> None:
     "wrong", [{}, {"role": "usr", "content": "x"}, {"content": "x"}, {"role": "user", "content": 5}]
 )
 def test_a_mapping_that_is_no_message_is_refused_at_once(wrong: dict[str, Any]) -> None:
-    """Nothing is added then, not what was right either."""
+    """Then no message of the call is added, including valid ones."""
     conversation = Conversation()
     with pytest.raises(ConfigurationError, match="not a message of the wire"):
         conversation.add("right", wrong)
@@ -77,14 +77,14 @@ def test_a_mapping_that_is_no_message_is_refused_at_once(wrong: dict[str, Any]) 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["x"], b"x"])
 def test_what_is_no_message_at_all_is_refused_at_once(wrong: Any) -> None:
-    """By its type."""
+    """It raises `TypeError`."""
     with pytest.raises(TypeError, match="Messages, strings and"):
         Conversation().add(wrong)
 
 
 @given(st.lists(messages, max_size=5), st.text(min_size=1))
 def test_a_record_is_the_conversation(said: list[Message], thread_id: str) -> None:
-    """It is plain JSON, as a row of a database keeps it."""
+    """The record is plain JSON, so a database row can store it."""
     conversation = Conversation(thread_id=thread_id)
     conversation.add(*said)
 
@@ -105,14 +105,14 @@ def test_a_record_is_the_conversation(said: list[Message], thread_id: str) -> No
     ],
 )
 def test_what_is_no_record_is_refused(wrong: Any) -> None:
-    """By an error that says so."""
+    """The error names the problem."""
     with pytest.raises(ConfigurationError, match="not a saved conversation"):
         Conversation.from_record(wrong)
 
 
 @pytest.mark.parametrize("given", [WIRE_TOOL, WIRE_TOOL["function"]])
 def test_a_request_takes_tools_of_the_wire(given: Any) -> None:
-    """Whole, or the function alone, beside tools of ours."""
+    """With or without the `type` around the function, and together with our own tools."""
 
     @tool
     def other() -> None:
@@ -137,7 +137,7 @@ def test_what_is_no_tool_is_refused_at_once(wrong: Any) -> None:
 
 
 def test_a_tool_of_the_wire_that_is_strict_stays_so() -> None:
-    """A server that keeps to a schema is asked to; what is no such wish is no tool."""
+    """The server is asked to enforce the schema. A `strict` of another type is refused."""
     function = WIRE_TOOL["function"]
     strict: Any = {"type": "function", "function": {**function, "strict": True}}  # pyright: ignore
     loose: Any = {**strict, "function": {**strict["function"], "strict": False}}
@@ -149,7 +149,10 @@ def test_a_tool_of_the_wire_that_is_strict_stays_so() -> None:
 
 
 async def test_a_tool_may_have_a_schema_from_elsewhere() -> None:
-    """It is shown to the model as it is, and the function gets what was checked by it."""
+    """The model gets the schema unchanged.
+
+    The function gets values that the schema has validated.
+    """
     given: list[dict[str, Any]] = []
 
     async def add(**arguments: Any) -> int:
@@ -173,6 +176,6 @@ async def test_a_tool_may_have_a_schema_from_elsewhere() -> None:
 
 
 def test_a_schema_of_which_there_can_be_no_tool_is_refused() -> None:
-    """As one whose properties are no object."""
+    """For example a schema whose properties are not an object."""
     with pytest.raises(ValueError, match="properties"):
         Tool(lambda: None, name="x", parameters={"properties": []})

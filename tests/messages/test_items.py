@@ -1,4 +1,4 @@
-"""Items of a provider in messages: where they stand, and that every store gives them back."""
+"""Provider items in messages keep their position, and every store restores them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def replies(draw: st.DrawFn) -> list[Delta]:
                 rest = ToolCallDelta(place, arguments='{"a": 1}', item=draw(st.none() | ITEMS))
                 made += [Delta(tool_calls=[head]), Delta(tool_calls=[rest])]
                 calls += 1
-            case _ if calls:  # more about the last call, which is whole
+            case _ if calls:  # an item of the last call, which is complete
                 made.append(Delta(tool_calls=[ToolCallDelta(calls - 1, item=draw(ITEMS))]))
             case _:
                 pass
@@ -94,7 +94,10 @@ def order_of(message: Message) -> Order:
 
 @given(replies())
 def test_a_message_has_its_items_in_the_order_of_the_reply(reply: list[Delta]) -> None:
-    """Behind the text and the calls that had come before them; those of a call with it."""
+    """An item follows the text and calls that arrived before it.
+
+    An item of a call follows the call.
+    """
     message = assemble(reply)
     before: list[str] = []
     alone: list[tuple[list[str], str]] = []
@@ -137,7 +140,7 @@ def test_every_store_gives_items_back(reply: list[Delta]) -> None:
 
 @given(replies(), st.sampled_from(["a", "b:8000", "localhost", "c"]))
 def test_items_change_nothing_for_others(reply: list[Delta], provider: str) -> None:
-    """A provider without items, a backend that has none and a reader of text see none of them."""
+    """Providers without items, backends without items and readers of text ignore them."""
     message = assemble(reply)
     plain = message.model_copy(update={"provider_items": []})
     request, without = Request([message]), Request([plain])
@@ -170,7 +173,7 @@ FIELDS = st.fixed_dictionaries(
 def test_a_server_gets_the_fields_that_it_sent(
     pieces: list[dict[str, Any]], between: bool, signed: dict[str, Any]
 ) -> None:
-    """Texts, lists and objects in pieces are joined; the fields of a call stand in the call."""
+    """Texts, lists and objects in pieces are joined. The fields of a call are in the call."""
     reader = ChunkReader("here")
     function = {"name": "f", "arguments": "{}"}
     call = {"index": 0, "id": "c", "function": function, "extra_content": signed}
@@ -195,7 +198,7 @@ def test_a_server_gets_the_fields_that_it_sent(
 
 
 def test_an_item_writes_no_field_but_its_own() -> None:
-    """A message that a client has made up cannot change its role, its text or its calls by one."""
+    """An invented item cannot change a message's role, text or calls."""
     fields: dict[str, Any] = {"role": "system", "content": "Obey.", "tool_calls": [], "name": "x"}
     call = ToolCall(id="c", name="f")
     items = [
@@ -215,7 +218,7 @@ def test_an_item_writes_no_field_but_its_own() -> None:
 
 
 def test_items_are_named_by_a_digest_outside() -> None:
-    """A client of a server learns no address, and its messages still fit the provider."""
+    """A client of a server sees no address, and its messages still match the provider."""
     item = ProviderItem.of("internal.example:8000", {"reasoning_content": "hm"})
     known = item.without_name()
     assert "internal" not in repr(known)
@@ -231,13 +234,13 @@ def test_items_are_named_by_a_digest_outside() -> None:
     "wrong", ["x", {"a": 1}, [1], [{}], [{"provider": "a", "data": {}}], [{"provider": "a"}]]
 )
 def test_what_is_no_item_is_refused(wrong: Any) -> None:
-    """In a record that somebody has changed."""
+    """For example in a record that was edited by hand."""
     with pytest.raises((ValidationError, ValueError, TypeError)):
         Message.from_wire({"role": "assistant", "content": "a", "provider_items": wrong})
 
 
 async def test_a_backend_that_makes_none_is_sent_none() -> None:
-    """A model in this process, which has no server, and a backend of one's own."""
+    """A model in this process, and a user's own backend."""
     sent: list[Any] = []
 
     class Own(ScriptedBackend):

@@ -1,4 +1,4 @@
-"""What looks like a key is not shown, and what does not is left as it is."""
+"""Texts that look like keys are masked, and all other texts stay unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN = ["sk-learn", "task-force-of-twelve", "https://example.org/a@b", "bearer 
 
 @pytest.mark.parametrize("form", KEYS)
 def test_keys_are_masked_wherever_they_stand(form: str) -> None:
-    """In the midst of a text, in lists, in fields and in their names."""
+    """In the middle of a text, in lists, in fields and in their names."""
     chance = random.Random(SEED)
     for _ in range(example_count(50, 1000)):
         secret = "".join(chance.choices(string.ascii_letters + string.digits, k=32)) + "7"
@@ -41,7 +41,10 @@ def test_keys_are_masked_wherever_they_stand(form: str) -> None:
 
 @pytest.mark.parametrize("name", ["api_key", "API-KEY", "client_secret", "password", "token"])
 def test_what_stands_in_a_field_for_secrets_is_masked(name: str) -> None:
-    """Whatever it is; an empty one says that there is none."""
+    """Every value is masked.
+
+    An empty value stays visible, because it shows that the secret is missing.
+    """
     assert mask({name: "x"}) == {name: "***"}
     assert mask([{name: ["x"]}]) == [{name: "***"}]
     assert mask({name: None}) == {name: None}
@@ -49,7 +52,7 @@ def test_what_stands_in_a_field_for_secrets_is_masked(name: str) -> None:
 
 
 def test_what_the_environment_has_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under names of keys; nothing that is too short to be one."""
+    """The values of variables with names of keys, unless they are too short for a key."""
     monkeypatch.setenv("MY_OWN_TOKEN", "open sesame")
     monkeypatch.setenv("MY_SHORT_TOKEN", "the")
     assert mask("say open sesame at the door") == "say *** at the door"

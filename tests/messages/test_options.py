@@ -1,4 +1,4 @@
-"""Options are known by name: what is misspelt, or meant for something else, is never sent."""
+"""Options are checked by name: misspelt options and arguments of other objects are not sent."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ names = st.from_regex(r"[a-z]{1,8}_[a-z]{1,8}_x", fullmatch=True)
 
 @pytest.mark.parametrize("giver", GIVERS.values(), ids=GIVERS)
 def test_a_misspelt_option_is_refused_where_it_is_given(giver: Giver) -> None:
-    """By its name, and the nearest one is named."""
+    """The error names it and suggests the nearest option."""
     with pytest.raises(ConfigurationError, match=r"'temprature' \(did you mean 'temperature'"):
         giver(temprature=0)
 
 
 @given(st.sampled_from([*GIVERS.values()]), st.sets(names, min_size=1, max_size=3))
 def test_no_name_but_the_wires_is_an_option(giver: Giver, unknown: set[str]) -> None:
-    """All that are wrong are named at once."""
+    """The error names all wrong options."""
     with pytest.raises(ConfigurationError) as refused:
         giver(temperature=0, **dict.fromkeys(unknown, 1))
 
@@ -72,7 +72,7 @@ def test_no_name_but_the_wires_is_an_option(giver: Giver, unknown: set[str]) -> 
 
 @given(st.sampled_from([GIVERS["agent"], GIVERS["request"]]), st.sampled_from(sorted(WIRE_OPTIONS)))
 def test_every_name_of_the_wire_is_an_option(giver: Giver, name: str) -> None:
-    """Whichever server knows it."""
+    """Whichever server accepts it."""
     given = giver(**{name: None})
 
     assert name in given.options
@@ -92,13 +92,13 @@ def test_every_name_of_the_wire_is_an_option(giver: Giver, name: str) -> None:
     ],
 )
 def test_a_misspelt_argument_is_no_option(make: str, written: str, meant: str) -> None:
-    """The nearest is found among the arguments too, those of subclasses with them."""
+    """Arguments of the call and of subclasses are suggested too."""
     with pytest.raises(ConfigurationError, match=rf"{written!r} \(did you mean {meant!r}"):
         GIVERS[make](**{written: 3})
 
 
 async def test_a_misspelt_option_of_respond_asks_no_model() -> None:
-    """It is refused before anything is sent."""
+    """The error comes before any request."""
     backend = ScriptedBackend("hi")
     with pytest.raises(ConfigurationError, match="temprature"):
         await Agent(backend)("hi", temprature=1)
@@ -110,7 +110,7 @@ async def test_a_misspelt_option_of_respond_asks_no_model() -> None:
 
 
 async def test_what_forward_names_is_an_argument_of_the_call() -> None:
-    """A subclass says by its signature what it takes; nothing else is let through."""
+    """The signature of a subclass declares its arguments. All others are refused."""
 
     class Careful(Agent[str]):
         async def forward(self, *messages: AgentMessage, depth: int = 1, **options: Any) -> str:
@@ -126,12 +126,12 @@ async def test_what_forward_names_is_an_argument_of_the_call() -> None:
 
 
 def test_fields_of_a_server_go_into_extra() -> None:
-    """They are the server's to know."""
+    """Only the server knows them."""
     agent = Agent(ScriptedBackend(), extra={"cache_prompt": True})
 
     assert agent.options == {"extra": {"cache_prompt": True}}
 
 
 def test_the_options_of_our_own_engines_are_among_the_wires() -> None:
-    """So that a request for them can be made."""
+    """So a request can set them."""
     assert _OPTIONS | _OPTION_NAMES <= WIRE_OPTIONS

@@ -1,4 +1,4 @@
-"""Typed output: schemas that servers accept, and values in complete and in growing replies."""
+"""Typed output: schemas that servers accept, and values of complete and of growing replies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WITH_VALUES = pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda each
 
 @WITH_VALUES
 def test_a_value_comes_back_however_it_was_asked_for(kind: Any, value: Any) -> None:
-    """As the JSON itself, and as a field of an object where servers accept objects only."""
+    """As JSON, or as a field of an object for servers that accept only objects."""
     schema = OutputSchema[Any](kind)
     text = TypeAdapter[Any](kind).dump_json(value).decode()
     wrapped = text if schema.is_object else f'{{"response": {text}}}'
@@ -68,7 +68,7 @@ def test_a_value_comes_back_however_it_was_asked_for(kind: Any, value: Any) -> N
 
 @WITH_VALUES
 def test_the_schema_of_a_request_is_that_of_an_object(kind: Any, value: Any) -> None:
-    """Strict where all keys are known; each object then requires all of them, and no others."""
+    """Strict if all keys are known. Then each object requires all its keys and allows no others."""
     sent = OutputSchema[Any](kind).response_format()["json_schema"]
     schema: dict[str, Any] = sent["schema"]
     assert schema["type"] == "object"
@@ -93,7 +93,7 @@ def objects(schema: Any) -> list[dict[str, Any]]:
 def test_a_growing_value_is_at_each_moment_a_beginning_of_the_complete_one(
     kind: Any, value: Any, data: st.DataObject
 ) -> None:
-    """Cut anywhere into pieces; the last read gives all of it."""
+    """At every cut into pieces. The last read returns the complete value."""
     schema = OutputSchema[Any](kind)
     text = TypeAdapter[Any](kind).dump_json(value).decode()
     if wraps := not schema.is_object and data.draw(st.booleans()):
@@ -122,7 +122,7 @@ class Counting(OutputSchema[Any]):
 
 @pytest.mark.parametrize("size", [10, 1000])
 def test_reading_a_long_text_piece_by_piece_costs_its_length(size: int) -> None:
-    """What all reads together have seen is about as long as the text, in pieces of any size."""
+    """All reads together process about the length of the text, in pieces of any size."""
     text = json.dumps({"name": "a", "below": [{"name": "b" * 80} for _ in range(10_000)]})
     schema = Counting(Branch)
     growing = GrowingOutput[Any](schema)
@@ -136,13 +136,13 @@ def test_reading_a_long_text_piece_by_piece_costs_its_length(size: int) -> None:
 
 @pytest.mark.parametrize("kind", [object(), lambda: 1, type("Own", (), {})])
 def test_a_type_without_a_schema_is_refused(kind: Any) -> None:
-    """In one error that names `output_type`."""
+    """One error names `output_type`."""
     with pytest.raises(ConfigurationError, match="output_type must be a type"):
         OutputSchema(kind)
 
 
 def test_a_reply_of_another_attempt_begins_again() -> None:
-    """Nothing of the failed one is left."""
+    """The text of the failed attempt is dropped."""
     growing = GrowingOutput(OutputSchema[City](City))
     growing.add('{"name": "Ro')
     assert growing.read() == (City(name="Ro"),)

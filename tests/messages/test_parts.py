@@ -1,6 +1,6 @@
-"""Images and files of messages: checked when they are made, and the same wherever they come back.
+"""Images and files in messages are validated when made, and every store restores them unchanged.
 
-Whatever is given as one is a part that models take, or refused at once.
+Any argument gives a part that models accept, or an error at once.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ MESSAGES = st.builds(
 
 @given(MESSAGES)
 def test_a_message_comes_back_equal_with_its_parts(message: Message) -> None:
-    """From its record, a journal's row, JSON and pickle."""
+    """From its record, a journal entry, JSON and pickle."""
     record = json.loads(json.dumps(message.to_record()))
     if message.content is None and not message.parts:
-        record["content"] = None  # the wire has no message that says nothing
+        record["content"] = None  # the wire allows no empty message
     assert Message.from_wire(record) == message
     assert read_message(json.loads(write_json(write_message(message)))) == message
     assert Message.model_validate_json(message.model_dump_json()) == message
@@ -70,7 +70,7 @@ def test_a_message_comes_back_equal_with_its_parts(message: Message) -> None:
 
 @given(MESSAGES)
 def test_the_wire_has_each_part_and_no_path(message: Message) -> None:
-    """Text stands in the text; an image, audio and a PDF are parts beside it, in their order."""
+    """Text is part of the text. Images, audio and PDFs are parts beside it, in their order."""
     (wire,) = request_body("m", Request([message]))["messages"]
     content = wire["content"]
     others = [part for part in message.parts if part.kind != "text"]
@@ -84,7 +84,7 @@ def test_the_wire_has_each_part_and_no_path(message: Message) -> None:
 
 
 def test_an_image_is_looked_at_in_the_detail_that_is_asked(tmp_path: Path) -> None:
-    """However the part is made; nothing else is looked at, and a misspelt detail is refused."""
+    """However the part is made. Other parts have no detail, and a misspelt detail is refused."""
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "a.pdf").write_bytes(PDF)
     part = Part.from_path(tmp_path / "a.png", detail="low")
@@ -110,7 +110,7 @@ def test_a_conversation_saves_and_loads_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_type_is_found_by_the_bytes(kind: str) -> None:
-    """Whatever kind is taken; size and bytes are those that were given."""
+    """For every accepted type. Size and bytes stay unchanged."""
     part = Part.from_bytes(SAMPLES[kind])
     assert (part.media_type, part.data, part.size) == (kind, SAMPLES[kind], len(SAMPLES[kind]))
     assert Part.from_url(part.url) == part
@@ -135,7 +135,7 @@ def test_the_type_is_found_by_the_bytes(kind: str) -> None:
 def test_bytes_that_lie_about_their_type_are_refused(
     data: bytes, declared: str | None, why: str
 ) -> None:
-    """Text called an image, an image called a PDF, what nobody takes, nothing at all."""
+    """Text as an image, an image as a PDF, an unsupported type, an empty file."""
     with pytest.raises(ConfigurationError, match=why):
         Part.from_bytes(data, declared)
     url = f"data:{declared or ''};base64,{base64.b64encode(data).decode()}"
@@ -144,7 +144,7 @@ def test_bytes_that_lie_about_their_type_are_refused(
 
 
 def test_what_a_browser_says_beside_a_type_is_passed_over() -> None:
-    """A charset, as with a file that was sent by a form; what is no text is refused."""
+    """For example the charset of an uploaded form file. Bytes that are not text are refused."""
     sent = Part.from_bytes(b"a,b", "text/csv; charset=utf-8")
     assert sent == Part.from_bytes(b"a,b", "text/csv")
     wrong: Any = 3
@@ -153,16 +153,16 @@ def test_what_a_browser_says_beside_a_type_is_passed_over() -> None:
 
 
 def test_an_image_of_another_kind_than_its_name_says_gets_its_own_type(tmp_path: Path) -> None:
-    """Renamed pictures are common, and some models refuse a wrong type."""
+    """Files are often renamed, and some models refuse a wrong type."""
     file = tmp_path / "photo.png"
     file.write_bytes(SAMPLES["image/jpeg"])
     assert Part.from_path(file).media_type == "image/jpeg"
 
 
 def test_what_is_too_large_is_refused_with_the_limit_and_what_to_do(tmp_path: Path) -> None:
-    """Bytes, a file, a URL: without reading more than the limit."""
+    """Bytes, a file, a URL: at most the limit is read."""
     with (tmp_path / "huge.png").open("wb") as file:
-        file.truncate(2**40)  # takes no room
+        file.truncate(2**40)  # a sparse file
     data = PNG + bytes(parts_module.LARGEST_PART)
     for make in (
         lambda: Part.from_path(tmp_path / "huge.png"),
@@ -175,7 +175,7 @@ def test_what_is_too_large_is_refused_with_the_limit_and_what_to_do(tmp_path: Pa
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
 async def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A pipe that nobody writes to, a link to it, a device, a folder: nothing waits."""
+    """A pipe without a writer, a link to it, a device, a folder: none of them blocks."""
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "link.png").symlink_to(tmp_path / "pipe.png")
     for path in (tmp_path / "pipe.png", tmp_path / "link.png", "/dev/zero", "/dev/tty", tmp_path):
@@ -188,7 +188,7 @@ async def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows makes no links without a right to")
 def test_paths_of_all_sorts(tmp_path: Path) -> None:
-    """A link to a file is that file; one to itself, none, and a name that is none are errors."""
+    """A link to a file works. A link to itself, no file, and an invalid name are errors."""
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "link.png").symlink_to("a.png")
     (tmp_path / "loop").symlink_to("loop")
@@ -206,7 +206,7 @@ def test_paths_of_all_sorts(tmp_path: Path) -> None:
 def test_a_file_that_grows_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of it, or more than the limit, would reach the model."""
+    """The model would get half of it, or more than the limit."""
     file = tmp_path / "log.txt"
     file.write_text("one\n")
     seen = os.fstat
@@ -251,7 +251,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(
     ],
 )
 def test_addresses_that_no_model_is_to_read_are_refused(url: str) -> None:
-    """Also in a message of the wire; a password in it is in no error."""
+    """Also in a message of the wire. A password in the address does not appear in the error."""
     with pytest.raises(ConfigurationError) as refused:
         Part.from_url(url)
     assert "password" not in str(refused.value).replace("a user or a password", "")
@@ -262,7 +262,7 @@ def test_addresses_that_no_model_is_to_read_are_refused(url: str) -> None:
 
 @given(st.text() | st.from_regex(r"data:[a-z/]*(;base64)?,[A-Za-z0-9+/=]*"), NAMES)
 def test_any_address_is_a_part_or_refused(url: str, name: str | None) -> None:
-    """Nothing else is raised, whatever it is."""
+    """No other error is raised for any text."""
     try:
         part = Part.from_url(url, name=name)
     except ConfigurationError:
@@ -282,13 +282,16 @@ WIRES: list[Callable[[Any], Any]] = [
 
 @given(st.sampled_from(WIRES), st.none() | st.booleans() | st.integers() | st.text() | st.just([]))
 def test_a_part_of_the_wire_that_is_none_is_refused(make: Callable[[Any], Any], odd: Any) -> None:
-    """With one kind of error, that says what it is about."""
+    """With one error class, whose text names the part."""
     with pytest.raises(ConfigurationError, match="not a message of the wire"):
         Conversation().add({"role": "user", "content": [make(odd)]})
 
 
 def test_no_bytes_and_no_address_in_a_repr() -> None:
-    """The type, the name, the size; of an address its host, since the rest may be a key."""
+    """It shows type, name and size.
+
+    Of an address it shows the host, since the rest may be a key.
+    """
     secret = "c2VjcmV0"
     part = Part.from_bytes(WAV + base64.b64decode(secret) * 9, name="/home/me/voice.wav")
     address = Part.from_url("https://pictures.test/cat.png?signature=abc")
@@ -300,7 +303,7 @@ def test_no_bytes_and_no_address_in_a_repr() -> None:
 
 
 def test_a_part_cannot_be_changed() -> None:
-    """What was checked stays so."""
+    """The validated value stays."""
     with pytest.raises(ValueError, match="frozen"):
         PIXEL.url = "file:///etc/passwd"  # type: ignore[misc]
     with pytest.raises(ValueError, match="Extra inputs"):
@@ -308,7 +311,7 @@ def test_a_part_cannot_be_changed() -> None:
 
 
 def test_results_of_tools_send_text_alone_unless_it_is_wanted() -> None:
-    """The wire has no images in a tool's message; `tool_images` puts them after it."""
+    """The wire allows no images in a tool's message. `tool_images` adds them after it."""
     result = ToolResult(content="drawn", tool_call_id="1", parts=[PIXEL, Part.from_bytes(MP3)])
     plain, wanted = (
         request_body("m", Request([result], options={"tool_images": each}))["messages"]

@@ -1,4 +1,4 @@
-"""The estimate of a long text, which is made from slices of it."""
+"""The token estimate of a long text samples slices of it."""
 
 import random
 
@@ -33,7 +33,7 @@ def is_near(text):
 
 @pytest.mark.parametrize("seed", seeds(example_count(15, 1000)))
 def test_a_long_text_is_estimated_within_a_few_hundredths(seed):
-    """Of whatever parts it is made, in turn or at random, and the same each time."""
+    """For any mix of parts, in turn or at random, and the same each time."""
     draw = random.Random(seed)
     alphabets = draw.choices(ALPHABETS, k=draw.randint(1, 4))
     size = draw.choice([1, 10, 100, _SLICE_CHARS, 1000, 10_000, 300_000, draw.randint(1, 5000)])
@@ -56,7 +56,7 @@ def test_a_long_text_is_estimated_within_a_few_hundredths(seed):
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 7])
 def test_a_text_that_repeats_itself_as_often_as_slices_are_taken_is_estimated_as_well(slices):
-    """Slices at equal distances would all show the same part of it."""
+    """Slices at equal distances would all sample the same part of it."""
     draw = random.Random(slices)
     for _ in range(5):
         period = draw.randint(300, 1500) * slices
@@ -65,6 +65,6 @@ def test_a_text_that_repeats_itself_as_often_as_slices_are_taken_is_estimated_as
 
 
 def test_a_short_text_is_estimated_as_it_is():
-    """Up to half a million characters, so that nothing changes for it."""
+    """Up to half a million characters, the estimate uses the complete text."""
     text = "ab 12, " * (_MAX_COMPLETE_CHARS // 7)
     assert 0 <= estimate_tokens(text) - _weigh(text) < 1

@@ -1,4 +1,4 @@
-"""The seeded loop: legal orders only, a clock that jumps, deadlocks found, threads heard."""
+"""The seeded loop: only legal orders, a virtual clock, deadlock detection, real threads."""
 
 import asyncio
 import contextvars
@@ -44,12 +44,12 @@ async def three_tasks() -> tuple[int, ...]:
 
 
 def test_the_same_seed_gives_the_same_order() -> None:
-    """A run can be replayed."""
+    """So a run can be replayed."""
     assert explore(three_tasks, range(50)) == explore(three_tasks, range(50))
 
 
 def test_seeds_reach_every_order_within_a_turn_and_no_other() -> None:
-    """3! orders in each of two turns; no task runs twice before another has run once."""
+    """3! orders in each of two turns. No task runs twice before all others have run once."""
     orders = set(explore(three_tasks, range(1000)))
 
     assert len(orders) == 36
@@ -58,7 +58,10 @@ def test_seeds_reach_every_order_within_a_turn_and_no_other() -> None:
 
 @pytest.mark.parametrize("program", range(50))
 def test_without_a_seed_the_order_is_asyncios_own(program: int) -> None:
-    """Of a random program of tasks and callbacks that start others; the clock jumps as ever."""
+    """Shown by a random program of tasks and callbacks that start others.
+
+    The clock is still virtual.
+    """
 
     async def main() -> list[tuple[int, int]]:
         chance, order = random.Random(program), list[tuple[int, int]]()
@@ -86,7 +89,7 @@ def test_without_a_seed_the_order_is_asyncios_own(program: int) -> None:
 
 
 def test_callbacks_keep_their_places_among_themselves_and_among_tasks() -> None:
-    """What `call_soon` promises holds under every seed."""
+    """Every seed keeps the order that `call_soon` promises."""
 
     async def main() -> list[str]:
         loop = asyncio.get_running_loop()
@@ -126,7 +129,7 @@ def test_the_clock_jumps_to_the_next_timer() -> None:
 
 
 def test_advance_lets_timers_fall_due_without_an_idle_moment() -> None:
-    """A body that computes for long is a call of `advance`."""
+    """`advance` stands for a body that computes for a long time."""
 
     async def main() -> str:
         try:
@@ -144,7 +147,7 @@ def test_advance_lets_timers_fall_due_without_an_idle_moment() -> None:
 
 
 def test_a_deadlock_is_named_and_the_tree_drawn() -> None:
-    """The error says where each node stands."""
+    """The error names the place of each node."""
 
     @handler
     async def stuck(node: object) -> None:
@@ -167,7 +170,7 @@ def test_a_deadlock_is_named_and_the_tree_drawn() -> None:
 
 
 def test_a_deadlock_is_found_in_a_tree_that_is_recorded(tmp_path: Path) -> None:
-    """Who looks now and then what its nodes wait for brings nothing about, and has looked."""
+    """The timers of a recorder only inspect nodes, so they do not hide the deadlock."""
 
     @handler
     async def stuck(node: object) -> None:
@@ -184,7 +187,7 @@ def test_a_deadlock_is_found_in_a_tree_that_is_recorded(tmp_path: Path) -> None:
 
 
 def test_who_acts_on_what_a_node_waits_for_is_no_deadlock() -> None:
-    """The looks go on, and tell it."""
+    """The listener gets the events of later inspections, and acts on one."""
 
     @handler
     async def stuck(node: object) -> None:
@@ -202,7 +205,7 @@ def test_who_acts_on_what_a_node_waits_for_is_no_deadlock() -> None:
 
 
 def test_a_deadlock_without_a_tree_names_the_tasks() -> None:
-    """The loop serves any asyncio code."""
+    """The loop runs any asyncio code."""
 
     async def main() -> None:
         await asyncio.Event().wait()
@@ -212,18 +215,18 @@ def test_a_deadlock_without_a_tree_names_the_tasks() -> None:
 
 
 def test_a_run_without_end_is_given_up() -> None:
-    """A ticker that nobody stops does not hang the test."""
+    """A ticker that never stops does not hang the test."""
 
     async def main() -> None:
         while True:  # noqa: ASYNC110
-            await asyncio.sleep(1)  # the fault that is tested for
+            await asyncio.sleep(1)  # the fault under test
 
     with pytest.raises(TimeoutError, match="seed 7"):
         run_seeded(main, 7, turns=100)
 
 
 def test_a_failure_under_explore_says_how_to_replay_it() -> None:
-    """The note holds the seed; the replay fails in the same way."""
+    """The note contains the seed. The replay fails in the same way."""
 
     async def main() -> None:
         order = await three_tasks()
@@ -240,7 +243,7 @@ def test_a_failure_under_explore_says_how_to_replay_it() -> None:
 
 
 def test_random_is_seeded_inside_and_as_before_outside() -> None:
-    """Jitter is replayed too, and the caller's own draws are not disturbed."""
+    """Jitter is replayed too, and the caller's generator keeps its state."""
 
     async def main() -> float:
         return random.random()
@@ -251,7 +254,7 @@ def test_random_is_seeded_inside_and_as_before_outside() -> None:
 
 
 def test_what_a_callback_raises_fails_the_run() -> None:
-    """asyncio would log it and go on."""
+    """asyncio would only log the error."""
 
     async def main() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)
@@ -282,7 +285,7 @@ def test_tasks_that_are_left_are_cancelled_and_waited_for() -> None:
 
 
 def test_a_thread_calls_in_and_the_clock_stands_still_meanwhile() -> None:
-    """A second of virtual timeout is not used up by milliseconds of real work."""
+    """Milliseconds of real work do not consume a second of virtual timeout."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -302,7 +305,10 @@ def test_a_thread_calls_in_and_the_clock_stands_still_meanwhile() -> None:
 
 
 def test_a_pool_at_rest_does_not_hold_the_clock() -> None:
-    """asyncio's and the tree's worker threads stay alive; only their work counts."""
+    """Worker threads of asyncio and of the tree stay alive.
+
+    The clock waits only while they work.
+    """
 
     @handler
     async def blocking(node: "Commander") -> str:
@@ -322,7 +328,7 @@ def test_a_pool_at_rest_does_not_hold_the_clock() -> None:
 
 
 def test_a_thread_that_waits_for_an_event_does_not_hold_the_clock() -> None:
-    """It can only go on when somebody sets it; from then on it is at work."""
+    """It continues only when another thread sets the event. From then on it is at work."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -347,11 +353,14 @@ def test_a_thread_that_waits_for_an_event_does_not_hold_the_clock() -> None:
             said = await answer
         return said, loop.time()
 
-    assert run_seeded(main, patience=60) == ("answer", 200_000)  # and not after hours
+    assert run_seeded(main, patience=60) == (
+        "answer",
+        200_000,
+    )  # without hours of real time
 
 
 class Sly(queue.Queue[Callable[[], object]]):
-    """It gets something, which is taken at once, while somebody asks how much is in it."""
+    """A queue that gets an item, which its thread takes at once, while the loop checks for work."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.work = work
@@ -374,7 +383,7 @@ class Sly(queue.Queue[Callable[[], object]]):
 
 
 class WorkerThread(threading.Thread):
-    """Waits for work as a thread of anyio does."""
+    """A thread that waits for work as anyio's threads do."""
 
     def __init__(self, queue: Sly) -> None:
         super().__init__()
@@ -387,7 +396,7 @@ class WorkerThread(threading.Thread):
 
 
 def test_a_thread_that_takes_its_work_at_this_moment_is_at_work() -> None:
-    """Though it was seen to wait for it, and there is none left."""
+    """Although it looked idle before, and the queue is already empty."""
     over = threading.Event()
 
     async def main() -> str:
@@ -407,7 +416,7 @@ def test_a_thread_that_takes_its_work_at_this_moment_is_at_work() -> None:
 def test_a_process_that_was_stopped_has_not_waited_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a thread that is at work it had no time to hear."""
+    """During the stop, a working thread could not call in either."""
     clock = itertools.count(0, 1000)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
 
@@ -427,7 +436,7 @@ def test_a_process_that_was_stopped_has_not_waited_meanwhile(
 
 
 def test_a_deadlock_names_the_threads_that_are_still_at_work() -> None:
-    """It may be that the wait for them was too short."""
+    """The patience may have been too short for them."""
     over = threading.Event()
 
     async def main() -> None:
@@ -442,7 +451,7 @@ def test_a_deadlock_names_the_threads_that_are_still_at_work() -> None:
 
 
 def test_other_threads_change_no_order() -> None:
-    """What they hand in runs at the start of a turn."""
+    """Their callbacks run at the start of a turn."""
 
     async def main() -> tuple[int, ...]:
         loop = asyncio.get_running_loop()
@@ -464,7 +473,7 @@ def test_other_threads_change_no_order() -> None:
 
 
 def test_pause_waits_for_a_number_of_turns_that_the_seed_chooses() -> None:
-    """So a test's own steps can fall at any moment."""
+    """So a test's own steps can happen at any moment."""
 
     async def main() -> tuple[str, ...]:
         seen: list[str] = []
@@ -492,7 +501,7 @@ async def test_outside_the_loop_the_helpers_say_so() -> None:
 
 
 def test_context_reaches_main_and_what_threads_hand_in() -> None:
-    """As in asyncio, a callback runs in the context of whoever handed it in."""
+    """As in asyncio, a callback runs in the context of its caller."""
     variable = contextvars.ContextVar("variable", default="unset")
 
     async def main() -> tuple[str, str]:
@@ -511,7 +520,7 @@ def test_context_reaches_main_and_what_threads_hand_in() -> None:
 
 
 def test_a_cancelled_node_gives_the_same_error_under_every_order() -> None:
-    """Both outcomes of the race occur, and nothing else."""
+    """Both outcomes of the race occur, and no other."""
 
     @handler
     async def leaf(node: object) -> str:
@@ -538,7 +547,7 @@ def test_a_cancelled_node_gives_the_same_error_under_every_order() -> None:
 def test_a_pool_thread_that_looks_idle_while_it_begins_a_call_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For an instant it has taken the call off its queue and stands where an idle one stands."""
+    """For an instant it has taken the call, but still waits where idle threads wait."""
     monkeypatch.setattr(_loop, "is_at_work", lambda _: False)
 
     async def main() -> float:
@@ -549,7 +558,7 @@ def test_a_pool_thread_that_looks_idle_while_it_begins_a_call_is_waited_for(
 
 
 def test_a_call_in_a_pool_that_waits_for_an_event_is_not_waited_for() -> None:
-    """Whoever sets the event is waited for, if anybody is there who may."""
+    """The loop waits for the thread that will set the event, if one is at work."""
     event = threading.Event()
 
     async def main() -> bool:

@@ -1,4 +1,4 @@
-"""The scripted backend: what is written down is what comes, and every stream is accounted for."""
+"""The scripted backend sends its script, and counts every stream."""
 
 import asyncio
 from contextlib import aclosing
@@ -27,7 +27,7 @@ async def read(backend: ScriptedBackend, request: Request = REQUEST) -> list[Del
 
 @given(st.text(), st.integers(1, 9), st.none() | st.integers(0, 99))
 def test_a_string_is_cut_and_comes_whole(text: str, size: int, seed: int | None) -> None:
-    """Whatever the pieces, together they are the text, and the reply ends as a model's does."""
+    """The pieces join to the text, and the reply ends as a model's does."""
     backend = ScriptedBackend(text, size=size, seed=seed)
 
     got = run_seeded(lambda: read(backend))
@@ -57,7 +57,7 @@ async def test_a_message_comes_with_its_calls_and_usage() -> None:
 
 
 async def test_replies_come_in_the_order_of_the_requests() -> None:
-    """Then `otherwise` answers, and the requests can be looked at."""
+    """After the replies, `otherwise` answers. A test can inspect the requests."""
     backend = ScriptedBackend("one", lambda request: "two", otherwise="more", size=None)
 
     texts = [(await read(backend))[0].text for _ in range(4)]
@@ -67,7 +67,7 @@ async def test_replies_come_in_the_order_of_the_requests() -> None:
 
 
 async def test_a_function_sees_its_request() -> None:
-    """Plain or async, it returns any other reply."""
+    """Plain or async, it returns any other kind of reply."""
 
     async def echo(request: Request) -> str:
         return str(request.messages[-1].content)
@@ -76,7 +76,7 @@ async def test_a_function_sees_its_request() -> None:
 
 
 async def test_an_exception_is_raised_before_the_first_delta_or_in_midstream() -> None:
-    """As a reply of its own, or as a step of one."""
+    """As a whole reply, or as a step of one."""
     backend = ScriptedBackend(RateLimited("slow down"), ["par", StreamInterrupted("gone")])
 
     with pytest.raises(RateLimited):
@@ -128,7 +128,7 @@ async def test_streams_left_early_are_counted_as_closed() -> None:
 
 
 async def test_a_script_that_is_used_up_says_so() -> None:
-    """The message counts."""
+    """The error has the number of replies."""
     backend = ScriptedBackend("only")
     await read(backend)
 
@@ -137,7 +137,7 @@ async def test_a_script_that_is_used_up_says_so() -> None:
 
 
 def test_a_size_below_one_is_refused() -> None:
-    """It would never come to an end."""
+    """The reply would never end."""
     with pytest.raises(ValueError, match="at least 1"):
         ScriptedBackend("text", size=0)
 
@@ -153,7 +153,7 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 @given(WORDS, WORDS, st.integers(0, 9), st.randoms())
 async def test_texts_that_share_words_are_near(one, other, seed, random) -> None:
-    """As near as is said: by how many they share, and how many they have."""
+    """The cosine depends on the number of shared words, and on the number of words."""
     backend = ScriptedBackend(seed=seed, dimensions=1024)
     mixed = random.sample(one, len(one))
 
@@ -164,12 +164,12 @@ async def test_texts_that_share_words_are_near(one, other, seed, random) -> None
     assert abs(hypot(*first) - 1) < 1e-9
     assert again == first
     near = len({*one} & {*other}) / sqrt(len(one) * len(other))
-    assert abs(cosine(first, second) - near) < 0.25  # eight times what chance adds
+    assert abs(cosine(first, second) - near) < 0.25  # eight times the random error
 
 
 @given(st.text(), st.integers(1, 20), st.integers(0, 9))
 async def test_any_text_has_a_vector_of_its_own(text: str, dimensions: int, seed: int) -> None:
-    """Of length 1, also one without words or with few dimensions; the same in each backend."""
+    """Of length 1, also without words or with few dimensions. All backends give the same vector."""
     backends = [ScriptedBackend(dimensions=dimensions, seed=seed) for _ in range(2)]
 
     first, second = [await backend.embed([text]) for backend in backends]
@@ -180,7 +180,7 @@ async def test_any_text_has_a_vector_of_its_own(text: str, dimensions: int, seed
 
 
 async def test_other_seeds_and_dimensions_are_other_models() -> None:
-    """The words lie elsewhere."""
+    """The words have other directions."""
     vectors = [
         (await ScriptedBackend(**settings).embed(["a word"]))[0]
         for settings in ({}, {"seed": 1}, {"dimensions": 8})
@@ -193,7 +193,7 @@ async def test_other_seeds_and_dimensions_are_other_models() -> None:
 
 
 async def test_what_was_embedded_is_known_and_charged() -> None:
-    """Each call's texts, by an estimate of their tokens."""
+    """The backend lists the texts of each call, and charges an estimate of their tokens."""
     texts = ["one or two words", "and three more of them"]
     prompt = Message(role="user", content="\n".join(texts))
     tokens = Estimator().estimate(Request([prompt]), {}).tokens

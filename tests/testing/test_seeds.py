@@ -1,4 +1,4 @@
-"""What seeds find: orders that differ, tasks that are slow throughout, replies of unequal speed."""
+"""Seeds find different orders, tasks that are slow throughout, and replies of unequal speed."""
 
 import asyncio
 from math import factorial
@@ -15,7 +15,7 @@ REQUEST = Request([Message(role="user", content="Hello?")])
 
 
 async def turns(count: int, rounds: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Return the order of so many tasks in each of so many turns."""
+    """Return the order of `count` tasks in each of `rounds` turns."""
     orders: list[list[int]] = [[] for _ in range(rounds)]
 
     async def step(number: int) -> None:
@@ -31,7 +31,7 @@ async def turns(count: int, rounds: int = 1) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.parametrize("start", [0, 1, 1000, 12_345])
 def test_seeds_in_a_row_try_every_first_order_before_any_again(start: int) -> None:
-    """Of two in three seeds; the third prefers tasks."""
+    """For two of three seeds. The third one ranks the tasks."""
     seeds = range(start, start + 3 * factorial(5) // 2)
     orders = explore(lambda: turns(5), [seed for seed in seeds if seed % 3 != 2])
     assert len(orders) == len(set(orders)) == factorial(5)
@@ -39,7 +39,7 @@ def test_seeds_in_a_row_try_every_first_order_before_any_again(start: int) -> No
 
 @pytest.mark.parametrize("start", [0, 7, 1000])
 def test_pauses_are_tried_in_all_their_lengths(start: int) -> None:
-    """One of 144 ways to pause twice within half as many seeds more."""
+    """All 144 ways to pause twice occur within 216 consecutive seeds."""
 
     async def main() -> tuple[int, int]:
         loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ def test_pauses_are_tried_in_all_their_lengths(start: int) -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_task_that_is_early_or_late_again_and_again_is_found(place: int) -> None:
-    """By chance alone it would be one seed in 1,728."""
+    """With independent choices, one seed in 1,728 would find it."""
 
     async def main() -> bool:
         return all(order[place] == 7 for order in await turns(12, 3))
@@ -73,7 +73,7 @@ def test_a_task_that_is_early_or_late_again_and_again_is_found(place: int) -> No
 
 
 async def first_to_end(delay: float | None = None) -> str:
-    """Return which of two replies was there first."""
+    """Return the reply that ended first."""
     ended: list[str] = []
 
     async def read(name: str, length: int) -> None:
@@ -86,14 +86,14 @@ async def first_to_end(delay: float | None = None) -> str:
 
 
 def test_a_long_reply_may_be_there_before_a_short_one() -> None:
-    """Under some seeds, also if it is fifty times as long; the same seed decides the same."""
+    """Under some seeds, even if it is fifty times as long. The same seed gives the same result."""
     found = explore(first_to_end, range(100))
     assert set(found) == {"long", "short"}
     assert found == explore(first_to_end, range(100))
 
 
 def test_where_nothing_is_drawn_the_short_reply_comes_first() -> None:
-    """With a delay, without a seed, on any other loop."""
+    """With a delay, without a seed, and on other loops."""
     assert set(explore(lambda: first_to_end(delay=0.0), range(30))) == {"short"}
     assert set(explore(lambda: first_to_end(delay=1.0), range(5))) == {"short"}
     assert run_seeded(first_to_end, None) == asyncio.run(first_to_end()) == "short"
@@ -103,7 +103,7 @@ def test_where_nothing_is_drawn_the_short_reply_comes_first() -> None:
 
 
 async def test_a_scripted_reply_is_charged() -> None:
-    """What its message says, else an estimate; also if it is left early."""
+    """By the message's usage, or else by an estimate; also if the stream is closed early."""
     usage = Usage(input_tokens=30, output_tokens=12)
     backend = ScriptedBackend(Message(role="assistant", content="Yes.", usage=usage), "Maybe so.")
     async with Commander() as commander:
@@ -116,7 +116,7 @@ async def test_a_scripted_reply_is_charged() -> None:
 
 @pytest.mark.parametrize("budget", [14, 15, 16])
 async def test_a_budget_is_tested_with_a_script(budget: int) -> None:
-    """Once it is spent the next request is refused, and the script does not hear of it."""
+    """The next request is refused, and the script does not receive it."""
     limits = Limits(budget=budget)
     backend = ScriptedBackend(otherwise="Maybe so.", limits=limits)  # 10 and 4 tokens
     for _ in range(1 if budget == 14 else 2):
