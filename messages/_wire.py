@@ -1,4 +1,4 @@
-"""The chat-completions wire: chunks become deltas, responses messages, requests a body."""
+"""Convert between the chat-completions protocol and Anabranch's deltas, messages and requests."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ __all__ = [
     "request_body",
 ]
 
-# An id or a model's name, as servers send them. Anything else may be a text.
+# A valid id or model name. Any other value may contain text from the conversation.
 _NAME = re.compile(r"[!-~]{1,200}")
 
 
 class ChunkReader:
-    """Turns the chunks of one streamed reply into deltas.
+    """A reader that turns the chunks of one streamed reply into deltas.
 
-    Servers may send the complete message at the end, or with each chunk the message so far. The
-    reader leaves out what an earlier delta or message held.
+    Some servers send the complete message at the end, or the message so far with each chunk. The
+    reader drops the parts that earlier deltas or messages contained.
 
-    With a `provider`, the deltas also hold the items that it wants back. `on_names` receives the id
-    and the model of the reply, at most once: from the first chunk that names one of them.
+    With a `provider`, the deltas also contain the items that this provider requires in later
+    requests. `on_names` is called at most once, with the id and the model of the reply from the
+    first chunk that has one of them.
     """
 
     __slots__ = ("_content", "_fields", "_has_output", "_on_names", "_provider", "_reasoning")
@@ -67,10 +68,10 @@ class ChunkReader:
         self._reasoning = ""
 
     def read(self, chunk: Mapping[str, Any]) -> Delta | None:
-        """Turn a chunk, as JSON gives it, into a delta; None if it adds nothing.
+        """Turn a chunk of parsed JSON into a delta; return None if it adds nothing.
 
-        Raises `BadResponse` for a chunk that breaks the protocol, several choices included, and the
-        error of `error_from_wire` for an error object, also for one beside a choice.
+        Raises `BadResponse` for a chunk that breaks the protocol or has several choices, and the
+        error of `error_from_wire` for an error object, even if the chunk also has a choice.
         """
         if self._on_names is not None:
             self._read_names(chunk)
@@ -113,7 +114,7 @@ class ChunkReader:
             _finish(choice) if finish_reason else None,
         )
         if self._provider:
-            for name in piece:  # one or two, mostly
+            for name in piece:  # usually one or two fields
                 if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list, dict):
                     self._fields.setdefault(name, []).append(value)
             if self._fields and (delta.tool_calls or finish_reason):
@@ -124,7 +125,7 @@ class ChunkReader:
         return delta if delta.finish_reason or delta.usage or delta.items else None
 
     def end(self) -> Delta:
-        """Return the delta of the end mark."""
+        """Return the delta for the end mark of the stream."""
         return Delta(done=True, items=self._items() if self._fields else ())
 
     def _read_names(self, chunk: Mapping[str, Any]) -> None:
@@ -132,13 +133,13 @@ class ChunkReader:
             name if isinstance(name, str) and _NAME.fullmatch(name) else None
             for name in (chunk.get("id"), chunk.get("model"))
         ]
-        if self._on_names is not None and any(names):  # Azure begins with empty ones
+        if self._on_names is not None and any(names):  # Azure's first chunk has empty names
             self._on_names(*names)
         if self._has_output or any(names):
             self._on_names = None
 
     def _rest(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the part of a complete message that no delta or message before it held."""
+        """Return the part of a complete message that earlier deltas and messages lack."""
         if not message or (self._content is None and self._has_output):
             return {}
         said = self._content or ""
@@ -167,7 +168,7 @@ class ChunkReader:
             call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
             if self._provider and (more := fields.get(CALL_FIELD)):
                 call.item = _item(self._provider, {CALL_FIELD: more})
-            if call.id or call.name or call.arguments or call.item:  # else a call of nothing
+            if call.id or call.name or call.arguments or call.item:  # skip an empty call
                 calls.append(call)
         if not calls and (legacy := _object(piece, "function_call")):
             name = _text(legacy, "name") or None
@@ -175,14 +176,14 @@ class ChunkReader:
         return calls
 
     def _items(self) -> Sequence[ProviderItem]:
-        """Join the fields that have come since the last time to an item."""
+        """Join the fields received since the last call to an item."""
         joined = {name: join_pieces(values) for name, values in self._fields.items()}
         self._fields = {}
         return (_item(self._provider, joined),)
 
 
 def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
-    """Read a chunk on its own, as `ChunkReader.read` does."""
+    """Turn a single chunk into a delta, as `ChunkReader.read` does."""
     return ChunkReader().read(chunk)
 
 
@@ -211,9 +212,9 @@ def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _error(told: Mapping[str, Any]) -> object:
-    """Return the error that a server sent, or nothing; one that is empty is none.
+    """Return the error in a chunk, or None; an empty error object counts as none.
 
-    Groq tells beside the choices, in a field of its own, why it stopped a reply early.
+    Groq reports the reason for an early stop in a separate field next to the choices.
     """
     error: object = told.get("error")
     if not error and isinstance(extension := told.get("x_groq"), dict):
@@ -226,9 +227,9 @@ def _error(told: Mapping[str, Any]) -> object:
 
 
 def _error_alone(chunk: Mapping[str, Any]) -> object:
-    """Return the error that a chunk without choices is, or nothing.
+    """Return the error in a chunk without choices, or None.
 
-    Web frameworks write it under `detail`, some servers without a key of its own.
+    Web frameworks use the key `detail`; on some servers the chunk itself is the error object.
     """
     told: object = chunk.get("detail")
     if isinstance(told, list):
@@ -242,7 +243,7 @@ def _error_alone(chunk: Mapping[str, Any]) -> object:
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:
-    """Return what can be read of a usage: a reply is not refused for its bill."""
+    """Return the readable part of a usage object. Invalid usage must not fail a valid reply."""
     usage = chunk.get("usage")
     if not usage and isinstance(extension := chunk.get("x_groq"), dict):
         usage = cast("dict[str, Any]", extension).get("usage")
@@ -272,7 +273,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 
 def _finish(choice: Mapping[str, Any]) -> str | None:
     reason = _text(choice, "finish_reason")
-    return reason if reason != "null" else None  # as KoboldCpp wrote it
+    return reason if reason != "null" else None  # KoboldCpp sends the text "null"
 
 
 def _is_number(value: object) -> bool:
@@ -280,7 +281,7 @@ def _is_number(value: object) -> bool:
 
 
 def _place(value: object, what: str) -> int:
-    """Return an index that is no integer: a number in other forms, -1 for none."""
+    """Convert an index that is not an `int`: another form of number, or -1 for none."""
     if value is None or value == "":
         return -1
     if isinstance(value, float) and value.is_integer():
@@ -311,10 +312,10 @@ def _unexpected(what: str, expected: str, value: object) -> BadResponse:
 
 
 def error_from_wire(error: object, status: int | None = None) -> BackendError:
-    """Make the error that an `error` object stands for; `status` is the HTTP status, if any.
+    """Return the exception for an `error` object; `status` is the HTTP status, if any.
 
-    The object's own `code`, `type` or `status` counts where there is no HTTP status, as inside a
-    stream. Whatever the object is, the answer is an error of the family.
+    Without an HTTP status, as inside a stream, the object's `code`, `type` or `status` decides. The
+    result is a `BackendError` for any object, even an invalid one.
     """
     fields = cast("Mapping[str, Any]", error if isinstance(error, Mapping) else {"message": error})
     message = _message_of(fields)
@@ -330,7 +331,7 @@ def error_from_wire(error: object, status: int | None = None) -> BackendError:
         status in _MAY_BE_TOO_LONG and _TOO_LONG.search(message)
     ):
         return ContextTooLong(message, status=status)
-    if "insufficient_quota" in words:  # the account has to be topped up: no pause helps
+    if "insufficient_quota" in words:  # the account must be topped up, so waiting does not help
         return BackendError(message, status=status)
     if status == 429 or "rate_limit_exceeded" in words[:1]:
         return RateLimited(message)
@@ -344,7 +345,7 @@ def error_from_wire(error: object, status: int | None = None) -> BackendError:
 
 
 def _message_of(fields: Mapping[str, Any]) -> str:
-    """Return the words of an error object, however deep they are in it."""
+    """Return the message of an error object, which may be nested."""
     told: Any = fields
     for _ in range(4):
         inner = cast("Mapping[str, Any]", told)
@@ -356,7 +357,7 @@ def _message_of(fields: Mapping[str, Any]) -> str:
 
 
 def _status(word: str) -> int | None:
-    """Return the HTTP status that a code or the name of an error is, if it is one."""
+    """Return the HTTP status of an error's code or name; None if it has none."""
     if len(word) == 3 and word.isascii() and word.isdigit():
         return int(word)
     return _STATUSES.get(word.removesuffix("error").strip("_ ").replace("_", ""))
@@ -364,7 +365,7 @@ def _status(word: str) -> int | None:
 
 _MESSAGES = ("message", "error", "detail", "msg", "error_msg")
 _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-# What servers call their errors, in small letters, without underscores and "error" at the end.
+# Servers' names of errors, in lower case, without underscores and without "error" at the end.
 _STATUSES = {
     **dict.fromkeys(("invalidrequest", "badrequest", "invalidargument", "validation"), 400),
     **dict.fromkeys(("failedprecondition", "contentfilter", "contentpolicyviolation"), 400),
@@ -390,7 +391,7 @@ _TOO_LONG = re.compile(
 
 
 def message_from_response(response: Mapping[str, Any]) -> Message:
-    """Turn the whole response of a request that did not stream into its message.
+    """Turn the response of a request without streaming into a message.
 
     Raises as `ChunkReader.read` does.
     """
@@ -417,12 +418,12 @@ def request_body(
     stream: bool = True,
     provider: str | None = None,
 ) -> dict[str, Any]:
-    """Write the JSON body of a request; of the messages' items, those of `provider` alone.
+    """Return the JSON body of a request, with only the provider items of `provider`.
 
-    The request's options win over the defaults; an option that is None is left out. Options that
-    servers refuse without tools are left out where there are none. The option `tool_images` is
-    ours: with it the model also sees the images that tools gave, as a message of the user's after
-    their results, since the wire allows none in a tool message.
+    The request's options override the defaults; options that are None are omitted. A request
+    without tools omits the options that servers accept only with tools. The option `tool_images` is
+    Anabranch's: it sends images from tools in a user message after the results, since the protocol
+    allows no images in tool messages.
     """
     options = {**(default_options or {}), **request.options}
     messages = [message.to_wire(provider) for message in request.messages]

@@ -1,4 +1,4 @@
-"""Typed output: the JSON schema that a model is asked for, and the value in its reply."""
+"""Typed output: the JSON schema for the model, and the value in its reply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class OutputSchema(Generic[T]):
-    """A type of output: the schema that a model is given, and how a reply is read.
+    """A type of output: makes the schema for a model, and reads the value from a reply.
 
         cities = OutputSchema(list[City])
         cities.parse('```json\\n[{"name": "Paris"}]\\n```')  # [City(name="Paris")]
@@ -49,7 +49,7 @@ class OutputSchema(Generic[T]):
     The type is anything that pydantic reads from JSON: a model, a dataclass, a `TypedDict`, a
     union, a list, a primitive, a `Literal`.
 
-    Raises `ConfigurationError` for a type that has no JSON schema.
+    Raises `ConfigurationError` for a type without a JSON schema.
     """
 
     def __init__(self, output_type: Any) -> None:
@@ -69,7 +69,7 @@ class OutputSchema(Generic[T]):
 
     @property
     def object_schema(self) -> dict[str, Any]:
-        """The schema, with a value that is no object inside one, as the field `response`."""
+        """The schema of an object; any other value becomes the field `response` of an object."""
         if self.is_object:
             return self.schema
         inner = {key: value for key, value in self.schema.items() if key != "$defs"}
@@ -83,14 +83,14 @@ class OutputSchema(Generic[T]):
         return wrapped
 
     def instruction(self, template: str = INSTRUCTION) -> str:
-        """Return `template` with the schema in the place of `{schema}`."""
+        """Return `template` with `{schema}` replaced by the schema."""
         return template.replace("{schema}", json.dumps(self.schema, ensure_ascii=False))
 
     def response_format(self, *, wrap: bool = True) -> dict[str, Any]:
-        """Return the request's `response_format`, strict if the schema can be.
+        """Return the request's `response_format`, in strict form if the schema allows it.
 
-        A strict server lets the model leave out no field, so it writes out what has a default. With
-        `wrap` the schema is that of an object, which strict servers require.
+        In strict form the model must write every field, also those with a default. With `wrap` the
+        schema is `object_schema`, since strict servers require an object.
         """
         sent = self.object_schema if wrap else self.schema
         schema: dict[str, Any] = {"name": self.name, "schema": sent}
@@ -102,9 +102,9 @@ class OutputSchema(Generic[T]):
         """Return the value of a reply; raise `ValueError` with a text for the model.
 
         The JSON may be the complete text, in a fence or, if it is an object or a list, among other
-        text. Reasoning between `<think>` and `</think>` does not count. In a reply that was cut off
-        (`is_cut`) only a complete value at its beginning or in a closed fence counts. `is_wrapped`:
-        the value was asked for as `object_schema`.
+        text. Reasoning between `<think>` and `</think>` is ignored. In a reply that was cut off
+        (`is_cut`) only a complete value at its beginning or in a closed fence counts. `is_wrapped`
+        means that the request used `object_schema`.
         """
         if not is_cut:
             return self._first_that_fits(_candidates(text), is_wrapped)
@@ -120,10 +120,10 @@ class OutputSchema(Generic[T]):
             raise ValueError(faults_of(error)) from error
 
     def parse_partial(self, text: str, *, is_wrapped: bool = False) -> T:
-        """Return the value of JSON that is still growing, by pydantic's partial mode.
+        """Return the value of incomplete JSON, with pydantic's partial mode.
 
-        Raises `ValueError` while it has no value, as for a model whose required fields have not
-        all begun.
+        Raises `ValueError` while the JSON is not yet a valid value, for example before all required
+        fields of a model have begun.
         """
         start = re.search(r"[\[{]", text)
         text = text[start.start() :] if start else text
@@ -173,13 +173,13 @@ class GrowingOutput(Generic[T]):
         growing.add('{"total": 12, "items": ["pa')
         growing.read()  # Invoice(total=12, items=["pa"])
 
-    All reads of a text together take at most three times as long as one of the complete text,
-    whatever the number of its pieces is: a long text is not read at every piece.
+    All reads of a text together take at most three times as long as one read of the complete text,
+    for any number of pieces. A long text is therefore not read at every piece.
     """
 
-    # A text of some hundred pieces is read at each. Of a longer one, the texts that were read have
-    # together at most twice the length of what has come, so each read sees about twice as much as
-    # the one before: reading at every piece would be quadratic.
+    # Reading at every piece would take quadratic time. A text of some hundred pieces is read at
+    # each. In a longer text, each read covers about twice as much text as the last one, so all
+    # reads together cover at most twice the received length.
     _FREE_CHARS = 100_000
     _READ_RATIO = 2
 
@@ -192,19 +192,19 @@ class GrowingOutput(Generic[T]):
         self._is_new = False
 
     def add(self, piece: str) -> None:
-        """Add what has come."""
+        """Append a received piece."""
         self._pieces.append(piece)
         self._length += len(piece)
         self._is_new = True
 
     def clear(self) -> None:
-        """Begin again, as for another attempt."""
+        """Forget the text, for example before another attempt."""
         self._pieces.clear()
         self._length = self._read_chars = 0
         self._is_new = False
 
     def read(self) -> tuple[T] | None:
-        """Return the value so far in a tuple; None if it has none yet, or none that is new."""
+        """Return the value so far in a tuple; None without a value, or without a new one."""
         allowed = self._FREE_CHARS + self._READ_RATIO * self._length
         if not self._is_new or self._read_chars + self._length > allowed:
             return None
@@ -219,7 +219,7 @@ class GrowingOutput(Generic[T]):
 
 
 def faults_of(error: ValidationError | None) -> str:
-    """Return what is wrong with a value, for the model: each place and its fault."""
+    """Return the faults of a value with their places, as a text for the model."""
     return "; ".join(
         f"{'.'.join(map(str, fault['loc'])) or 'the value'}: {fault['msg']}"
         for fault in (error.errors() if error is not None else ())
@@ -230,9 +230,9 @@ def faults_of(error: ValidationError | None) -> str:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Yield the texts that may be the JSON, the likeliest first.
+    """Yield the texts that may be the JSON, the most likely first.
 
-    That is the complete text, its fences, then the outermost objects and lists in it.
+    These are the complete text, its fences, and its outermost objects and lists.
     """
     yield text
     if (answer := _without_reasoning(text)) != text:
@@ -257,9 +257,9 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _complete_candidates(text: str) -> Iterator[str]:
-    """Yield the texts of a reply that was cut off that may be the JSON and are complete.
+    """Yield the complete texts that may be the JSON, from a reply that was cut off.
 
-    That is the value with which it begins, or else its closed fences.
+    These are the value at its beginning, or else its closed fences.
     """
     text = _without_reasoning(text).strip()
     if text.startswith(("{", "[", '"')):
@@ -271,7 +271,7 @@ def _complete_candidates(text: str) -> Iterator[str]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the text after a model's reasoning, whose first mark may be missing."""
+    """Return the text after a model's reasoning; the opening mark may be missing."""
     begin, end = "<think>", "</think>"
     if begin not in text.partition(end)[0]:
         text = text.partition(end)[2] or text
@@ -298,14 +298,14 @@ _ANNOTATIONS = frozenset(("default", "examples", "deprecated", "readOnly", "writ
 
 
 class _NotStrictError(Exception):
-    """A schema says what a strict one cannot."""
+    """A schema that strict mode cannot express."""
 
 
 def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema of the same values that a strict server accepts; None if there is none.
+    """Return an equivalent schema that a strict server accepts; None if it cannot exist.
 
-    Its objects have their properties and no others, each of them required. It is None for a schema
-    whose root is no object, that has free keys, leaves a value open or uses other keywords.
+    All properties of its objects are required, and no others are allowed. The result is None if the
+    root is not an object, or if the schema has free keys, untyped values or unsupported keywords.
     """
     root = _root(schema)
     if root.get("type") != "object":
@@ -317,7 +317,7 @@ def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _root(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with its root in the place of a reference, as a recursive model has it."""
+    """Return a schema with the reference at its root resolved; recursive models have one there."""
     if "$ref" not in schema:
         return schema
     definitions: Mapping[str, Any] = schema.get("$defs", {})
@@ -331,7 +331,7 @@ def _strict(schema: Any) -> dict[str, Any]:
     given = dict(cast("Mapping[str, Any]", schema))
     if "$ref" in given:
         return {"$ref": given["$ref"]}
-    if given.keys() >= {"oneOf", "discriminator"}:  # its cases exclude each other anyway
+    if given.keys() >= {"oneOf", "discriminator"}:  # its cases are exclusive anyway
         given["anyOf"] = given.pop("oneOf")
         del given["discriminator"]
     made = {name: each for name, each in given.items() if name not in _ANNOTATIONS}

@@ -10,7 +10,7 @@ __all__ = ["RefusalText", "SurrogateJoiner", "encodable", "overlap", "quote"]
 def encodable(text: str) -> str:
     """Join each surrogate pair to one character; replace a lone surrogate by U+FFFD.
 
-    A lone surrogate has no UTF-8 encoding, so it cannot be printed, stored or sent. All text from
+    UTF-8 cannot encode a lone surrogate, so it cannot be printed, stored or sent. All text from
     models and servers passes through this function or a `SurrogateJoiner`.
     """
     try:
@@ -21,13 +21,13 @@ def encodable(text: str) -> str:
 
 
 class RefusalText(str):
-    """A piece of text in which the model refuses to answer."""
+    """Text with which the model refuses to answer."""
 
     __slots__ = ()
 
 
 class SurrogateJoiner:
-    """Makes streamed text encodable: keeps half a pair for the next piece."""
+    """Makes streamed text encodable. It holds back the first half of a pair for the next piece."""
 
     __slots__ = ("half",)
 
@@ -35,13 +35,13 @@ class SurrogateJoiner:
         self.half = ""
 
     def feed(self, text: str) -> str:
-        """Return `text` with joined pairs, without a first half at its end."""
+        """Return `text` with joined pairs; hold back a first half at its end."""
         text = self.half + text
         self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         return encodable(text[: len(text) - len(self.half)])
 
     def end(self) -> str:
-        """Return U+FFFD for a half without its other half, else an empty text."""
+        """Return U+FFFD for a first half without a second, else an empty text."""
         half, self.half = self.half, ""
         return encodable(half)
 
@@ -63,7 +63,10 @@ def quote(value: object) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that begins `mark`, less than all of it."""
+    """Return the length of the longest proper prefix of `mark` with which `text` ends.
+
+    A stream holds back this many characters, since its next piece may complete the mark.
+    """
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):
             return size

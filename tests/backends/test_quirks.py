@@ -1,8 +1,9 @@
-"""Replies of real servers: `tests/data/server_quirks.json`, each with its public source.
+"""Both HTTP backends read the unusual replies of real servers in `tests/data/server_quirks.json`.
 
-An entry has the `server`, a `name`, the `source`, the reply as in `hostile_replies.json`, and what
-it `gives`: parts of the message, or the kind of an `error`, words that it `says`, how many of two
-possible `requests` are sent, and the content of its `partial`. An entry with a `reason` fails.
+An entry has a `server`, a `name`, its public `source`, and a reply as in `hostile_replies.json`.
+`gives` is the expected outcome: fields of the message, or the class of an `error`, words that its
+text `says`, the number of `requests` (1 or 2), and the content of its `partial`. An entry with a
+`reason` is expected to fail.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def entries() -> Iterable[Any]:
 
 
 async def given_by(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of a reply, in the fields that its entry has."""
+    """Return the outcome of a reply, limited to the fields in the entry's `gives`."""
     requests = 0
 
     def answer(_: bytes) -> list[bytes]:
@@ -79,12 +80,12 @@ def read(message: Message) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["http", "openai"])
 @pytest.mark.parametrize("entry", [*entries()])
 async def test_a_reply_of_a_real_server_is_read(kind: str, entry: dict[str, Any]) -> None:
-    """With its intended meaning."""
+    """A real server's reply gives the message or error that its entry expects."""
     assert await given_by(kind, entry) == entry["gives"]
 
 
 def test_the_replies_that_are_not_read_are_told_of() -> None:
-    """docs/backends-servers.md lists them by their names."""
+    """docs/backends-servers.md has the name of each reply that a backend cannot read."""
     page = (ROOT / "docs" / "backends-servers.md").read_text()
     missing = [entry for entry in QUIRKS if "reason" in entry]
 
@@ -93,7 +94,7 @@ def test_the_replies_that_are_not_read_are_told_of() -> None:
 
 
 def test_the_corpus_holds_for_the_servers_that_people_use() -> None:
-    """At least 19 of 20 quirks, each from a public thread, none twice."""
+    """Backends read 95% of the quirks; each has a public source and a unique name."""
     counted = Counter(entry["server"] for entry in QUIRKS)
 
     assert len(QUIRKS) >= 103

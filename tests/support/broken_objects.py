@@ -122,7 +122,7 @@ class Own(BaseException):
     pass
 
 
-# Each gives one error, whatever the text.
+# Each returns one error for any text.
 ERRORS: dict[str, Callable[[str], BaseException]] = {
     kind.__name__ if kind is not Nameless else "Nameless": kind
     for kind in (

@@ -1,4 +1,4 @@
-"""An open journal, rows for it, and another process that works on it."""
+"""Helpers for journal files: an open file, rows, and another process that uses the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def open_journal(path: Path | str) -> AsyncIterator[JournalFile]:
 
 
 async def acquire_run(file: JournalFile, run_id: str = "run") -> int:
-    """Start a run if there is none of this name, and claim it; return its fence."""
+    """Create the run if it is missing, and acquire its lease; return the fence."""
     await file.start(run_id, "Order", 1, b"{}")
     run, _ = await file.acquire(run_id, "test")
     return run.fence
@@ -56,7 +56,7 @@ async def row_values(file: JournalFile, run_id: str = "run") -> list[bytes]:
 
 @contextmanager
 def journal_process(path: Path, text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that has the journal's path as its first argument; kill it at last."""
+    """Run a program with the journal's path as first argument; kill it at the end of the block."""
     with subprocess.Popen(
         [sys.executable, "-c", BEGINNING + text, str(path), *arguments],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Small images and files that tests show to models."""
+"""Small images and files for messages to models."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Disk:
         self.tables.execute("pragma user_version = 1")  # `serialize` needs at least one page
         # The number of rows at each commit, with the database as bytes.
         self.commits = [(0, b"")]
-        # By run: the number of rows for which a barrier has returned.
+        # By run: the number of rows that a completed barrier covers.
         self.safe: dict[str, int] = {}
         self.now = START_TIME
         # By effect key: the result of an effect that was done outside.

@@ -1,6 +1,6 @@
 """Collect the texts that users of the product can see: errors, help, prompts, status lines, logs.
 
-make messages       # print them, a line for each, and write tests/data/messages.txt
+make messages       # prints one text per line, and writes tests/data/messages.txt
 """
 
 from __future__ import annotations

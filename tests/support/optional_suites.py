@@ -1,4 +1,4 @@
-"""Suites that need what a machine may lack: skipped whole, and never without a word."""
+"""Skip test suites whose requirements a machine lacks, and report each skipped suite."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def skip_suite(items: list[pytest.Item], folder: Path, name: str) -> None:
 
 
 def tests_in(items: list[pytest.Item], folder: Path) -> list[pytest.Item]:
-    """Return the tests of a folder. Comparing text takes a tenth of what comparing paths does."""
+    """Return the tests of a folder. It compares strings, which is ten times as fast as paths."""
     return [item for item in items if str(item.path).startswith(f"{folder}/")]
 
 
 def report_skipped(reporter: Any, name: str, what: str) -> None:
-    """Print how many of a suite's tests were skipped, and how `what` they are is run."""
+    """Print the number of a suite's skipped tests, followed by `what`."""
     skipped = reporter.stats.get("skipped", [])
     if count := sum(f"{name}: not run" in str(report.longrepr) for report in skipped):
         reporter.section(f"{name}: NOT RUN")

@@ -1,4 +1,4 @@
-"""An application on a real uvicorn in the test's own loop, and clients that are raw sockets."""
+"""Serve an application with a real uvicorn in the test's loop, and connect with raw sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RawConnection", "chat_request", "http_request", "on_uvicorn"]
 
 @asynccontextmanager
 async def on_uvicorn(app: Any, **options: Any) -> AsyncGenerator[int]:
-    """Give the port; connections that are still open at the end are closed."""
+    """Serve for the block and give the port; close open connections at the end."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
     settings: dict[str, Any] = {
         "log_config": None,
@@ -39,7 +39,7 @@ async def on_uvicorn(app: Any, **options: Any) -> AsyncGenerator[int]:
 
 
 def http_request(path: str, body: Any = None) -> bytes:
-    """Return a request; with a body it is a POST."""
+    """Return the bytes of a GET request, or with a body of a POST request."""
     content = b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -47,7 +47,7 @@ def http_request(path: str, body: Any = None) -> bytes:
 
 
 def chat_request(text: str = "hi", *, model: str = "writer", stream: bool = True) -> bytes:
-    """Return a request of the chat wire."""
+    """Return the bytes of a chat-completions request."""
     said = [{"role": "user", "content": text}]
     return http_request(
         "/v1/chat/completions", {"model": model, "messages": said, "stream": stream}
@@ -55,7 +55,7 @@ def chat_request(text: str = "hi", *, model: str = "writer", stream: bool = True
 
 
 class RawConnection:
-    """A raw connection: what it reads is decoded no further than to lines."""
+    """A raw connection, whose responses the caller parses line by line."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -63,7 +63,7 @@ class RawConnection:
 
     @classmethod
     async def connect(cls, port: int, sent: bytes, *, buffer: int | None = None) -> RawConnection:
-        """Connect and send; `buffer` is how many bytes the socket receives unread."""
+        """Connect and send; `buffer` is the size of the receive buffer in bytes."""
         sock = socket.socket()
         if buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -80,7 +80,7 @@ class RawConnection:
         return await self.reader.readuntil(b"\r\n\r\n")
 
     async def data(self) -> Any:
-        """Read the next event's data; None where the stream ends."""
+        """Return the next event's data; None at the end of the stream."""
         while line := await self.reader.readline():
             if line.startswith(b"data: "):
                 said = line[6:].strip()
@@ -88,17 +88,17 @@ class RawConnection:
         return None
 
     async def rest(self) -> bytes:
-        """Read all there is, to the end of the connection."""
+        """Return all bytes until the end of the connection."""
         return await self.reader.read()
 
     async def close(self) -> None:
-        """Close it as a client does that has all it wants."""
+        """Close the connection normally."""
         self.writer.close()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
 
     async def reset(self) -> None:
-        """Close it so that the server's next packet is refused."""
+        """Close the connection with a reset, which refuses the server's next packet."""
         sock: Any = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.writer.transport.abort()
@@ -106,5 +106,5 @@ class RawConnection:
             await self.writer.wait_closed()
 
     def half_close(self) -> None:
-        """Say that nothing more is sent, and go on reading."""
+        """Close the sending direction; reading still works."""
         self.writer.write_eof()

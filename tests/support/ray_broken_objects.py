@@ -1,4 +1,4 @@
-"""Failures and values whose own code raises, for jobs to bring home; workers import them too."""
+"""Failures and values whose code raises, as results of remote jobs; workers import them too."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ NOTES: list[Callable[[], Any]] = [
 
 
 def odd_error(seed: int) -> BaseException:
-    """Return a failure of a class called Odd."""
+    """Return an exception of a random class named Odd."""
     chance = random.Random(seed)
     bases = chance.sample(ODDITIES, chance.randint(0, 2))
     base = chance.choice((ValueError, BaseException))
@@ -92,7 +92,7 @@ def odd_error(seed: int) -> BaseException:
 
 
 class Odd(Job[None]):
-    """Says what cannot be said, then raises what can hardly be raised."""
+    """A job that emits a misbehaving value, then raises a misbehaving exception."""
 
     seed: int
 
@@ -104,7 +104,7 @@ class Odd(Job[None]):
 
 
 class Owing(Job[str]):
-    """Charges what cannot be sent."""
+    """A job that charges usage which cannot be pickled."""
 
     async def task(self) -> str:
         charge("odd", threading.Lock())

@@ -1,4 +1,4 @@
-"""A server that speaks the chat-completions wire from scripts, on loopback, for tests."""
+"""A loopback server that answers chat-completions requests with scripted replies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Step(Enum):
-    """What a reply may do besides sending bytes and waiting for an event."""
+    """The steps of a reply besides bytes and events to wait for."""
 
     DROP = "cut the connection"
     HANG = "say nothing more until the client leaves"
@@ -41,19 +41,19 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
-    """Write one event."""
+    """Return one server-sent event as bytes."""
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> bytes:
-    """Write one chunk of a reply as an event."""
+    """Return one chunk of a reply as an event."""
     choice = {"index": 0, "delta": delta or {}, "finish_reason": finish}
     return event({"id": "c-1", "object": "chat.completion.chunk", "choices": [choice], **more})
 
 
 @dataclass
 class Reply:
-    """One scripted answer: its steps are sent, awaited, called or done in turn."""
+    """One scripted answer, with steps that are sent, awaited, called or performed in order."""
 
     steps: Sequence[Played] = ()
     status: int = 200
@@ -62,21 +62,21 @@ class Reply:
 
     @classmethod
     def error(cls, status: int, error: Any, **headers: str) -> Reply:
-        """Refuse with an error object."""
+        """Return a refusal with an error object."""
         body = json.dumps({"error": error}).encode()
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         return cls([body], status, names, "application/json")
 
 
 def text(*pieces: str, usage: tuple[int, int] = (5, 7)) -> Reply:
-    """Answer with text in these pieces."""
+    """Return a reply with text in these pieces."""
     spent = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
     steps = [chunk({"role": "assistant", "content": ""}), *(chunk({"content": p}) for p in pieces)]
     return Reply([*steps, chunk(finish="stop"), event({"choices": [], "usage": spent}), DONE])
 
 
 def calls(*made: tuple[str, str], cut: int = 3) -> Reply:
-    """Answer with tool calls (name, arguments), the arguments cut into pieces of `cut`."""
+    """Return a reply with tool calls (name, arguments), the arguments in pieces of `cut`."""
     steps: list[bytes] = []
     for index, (name, arguments) in enumerate(made):
         function = {"name": name, "arguments": ""}
@@ -89,7 +89,7 @@ def calls(*made: tuple[str, str], cut: int = 3) -> Reply:
 
 
 def vectors(*texts: str, usage: int = 5) -> Reply:
-    """Answer with an embedding for each text, its length and 1, the last one first."""
+    """Return a reply with an embedding (length, 1) for each text, in reverse order."""
     data: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": [len(text), 1.0]}
         for index, text in enumerate(texts)
@@ -101,7 +101,7 @@ def vectors(*texts: str, usage: int = 5) -> Reply:
 
 @dataclass
 class Received:
-    """One request as it came."""
+    """One received request."""
 
     path: str
     headers: dict[str, str]
@@ -109,13 +109,13 @@ class Received:
 
 
 class ScriptedServer:
-    """Answers requests with its scripted replies in turn; the last one is repeated.
+    """A server that sends its scripted replies in order, and repeats the last one.
 
-    Whatever the script says, texts are embedded if `embeds`. `models` are listed; None: it lists
-    none.
+    With `embeds` it answers requests for embeddings without using the script. It lists `models`,
+    or refuses to list them for None.
 
-    `requests` holds what came. `asked` is set by the first; `gone` when a client left before its
-    reply ended.
+    `requests` are the received requests. The first one sets `asked`. A client that disconnects
+    before the end of its reply sets `gone`.
     """
 
     def __init__(self, *replies: Reply) -> None:
@@ -190,6 +190,6 @@ class ScriptedServer:
 
 
 def _headers(request: web.Request) -> dict[str, str]:
-    """Return what the client sent, and as `Peer` the connection that it came over."""
+    """Return the client's headers, with the client's address and port as `Peer`."""
     assert request.transport is not None
     return {**request.headers, "Peer": str(request.transport.get_extra_info("peername"))}

@@ -1,4 +1,4 @@
-"""A server that sends bytes as they are, from a thread, so that only the client costs the loop."""
+"""A server in a thread that sends fixed bytes, so that only the client's work runs in the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answer = tuple[bytes, bytes]
 
 
 class ThreadedByteServer:
-    """Answers the request for `/name` with `answers[name]`; `asked` are the requests' heads."""
+    """A server that answers `/name` with `answers[name]`; `asked` are the request heads."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self.answers = answers

@@ -49,7 +49,7 @@ def check_turn(world: World) -> None:
             _check_marks(part)
             _check_timeout(world, part)
     _check_places(world)
-    # An odd factory may take its time.
+    # A broken task factory may start the task later.
     if not world.faults and world.turn > 2 and world.commander._tree.marking is None:
         _check_queue(world)
 
@@ -150,7 +150,7 @@ def _check_queue(world: World) -> None:
     assert not (started and late), f"{started} started before {late} went on"
     early = [part for part in queued if part.queued_turns > PATIENCE]
     if started and early:
-        # One that is tried again has kept its place.
+        # A retried job has kept its place.
         first = min(early, key=_rank)
         last = max(started, key=_rank)
         assert _rank(last) < _rank(first), f"{last} started before {first}"
@@ -340,7 +340,7 @@ def _check_error_is_somewhere(world: World, error: BaseException, part: Part, at
 
 
 def _context_of(error: BaseException, end: BaseException | None) -> bool:
-    # An odd one has put code of its own in the place of these.
+    # A misbehaving exception may override these attributes, so read them from the base class.
     links = () if end is None else (vars(BaseException)[name] for name in LINKS)
     return any(link.__get__(end) is error for link in links)
 

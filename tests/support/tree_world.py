@@ -30,7 +30,7 @@ from support.clock import sleep_virtual
 from support.tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, Told
 from support.waiting import run_turns, settle_loop
 
-# Errors that end the task factory for good are less frequent.
+# The factories that run bodies are five times as frequent as those that break them.
 ODD_FACTORIES = [*FACTORIES.values()] + 5 * [
     FACTORIES[name] for name in ("plain", "old", "pure", "wrapping", "eager", "inner", "deaf")
 ]

@@ -1,4 +1,4 @@
-"""A scripted server and the backends of the chat-completions wire that reach it."""
+"""A scripted server, and backends of the chat-completions protocol that connect to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_request(**options: Any) -> Request:
 
 @dataclass
 class WireBackends:
-    """A server, and what makes backends that reach it."""
+    """A server, and a function that makes backends for it."""
 
     server: ScriptedServer
     kind: str

@@ -1,4 +1,4 @@
-"""The server and the reply in the attributes of a span."""
+"""Spans have attributes for the server's address and for the reply's id and model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = "sk-live-0123456789abcdef"
 ASKED = Request([Message(role="user", content="hi")])
 SERVER = ("server.address", "server.port", "gen_ai.response.id", "gen_ai.response.model")
 SAID: dict[str, Any] = {"id": "chatcmpl-7", "model": "tiny-2026-11-01"}
-# Azure's first event has neither of them.
+# Azure's first event has an empty id and model.
 AZURE = event({"id": "", "model": "", "choices": [], "prompt_filter_results": []})
 
 
@@ -62,7 +62,7 @@ def whole(**said: Any) -> Reply:
     "reply", [streamed(**SAID), streamed(AZURE, **SAID), whole(**SAID)], ids=["a", "azure", "whole"]
 )
 async def test_a_span_names_the_server_and_its_reply(kind: str, reply: Reply) -> None:
-    """The address, the id of the reply, and its model; metrics have them too."""
+    """A span has the address, the reply's id and its model; metrics have all but the id."""
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader], shutdown_on_exit=False)
     async with ScriptedServer(reply) as server:
@@ -92,13 +92,13 @@ PORTS = [("http://models.test/v1", 80), ("https://models.test", 443), ("http://[
 
 @pytest.mark.parametrize(("address", "port"), PORTS)
 def test_the_default_port_is_the_schemes(address: str, port: int) -> None:
-    """The host is without user and brackets."""
+    """The scheme gives the default port, and an IPv6 host has no brackets."""
     server = connect(address, model="tiny").server
     assert server == ("::1" if "::1" in address else "models.test", port)
 
 
 async def test_a_model_in_this_process_has_no_server() -> None:
-    """And its reply has no id."""
+    """A span of a local model has neither a server nor a reply id."""
     assert await span_of(ScriptedBackend("Hi.", model="m")) == {}
 
 
@@ -108,7 +108,7 @@ async def test_a_model_in_this_process_has_no_server() -> None:
     events=st.lists(st.sampled_from([AZURE, b": comment\n\n"]), max_size=2),
 )
 async def test_the_reply_is_named_for_any_chunks(cuts: list[int], events: list[bytes]) -> None:
-    """The first event with a name counts; earlier and later ones do not."""
+    """The first event with a name decides, however the bytes are split; later names are ignored."""
     others = chunk({"content": "Hi."}, "stop", id="other", model="other")
     data = b"".join([*events, chunk({"role": "assistant"}, **SAID), others, DONE])
     steps: list[bytes] = []
@@ -125,14 +125,14 @@ ODD = [None, 7, "", "a sentence about plums", "x" * 201, ["a"], "caf\u00e9"]
 
 @pytest.mark.parametrize("odd", ODD)
 async def test_invalid_names_are_not_shown(odd: Any) -> None:
-    """A server may send any text there, also content."""
+    """The span omits an id or model in an invalid form, since it may contain content."""
     async with ScriptedServer(streamed(id=odd, model=odd)) as server:
         said = await span_of(connect(server.url, model="tiny"))
     assert not [name for name in said if name.startswith("gen_ai")]
 
 
 async def test_a_key_that_a_server_sends_back_is_not_shown() -> None:
-    """For example as the id of its reply."""
+    """The span omits an API key that the server returns as an id or in a model name."""
     key = "own-format-4711-4711"
     async with ScriptedServer(streamed(id=key, model=f"tiny-{key}")) as server:
         said = await span_of(connect(server.url, model="tiny", api_key=key))
@@ -141,7 +141,7 @@ async def test_a_key_that_a_server_sends_back_is_not_shown() -> None:
 
 
 async def test_the_last_attempt_names_the_reply() -> None:
-    """A failed attempt had no name, or another one."""
+    """After a failed attempt, the span has the id of the successful one."""
     failing = Reply([chunk({"content": ""}, id="first", model="first")])
     async with ScriptedServer(failing, streamed(**SAID)) as server:
         said = await span_of(connect(server.url, model="tiny"))
@@ -149,7 +149,7 @@ async def test_the_last_attempt_names_the_reply() -> None:
 
 
 def test_events_of_requests_travel_between_processes() -> None:
-    """Without the content."""
+    """Pickled request and reply events keep their fields, but not the content."""
     asked = RequestEvent(
         1, "http", "tiny", {"n": 1}, 1, ("look",), False, ASKED, ("models.test", 80)
     )
