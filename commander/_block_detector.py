@@ -1,8 +1,8 @@
 """Finds the body that blocks the event loop (contract T12).
 
-One daemon thread per process checks the loops. While a loop runs a task, the thread schedules a
-callback on it. If the callback does not run in time, the stack of the loop's thread shows the body.
-Nodes cost nothing extra, and an idle loop is not woken.
+One daemon thread per process checks the event loops. While a loop runs a task, the thread schedules
+a callback on it. If the callback does not run in time, the thread reads the stack of the loop's
+thread to find the body. Nodes cost nothing extra, and the thread does not wake an idle loop.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .thread import frames_of_thread, local_in
 
 __all__ = ["BlockDetector"]
 
-# The files that call bodies, callbacks and predicates. Each function there that does so has a
-# variable `record`. Its node may be another than the task's: the last child to end runs the
-# callbacks of its parent.
+# The files that call bodies, callbacks and predicates. Each function there that calls one has a
+# local variable `record`. The detector reads that, not the task's node: the two differ when the
+# last child to end runs the callbacks of its parent.
 CALLERS = tuple(each.__code__.co_filename for each in (_body.spawn, _end.finish))
 
 
 class BlockDetector:
     """Reports bodies that block the running loop, until `close`.
 
-    `after` is in seconds. Each block is reported once, after the shortest of the times of all
-    detectors of the loop.
+    `after` is in seconds. Each block is reported once. If the loop has several detectors, the
+    shortest `after` counts.
     """
 
     def __init__(self, after: float) -> None:
@@ -51,7 +51,7 @@ class BlockDetector:
         self._closed = False
 
     def close(self) -> None:
-        """Stop."""
+        """Stop reporting; a second call does nothing."""
         if not self._closed:
             self._closed = True
             _watcher.remove(self._looks, self.after)
@@ -68,15 +68,15 @@ class _Looks:
         self.loop = loop
         self.thread = threading.get_ident()
         self.times = Counter[float]()  # `after` of all detectors
-        self.after = math.inf  # the shortest of them
+        self.after = math.inf  # the shortest of these times
         # Whether the callback is scheduled and has not run.
         self._asked = False
-        # The running task, and when it was first seen. A turn of the loop with many tasks may be
-        # long although none of them blocks it.
+        # The running task, and when it was first seen. A late callback alone proves nothing: many
+        # short tasks in one turn of the loop delay it too.
         self._task: ref[asyncio.Task[Any]] | None = None
         self._since = 0.0
         self._reported = False
-        # The reported node, the line, and the start. Published when the loop runs again.
+        # The reported node, the line, and the start. `_answer` publishes them on the loop's thread.
         self._blocked: tuple[Record, str, float] | None = None
 
     def look(self, now: float) -> None:
@@ -84,12 +84,13 @@ class _Looks:
             return
         if not self._asked:
             try:
-                # No reference to a task during this call, in which the loop's thread may go on: it
-                # would keep a node alive after its end.
+                # Hold no reference to the task here. The loop's thread may run during this call,
+                # and the reference would keep a node alive after its end.
                 self.loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # it is closed, perhaps at this moment
+            except RuntimeError:  # the loop was closed, perhaps since the first line
                 return
             self._asked = True
+        # Read again, because the loop may have switched tasks since the first line.
         task = asyncio.current_task(self.loop)
         if task is None:
             return
@@ -123,11 +124,11 @@ class _Looks:
         log(logging.WARNING, what, record.path, self.after, code.co_filename, line)
 
     def _find_blocker(self) -> tuple[Record, CodeType, int, str] | None:
-        """Return the node that blocks the loop, its function and line, and the module it loads.
+        """Return the node that blocks the loop, its function, its line, and a module name.
 
-        The line is one of the user's own code, else of a package. None if the loop runs something
-        else, or the engine itself, as when it ends a chain of many thousand nodes. The module is
-        one that Anabranch itself imports, else "".
+        The line is in the user's own code if there is any on the stack, else in a package. The
+        module is the one that Anabranch imports at the moment, or "". Returns None if no body
+        blocks the loop: the engine may be busy itself, such as with the end of a long chain.
         """
         own: FrameType | None = None
         package: FrameType | None = None
@@ -150,7 +151,7 @@ class _Looks:
         at = own or package
         if at is None or not isinstance(record, Record):
             return None
-        # A running frame between two lines has no line number.
+        # Between two lines, `f_lineno` of a running frame is None.
         return record, at.f_code, at.f_lineno or at.f_code.co_firstlineno, loaded
 
 

@@ -1,4 +1,4 @@
-"""`explain`: what a node is waiting for, down to the nodes and lines of code at the end."""
+"""Explains a node's wait: the nodes it awaits, the nodes those await, and the lines of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._usage import cpu_note
 
 __all__ = ["Explanation", "draw_explanations", "explain", "explain_one"]
 
-# How many nodes are listed below each node; the whole text has about four times as many lines.
+# The limit of listed nodes below each node. The whole text has about four times as many lines.
 MAX_LISTED_NODES = 20
 
 AGAIN = "see above"
@@ -21,15 +21,15 @@ AGAIN = "see above"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one node is waiting for, or doing.
+    """The activity of one node: its wait, or its current work.
 
-    `text` describes it. `waits_for` are the ids of the first twenty nodes that it awaits, or of its
-    unfinished children if it joins. `at` is the line at which its body is suspended, as
-    `"file.py:12 in task"`, or empty. `branches` are the lines of parallel branches, such as of a
-    `gather`, that wait for something else than nodes. `seconds` is the time in this state, None
-    before the first; `cpu` is as in `tree()`. `depth` is 0 for the explained node, and `more` the
-    number of omitted nodes and branches below this one. A node that several others wait for is
-    explained once; after that its text is "see above".
+    `text` describes it in words. `waits_for` has the ids of the first twenty nodes that it awaits;
+    for a joining node, of its unfinished children. `at` is the line where its body is suspended, as
+    `"file.py:12 in task"`, or empty. `branches` are the lines of parallel branches, such as those
+    of a `gather`, that do not wait for nodes. `seconds` is the time since the node entered its
+    state, or None if the engine did not record that. `cpu` is as in `tree()`. `depth` is 0 for the
+    explained node. `more` is the number of omitted nodes and branches below this one. If several
+    nodes wait for the same node, it is explained once; after that its text is "see above".
     """
 
     node_id: int
@@ -47,7 +47,7 @@ class Explanation:
 
 
 def explain(record: Record) -> tuple[Explanation, ...]:
-    """Explain a node and, recursively, the nodes for which it waits; each comes before those."""
+    """Explain a node, then the nodes that it waits for, recursively: each before those below it."""
     found: list[Explanation] = []
     seen: set[Record] = set()
     lines, stack = 0, [(record, 0)]
@@ -58,7 +58,7 @@ def explain(record: Record) -> tuple[Explanation, ...]:
             found.append(Explanation(at.id, depth, at.name, at.state, AGAIN))
             continue
         seen.add(at)
-        # Nodes on another machine get one line each, without their lines of code.
+        # Nodes on another machine get one line each: their frames are not in this process.
         away = () if at.remote is None else at.remote.descendants(depth + 1)
         own, others = explain_one(at, depth, len(away))
         found.append(own)
@@ -74,7 +74,7 @@ def explain(record: Record) -> tuple[Explanation, ...]:
 
 
 def draw_explanations(explanations: Iterable[Explanation]) -> str:
-    """Write explanations as lines of text, each node below one that waits for it."""
+    """Return explanations as lines of text, each node indented below one that waits for it."""
     lines: list[str] = []
     for each in explanations:
         indent, below = "  " * min(each.depth, 20), "  " * min(each.depth + 1, 20)
@@ -91,7 +91,7 @@ def draw_explanations(explanations: Iterable[Explanation]) -> str:
 
 
 def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanation, list[Record]]:
-    """Explain one node, with `away` nodes on another machine; return it and the awaited nodes."""
+    """Return one node's explanation and its awaited nodes; `away` counts its remote nodes."""
     text, at, others = _text_of(record)
     branches = _side_branches(record)
     explanation = Explanation(
@@ -111,7 +111,7 @@ def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanat
 
 
 def _text_of(record: Record) -> tuple[str, str, list[Record]]:
-    """Return the text for a node, the line of its body, and the nodes for which it waits."""
+    """Return a node's text, the line of its body, and the nodes that it waits for."""
     children, since = record.unfinished_children, ""
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", "", []
@@ -156,12 +156,12 @@ def _text_of(record: Record) -> tuple[str, str, list[Record]]:
 
 
 def _side_branches(record: Record) -> list[str]:
-    """Describe the parallel branches, such as of a `gather`, that do not wait for nodes."""
+    """Describe the parallel branches of a body, as of a `gather`, that do not wait for nodes."""
     if record.task is None or record.parent is None or record.remote is not None:
         return []
     _, waits, ends = reach(record.task.get_coro(), awaited(record.task))
     if len(waits) + len(ends) < 2:
-        return []  # the text of the node describes it
+        return []  # a single wait: the text of the node describes it
     branches: list[str] = []
     for coroutine, _ in ends:
         innermost = list(frames(coroutine))[-1:]

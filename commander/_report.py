@@ -1,8 +1,8 @@
-"""Notes on, descriptions of and log entries about users' exceptions. Nothing here raises.
+"""Describes, annotates and logs users' exceptions. No function here raises.
 
-The `repr`, attributes and notes of an exception run a user's code, and so do log handlers and
-filters. An error from them must not stop the engine while it ends a node (contract T13). The cost
-does not depend on the size of an exception group.
+Reading the `repr`, attributes or notes of an exception may run a user's code, and so may log
+handlers and filters. Their errors must not stop the engine while it ends a node (contract T13). The
+cost does not depend on the size of an exception group.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ logger = logging.getLogger("anabranch")
 
 MAX_MESSAGE_CHARS = 200  # in a description
 
-# The slots of the base classes: a subclass or its metaclass may override the attributes.
+# The getters of the base classes. Plain attribute access would run a subclass's or a metaclass's
+# overrides.
 _name: Any = type.__dict__["__name__"].__get__
 _args: Any = BaseException.__dict__["args"].__get__
 _traceback: Any = BaseException.__dict__["__traceback__"].__get__
 
 
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return whether the type of `error` is one of `kinds`, whatever its `__class__` says."""
+    """Return whether `error` is an instance of `kinds`. Unlike `isinstance`, ignore `__class__`."""
     return issubclass(type(error), kinds)
 
 
 def type_name(thing: object) -> str:
-    """Return the name of the type of `thing`."""
+    """Return the name of the class of `thing`, without code of the class."""
     return _name(type(thing))
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of `error` and its message if that is plain; run no code of the exception.
+    """Return the class name and the message of `error`, without code of the exception.
 
-    A group is described by its own message, without its exceptions.
+    A first argument that is not a plain text or number is left out. Of a group, only its own
+    message is used, not its exceptions.
     """
     first = next(iter(_args(error)), None)
     if type(first) not in (str, int, float) or first == "":
@@ -56,7 +58,7 @@ def notes_of(error: BaseException) -> list[str]:
     """Return the notes of `error` that are strings."""
     try:
         notes: Any = error.__notes__
-    except BaseException:  # noqa: BLE001 - none, or a property that raises
+    except BaseException:  # noqa: BLE001 - no notes, or a property that raises
         return []
     return [each for each in notes if type(each) is str] if type(notes) in (list, tuple) else []
 
@@ -65,7 +67,7 @@ def note(error: BaseException, text: str) -> None:
     """Add a note to `error`, also to a frozen one. Do nothing if its `__notes__` is not a list."""
     try:
         BaseException.add_note(error, text)
-    except BaseException:  # noqa: BLE001 - a `__setattr__` or a `__notes__` of its own
+    except BaseException:  # noqa: BLE001 - its class overrides `__setattr__` or `__notes__`
         if "__notes__" not in BaseException.__dict__["__dict__"].__get__(error):
             with suppress(BaseException):  # a property of that name
                 object.__setattr__(error, "__notes__", [text])
@@ -97,7 +99,7 @@ def log(level: int, message: str, *args: object, error: BaseException | None = N
         logger.log(level, message, *args, exc_info=trace)
     except BaseException as fault:  # noqa: BLE001 - handlers and filters are users' code
         about = "" if error is None else f" ({describe(error)})"
-        with suppress(BaseException):  # standard error is closed, or somebody else's
+        with suppress(BaseException):  # standard error is closed, or a replacement that raises
             if logging.raiseExceptions:
                 text = f"--- Logging error: {describe(fault)} ---\n{message % args}{about}\n"
                 sys.stderr.write(text)

@@ -1,7 +1,7 @@
-"""A job's slot under a limit: held while its body runs, lent while it waits for the tree (T9).
+"""A job's slot under `max_concurrency`. A job lends it while its body waits for the tree (T9).
 
-There is no call by which a body says that it waits. `Slot.drive` steps the body, so it sees each
-future that the body awaits, and `reach` finds the nodes behind it.
+Bodies do not announce their waits. `Slot.drive` steps the body, so it sees each future that the
+body awaits, and `reach` finds the nodes behind it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["LentWait", "Slot"]
 
 
 class Slot:
-    """A slot under a limit, from the start of one attempt's body to its end.
+    """The slot of one attempt, from the start of its body to its end.
 
-    Invariant: the slot is held whenever the body is stepped. It is lent while the body is suspended
-    and its future leads, directly or through other tasks, to a `Wait`. Waits of other tasks of the
-    job do not count while the body runs or waits for something else. A `Wait` for the job's own
-    work, such as a step, leads on to what that work waits for.
+    Invariant: the job holds the slot whenever its body is stepped. It lends the slot while the body
+    is suspended and the awaited future leads, directly or through other tasks, to a `Wait`. Waits
+    of the job's other tasks do not count while the body runs or waits for something else. From a
+    `Wait` for the job's own work, such as a step, the search continues at the waits of that work.
     """
 
     __slots__ = (
@@ -52,13 +52,13 @@ class Slot:
         self._on: asyncio.Future[Any] | None = None
         self._suspended_at = 0.0
         self._body: Coroutine[Any, Any, Any] | None = None
-        # The tasks for which the suspended body waits, as far as `reach` finds them.
+        # The tasks that the suspended body waits for, as far as `reach` finds them.
         self._reached: dict[asyncio.Task[Any], None] = {}
-        # The waits for the tree for which the body waits. The slot is lent while there are any.
+        # The suspended body's waits for the tree. The slot is lent until all have ended.
         self._tree_waits: set[asyncio.Future[Any]] = set()
         # The waits of other tasks and threads of the job, whether the body waits for them or not.
         self._side_waits: set[asyncio.Future[Any]] = set()
-        # Futures of those who wait until the slot is held again.
+        # Futures of the code that waits until the job holds the slot again.
         self._calls: list[asyncio.Future[None]] = []
 
     @property
@@ -68,7 +68,7 @@ class Slot:
 
     @property
     def wanted(self) -> bool:
-        """Whether the body could go on, but for a slot."""
+        """Whether the body could continue but waits for a slot."""
         return self in self.queue.resuming
 
     @mark_driver
@@ -96,11 +96,12 @@ class Slot:
                 try:
                     yield on
                     step, argument = body.send, None
-                except GeneratorExit:
+                except GeneratorExit:  # not for `body.throw`: `finally` closes the body
                     raise
                 except BaseException as error:  # noqa: BLE001 - the body gets it
                     step, argument = body.throw, error
-                # The body goes on: nothing that was found about its last wait holds any more.
+                # The body continues. Forget its waits, also those that a cancel ended early: with a
+                # wait left in the set, `_lend_until` would not lend the slot.
                 self._on = None
                 self._reached = {}
                 self._tree_waits.clear()
@@ -108,7 +109,7 @@ class Slot:
                 self.queue.forget(self)
                 if not self.is_held:
                     self.queue.ask(self)
-                while not self.is_held:
+                while not self.is_held:  # a loop: a cancel ends a call before the slot is held
                     if self._job.is_ending:
                         self.queue.take(self)
                         break
@@ -170,7 +171,7 @@ class Slot:
         return True
 
     def lend_stuck(self, seconds: float) -> bool:
-        """Lend the slot if for `seconds` the body has waited for other code of this process."""
+        """Lend the slot if the body has waited for other code of this process for `seconds`."""
         if self._on is None or not self.is_held or self.loop.time() - self._suspended_at < seconds:
             return False
         ends = reach(self._body, self._on, self._work_of)[2]
@@ -186,7 +187,7 @@ class Slot:
         wait.add_done_callback(self.end_wait)
 
     def end_wait(self, wait: asyncio.Future[Any]) -> None:
-        """Ask for the slot again if `wait` was the last for which it was lent."""
+        """Note the end of `wait`. After the last wait of a lent slot, ask for the slot again."""
         self._side_waits.discard(wait)
         self._tree_waits.discard(wait)
         if not self._tree_waits and not self.is_held:
@@ -208,7 +209,7 @@ class Slot:
         if not node._node_is_work or self._work_of(lent_wait) is None:
             self.note(lent_wait)
         else:
-            # Later, when the task awaits it: the work may wait for the tree from then on.
+            # On the next turn, when the task awaits it. The work itself may wait for the tree.
             self.queue.loop.call_soon(self.lend_if_waiting)
         return lent_wait
 
@@ -225,7 +226,7 @@ class Slot:
             self.queue.loop.call_soon(self.lend_if_waiting)
 
     def wake(self) -> None:
-        """Wake those who wait for the slot."""
+        """Wake the code that waits until the job holds the slot."""
         calls, self._calls = self._calls, []
         for call in calls:
             if not call.done():
@@ -238,7 +239,7 @@ class Slot:
 
     @coroutine
     def hold_back(self) -> Generator[Any, None, None]:
-        """Wait, in another task of the job than the body's, while the job waits for its slot."""
+        """Wait while the job waits for its slot. For tasks of the job other than the body."""
         while self.wanted:
             yield from self._call()
 
@@ -253,10 +254,10 @@ class Slot:
 
 
 class LentWait(Wait):
-    """The wait of a task of a job that has a slot.
+    """A wait of a task of a job with a slot.
 
-    The job asks for its slot at the moment the wait ends, not when the task next runs: a new job
-    could start between the two. The task goes on when the job has the slot.
+    The job asks for its slot when the wait ends, not when the task next runs: a new job could start
+    between the two. The task continues when the job has the slot.
     """
 
     __slots__ = ("_slot",)

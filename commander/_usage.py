@@ -1,6 +1,7 @@
 """Usage of a subtree: charges, limits and CPU time.
 
-Charges and limits go up the tree and beyond its commander, to the node in which that was entered.
+Charges and limits apply to a node and all nodes above it. The walk upwards does not stop at the
+tree's root: it continues at the commander's outer node, whose body entered the commander.
 """
 
 from __future__ import annotations
@@ -25,21 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["charge", "charge_as", "cpu_note", "limits_around", "measured", "payer", "payers"]
 
-# A lock, because a commander in a thread also charges the node of another loop in which it was
-# entered.
+# A commander in a thread also charges its outer node, which runs on another thread's loop.
 _charging = RLock()
 
 
 def payer() -> Node[Any] | None:
-    """Return the node to which usage here is charged; None outside of a tree."""
+    """Return the node that pays for usage in this context; None outside of a tree."""
     return next(enclosing(), None)
 
 
 def payers(node: Node[Any] | None) -> Iterator[Node[Any]]:
-    """Yield the nodes to which the usage of `node` is charged.
+    """Yield the nodes that pay for the usage of `node`: itself, then all above it.
 
-    These are `node`, all nodes above it, and beyond a commander the node in which it was entered,
-    and so on. Outside of a tree there are none.
+    After a commander follow its outer node and all nodes above that. Outside of a tree, yield
+    nothing.
     """
     while node is not None and record_of(node).tree:
         yield node
@@ -53,9 +53,9 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
         charge("my-service", 3)
 
     `node` replaces the current node. Backends charge the usage of each reply to the account of its
-    model. Beyond a commander, the node in which it was entered is charged too. Outside of a tree
-    this does nothing. Each tree's listeners get an event of kind `charged`; without `event` those
-    of the node's own tree do not.
+    model. A commander inside of another node's body also charges that node and all above it.
+    Outside of a tree this does nothing. Each tree's listeners get an event of kind `charged`; with
+    `event=False` those of the node's own tree do not.
     """
     payer_here = payer() if node is None else node
     own = None if event or payer_here is None else record_of(payer_here).tree
@@ -67,6 +67,7 @@ def charge_as(
 ) -> None:
     """Charge `node` and publish an event of this kind in each tree, except in `without`."""
     published = without
+    # Under the lock, because reading an amount and writing the sum are two steps.
     with _charging:
         for each in payers(node):
             record = record_of(each)
@@ -80,7 +81,7 @@ def charge_as(
                 loop = record.tree.loop
                 if loop is running_loop():
                     publish(record, kind, {account: amount})
-                else:  # charged in a thread that works for the node
+                else:  # a thread that works for the node: only the loop's own thread publishes
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(publish, record, kind, {account: amount})
 
@@ -107,6 +108,7 @@ def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
     argument: Any = None
     try:
         while True:
+            # Around each step, not around the whole: between steps other tasks use this thread.
             begun = thread_time()
             try:
                 on = step(argument)
@@ -117,7 +119,7 @@ def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
             try:
                 yield on
                 step, argument = body.send, None
-            except GeneratorExit:
+            except GeneratorExit:  # not for `body.throw`: `finally` closes the body
                 raise
             except BaseException as error:  # noqa: BLE001 - the body gets it
                 step, argument = body.throw, error

@@ -1,7 +1,7 @@
-"""Publishes events of kind `waiting`: what each node waits for.
+"""Publishes events of kind `waiting`, with an explanation of each node's wait.
 
-An event at each wait would cost every node. Instead, a timer explains the nodes from time to time,
-for a bounded share of the loop's time.
+An event at the start of each wait would slow down every node. Instead, a timer explains the nodes
+periodically, in a bounded share of the loop's time.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitPublisher"]
 
-# Seconds between two looks. A node that entered its state later than that is skipped.
+# The pause between two looks. A look skips nodes that are in their state for less than this.
 PERIOD_SECONDS = 0.25
-# After this time a look ends; the next one continues with the next node.
+# A look ends after this time. The next look continues with the next node.
 MAX_LOOK_SECONDS = 0.004
-# The share of the loop's time for looks. After a node that took long, the next look is later.
+# The share of the loop's time for looks. A node may take longer than that; then the pause grows.
 MAX_LOOP_SHARE = MAX_LOOK_SECONDS / PERIOD_SECONDS
 
 
 class WaitPublisher:
-    """Explains the nodes of `tree` in turn, until it is closed or has no listeners."""
+    """A timer that explains the nodes of `tree` in turn, as long as a listener wants it."""
 
-    # Its timer does no work of the tree. The loop for tests ignores it when it looks for deadlocks.
+    # The timer does no work of the tree, so the test loop ignores it in its deadlock check.
     only_looks = True
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        # The explanations of the previous round and of this one, by node. Two tables, so that nodes
-        # that have ended are forgotten.
+        # The explanations of the previous round and of this one, by node. A single table would keep
+        # the nodes that have ended.
         self._previous: dict[int, tuple[object, ...]] = {}
         self._found: dict[int, tuple[object, ...]] = {}
         self._round: Iterator[Record] = _all_below(tree.root)
@@ -82,7 +82,7 @@ def _without_times(explanation: Explanation) -> tuple[object, ...]:
 
 
 def _all_below(root: Record) -> Iterator[Record]:
-    """Yield the unfinished nodes. Those that end or enter during the iteration may be included."""
+    """Yield the unfinished nodes. The tree may change between two of them."""
     waiting = deque(root.unfinished_children)
     while waiting:
         record = waiting.popleft()

@@ -1,7 +1,7 @@
-"""Private names of asyncio that several packages use, each with a substitute where it is missing.
+"""Private names of asyncio that several packages use, each with a fallback if it is missing.
 
 `tests/project/test_private_names.py` lists every private name of Python and of other libraries that
-this package uses, and runs the package with and without each.
+Anabranch uses, and tests it with and without each.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-# Returns the loop that runs in this thread, or None. Every put of a node asks for it, and the
-# public function raises an exception where no loop runs.
+# Returns the loop that runs in this thread, or None. The public function raises an exception if no
+# loop runs, and every put of a node calls this.
 running_loop = getattr(asyncio, "_get_running_loop", _running_loop)
 
 
 def silence_unfinished(task: asyncio.Task[Any]) -> None:
     """Prevent the warning that asyncio logs when an unfinished task is garbage collected.
 
-    Without the attribute asyncio logs the warning.
+    If this Python version lacks the private attribute, asyncio logs the warning.
     """
     with suppress(AttributeError):
         cast("Any", task)._log_destroy_pending = False

@@ -1,7 +1,7 @@
-"""The interface for places, which run a node's body in another process or on another machine.
+"""The engine's interface for places that run a node's body in another process or machine.
 
-Here, `run_remotely` gives a node's body to a `RemoteBody`, `inputs_of` returns what travels, and
-what happens there is told with `publish` and `relay`. There, a
+In the node's own process, `run_remotely` hands the body to a `RemoteBody`, `inputs_of` returns the
+attributes to send, and `publish` and `relay` report the remote events. In the other process, a
 `SubtreeCommander` drives the node and the nodes below it.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def run_remotely(node: Node[Any], away: RemoteBody) -> None:
-    """Let `away` run the body of `node`, which has not started."""
+    """Let `away` run the body of `node`, which must not have started."""
     record = record_of(node)
     record.remote = away
 
@@ -54,7 +54,7 @@ def inputs_of(node: Node[Any]) -> dict[str, Any]:
 
 
 def make_node(kind: type[Node[Any]], given: dict[str, Any]) -> Node[Any]:
-    """Return a node of the class `kind` with these attributes, which has not started."""
+    """Return a new node of the class `kind` with these attributes, without a call of `__init__`."""
     node: Node[Any] = object.__new__(kind)
     vars(node).update(given)
     return node
@@ -96,8 +96,8 @@ def relay(node: Node[Any], event: Event) -> None:
 class SubtreeCommander(Commander, internal=True):
     """Drives one node of a tree whose commander is in another process, and all nodes below it.
 
-    `parent` is the path of the node's parent there; paths here begin with it. An interrupt that a
-    node raises is an ordinary failure, which the parent's process gets.
+    `parent` is the path of the node's parent in that process. Paths in this process begin with it.
+    An interrupt that a node raises is an ordinary failure here, and is sent to that process.
     """
 
     def __init__(self, parent: str, *, slow_after: float | None) -> None:
@@ -106,16 +106,17 @@ class SubtreeCommander(Commander, internal=True):
         self._tree.stops_loop = False
 
     def put_numbered(self, node: Node[Any], *, number: int, below: int, policy: Policy) -> None:
-        """Start `node` with the id that it has there; ids of nodes below it come after `below`.
+        """Start `node` with its id in the parent's process. Later nodes get ids above `below`.
 
-        Nothing needs to await it: a failure does not reach the policy here.
+        A failure of the node does not reach the policy of this commander.
         """
         tree = self._tree
         tree.last_id = number - 1
         record = enter(self, node, policy=policy, claim=True)
+        # An awaiter, because the policy gets the failures of nodes without one.
         record.waiters = [tree.loop.create_future()]
         if record.attempts is not None:
-            record.attempts = None  # its putter's process handles the class's retry and timeout
+            record.attempts = None  # the parent's process handles its retry and timeout
         tree.last_id = below
 
     def cancel_all(self, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""Names of classes and functions in stored data: they stay, wherever the class or function moves.
+"""Stored names of classes and functions, which stay when a class or function moves.
 
-Journals, cassettes, indexes and the identities of nodes name a class or a function as
-`module:qualname`. `MOVED` lists each one that is at another place now. So old data finds it, and
-new data gives it the same name as before. No other module makes or reads such names.
+Journals, cassettes, indexes and the identities of nodes refer to a class or a function as
+`module:qualname`. `MOVED` maps these names to current places. So old data stays readable, and new
+data uses the same names. No other module creates or resolves stored names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 
-# Stored name: current place. Add an entry with each move or rename; never remove or change a stored
-# name. If it moves again, change its place. A class or function with an entry takes those inside it
-# along. The identity of a node also has the names of its attributes, and its own name: a class that
-# is renamed keeps that by `name=`.
+# Stored name: current place. Add an entry with each move or rename. At a second move, change the
+# place. Never remove an entry or change its stored name: data on users' disks has it. An entry also
+# covers the classes and functions inside its own. The identity of a node includes its name and the
+# names of its attributes, which this table does not translate: a renamed class needs `name=`.
 MOVED: dict[str, str] = {
     "anabranch.store._approvals:PendingApproval": "anabranch.store._view:PendingApproval",
     "anabranch.store._approvals:PendingDoubt": "anabranch.store._view:PendingDoubt",
@@ -313,9 +313,9 @@ MOVED: dict[str, str] = {
 
 
 def stored_name(thing: Any) -> str:
-    """Return the name of a class or a function in stored data, as `module:Class.Inner`."""
+    """Return the stored name of a class or a function, as `module:Class.Inner`."""
     if issubclass(type(thing), type):
-        # As Python itself reads them: a metaclass may have its own attributes of these names.
+        # Read by the getters of `type`, because a metaclass may override these attributes.
         module, qualname = _module(thing), _qualname(thing)
     else:
         module = getattr(thing, "__module__", "")
@@ -336,8 +336,8 @@ def place_of(name: str) -> str:
 def find_stored(name: str) -> Any:
     """Return the class or function of a stored name; import its module if it is not loaded.
 
-    Raises `ImportError`, `AttributeError` or `ValueError` if there is none, and whatever the module
-    raises at its import.
+    Raises `ImportError`, `AttributeError` or `ValueError` if it does not exist. Errors of the
+    module's import propagate.
     """
     module, _, qualname = place_of(name).partition(":")
     found: Any = sys.modules.get(module) or import_module(module)
@@ -358,7 +358,7 @@ def find_loaded(name: str) -> Any:
 _module: Any = type.__dict__["__module__"].__get__
 _qualname: Any = type.__dict__["__qualname__"].__get__
 
-# Python moves classes too: what one version has under another name than the others.
+# Python's own moves: the stored name, and the place in some Python versions.
 _PYTHON = {
     "re:error": "re:PatternError",
     "pathlib:Path": "pathlib._local:Path",
@@ -369,7 +369,7 @@ _PYTHON = {
     "pathlib:WindowsPath": "pathlib._local:WindowsPath",
 }
 
-# Both directions of `MOVED`, and of what Python has moved.
+# `MOVED` and Python's moves, in both directions.
 _PLACES: dict[str, str] = {}
 _STORED: dict[str, str] = {}
 
@@ -382,7 +382,9 @@ def _fill() -> None:
         if f"{kind.__module__}:{kind.__qualname__}" == other:
             _STORED[other] = name
         else:
-            _PLACES[other] = name  # a journal that an earlier release wrote on that version
+            _PLACES[other] = (
+                name  # in journals of earlier releases of Anabranch, from such a version
+            )
     for name, place in MOVED.items():
         _PLACES[name] = place
         _STORED[place] = name
@@ -391,7 +393,8 @@ def _fill() -> None:
 def _translate(name: str, table: Mapping[str, str]) -> str:
     if (found := table.get(name)) is not None:
         return found
-    # What is inside of a class or function; a generic model of pydantic's, `module:Class[str]`.
+    # Try the enclosing classes and functions, from the inside out. `[` is for generic models of
+    # pydantic, `module:Class[str]`.
     colon = name.find(":")
     at = max(name.rfind("."), name.rfind("["))
     while at > colon:
