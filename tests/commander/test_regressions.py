@@ -185,7 +185,7 @@ async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() 
 
 
 async def test_a_child_that_fails_before_its_parent_has_begun_uses_up_an_attempt() -> None:
-    """A parent with a time limit used an attempt that did not exist yet."""
+    """With `within=`, the retry lacked a first attempt to count the time from."""
     async with Commander() as commander:
         job = commander.put_job(Leaf(), retry=Retry(attempts=2, within=60))
         job.call_handler(fails(ValueError("early")))
