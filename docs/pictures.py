@@ -1,10 +1,10 @@
-"""Make the pictures of seeing.md and serving.md anew: small programs run, and are looked at.
+"""Make the pictures of seeing.md and serving.md again, from small programs.
 
     python docs/pictures.py            # all
     python docs/pictures.py page-light
 
-No model is asked: the replies are written down. Another picture is one more function in `PICTURES`,
-which takes the folder of recordings; `recording(...)` says what there is to look at.
+No model is called: the replies are scripted. To add a picture, add a function to `PICTURES`. It
+gets the folder of recordings; `recording(...)` returns one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST = 150_000  # bytes of a picture
 
 
 class ServiceDown(Exception):
-    """What a tool meets."""
+    """The error of a failing tool."""
 
 
 @tool
@@ -87,7 +87,7 @@ def researcher(name: str, topic: str) -> Agent:
 
 
 class Check(Job[int]):
-    """Looks at one claim."""
+    """Checks one claim."""
 
     claim: int
     where: list[int]
@@ -148,7 +148,7 @@ class Research(Job[str]):
 
 
 class Leaf(Job[int]):
-    """Does next to nothing."""
+    """A job with almost no work."""
 
     number: int
 
@@ -160,7 +160,7 @@ class Leaf(Job[int]):
 
 
 class Crowd(Job[int]):
-    """Has very many children."""
+    """A job with very many children."""
 
     policy = "isolate"
     size: int
@@ -197,7 +197,7 @@ RUNS: dict[str, Callable[[Path], Any]] = {
 
 
 def recording(folder: Path, name: str) -> Path:
-    """Return the recording of one of `RUNS`, made when it is first asked for."""
+    """Return the recording of one of `RUNS`. The first call makes it."""
     file = folder / f"{name}.jsonl"
     if not file.exists():
         asyncio.run(RUNS[name](file))
@@ -208,7 +208,7 @@ def recording(folder: Path, name: str) -> Path:
 
 
 def chromium() -> str:
-    """Return where a Chromium is."""
+    """Return the path of a Chromium."""
     for name in "chromium", "chromium-browser", "google-chrome":
         if found := shutil.which(name):
             return found
@@ -217,7 +217,7 @@ def chromium() -> str:
 
 @asynccontextmanager
 async def browser() -> AsyncGenerator[Any]:
-    """Open a Chromium without a screen."""
+    """Open a headless Chromium."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -227,7 +227,7 @@ async def browser() -> AsyncGenerator[Any]:
 async def look(
     page_file: Path, picture: Path, size: tuple[int, int], scheme: Any, *keys: str
 ) -> None:
-    """Open a page, press keys and take its picture."""
+    """Open a page, press keys and save a screenshot."""
     async with browser() as opened:
         width, height = size
         context = await opened.new_context(
@@ -254,7 +254,7 @@ def page(
     width: int = 1280,
     height: int = 800,
 ) -> None:
-    """Take the picture of a recording's page, after some keys."""
+    """Save a picture of a recording's page, after some keys."""
     file = folder / f"{run}.html"
     read(recording(folder, run)).html(file)
     asyncio.run(look(file, picture, (width, height), scheme, *keys.split()))
@@ -264,7 +264,7 @@ def page(
 
 
 def librarian() -> Agent:
-    """Return an agent that looks something up, shows code, and asks before it reserves."""
+    """Return an agent that searches, shows code, and asks before it reserves."""
     program = "```python\nfor book in shelf('rivers'):\n    print(book.title, book.due)\n```"
     backend = ScriptedBackend(
         call("search", query="rivers that branch"),
@@ -283,7 +283,7 @@ async def reserve(title: str) -> str:
 
 
 async def talk(picture: Path) -> None:
-    """Talk to a server on its page until it asks, and take the page's picture."""
+    """Talk to a server on its page until it asks for approval, and save a screenshot."""
     import socket
 
     import uvicorn
@@ -308,7 +308,7 @@ async def talk(picture: Path) -> None:
 
 
 def server_page(folder: Path, picture: Path) -> None:
-    """Take the picture of a server's page."""
+    """Save a picture of a server's page."""
     asyncio.run(talk(picture))
 
 
@@ -322,7 +322,7 @@ PICTURES: dict[str, Callable[[Path, Path], None]] = {
 
 
 def shrink(picture: Path) -> int:
-    """Keep 256 colours, which nobody sees; return how many bytes are left."""
+    """Reduce a picture to 256 colours, without a visible difference; return its size in bytes."""
     from PIL import Image
 
     with Image.open(picture) as whole:

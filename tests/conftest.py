@@ -1,4 +1,4 @@
-"""What every test runs under: one seed, no connection that leaves this machine, a short heap."""
+"""The environment of every test: one seed, no connection that leaves this machine, a small heap."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
 from platformdirs import user_data_dir
 from support.seeds import LONG, SEED
 
-# On a core that others use too, the small model's threads wait for each other: one is then faster,
-# by five times where it was measured.
+# On a busy core, the small model's threads wait for each other. One thread was five times faster
+# when measured.
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
-# No test reads or writes what the developer's own programs keep.
+# Tests neither read nor write the data of the developer's own programs.
 OWN_DATA = Path(user_data_dir("anabranch"))
 HAD_DATA = OWN_DATA.exists()
 _FOLDER = TemporaryDirectory(prefix="anabranch-tests-", ignore_cleanup_errors=True)
 for _kind in ("DATA", "STATE", "CONFIG"):
     os.environ[f"XDG_{_kind}_HOME"] = str(Path(_FOLDER.name, _kind.lower()))
 
-# Nothing that is imported or made until the tests begin is garbage.
+# No object that exists before the tests begin is garbage, so collections would be wasted.
 gc.disable()
 
-# A shell that runs the tests in the background, or `nohup`, has them and the programs they start
-# ignore these.
+# `nohup`, or a shell that starts the tests in the background, makes them and their programs ignore
+# these signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# No test fails because the machine is slow: not in its examples, nor in making them.
+# A slow machine must not fail a test, neither in its examples nor in making them.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
 
 
 MAX_WORKERS = 8
-# xdist begins with the files that have the most tests. These have few, or are groups, and one that
-# began last would hold up the end.
+# xdist begins with the files that have the most tests. These have few, or are groups. If one of
+# them began last, the other workers would wait for it.
 LONGEST = (
     "small model",
     "tests/project/test_examples_durable.py",
@@ -59,7 +59,7 @@ LONGEST = (
 
 
 class OutsideConnection(Exception):
-    """A test tried to reach something beyond loopback."""
+    """A test tried to connect to an address outside of loopback."""
 
 
 _WATCHED = {"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"}
@@ -95,7 +95,7 @@ def _is_here(host: object) -> bool:
 
 @cache
 def _is_own(address: str) -> bool:
-    """Say whether an address is one of this machine's, under which its programs meet too."""
+    """Return whether an address belongs to this machine. Local programs may connect over it too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as own:
         try:
@@ -105,7 +105,7 @@ def _is_own(address: str) -> bool:
     return True
 
 
-# An audit hook sees every socket of this process, also those that asyncio and C code connect.
+# An audit hook sees every socket of this process, including those of asyncio and C code.
 sys.addaudithook(_refuse_outside)
 
 
@@ -113,7 +113,7 @@ sys.addaudithook(_refuse_outside)
 def pytest_configure(config: pytest.Config) -> None:
     """End the run when a worker dies, with the name of the test that it ran.
 
-    xdist would start another worker, and run that test again, which may kill it too.
+    xdist would start another worker and run that test again, which may kill the new worker too.
     """
     if getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = "0"
@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(
 
 
 def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the ids carry the groups: xdist 3.8 writes `_nodeid`, which pytest 9.2 does not read."""
+    """Restore the groups in test ids: pytest 9.2 does not read the `_nodeid` of xdist 3.8."""
     if not getattr(config.option, "loadgroup", False):  # not a worker of `--dist loadgroup`
         return
     for item in items:
@@ -168,10 +168,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker whole files, or groups, and the longest ones first.
+    """Give each worker whole files or groups, the longest ones first.
 
-    A worker then makes the fixtures of a module once. Whenever a test ends, the scheduler of xdist
-    looks at all units that it has handed out: one unit for each test costs half a minute in all.
+    Each worker then makes the fixtures of a module once. After every test, xdist's scheduler
+    inspects all units that it has assigned. With one unit for each test this takes half a minute in
+    all.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
@@ -195,20 +196,23 @@ def pytest_collection_finish() -> None:
 
 
 def _leave_out_what_is_there() -> None:
-    """Let no collection from now on look at what is there now: it takes a third of a second."""
+    """Exclude all existing objects from later collections.
+
+    Visiting them takes a third of a second.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module")
 def light_heap() -> None:
-    """For tests that collect often, or all: only what they make themselves is looked at."""
+    """Limit collections to objects of the test, for modules that collect often."""
     _leave_out_what_is_there()
 
 
 @pytest.fixture(scope="session")
 def small_model() -> Generator[Any]:
-    """The model in this process, loaded once for all tests that ask for it."""
+    """The model in this process, loaded once for all tests that request it."""
     from support.local_model import open_shared_engine
 
     with open_shared_engine() as engine:
@@ -217,7 +221,7 @@ def small_model() -> Generator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[Any]:
-    """A server for all tests that ask for it, which are skipped where none runs."""
+    """A server for all tests that request it. Without an installed one they are skipped."""
     from support.postgres import postgres_server
 
     with postgres_server() as server:
@@ -238,9 +242,9 @@ def _own_data() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
 
 @pytest.fixture(autouse=True)
 def _busy_machine(request: pytest.FixtureRequest) -> Generator[None]:
-    """Keep the warning about slow bodies out of the logs that tests count, but for its own tests.
+    """Keep the warning about slow bodies out of the logs that tests count, except in its own tests.
 
-    A busy machine may stop any body anywhere for longer than that.
+    On a busy machine any body may take longer than the limit.
     """
     logger = logging.getLogger("anabranch")
     own = request.path.name == "test_t12_slow.py"
@@ -255,7 +259,7 @@ def _busy_machine(request: pytest.FixtureRequest) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let a failing test say how it is played again."""
+    """Add the command for a replay to the report of a failed test."""
     report = yield
     if report.failed:
         test = _without_group(item.nodeid)
@@ -268,7 +272,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print why tests were skipped: the exceptions that the conformance suite declares, and others.
 
-    The suites of Ray and of vLLM print a section of their own.
+    The suites of Ray and of vLLM print separate sections.
     """
     reports = terminalreporter.stats.get("skipped", [])
     reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports]

@@ -2,16 +2,15 @@
 
     python tests/pythons.py [--but-own | --only-own] [--lowest] [pytest arguments]
 
-It looks on PATH, in ~/.pyenv/versions and where uv keeps interpreters, and starts each one that it
-finds: a shim of pyenv's may not work. Each minor version gets a virtual environment of its own,
-`.venv-3.12`, with the newest dependencies, for the core: engine, messages, dispatch, handlers,
-jobs, store, tools and the HTTP backends, without a local model.
+It searches PATH, ~/.pyenv/versions and the folder of uv's interpreters. It starts each interpreter
+that it finds, because a shim of pyenv may not work. Each minor version gets a virtual environment
+such as `.venv-3.12` with the newest dependencies. The core is the engine, messages, dispatch,
+handlers, jobs, store, tools and the HTTP backends, without a local model.
 
 The run fails if fewer than three minor versions were found, unless ANABRANCH_PYTHONS=any is set.
-`--but-own` leaves out the version of the Python that runs this: there `make test` runs everything.
-`--only-own` runs that version alone. `--lowest` runs the tests that need anyio and pydantic alone,
-on the oldest version that is found, with the lowest versions of these two that pyproject.toml
-allows.
+`--but-own` leaves out the version of the running Python, for which `make test` runs everything.
+`--only-own` runs that version alone. `--lowest` runs the tests that need only anyio and pydantic,
+on the oldest version found, with the lowest versions of these two that pyproject.toml allows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 OLDEST = (3, 11)
 ENOUGH = 3
 EXTRAS = "openai,http,cli,python,web,mcp,otel"
-# All but a few of these need no extra.
+# Almost all of these need no extra.
 BARE = "commander dispatch handlers jobs messages store testing"
 CORE = f"{BARE} backends tools project/test_pickle.py project/test_private_names.py"
 # These need a local model or an engine.
@@ -58,7 +57,7 @@ class Python(NamedTuple):
 
     @property
     def version(self) -> str:
-        """All of the version, as text."""
+        """The complete version, as text."""
         return _dotted((*self.minor, self.patch))
 
 
@@ -124,7 +123,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def install(python: Python, venv: Path, packages: list[str]) -> None:
-    """Make the environment, or bring it up to date."""
+    """Create or update the environment."""
     print(f"== {python.version}: installing into {venv.name}", flush=True)
     uv("venv", "-q", "--allow-existing", "--python", python.path, str(venv))
     uv("pip", "install", "-q", "--upgrade", "--python", str(_python_of(venv)), *packages)
@@ -147,7 +146,7 @@ def _python_of(venv: Path) -> Path:
 
 
 def uv(*arguments: str) -> None:
-    """Run uv, which is beside the Python that runs this, or on PATH."""
+    """Run uv, which is beside the running Python, or on PATH."""
     subprocess.run([_uv(), *arguments], cwd=ROOT, check=True)
 
 
@@ -158,7 +157,7 @@ def _uv() -> str:
     return found
 
 
-# --- which there are
+# --- finding the interpreters
 
 
 def find() -> list[Python]:
@@ -193,7 +192,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _start(path: str) -> Python | str:
-    """Return what answers at a path, or why it is not used."""
+    """Return the interpreter at a path, or the reason to skip it."""
     try:
         asked = subprocess.run(
             [path, "-c", ASK], capture_output=True, text=True, check=False, timeout=30

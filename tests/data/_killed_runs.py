@@ -2,9 +2,9 @@
 
     python tests/data/journals/make.py [NAME ...]       # writes tests/data/journals/NAME.sql
 
-Each program is killed with SIGKILL at one place (`stop`). Later releases resume what it left
-(`test_killed_runs.py`). So nothing here changes that a journal knows, such as the names of
-this module's classes and functions, and no file is made again once a release has written it.
+Each program is killed with SIGKILL at one place (`stop`). Later releases resume the journals
+(`test_killed_runs.py`). So names that a journal stores, such as those of this module's classes and
+functions, do not change, and released files are not made again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent / "journals"
-DID: list[str] = []  # what was done outside, and which models were asked, in this process
-STOPS: list[str] = []  # the place at which this process is killed
-SAFE_SECONDS = 0.2  # after which all that was written before is on the disk
+DID: list[str] = []  # the effects and the requests to models in this process
+STOPS: list[str] = []  # the place where this process is killed
+SAFE_SECONDS = 0.2  # by then all earlier writes are on the disk
 
 
 def did(text: str) -> str:
@@ -52,14 +52,14 @@ def did(text: str) -> str:
 
 
 async def stop(place: str) -> None:
-    """Be killed here, if this is the place."""
+    """Kill this process, if `place` is chosen."""
     if place in STOPS:
         await asyncio.sleep(SAFE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop_later(place: str) -> None:
-    """Be killed once nothing happens any more."""
+    """Kill this process soon, if `place` is chosen. By then all its tasks wait."""
     if place in STOPS:
         loop = asyncio.get_running_loop()
         loop.call_later(2 * SAFE_SECONDS, os.kill, os.getpid(), signal.SIGKILL)
@@ -69,7 +69,7 @@ def text_of(message: Message) -> str:
     return f"{message.role}: {message.content}"
 
 
-# --- the world outside
+# --- the outside world
 
 
 def load(what: str) -> list[str]:
@@ -99,7 +99,7 @@ async def refund(cents: int) -> str:
 
 
 class Model(ModelBackend):
-    """Sends a mail if it is asked to, then says how many messages it has read."""
+    """A model that sends a mail if asked to, then reports the number of messages in its request."""
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         read, last = len(request.messages), request.messages[-1]
@@ -215,7 +215,7 @@ class Waits(Durable[str]):
 
 
 class Orchestrates(Durable[list[str]]):
-    """Two agents, of which a function names the next; the first one sends a mail."""
+    """Runs two agents in the order of a function; the first one sends a mail."""
 
     backend: Live[Backend] = live()
 
@@ -246,7 +246,7 @@ JOBS: dict[str, Callable[[], Durable[Any]]] = {
     "signal": Waits,
     "orchestrator": Orchestrates,
 }
-# At which place each is killed.
+# The place where each program is killed.
 KILLED = {
     "step": "second",
     "before_a_call": "between",
@@ -349,7 +349,7 @@ async def recording(file: Path) -> None:
 
 
 async def cassette(file: Path, **options: Any) -> list[str]:
-    """Ask an agent, a model that fails, and for embeddings, with a cassette between."""
+    """Ask an agent, a failing model and an embedding model through a cassette."""
     backend = connect(f"cassette:{file}", **options)
     said = (await Agent(backend, name="writer", tools=[send])("send it")).content
     failed: list[str] = []
@@ -363,7 +363,7 @@ async def cassette(file: Path, **options: Any) -> list[str]:
 
 
 def main(name: str, path: str) -> None:
-    """Run a program; the process does not come to its end."""
+    """Run a program. The process is killed before the program ends."""
     STOPS.append(KILLED[name])
     program = PROGRAMS.get(name) or (lambda path: run_job(name, path))
     asyncio.run(program(Path(path)))

@@ -1,14 +1,14 @@
-"""A journal with runs at every kind of place where one may stand: kept for later versions.
+"""A journal with runs that stopped at every kind of place, for the tests of later versions.
 
     PYTHONPATH=tests python tests/data/_old_journals.py     # writes tests/data/durable-vN.sql
 
 `tests/data/retried.sql` was written by this program with the argument `retried`, before effects had
 one key over all attempts of the jobs above them.
 
-Each version of the format has such a file, as SQL text, and every later version takes its runs up
-(`test_old_journals.py`). Once a version has been released its file is never made anew, and
-nothing here changes what it needs: if the format or the identities change, there has to be a
-migration (`MIGRATIONS` in `store/_open_file.py`), and then a new file beside the old ones.
+Each version of the format has such a file, as SQL text, and every later version resumes its runs
+(`test_old_journals.py`). A released file is not written again, and the code that it needs does not
+change here. A change of the format or the identities needs a migration (`MIGRATIONS` in
+`store/_open_file.py`) and a new file beside the old ones.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from anabranch.testing import ScriptedBackend, run_seeded
 __all__ = ["DATA", "DID", "LIVE", "RETRIED", "RUNS", "STANDS", "main"]
 
 DATA = Path(__file__).parent
-DID: list[str] = []  # what is done outside, and who was asked, in this process
-STOPS: list[Callable[[], object]] = []  # how the life ends that is written down
+DID: list[str] = []  # the effects and the requests to models in this process
+STOPS: list[Callable[[], object]] = []  # how the recorded execution ends
 
 
-# --- the world outside
+# --- the outside world
 
 
 def did(text: str) -> str:
@@ -48,13 +48,13 @@ def did(text: str) -> str:
 
 
 def stop_here(place: str) -> None:
-    """Leave the run here, when the file is made."""
+    """Stop the run here, if the file is being made."""
     if STOPS:
         STOPS[0]()
 
 
 def play(request: Request) -> Message | str:
-    """Play the model: refund if that was asked for, else say how many messages there were."""
+    """Play the model: call `refund` if asked to, else report the number of messages."""
     did(f"asked with {len(request.messages)}")
     last = request.messages[-1]
     usage = Usage(input_tokens=len(request.messages))
@@ -108,7 +108,7 @@ class Sum(Durable[int]):
 
 
 class Over(Durable[dict[str, Any]]):
-    """Has done all that can be kept."""
+    """Completes after every operation that a journal stores."""
 
     async def task(self) -> dict[str, Any]:
         jobs = [self.put_job(Sum((1, 2)), key="a"), self.put_job(Sum((1, 2)))]
@@ -140,7 +140,7 @@ class Fails(Durable[str]):
 
 
 class Rounds(Durable[int]):
-    """Puts rounds, one after the other; the second but last one waits in its middle."""
+    """Puts rounds one after the other. The last but one waits in its middle."""
 
     left: int
 
@@ -161,7 +161,7 @@ def put_round(job: Rounds) -> None:
 
 
 class Asks(Durable[list[str]]):
-    """Talks to a model; the second question comes after a signal, or is about a refund."""
+    """Talks to a model. The second question comes after a signal, or is about a refund."""
 
     question: str
     backend: Live[Any] = live()
@@ -182,7 +182,7 @@ class Asks(Durable[list[str]]):
 
 
 class Mails(Durable[list[str]]):
-    """Is in doubt about one of its mails."""
+    """Stops with one of its mails in doubt."""
 
     n: int
 
@@ -191,7 +191,7 @@ class Mails(Durable[list[str]]):
 
 
 class Tries(Durable[list[Any]]):
-    """Waits for its next attempt, beside a sleep and a signal that will not come."""
+    """Waits for its next attempt, beside a sleep and a signal that never arrives."""
 
     async def task(self) -> list[Any]:
         began = self.durable.now()
@@ -230,7 +230,7 @@ class Pays(Durable[str]):
 
 
 class Flaky(Job[str]):
-    """Pays in jobs below it in some of its attempts, all of which fail but for the last."""
+    """Pays in child jobs in some of its attempts. All attempts but the last fail."""
 
     stops: str
     pays: tuple[int, ...]
@@ -250,7 +250,7 @@ class Flaky(Job[str]):
 
 
 class Retried(Durable[str]):
-    """A job that is tried again, with durable jobs below it that pay."""
+    """A job with retries and with durable child jobs that pay."""
 
     stops: str
     pays: tuple[int, ...]
@@ -302,11 +302,11 @@ STANDS = {
 }
 
 
-# --- writing them down
+# --- writing the file
 
 
 async def make(runs: dict[str, Callable[[], Durable[Any]]] = RUNS) -> list[str]:
-    """Play each run up to where it stops, and return the SQL of the journal."""
+    """Play each run until it stops, and return the SQL of the journal."""
     async with Journal(":memory:", grace=0) as journal:
         for name, run in runs.items():
             if name == "pending":
@@ -331,7 +331,7 @@ def _numbers(sql: Any) -> list[str]:
 
 
 def _readable(blob: re.Match[str]) -> str:
-    """Write JSON as the text that it is."""
+    """Write JSON as readable text."""
     try:
         text = bytes.fromhex(blob[1]).decode()
         json.loads(text)
@@ -354,6 +354,6 @@ def main(name: str = f"durable-v{len(MIGRATIONS)}") -> None:
 
 
 if __name__ == "__main__":
-    from _old_journals import main as write_down  # by its name the classes are found again
+    from _old_journals import main as write_down  # so that the stored class names can be found
 
     write_down(*sys.argv[1:])

@@ -1,9 +1,9 @@
-"""A journal with one long turn, as an earlier version has written it.
+"""A journal with one long turn, written by an earlier version.
 
-In that version the row of each message named all the nodes above it ("above"), and a tool's result
-stood in its own row and in the message. Later versions resume such runs at every row
-(`test_old_journals.py`). So `python tests/data/_old_turns.py` is not run again, and nothing that
-the file needs changes here.
+In that version the row of each message named all nodes above it ("above"). A tool's result was
+stored both in a row and in the message. Later versions resume such runs from every row
+(`test_old_journals.py`). So do not run `python tests/data/_old_turns.py` again, and do not change
+the code that the file needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anabranch.tools import Illustrated
 __all__ = ["DID", "FILE", "LIVE", "Turn"]
 
 FILE = DATA / "turns-v1.sql"
-DID: list[str] = []  # what was asked of the model and done by tools, in this process
+DID: list[str] = []  # the requests to the model and the effects of tools in this process
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 ROUNDS = 5
 
@@ -49,7 +49,7 @@ async def draw(n: int) -> str:
 
 
 def play(request: Request) -> Message | str:
-    """Play the model: it calls a tool in each round, and both of them in some."""
+    """Play the model: it calls a tool in each round, and both tools in some."""
     n = sum(message.role == "assistant" for message in request.messages)
     did(f"asked {n} with {len(request.messages)}")
     if n >= ROUNDS:
@@ -67,7 +67,7 @@ LIVE: dict[str, Any] = {"backend": ScriptedBackend(otherwise=play)}
 
 
 class Beside(Durable[int]):
-    """Adds a message and is not run again."""
+    """Adds a message and is not retried."""
 
     text: str
 
@@ -79,7 +79,7 @@ class Beside(Durable[int]):
 
 @handler
 async def deep(node: Any, talk: Any, left: int) -> None:
-    """Put a job below some nodes, each of which adds a message."""
+    """Put a job below several nested nodes. Each node adds a message."""
     talk.add(f"{left} left")
     if left:
         await node.call_handler(deep(talk, left - 1))
@@ -142,6 +142,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from _old_turns import main as write_down  # by its name the classes are found again
+    from _old_turns import main as write_down  # so that the stored class names can be found
 
     write_down()

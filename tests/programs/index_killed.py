@@ -1,10 +1,10 @@
-"""An index whose process is killed with SIGKILL again and again while it changes it.
+"""An index whose process is repeatedly killed with SIGKILL while it changes the index.
 
     cd tests; python -m programs.index_killed FILE KILLS SEED
 
-Each life is a fork of this process. It puts whole documents in, all of whose pieces have the same
-number, and removes some; it dies after a random time, or at a statement of SQLite. After each death
-the file is looked at. Prints how many lives were killed, and what was found then, as JSON.
+Each execution is a fork of this process. It removes documents, and adds documents with the same
+number in every piece. It is killed after a random time, or at a statement of SQLite. After each
+kill the program checks the file. It prints the number of kills and the errors found, as JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def live(path: Path, rng: random.Random, rounds: int) -> None:
 
 
 class Hand:
-    """A connection at one of whose statements the process is killed, before or after it."""
+    """A connection that kills the process at a given statement, before or after it runs."""
 
     def __init__(self, connection: Any, statements: int, after: bool) -> None:
         self._connection = connection
@@ -97,7 +97,7 @@ def begin(path: Path, rng: random.Random, way: str) -> int:
 
 
 def look(path: Path) -> Counter[str]:
-    """Return what is wrong with the file: documents that are neither whole nor gone."""
+    """Count the errors of the file: documents that are stored only in part, and outdated words."""
     found = Counter[str](torn=0, words=0)
     if not path.exists() or not path.stat().st_size:
         return found
@@ -114,7 +114,7 @@ def look(path: Path) -> Counter[str]:
 
 
 def main(path: Path, kills: int, seed: int) -> None:
-    read_text(text(0), "markdown")  # its imports once, and not in each life
+    read_text(text(0), "markdown")  # import the parser once, and not in each execution
     rng, killed, found = random.Random(seed), Counter[str](), Counter[str]()
     while killed.total() < kills:
         way = rng.choice(["statement", "time"])
@@ -125,7 +125,7 @@ def main(path: Path, kills: int, seed: int) -> None:
         found.update(look(path))
         if rng.random() < 0.1:
             for each in path.parent.glob(f"{path.name}*"):
-                each.unlink()  # a new one is made under the next kills
+                each.unlink()  # a later execution creates the file again
     print(json.dumps({"killed": killed, "found": found}))
 
 

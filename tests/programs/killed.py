@@ -1,10 +1,10 @@
-"""Two runs in one file, whose process is killed with SIGKILL again and again until they are over.
+"""Two runs in one file, whose process is repeatedly killed with SIGKILL until both end.
 
     python tests/programs/killed.py FOLDER TOOL KILLS SEED
 
-Each life is a fork of this process. It dies after a random time, or by its own hand: right after it
-has done something outside, or while SQLite executes a statement. Outside is a file of lines, which
-no journal knows of. Prints what became of it, as JSON.
+Each execution is a fork of this process. It is killed after a random time, or kills itself: right
+after an effect, or while SQLite executes a statement. The effects are lines of a file that no
+journal knows. The program prints the numbers of kills and errors as JSON.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from anabranch.store import Done, Durable, Journal, NotDone, _file_thread, effec
 RUNS = ("a", "b")
 MAILS = 4
 
-_acts: list[int] = []  # how many are done until the process dies by its own hand
+_acts: list[int] = []  # the number of effects until the process kills itself
 
 
 def die(within: float = 0.0) -> None:
-    """Be killed, at some moment within so many seconds."""
+    """Kill this process, now or within `within` seconds."""
     if within:
         threading.Timer(within, os.kill, (os.getpid(), signal.SIGKILL)).start()
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --- outside
+# --- the outside world
 
 
 def did(folder: str, text: str) -> str:
@@ -76,7 +76,7 @@ async def asked(folder: str, text: str) -> str:
 
 @tool(effect="keyed")
 async def again(folder: str, text: str) -> str:
-    """Do it again where it is in doubt: wrongly, for nobody outside looks at the key."""
+    """Repeat a call in doubt. This is wrong, because the outside world ignores the key."""
     return await asked.function(folder, text)
 
 
@@ -120,14 +120,14 @@ class Pays(Durable[None]):
 
 
 async def live(folder: Path, tool: str) -> list[list[str]]:
-    """Start both runs, or take them up."""
+    """Start or resume both runs."""
     async with Journal(str(folder / "runs.db"), max_recoveries=1_000_000) as journal:
         jobs = [journal.run(Mails(name, tool, str(folder)), run_id=name) for name in RUNS]
         return list(await asyncio.gather(*jobs))
 
 
 class Hand:
-    """A connection at one of whose statements the process is killed, before that is done."""
+    """A connection that kills the process at a given statement, before the statement ends."""
 
     def __init__(self, connection: Any, statements: int, within: float) -> None:
         self._connection = connection
@@ -144,11 +144,11 @@ class Hand:
         return getattr(self._connection, name)
 
 
-# --- a run that is stopped
+# --- a run that waits for a signal
 
 
 class Waits(Durable[str]):
-    """Says that it waits, and for what it was sent."""
+    """Prints that it waits, then returns the signal."""
 
     async def task(self) -> str:
         await self.durable.step(word, "before", 0)
@@ -165,7 +165,7 @@ def wait(journal: str) -> None:
 
 
 def begin(folder: Path, tool: str, act: int | None, statement: int | None, within: float) -> int:
-    """Fork a life, which dies by its own hand at an act or a statement, if it comes so far."""
+    """Fork an execution, which kills itself at the given effect or statement, if it gets there."""
     if pid := os.fork():
         return pid
     try:
@@ -182,7 +182,7 @@ def begin(folder: Path, tool: str, act: int | None, statement: int | None, withi
 
 
 def end(pid: int, seconds: float | None) -> bool:
-    """Wait for a life, and kill it after so long; say whether it was over before it died."""
+    """Wait for an execution, and kill it after `seconds`; return whether it ended before."""
     if seconds is not None:
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ def end(pid: int, seconds: float | None) -> bool:
 
 
 def kill(folder: Path, tool: str, kills: int, seed: int) -> dict[str, Any]:
-    """Kill so often, in as many folders as that takes; count what was done."""
+    """Kill executions `kills` times, in as many folders as needed; count kills and errors."""
     rng, killed, places = random.Random(seed), Counter[str](), list[Path]()
     ways = ["act"] if tool == "again" else ["act", "statement", "time"]
     while killed.total() < kills:
@@ -211,7 +211,7 @@ def kill(folder: Path, tool: str, kills: int, seed: int) -> dict[str, Any]:
 
 
 def look(places: list[Path], tool: str) -> Counter[str]:
-    """Return what has come of it. No life begins after this: here is a thread."""
+    """Count the errors in all folders. No fork may follow, because the journal starts a thread."""
     found = Counter[str](doubled=0, lost=0, wrong=0, unpaid=0)
     expected = [[word(name, number) for number in range(MAILS)] for name in RUNS]
     for place in places:

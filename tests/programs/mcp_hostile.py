@@ -12,7 +12,7 @@ from typing import Any
 DATA = Path(__file__).parents[1] / "data"
 SCHEMAS = json.loads(DATA.joinpath("hostile_schemas.json").read_text())
 SLOW = {"type": "object", "properties": {"a": {"pattern": "^(a|a)*$"}}}
-# These the SDK refuses, and the whole list with them.
+# The SDK refuses these tools, and the whole list with them.
 REFUSED = ("a required that is none", "a required of numbers", "null")
 HUGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20_000)}}
 
@@ -35,7 +35,7 @@ def listed() -> list[dict[str, Any]]:
 
 
 def endless() -> None:
-    """Write one line for as long as somebody holds the other pipe."""
+    """Write one line without end, until the client closes the pipe."""
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     while True:
         sys.stdout.write("x" * 60_000)

@@ -1,10 +1,10 @@
-"""A recorded durable run whose process is killed with SIGKILL again and again until it is over.
+"""A recorded durable run whose process is repeatedly killed with SIGKILL until the run ends.
 
     python tests/programs/recorded_lives.py FOLDER KILLS SEED
 
-Each life is a fork of this process. All but the last die after a random time, and would otherwise
-not end; the first does so after the start of the run is in the file, however slow the machine is.
-Prints what the last life has spent, as JSON.
+Each execution is a fork of this process. All but the last are killed after a random time, and do
+not end before it. The timer of the first one starts only after the start of the run is in the file,
+so a slow machine makes no difference. The program prints the usage of the last execution as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import record
 
-# What each life does as the run's body begins, and whether it is killed: then that does not end.
+# The functions that an execution calls when the run's body begins. An execution to be killed does
+# not end.
 begun: list[Callable[[], None]] = []
 is_killed = False
 
@@ -76,7 +77,7 @@ class Waits(Job[None]):
 
 
 async def live(folder: Path) -> dict[str, Any]:
-    """Say something in the session of an agent, and take the run up."""
+    """Use a session of an agent, and start or resume the run."""
     async with (
         Journal(str(folder / "runs.db"), max_recoveries=1_000_000) as journal,
         Commander() as commander,
@@ -91,7 +92,7 @@ async def live(folder: Path) -> dict[str, Any]:
 
 
 def begin(folder: Path, seconds: float | None, *, first: bool = False) -> None:
-    """Fork a life that dies after so long."""
+    """Fork an execution that is killed after `seconds`, and wait for it."""
     global is_killed
     if pid := os.fork():
         _, status = os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""A server that is killed and begun again: `python restarting.py FOLDER PORT [DELAY]`."""
+"""A server that tests kill and start again: `python restarting.py FOLDER PORT [DELAY]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "and so on, " * 4
 
 
 def app_of(folder: Path, delay: float) -> Any:
-    """Make a server of an agent that says something, acts, and says more."""
+    """Return a server of an agent that writes text, calls a tool, and writes more text."""
 
     @tool
     def act(number: int) -> str:
@@ -34,7 +34,7 @@ def app_of(folder: Path, delay: float) -> Any:
         return act(number)
 
     def play(request: Request) -> Message:
-        """Play a model that says other words each time it is asked."""
+        """Play a model that gives another text to each request."""
         before = sum(message.role == "tool" for message in request.messages)
         said = f"<{before} {secrets.token_hex(4)} {WORDS}{before}>"
         if before == ACTS:

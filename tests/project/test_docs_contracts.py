@@ -13,17 +13,17 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_each_promise_has_tests() -> None:
-    """A promise that no test holds the package to is no promise."""
+    """A promise without a test may be broken unnoticed."""
     assert promises(TEXT).keys() - {test.contract for test in marked_tests()} == set()
 
 
 def test_each_mark_names_a_promise() -> None:
-    """A number that was mistyped would be counted nowhere."""
+    """A mark with a mistyped number would not be counted."""
     assert {test.contract for test in marked_tests()} - promises(TEXT).keys() == set()
 
 
 def test_each_mark_was_read() -> None:
-    """Also those of forms that are not known here."""
+    """Including marks in a form that the reader does not parse."""
     for path in TESTS.rglob("test_*.py"):
         if path.name == "test_docs_contracts.py":
             continue
@@ -34,7 +34,7 @@ def test_each_mark_was_read() -> None:
 
 
 def test_a_marked_test_is_found_by_its_number(request: pytest.FixtureRequest) -> None:
-    """The marks that are read from the files are those that pytest gives its tests."""
+    """The reader of the files finds the same marks as pytest."""
     path = TESTS / "dispatch/test_fork_end.py"
     read = {(test.name, test.contract) for test in marked_tests() if test.file.endswith(path.name)}
     module = pytest.Module.from_parent(request.session, path=path)
@@ -56,7 +56,7 @@ def test_the_numbers_have_no_gap() -> None:
 
 
 def test_files_with_a_number_in_their_name_hold_that_promise() -> None:
-    """Such as tests/commander/test_t05_cancel_block.py."""
+    """For example tests/commander/test_t05_cancel_block.py."""
     for path in (TESTS / "commander").glob("test_t[0-9]*.py"):
         number = f"T{int(path.name[6:8])}"
         file = str(path.relative_to(ROOT))
@@ -64,14 +64,14 @@ def test_files_with_a_number_in_their_name_hold_that_promise() -> None:
 
 
 def test_each_file_about_durable_runs_holds_a_promise() -> None:
-    """A new file of tests says what it is about."""
+    """A new test file must name its promise."""
     files = {str(path.relative_to(ROOT)) for path in (TESTS / "store").glob("test_*.py")}
     assert files - {test.file for test in marked_tests()} == set()
 
 
 @pytest.mark.parametrize("folder", ["commander", "dispatch", "store", "tracing"])
 def test_where_one_test_holds_a_promise_all_of_the_file_do(folder: str) -> None:
-    """So a new test there is not forgotten."""
+    """So a new test in the file gets its mark too."""
     marked = {(test.file, test.name) for test in marked_tests()}
     for file in {test.file for test in marked_tests() if test.file.startswith(f"tests/{folder}/")}:
         body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
@@ -81,7 +81,7 @@ def test_where_one_test_holds_a_promise_all_of_the_file_do(folder: str) -> None:
 
 
 def test_each_file_that_the_page_names_is_there() -> None:
-    """By its path, or by its name alone after one of the same folder."""
+    """The page has its path, or its name after a path of the same folder."""
     folder = ""
     for path in re.findall(r"`((?:tests/[\w/]*)?\w+\.py)`", TEXT):
         folder = path.rpartition("/")[0] or folder
@@ -89,7 +89,7 @@ def test_each_file_that_the_page_names_is_there() -> None:
 
 
 def test_the_table_has_each_promise_with_its_tests() -> None:
-    """As `make contracts` prints it."""
+    """The table is the output of `make contracts`."""
     page = "## The tree (T)\n\n### T1: Parents\n\nText.\n\n### T2: States\n"
     tests = [
         MarkedTest("T1", "tests/a.py", "test_one", "It holds."),

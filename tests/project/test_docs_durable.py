@@ -1,4 +1,4 @@
-"""The programs of the pages about durable runs print what these say, also when they are killed."""
+"""The programs of the pages about durable runs print the shown output, also after a kill."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_every_program_of_the_pages_prints_the_output_there(tmp_path: Path
 
 
 def test_the_readmes_run_is_taken_up(tmp_path: Path) -> None:
-    """Word for word; the second time it has nothing left to do."""
+    """The program runs unchanged. The second execution only returns the result."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (program,) = (
         each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "Pack" in each
@@ -84,13 +84,13 @@ def test_the_readmes_run_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_the_pages_list_every_error_of_the_package() -> None:
-    """And no other."""
+    """The lists contain no other error."""
     rows = set(re.findall(r"^\| `(\w+)` \|", PAGES, re.MULTILINE))
     assert rows == {*errors.__all__, "ConfigurationError"}
 
 
 def test_the_pages_list_every_command() -> None:
-    """Each has its row."""
+    """Each command has a table row."""
     from anabranch.cli._runs import runs
 
     rows = "\n".join(re.findall(r"^\| (`anabranch runs .*?) \|", PAGES, re.MULTILINE))

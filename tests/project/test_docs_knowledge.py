@@ -1,4 +1,4 @@
-"""What docs/knowledge.md shows is what its program prints."""
+"""The program of docs/knowledge.md prints the shown output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "knowledge.md").read_text(encoding="utf-8")
 
 
 def test_the_program_prints_what_the_page_says(tmp_path: Path) -> None:
-    """As a reader would run it, in an empty folder."""
+    """A reader would run it in an empty folder."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (printed,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "rivers.py").write_text(program, encoding="utf-8")

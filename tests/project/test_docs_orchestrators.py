@@ -1,4 +1,4 @@
-"""What docs/orchestrators.md and docs/from-other-frameworks.md say is true."""
+"""The code and tables of docs/orchestrators.md and docs/from-other-frameworks.md are correct."""
 
 import ast
 import asyncio
@@ -26,7 +26,7 @@ ROOMS = [
 
 
 async def test_every_block_about_orchestrators_runs() -> None:
-    """One after the other, as a reader would type them."""
+    """In the order of the page."""
     names: dict[str, Any] = {
         "__builtins__": builtins,
         "__name__": "__main__",
@@ -44,18 +44,18 @@ async def test_every_block_about_orchestrators_runs() -> None:
 
 
 def test_every_limit_is_explained() -> None:
-    """Those that end a run stand in the table."""
+    """The table lists the limits that end a run."""
     assert set(get_args(Limit)) <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
 
 
 def here(rows: str) -> list[str]:
-    """Return the code names in the column that says what is here."""
+    """Return the code names of the column about Anabranch."""
     lines = re.findall(r"^\| (?!there)(?!---).*\|$", rows, re.MULTILINE)
     return sorted({name for line in lines for name in re.findall(r"`([^`]+)`", line.split("|")[2])})
 
 
 def test_there_is_a_table_for_each_of_the_four() -> None:
-    """With something here for everything there."""
+    """Each row has a counterpart in Anabranch."""
     parts = re.split(r"^## ", TABLES, flags=re.MULTILINE)[1:]
     assert [part.splitlines()[0] for part in parts] == [
         "Agere",
@@ -68,7 +68,7 @@ def test_there_is_a_table_for_each_of_the_four() -> None:
 
 @pytest.mark.parametrize("name", here(TABLES))
 def test_what_is_said_to_be_here_is_here(name: str) -> None:
-    """Each name can be imported, each example is a file."""
+    """Each name can be imported, and each example is a file."""
     if name.startswith("examples/"):
         assert (ROOT / name).is_file()
         return

@@ -1,4 +1,4 @@
-"""What docs/chat.md, docs/embedding.md and a table of docs/orchestrators.md say is true."""
+"""The code and tables of docs/chat.md, docs/embedding.md and docs/orchestrators.md are correct."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ async def run_block(code: Any, names: dict[str, Any]) -> None:
     if code.co_flags & CO_COROUTINE:
         async with asyncio.timeout(20):
             await FunctionType(code, names)()
-    else:  # in a thread, as it may have a loop of its own
+    else:  # in a thread, because it may start an event loop
         await asyncio.to_thread(FunctionType(code, names))
 
 
 async def test_every_block_about_chats_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other, as a reader would type them."""
+    """In the order of the page."""
     monkeypatch.chdir(tmp_path)
     backend = ScriptedBackend(otherwise="The Amazon.")
     names: dict[str, Any] = {"backend": backend, "__name__": "page"}
@@ -63,7 +63,7 @@ async def test_every_block_about_chats_runs(
 
 
 def test_the_tables_about_chats_name_what_there_is() -> None:
-    """Each argument of `respond`, each method of a chat and of a view, and none that is not."""
+    """Each argument of `respond`, and each method of a chat and of a view, but no other name."""
     rows = set(re.findall(r"^\| `(\w+)`", CHAT, re.MULTILINE))
     arguments = {*signature(respond._function).parameters} - {  # pyright: ignore
         *("node", "backend", "conversation", "options")
@@ -78,7 +78,7 @@ def test_the_tables_about_chats_name_what_there_is() -> None:
 
 
 async def test_the_first_block_about_embedding_runs() -> None:
-    """Those for web frameworks are at least Python; their twins in examples/ are tested."""
+    """The blocks for web frameworks must parse. The tests of examples/ cover the same code."""
     first, *_ = blocks(EMBEDDING)
     names: dict[str, Any] = {"backend": ScriptedBackend(otherwise="The Nile.")}
     await run_block(first, names)
@@ -86,7 +86,7 @@ async def test_the_first_block_about_embedding_runs() -> None:
 
 
 async def test_a_request_of_the_page_is_answered_by_what_became_of_it() -> None:
-    """An answer, a budget that is spent (also where too few complete for that), a failure."""
+    """A reply, a spent budget (also if too few replies completed because of it), a failure."""
 
     class Desk(Agent):
         def __init__(self, *backends: Backend) -> None:
@@ -114,7 +114,7 @@ async def test_a_request_of_the_page_is_answered_by_what_became_of_it() -> None:
             said = await names["research"](commander, Desk(*backends), "Why?", "ann")
             assert said == (status, text)
         said = await names["research"](commander, Agent(ScriptedBackend("no")), costly)
-        assert said == (200, "no")  # a reply that was under way may go over the budget
+        assert said == (200, "no")  # a reply in progress may exceed the budget
         call = Message(role="assistant", tool_calls=[ToolCall(id="1", name="x")])
         for asked in (Agent(ScriptedBackend(call)), Desk(*(ScriptedBackend(call) for _ in "abc"))):
             status, _ = await names["research"](commander, asked, costly)
@@ -122,7 +122,7 @@ async def test_a_request_of_the_page_is_answered_by_what_became_of_it() -> None:
 
 
 def test_the_json_in_the_table_is_what_the_strategies_read() -> None:
-    """Each example of the page is accepted by the agent in whose row it stands."""
+    """The agent of the table row accepts the example."""
     orchestrator = planner_reviewer_executor(ScriptedBackend(), "A task.")
     for name in ("planner", "reviewer", "executor"):
         (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", ORCHESTRATORS, re.MULTILINE)

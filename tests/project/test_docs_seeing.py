@@ -1,4 +1,4 @@
-"""What docs/seeing.md shows is what its programs print."""
+"""The programs of docs/seeing.md print the shown output."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "seeing.md").read_text(encoding="utf-8")
 
 
 def test_the_recorded_program_prints_what_the_page_says(tmp_path: Path) -> None:
-    """As it stands, in an empty folder."""
+    """It runs unchanged, in an empty folder."""
     (program,) = re.findall(r"```python\n# seen.py\n(.*?)```", PAGE, re.DOTALL)
     (printed,) = re.findall(r"```console\n\$ python seen.py\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "seen.py").write_text("# seen.py\n" + program)

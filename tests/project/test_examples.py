@@ -1,4 +1,4 @@
-"""The examples run as they stand: on the small local model, and on a hosted one."""
+"""The examples run unchanged: on the small local model, and on a hosted model."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from support.paths import ROOT
 from support.scripted_server import Reply, ScriptedServer, calls, text
 
 EXAMPLES = ROOT / "examples"
-PATIENCE = 300  # seconds; the first use of a new machine fetches the model
+PATIENCE = 300  # seconds; a new machine downloads the model first
 
 
 def run(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def run(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[s
 def test_hello_job_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Its children answer first, then the model, then the tree is done."""
+    """Its children answer first, then the model, then the tree ends."""
     run_here(monkeypatch, "hello_job")
 
     said = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_hello_job_runs_on_the_local_model(
 def test_getting_started_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """A tool is called and its result goes back; the next round follows."""
+    """A tool is called and its result goes back to the model. The next round follows."""
     run_here(monkeypatch, "getting_started", "What is the weather in Paris?", "Name a river.")
 
     said = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_getting_started_runs_on_the_local_model(
 async def test_they_run_on_a_hosted_model(
     name: str, arguments: tuple[str, ...], replies: list[Reply], expected: str
 ):
-    """With `--model openai:...` and a key; here a scripted server plays the host."""
+    """With `--model openai:...` and a key. A scripted server plays the host."""
     async with ScriptedServer(*replies) as server:
         done = await asyncio.to_thread(
             run,

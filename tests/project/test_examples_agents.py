@@ -1,4 +1,4 @@
-"""The examples with agents that converse, each with a backend that shows the intended path."""
+"""The examples with agents that converse, each with a backend for the intended path."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ RULE = "-" * 80
 def test_the_hello_agent_says_hello(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """As it stands: it needs no model."""
+    """It runs unchanged and needs no model."""
     run_example(monkeypatch, "hello_agent")
     assert capsys.readouterr().out == (
         f"user (to hello_agent):\n\nHello there, may I ask who you are?\n\n{RULE}\n"
@@ -27,7 +27,7 @@ def test_the_hello_agent_says_hello(
 def test_alice_passes_on_to_bob(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """As it stands: the reply functions answer, no model is loaded."""
+    """It runs unchanged: reply functions answer, and no model is loaded."""
     run_example(monkeypatch, "alice_and_bob")
     bob = "I am Bob, Alice's good friend. Glad to meet you!"
     assert capsys.readouterr().out == (
@@ -39,7 +39,7 @@ def test_alice_passes_on_to_bob(
 
 
 async def test_bob_asks_his_model_what_he_was_not_made_for():
-    """With his own prompt before it."""
+    """The model gets his own prompt first."""
     backend = ScriptedBackend("I love them.")
     result = await load_example("alice_and_bob").talk(backend, "Do you like rivers?")
     assert result.text == "I love them."
@@ -50,7 +50,7 @@ async def test_bob_asks_his_model_what_he_was_not_made_for():
 
 
 async def test_the_streamed_reply_comes_in_parts(capsys: pytest.CaptureFixture[str]):
-    """As the model gives them, in capitals."""
+    """The pieces of the model, in capitals."""
     assert (
         await load_example("stream_reply").talk(ScriptedBackend("Water that flows."), "River?") == 5
     )
@@ -61,7 +61,7 @@ async def test_the_streamed_reply_comes_in_parts(capsys: pytest.CaptureFixture[s
 def test_the_streamed_reply_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """It answers something, in capitals."""
+    """The answer is not empty and in capitals."""
     run_example(monkeypatch, "stream_reply", "--max-tokens", "20")
     said, _, count = capsys.readouterr().out.rstrip().rpartition("\n")
     assert "RIVER" in said
@@ -69,7 +69,7 @@ def test_the_streamed_reply_runs_on_the_local_model(
 
 
 async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
-    """The file is looked at, the first program fails and is mended, the result is explained."""
+    """The agents read the file, fix the first program after it fails, and explain the result."""
     broken = "```python\nprint(sum(row['length_km'] for row in rows))\n```"
     right = "Here:\n```python\nprint(sum(int(row['length_km']) for row in rows))\n```"
     backend = ScriptedBackend(broken, right, "Together they are 46425 km long.")
@@ -88,7 +88,7 @@ async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
 
 
 async def test_a_cancelled_analysis_leaves_no_kernel_behind():
-    """While its code runs: no task and no process is left."""
+    """A cancel while its code runs leaves no task and no process."""
     backend = ScriptedBackend("```python\nimport time\ntime.sleep(600)\n```")
     tasks, left = asyncio.all_tasks(), child_processes()
     async with asyncio.timeout(120):
@@ -108,7 +108,7 @@ async def test_a_cancelled_analysis_leaves_no_kernel_behind():
 def test_the_analysis_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """It comes to an end, and the last word is the leader's."""
+    """It ends, and the last message is the leader's."""
     arguments = ("--attempts", "1", "--max-tokens", "40", "How many rivers are there?")
     run_example(monkeypatch, "data_analysis", *arguments)
     shown = capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_the_analysis_runs_on_the_local_model(
 
 
 async def test_a_group_that_cannot_write_code_says_so():
-    """As a model that is too small would have it."""
+    """This is how a model that is too small replies."""
     backend = ScriptedBackend(otherwise="I am a language model.")
     async with asyncio.timeout(120):
         result = await load_example("data_analysis").analyse(backend, "How long are they together?")
@@ -128,7 +128,7 @@ async def test_a_group_that_cannot_write_code_says_so():
 
 
 async def test_the_group_talk_gives_one_the_floor_at_a_time(capsys: pytest.CaptureFixture[str]):
-    """Each asks, speaks, and is answered; the talk ends by itself."""
+    """Each agent asks, speaks and gets an answer. The conversation ends without a cancel."""
 
     def play(request: Any) -> str:
         role = request.messages[0].content.splitlines()[0]
@@ -156,6 +156,6 @@ async def test_the_group_talk_gives_one_the_floor_at_a_time(capsys: pytest.Captu
 def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Whatever it makes of the rules, the talk ends and says how."""
+    """Whether or not the model follows the rules, the conversation ends and gives the reason."""
     run_example(monkeypatch, "group_talk", "--speeches", "1", "--max-tokens", "20")
     assert capsys.readouterr().out.endswith(("(1 speeches, turn_limit)\n", ", no_answer)\n"))

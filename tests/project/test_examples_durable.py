@@ -1,4 +1,4 @@
-"""The durable order: as a program of its own, killed, and with the customer in another process."""
+"""The durable order: as a program, killed, and with the customer in another process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outside(folder: Path) -> list[list[tuple[str]]]:
 
 
 def test_an_order_is_handled_once(tmp_path: Path) -> None:
-    """Started again it says the same, and does nothing."""
+    """A second start prints the same without a second effect."""
     said = [finish(start("durable_order.py", "--folder", str(tmp_path), *QUICK)) for _ in range(2)]
 
     done = f"A-17: {ANSWER} The customer says nothing.\n"
@@ -45,7 +45,7 @@ def test_an_order_is_handled_once(tmp_path: Path) -> None:
 
 
 def test_the_customer_speaks_in_another_process(tmp_path: Path) -> None:
-    """The word comes while the order waits for it, or after it was killed."""
+    """The signal arrives while the order waits for it, or after a kill."""
     arguments = ("--folder", str(tmp_path), "--order", "B-7", *QUICK)
     order = start("durable_order.py", *arguments, "--feedback")
     assert order.stdout is not None
@@ -74,7 +74,10 @@ def test_what_goes_wrong_with_an_order_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_kill_doubles_or_loses_anything() -> None:
-    """At random moments of a real process; in doubt without `reconcile`, a person is waited for."""
+    """Killed at random moments of a real process.
+
+    Without `reconcile`, a person decides about calls in doubt.
+    """
     kills = example_count(4, 50)
     said = finish(start("durable_kills.py", "--kills", str(kills), "--mail", "reconcile", "person"))
     first, _, *counts = said.splitlines()

@@ -30,7 +30,7 @@ async def _running(server: ScriptedServer) -> AsyncIterator[tuple[str, Commander
 
 
 async def test_an_answer_streams_while_the_model_speaks() -> None:
-    """Its first words are there before the model has gone on."""
+    """The client gets the first words before the model continues."""
     gate = asyncio.Event()
     said = Reply([chunk({"content": "Par"}), gate, chunk({"content": "is."}, "stop")])
     async with (
@@ -49,7 +49,7 @@ async def test_an_answer_streams_while_the_model_speaks() -> None:
 
 @pytest.mark.parametrize("before", [[], [chunk({"content": "Par"})]], ids=["silent", "speaking"])
 async def test_a_client_that_goes_away_cancels_its_tree(before: list[bytes]) -> None:
-    """The model's server sees the connection close, the commander is empty; others go on."""
+    """The model's server sees the connection close, and the commander is empty. Others continue."""
     async with (
         asyncio.timeout(20),
         ScriptedServer(Reply([*before, Step.HANG])) as server,
@@ -76,7 +76,7 @@ async def test_a_client_that_goes_away_cancels_its_tree(before: list[bytes]) -> 
 
 
 async def test_a_model_that_fails_is_told_to_the_client() -> None:
-    """By a status before the first words; after them by a connection that is cut."""
+    """A failure before the first words gives an error status. A later one closes the connection."""
     cut = Reply([chunk({"content": "Par"}), Step.DROP])
     async with (
         asyncio.timeout(20),
@@ -93,7 +93,7 @@ async def test_a_model_that_fails_is_told_to_the_client() -> None:
 
 
 async def test_the_program_says_where_it_listens_and_what_to_try() -> None:
-    """The line that it prints works, the answer comes from the model named by --model."""
+    """The printed command works, and the model of `--model` answers."""
     async with asyncio.timeout(40), ScriptedServer(text("Paris.")) as server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -119,7 +119,7 @@ async def test_the_program_says_where_it_listens_and_what_to_try() -> None:
 
 
 def test_a_model_that_nobody_knows_is_one_line() -> None:
-    """And no traceback."""
+    """The program prints no traceback."""
     done = subprocess.run(
         [sys.executable, str(FILE), "--model", "nothing"],
         capture_output=True,

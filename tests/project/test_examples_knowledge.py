@@ -1,4 +1,4 @@
-"""The examples beside documents: on the path that they intend, and on the small local model."""
+"""The examples with documents: on the intended path, and on the small local model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RIVERS = EXAMPLES / "rivers"
 
 
 def cite(place: str) -> Any:
-    """Answer with the number of the passage that stands there."""
+    """Answer with the number of the passage in the prompt."""
 
     def reply(request: Any) -> str:
         said = "\n".join(str(message.content) for message in request.messages)
@@ -29,7 +29,7 @@ def cite(place: str) -> Any:
 
 
 async def test_a_librarian_answers_and_says_from_where(capsys: pytest.CaptureFixture[str]):
-    """Whom it cites stands below; where it cites nobody, what was found."""
+    """The cited sources are listed below the answer. Without a citation, the found ones are."""
     async with Index(":memory:") as notes:
         await notes.add_folder(RIVERS)
         backend = ScriptedBackend(cite("danube.md:3"), "I do not know.")
@@ -51,7 +51,7 @@ async def test_a_librarian_answers_and_says_from_where(capsys: pytest.CaptureFix
 def test_the_librarian_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """It answers something, and where that may stand is found."""
+    """The answer is not empty, and passages are found."""
     run_example(
         monkeypatch, "ask_documents", "--folder", str(RIVERS), "Where does the Danube rise?"
     )
@@ -61,7 +61,7 @@ def test_the_librarian_runs_on_the_local_model(
 async def test_a_question_is_made_plainly_from_memory_or_by_a_model(
     capsys: pytest.CaptureFixture[str],
 ):
-    """And the passages that were found stand in the prompt."""
+    """The prompt contains the found passages."""
     example = load_example("rag_modules")
     questions = ["Which river flows through Budapest?", "And how long is it?"]
     replies = {
@@ -89,13 +89,13 @@ async def test_a_question_is_made_plainly_from_memory_or_by_a_model(
 def test_the_geographer_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """From passages that are short enough it finds the answer."""
+    """The small model finds the answer in passages that are short enough."""
     run_example(monkeypatch, "rag_modules", "Which river flows through Budapest?")
     assert "Danube" in capsys.readouterr().out.partition("geographer: ")[2]
 
 
 async def test_a_blogger_cites_the_documents_it_writes_from(capsys: pytest.CaptureFixture[str]):
-    """The sources stand below each post; the critic is given none."""
+    """The sources are listed below each post. The critic gets no documents."""
     example = load_example("blogging_agents")
     backend = ScriptedBackend("A post.", "More!", cite("nile.md:8"))
     await example.publish(backend, ["the floods of the Nile"], 1, RIVERS)
@@ -108,7 +108,7 @@ async def test_a_blogger_cites_the_documents_it_writes_from(capsys: pytest.Captu
 
 
 async def test_an_analysis_says_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]):
-    """The explainer is given the documents; whom it cites stands below its answer."""
+    """The explainer gets the documents. The cited ones are listed below its answer."""
     example, left = load_example("data_analysis"), child_processes()
     program = "```python\nprint(sum(int(row['length_km']) for row in rows))\n```"
     backend = ScriptedBackend(program, cite("lengths.md:3"))
@@ -138,7 +138,7 @@ def test_what_is_missing_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    """Before a model is loaded, with the status of wrong usage."""
+    """Before a model is loaded, with the exit status of wrong usage."""
     with pytest.raises(SystemExit) as ended:
         run_example(monkeypatch, name, option, str(tmp_path / "nowhere"))
     assert ended.value.code == 2

@@ -28,7 +28,7 @@ def code(*lines: str) -> str:
 async def hosted(
     monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str, replies: Sequence[str]
 ) -> list[list[dict[str, Any]]]:
-    """Run an example as a program with a hosted model that says this; return what it was asked."""
+    """Run an example as a program with a scripted hosted model; return the requests."""
     async with asyncio.timeout(120), ScriptedServer(*map(text, replies)) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -41,7 +41,7 @@ async def hosted(
 async def test_the_one_word_agent_answers_in_one_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """And the second question comes with the first before it."""
+    """The second request contains the first question."""
     asked = await hosted(monkeypatch, "one_word_agent", replies=["Paris", "Seine"])
 
     assert capsys.readouterr().out == (
@@ -59,7 +59,7 @@ async def test_the_one_word_agent_answers_in_one_word(
 
 @pytest.mark.usefixtures("small_model")
 async def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.CaptureFixture[str]):
-    """It answers with more than a word, and remembers."""
+    """The answer contains the right word, and the memory has both messages."""
     agent = await load_example("one_word_agent").ask(local(12), ["What is the capital of France?"])
     assert "Paris" in capsys.readouterr().out
     assert len(agent.memory.messages()) == 2
@@ -68,7 +68,7 @@ async def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.Capture
 async def test_the_few_shot_agent_is_shown_examples(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """They stand between the prompt and the question; with `--plain` they are not there."""
+    """They are between the prompt and the question. `--plain` leaves them out."""
     replies = ["river=Rhine; length_km=1230"]
     (asked,) = await hosted(monkeypatch, "few_shot", replies=replies)
 
@@ -83,7 +83,7 @@ async def test_the_few_shot_agent_is_shown_examples(
 def test_the_few_shot_agent_does_its_task_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The small model has understood the examples."""
+    """The small model follows the examples."""
     run_example(monkeypatch, "few_shot")
     assert capsys.readouterr().out == "river=Rhine; length_km=1230\n"
 
@@ -112,7 +112,7 @@ def test_the_few_shot_agent_does_its_task_on_the_local_model(
 async def test_the_tool_parser_finds_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reply: str, shown: str
 ):
-    """And says whether it can be used; what the model says after it is dropped."""
+    """It also checks that the code is usable. The text after the code is dropped."""
     ((system, _),) = await hosted(monkeypatch, "tool_parser", replies=[reply])
 
     assert capsys.readouterr().out == shown
@@ -121,7 +121,7 @@ async def test_the_tool_parser_finds_code(
 
 @pytest.mark.usefixtures("small_model")
 async def test_the_tool_parser_finds_code_of_the_local_model():
-    """It keeps to the form; cut off so early, the code cannot be used."""
+    """The model follows the format. Truncated code is not usable."""
     action = await load_example("tool_parser").write(
         local(12), "Write a Python program that prints 1 to 5."
     )
@@ -131,7 +131,7 @@ async def test_the_tool_parser_finds_code_of_the_local_model():
 async def test_the_coder_computes_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Its first program fails, the second one works, the result is in the answer."""
+    """Its first program fails, the second one works, and the answer contains the result."""
     broken = code("b = (1, -3)", "print([2 / b * x for x in b])")
     mended = code("norm = sum(x * x for x in b)", "print([2 * x / norm for x in b])")
     asked = await hosted(
@@ -139,7 +139,7 @@ async def test_the_coder_computes_the_answer(
     )
 
     assert "TypeError: unsupported operand" in asked[1][-1]["content"]
-    assert asked[2][-2]["content"].endswith("for x in b])\n```")  # and no made-up result
+    assert asked[2][-2]["content"].endswith("for x in b])\n```")  # no invented result
     assert asked[2][-1]["content"] == "[0.2, -0.6]"
     shown = capsys.readouterr().out
     assert "--- python\n[0.2, -0.6]\n--- coder\nThe projection" in shown
@@ -147,7 +147,7 @@ async def test_the_coder_computes_the_answer(
 
 
 async def test_a_coder_that_never_comes_to_an_end_says_so():
-    """And its kernel is gone."""
+    """Its kernel has ended."""
     before = child_processes()
     async with asyncio.timeout(120):
         answer = await load_example("coder").solve(
@@ -160,7 +160,7 @@ async def test_a_coder_that_never_comes_to_an_end_says_so():
 @pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 async def test_the_coder_runs_on_the_local_model():
-    """Code that was cut off does not run; whatever it makes of that, it comes to an end."""
+    """Truncated code does not run. In every case the example ends."""
     async with asyncio.timeout(300):
         answer = await load_example("coder").solve(
             local(16), "Write Python code that prints 1 to 5."
@@ -169,7 +169,7 @@ async def test_the_coder_runs_on_the_local_model():
 
 
 def bloggers(request: Any) -> str:
-    """Play all parts: each version names the topic, and how many there have been."""
+    """Play all parts: each version names the topic and its number."""
     critic = "criticise" in request.messages[0].content
     said = [message.content for message in request.messages]
     if critic:
@@ -179,7 +179,7 @@ def bloggers(request: Any) -> str:
 
 
 async def test_the_bloggers_refine_five_topics_at_once(capsys: pytest.CaptureFixture[str]):
-    """Each post is written anew after a critique; no topic hears of another."""
+    """Each post is rewritten after a critique. The topics do not see each other."""
     example, backend = load_example("blogging_agents"), ScriptedBackend(otherwise=bloggers, seed=1)
     await example.publish(backend, example.TOPICS, 2)
 
@@ -196,7 +196,7 @@ async def test_the_bloggers_refine_five_topics_at_once(capsys: pytest.CaptureFix
 async def test_the_bloggers_run_on_a_hosted_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """What it cost is told."""
+    """The program prints the cost."""
     replies = ["A post.", "Longer!", "A longer post."]
     asked = await hosted(monkeypatch, "blogging_agents", "rivers", replies=replies)
 
@@ -219,7 +219,7 @@ def test_the_bloggers_run_on_the_local_model(
 
 
 class Recorded(SearchEngine):
-    """Finds what was written down of a search, and nothing else."""
+    """A search with recorded results, and no others."""
 
     name = "recorded"
 
@@ -249,7 +249,7 @@ print(round(sum(lengths.values()) / 5), "km on average")"""
 async def test_researcher_and_charter_draw_a_chart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """One searches, the other draws into the file; no process is left."""
+    """One agent searches, the other draws into the file. No process remains."""
     file, before = tmp_path / "chart.svg", child_processes()
     backend = ScriptedBackend(
         SEARCH,
@@ -276,7 +276,7 @@ async def test_researcher_and_charter_draw_a_chart(
 @pytest.mark.long
 @pytest.mark.usefixtures("small_model")
 async def test_researcher_and_charter_run_on_the_local_model(tmp_path: Path):
-    """To the end of their rounds; there is no chart."""
+    """Until the limit of rounds, without a chart."""
     file = tmp_path / "chart.svg"
     example = load_example("researcher_and_charter")
     async with asyncio.timeout(300):
@@ -288,7 +288,7 @@ async def test_researcher_and_charter_run_on_the_local_model(tmp_path: Path):
 async def test_researcher_and_charter_run_on_a_hosted_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    """What they say is shown, and whether there is a chart; a file is never written over."""
+    """It prints their messages, and whether there is a chart. It never overwrites a file."""
     file = tmp_path / "chart.svg"
     program = code(f"open({str(file)!r}, 'w').close()")
     replies = ["The Nile: 6650 km.", program, "It is drawn.", "FINAL ANSWER: see the file."]

@@ -1,4 +1,4 @@
-"""The examples with orchestrators, each with a backend that shows the intended path."""
+"""The examples with orchestrators, each with a backend for the intended path."""
 
 import json
 
@@ -9,7 +9,7 @@ from anabranch.testing import ScriptedBackend
 
 
 async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str]):
-    """What is no flip is asked for again; the poet is told the side."""
+    """A reply without a flip is asked again. The poet gets the side."""
     backend = ScriptedBackend(
         "Heads or tails, who knows?", "Tails.", "A poem.", "heads", "Another."
     )
@@ -27,7 +27,7 @@ async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str])
 def test_the_coin_and_the_poet_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """A poem of some side, or word that it could not flip, and the tokens."""
+    """A poem about a side, or the message that the flip failed, and the tokens."""
     run_example(monkeypatch, "coin_flip_poet", "--flips", "1")
     shown = capsys.readouterr().out
     assert shown.startswith(("[heads]\n", "[tails]\n", "(coin gave no answer"))
@@ -69,7 +69,7 @@ async def test_the_flag_is_found(capsys: pytest.CaptureFixture[str]):
 def test_the_search_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """It comes to an end, and says to which."""
+    """It ends and prints the outcome."""
     few = ("--steps", "1", "--errors", "0", "--tokens", "30")
     run_example(monkeypatch, "planner_reviewer_executor", *few)
     shown = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_the_search_runs_on_the_local_model(
 
 
 async def test_the_files_take_any_command():
-    """Garbage too: what came of it is told."""
+    """Also invalid commands: each gets a result."""
     files = load_example("planner_reviewer_executor").Files()
     assert await files.reset() == "You stand in the folder /."
     for command, shown in {

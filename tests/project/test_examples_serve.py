@@ -1,4 +1,4 @@
-"""The examples that serve an agent: by itself, and inside a FastAPI application."""
+"""The examples that serve an agent: as a program, and inside a FastAPI application."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FILE = EXAMPLES / "serve_agent.py"
 
 
 def free_port() -> str:
-    """Return a port that nobody has now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
 
 
 @asynccontextmanager
 async def program(server: ScriptedServer) -> AsyncGenerator[str]:
-    """Run serve_agent.py with a model of this server's; give the address that it prints."""
+    """Run serve_agent.py with a model of this server; yield the address that it prints."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(FILE), "--model", "openai:tiny", "--port", free_port()),
         env=environment(OPENAI_BASE_URL=server.url, OPENAI_API_KEY="sk-test"),
@@ -64,7 +64,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 async def test_the_served_agent_answers_a_client_of_openais() -> None:
-    """It calls its tool, and what needs a yes is denied to a client that cannot be asked."""
+    """The agent calls its tool. This client cannot approve calls, so others are denied."""
     both = calls(("opening_hours", '{"day": "Sunday"}'), ("reserve", '{"title": "Emma"}'))
     async with (
         asyncio.timeout(60),
@@ -87,7 +87,7 @@ async def test_the_served_agent_answers_a_client_of_openais() -> None:
 
 
 async def test_the_page_of_the_served_agent_reserves_after_a_yes() -> None:
-    """Over the page's own wire: asked, answered, done."""
+    """Over the page's own wire: question, approval, end."""
     async with (
         asyncio.timeout(60),
         ScriptedServer(calls(("reserve", '{"title": "Emma"}')), text("Done.")) as server,
@@ -113,7 +113,7 @@ async def test_the_page_of_the_served_agent_reserves_after_a_yes() -> None:
 
 
 def test_a_model_or_a_port_that_cannot_be_had_is_one_line() -> None:
-    """And no traceback."""
+    """The program prints no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, why in (
@@ -134,7 +134,7 @@ def test_a_model_or_a_port_that_cannot_be_had_is_one_line() -> None:
 
 
 async def test_an_application_has_its_routes_and_the_agent_below() -> None:
-    """/health is its own; /ai answers clients of OpenAI's, and has the page."""
+    """/health is the application's. /ai answers OpenAI clients and serves the page."""
     embed = load_embed()
     async with (
         asyncio.timeout(60),
@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_stops_the_model_of_the_application() -> None
 
 
 def load_embed() -> Any:
-    """Import the example, whose model is then given by the tests."""
+    """Import the example. The tests then set its model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANABRANCH_MODEL", "openai:tiny")
         patch.setenv("OPENAI_API_KEY", "sk-test")

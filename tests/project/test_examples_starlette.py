@@ -1,4 +1,4 @@
-"""The example of a commander inside a Starlette application, spoken to as a server would."""
+"""The example of a commander inside a Starlette application, called over ASGI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMBED = load_example("embed_starlette")
 
 
 class Client:
-    """One request over ASGI, whose answer is read piece by piece, and which may go away."""
+    """One ASGI request. The test reads its response in pieces, and may disconnect."""
 
     def __init__(self, app: Any, state: dict[str, Any], question: str, user: str = "") -> None:
         self.said: asyncio.Queue[str] = asyncio.Queue()
@@ -73,7 +73,7 @@ def heard(request: Request) -> str:
 
 
 async def test_an_answer_streams_and_each_user_is_remembered_alone() -> None:
-    """Its first words are there before the model has gone on; nobody reads another's question."""
+    """The client gets the first words before the model continues. Users do not see each other."""
     gate = asyncio.Event()
     first = [*deltas("Paris.")[:1], gate, *deltas("Paris.")[1:]]
     async with running(ScriptedBackend(first, otherwise=heard)) as (app, state, commander):
@@ -92,7 +92,7 @@ async def test_an_answer_streams_and_each_user_is_remembered_alone() -> None:
 
 @pytest.mark.parametrize("before", [[], deltas("Paris.")[:1]], ids=["silent", "speaking"])
 async def test_a_client_that_goes_away_cancels_its_answer(before: list[Any]) -> None:
-    """The model's stream is closed, and the commander is empty; others go on."""
+    """The model's stream is closed, and the commander is empty. Others continue."""
     asked = asyncio.Event()
 
     def hang(request: Request) -> list[Any]:
@@ -114,7 +114,7 @@ async def test_a_client_that_goes_away_cancels_its_answer(before: list[Any]) -> 
 
 
 async def test_the_end_of_the_application_waits_for_its_answers() -> None:
-    """One that is still being given is given whole."""
+    """A response in progress is sent to its end."""
     gate, asked = asyncio.Event(), asyncio.Event()
 
     def late(request: Request) -> list[Any]:

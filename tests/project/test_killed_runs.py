@@ -1,4 +1,4 @@
-"""Runs whose processes were killed, as earlier releases left them: each is resumed.
+"""Runs whose processes were killed under earlier releases: the current code resumes each.
 
 `tests/data/journals` has a journal for each program in `_killed_runs.py`, a recording and a
 cassette. If one of these tests fails after an edit, users' runs break too: keep the stored names
@@ -39,7 +39,7 @@ from anabranch.tracing import diff, read
 
 LOADED = ["é 😀"]
 SENT = "tool: sent a mail"
-# By program: its result, and what was still to do.
+# For each program: its result, and the effects that the resumed run performs.
 RESULTS: dict[str, tuple[Any, list[str]]] = {
     "step": ([["first", *LOADED], 3, ["second", *LOADED], True], ["load second"]),
     "before_a_call": (["sent first", "sent second", "over"], ["sent second", "over"]),
@@ -77,7 +77,7 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The journal of this program, as its process left it."""
+    """A copy of the journal of this program, as its killed process left it."""
     with closing(sqlite3.connect(tmp_path / "runs.db")) as sql:
         sql.executescript((FOLDER / f"{request.param}.sql").read_text())
     DID.clear()
@@ -89,14 +89,14 @@ def of(*names: str) -> Any:
 
 
 def test_each_program_has_its_journal() -> None:
-    """None is taken away."""
+    """So no journal is lost."""
     assert {file.stem for file in FOLDER.glob("*.sql")} == {*KILLED}
     assert {*RESULTS} <= {*JOBS} <= {*KILLED}
 
 
 @of(*RESULTS)
 async def test_a_killed_run_completes_and_repeats_nothing(path: Path, name: str) -> None:
-    """It is resumed by its name alone, as `anabranch runs resume` does it."""
+    """The id is sufficient to resume it, as for `anabranch runs resume`."""
     result, left = RESULTS[name]
     async with Journal(path) as journal, asyncio.timeout(20):
         assert (await journal.look(name)).run.state == "running"
@@ -113,7 +113,10 @@ async def test_a_killed_run_completes_and_repeats_nothing(path: Path, name: str)
 
 @of("group", "orchestrator")
 async def test_agents_of_a_killed_run_go_on(path: Path, name: str) -> None:
-    """All is as without a kill; only what the journal does not have is asked for."""
+    """The result equals the result of an uninterrupted run.
+
+    Only requests without a journal entry are sent.
+    """
     async with Journal(":memory:") as journal:
         result = await journal.run(JOBS[name](), run_id=name, live={"backend": MODEL})
     done = DID.copy()
@@ -127,7 +130,7 @@ async def test_agents_of_a_killed_run_go_on(path: Path, name: str) -> None:
 
 @of("agent")
 async def test_a_killed_session_of_an_agent_goes_on(path: Path, name: str) -> None:
-    """The second question is asked again, and not what was before it."""
+    """Only the second question is sent to the model again."""
     async with Journal(path) as journal, asyncio.timeout(20):
         agent = notes(journal)
         answer = await agent("And now?", session_id="s")
@@ -140,7 +143,7 @@ async def test_a_killed_session_of_an_agent_goes_on(path: Path, name: str) -> No
 
 @of("chat")
 async def test_a_killed_chat_goes_on(path: Path, name: str) -> None:
-    """The turn that was cut is answered; the one before it stands there."""
+    """The interrupted turn is answered. The earlier turn is in the history."""
     async with open_sessions(path) as sessions, asyncio.timeout(20):
         partner = chat_partner(sessions, await sessions.newest())
         await partner.open()
@@ -159,7 +162,7 @@ async def test_a_killed_chat_goes_on(path: Path, name: str) -> None:
 
 @of("served")
 async def test_a_killed_server_s_run_goes_on(path: Path, name: str) -> None:
-    """The next server resumes it by itself; its readers see the whole reply."""
+    """The next server resumes it at its start. Its readers get the complete reply."""
     async with serve_in_process(writer(), journal=path) as client:
         (run,) = (await client.get("/runs")).json()["runs"]
         assert await wait_for_status(client, run["id"], "completed")
@@ -175,7 +178,7 @@ async def test_a_killed_server_s_run_goes_on(path: Path, name: str) -> None:
 
 
 async def test_a_recording_is_read_and_compared(tmp_path: Path) -> None:
-    """A recording of the same program today is not different from it."""
+    """It equals a recording of the same program by the current code."""
     await recording(tmp_path / "new.jsonl")
     old, new = read(FOLDER / "recording.jsonl"), read(tmp_path / "new.jsonl")
     assert [str(each) for each in old][-2:] == ["<hangs#11 cancelled>", "<fails#12 failed>"]
@@ -184,7 +187,7 @@ async def test_a_recording_is_read_and_compared(tmp_path: Path) -> None:
 
 
 async def test_a_cassette_is_played() -> None:
-    """Replies, failures and embeddings come back."""
+    """Replies, failures and embeddings are played."""
     assert await cassette(FOLDER / "cassette.jsonl") == [
         "It is sent.",
         "RateLimited 3: too many",
@@ -193,7 +196,7 @@ async def test_a_cassette_is_played() -> None:
     ]
 
 
-# --- what docs/compatibility.md says of a user's own names
+# --- the promises of docs/compatibility.md about a user's own names
 
 
 class Counts(_killed_runs.Steps):
@@ -212,7 +215,7 @@ def fetch(what: str) -> list[str]:
 async def test_a_users_run_whose_class_moved_is_resumed_by_its_old_name(
     path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it the run is parked; another class does not begin it."""
+    """Without the old name the run is parked, and the renamed class does not start it again."""
     monkeypatch.delattr(_killed_runs, "Steps")
     async with Journal(path) as journal:
         with pytest.raises(JournalMismatch, match="cannot import _killed_runs:Steps"):
@@ -243,7 +246,7 @@ async def test_what_a_user_renames_runs_again(
     new: Any,
     again: list[str],
 ) -> None:
-    """And a warning names what the journal has."""
+    """A warning names the journal's entries."""
     monkeypatch.setattr(_killed_runs, old, new)
     async with Journal(path) as journal:
         assert await journal.take_up(name) == RESULTS["step"][0]

@@ -1,4 +1,4 @@
-"""The package as it is built and imported: rooms, exports, cost."""
+"""The package as built and imported: packages, exports, import cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_package_is_checked_and_linked() -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tracked files, in a folder that is not named like the package."""
+    """Return a copy of the tracked files, in a folder with another name than the package."""
     folder = tmp_path_factory.mktemp("layout") / "x"
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -71,7 +71,7 @@ def names_in(clone: Path, kind: str) -> set[str]:
 def test_the_wheel_has_each_module_and_data_file_once(
     clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    """Nothing of the packages is left out, and nothing else is in it."""
+    """The wheel contains all files of the packages, and no others."""
     assert build("wheel").returncode == 0
     kinds = {".py", ".md", ".html", ".js", ".css", ".typed"}
     expected = {
@@ -87,7 +87,7 @@ def test_the_wheel_has_each_module_and_data_file_once(
 def test_an_editable_install_shows_the_package_to_type_checkers(
     clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    """They read a path file, and no import hook; new files need no new install."""
+    """Type checkers read a path file but no import hook. New files need no new install."""
     assert build("editable").returncode == 0
     (wheel,) = (clone / "dist-editable").glob("*.whl")
     (path_file,) = (name for name in names_in(clone, "editable") if name.endswith(".pth"))
@@ -96,7 +96,7 @@ def test_an_editable_install_shows_the_package_to_type_checkers(
 
 @pytest.mark.checkers
 def test_a_program_elsewhere_has_the_package_and_its_types(tmp_path: Path) -> None:
-    """In the environment that the tests run in: what `make` has installed."""
+    """In the environment of the tests, which `make` has installed."""
     program = tmp_path / "program.py"
     program.write_text(
         "from anabranch import Job, run\n"
@@ -116,7 +116,7 @@ def test_a_program_elsewhere_has_the_package_and_its_types(tmp_path: Path) -> No
 def test_a_clone_without_symbolic_links_says_what_to_do(
     clone: Path, build: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    """As git makes it on Windows: links are text files."""
+    """On Windows, git replaces links with text files."""
     links = [path for path in (clone / "anabranch").iterdir() if path.is_symlink()]
     targets = {path: path.readlink() for path in links}
     for path, target in targets.items():
@@ -138,7 +138,7 @@ def test_a_clone_without_symbolic_links_says_what_to_do(
 
 
 def test_only_the_agents_and_the_terminal_have_rooms_inside() -> None:
-    """Folders are flat but there."""
+    """All other folders are flat."""
     nested = {
         path.parent.parent for room in rooms() for path in (ROOT / room).glob("*/__init__.py")
     }
@@ -146,7 +146,7 @@ def test_only_the_agents_and_the_terminal_have_rooms_inside() -> None:
 
 
 def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:
-    """Extras are imported where they are used; `jobs` and the like stay free for users."""
+    """Extras are imported on use. Names such as `jobs` stay free for users."""
     extras = """openai aiohttp mistralrs vllm typer rich prompt_toolkit platformdirs ray mcp zmq
     jupyter_client trafilatura lxml httpx2"""
     code = "import sys, anabranch; print(*sys.modules)"
@@ -156,13 +156,13 @@ def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:
 
 
 def test_importing_every_room_makes_no_second_copy() -> None:
-    """Each class exists once, whatever is imported in which order."""
+    """Each class exists once, for every order of imports."""
     code = "import sys, anabranch, " + ", ".join(f"anabranch.{room}" for room in rooms())
     assert set(python(code + "; print(*sys.modules)").split()) & set(rooms()) == set()
 
 
 def test_the_package_imports_from_the_parent_folder_of_a_clone(tmp_path: Path) -> None:
-    """There a clone named `anabranch` comes before the installed package."""
+    """There a clone named `anabranch` precedes the installed package."""
     (tmp_path / "anabranch").symlink_to(ROOT)
     code = (
         "from anabranch import Job, run\n"
@@ -197,7 +197,7 @@ Part ToolCall Retry current_node"""
 
 
 def test_the_everyday_names_and_all_errors_are_exported() -> None:
-    """What the package exports is what is meant to be exported."""
+    """The exports equal the intended ones."""
     import anabranch
     from anabranch.commander import errors
 

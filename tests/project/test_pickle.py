@@ -1,4 +1,4 @@
-"""What travels between processes arrives as it was: messages, errors, backends."""
+"""Messages, errors and backends are equal after a pickle round trip."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_messages_deltas_and_requests_arrive_equal() -> None:
 
 
 def test_a_message_with_a_type_argument_arrives() -> None:
-    """Its class was made inside a function, where no name leads to it."""
+    """Its class was made inside a function, so pickle cannot find it by name."""
     arrived = sent(AgentMessage[dict[str, list[int]]](formatted={"a": [1]}, sender="bob"))
     assert arrived == AgentMessage(formatted={"a": [1]}, sender="bob")
     assert arrived.model_copy(update={"content": "x"}).content == "x"
 
 
 def test_a_backend_is_made_again_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And finds its key where it arrives, under the same name."""
+    """It reads its key from the same variable in the new process."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-here-0123456789")
     backend = connect(
         "openai:tiny",
@@ -125,7 +125,7 @@ def test_a_backend_is_made_again_with_its_settings(monkeypatch: pytest.MonkeyPat
     assert arrived.default_options == {"temperature": 0}
     assert (arrived.timeouts.whole, arrived.retries.attempts, arrived.limits.budget) == (7, 1, 3)
     assert arrived.redact("sk-there-0123456789") == "***"
-    assert sent(arrived).model == "tiny"  # and goes further
+    assert sent(arrived).model == "tiny"  # and it can be pickled again
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_backend_is_made_again_with_its_settings(monkeypatch: pytest.MonkeyPat
 def test_a_key_does_not_travel(
     monkeypatch: pytest.MonkeyPatch, spec: str, settings: dict[str, Any]
 ) -> None:
-    """The error says what to do instead, without the key."""
+    """The error gives an alternative and does not contain the key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-other-0123")
     with pytest.raises(ConfigurationError, match="environment variable") as refused:
         pickle.dumps(connect(spec, **settings))
@@ -148,6 +148,6 @@ def test_a_key_does_not_travel(
 
 
 def test_a_backend_made_by_hand_is_refused() -> None:
-    """Nobody knows how to make it again."""
+    """Pickle cannot rebuild it."""
     with pytest.raises(ConfigurationError, match="connect"):
         pickle.dumps(HttpBackend("tiny", "http://127.0.0.1:1/v1", "sk-secret-0123"))

@@ -29,11 +29,11 @@ from anabranch.testing import SeededLoop, _loop, _threads
 
 ROOMS = sorted(link.name for link in (ROOT / "anabranch").iterdir() if link.is_symlink())
 
-# Documented by Python, though they begin with an underscore.
+# Python documents these, though they begin with an underscore.
 DOCUMENTED = {
     "_asdict", "_current_frames", "_exit", "_fields", "_make", "_name_", "_replace", "_value_",
 }  # fmt: skip
-# It inspects suspended tasks and has tests of its own: tests/commander/test_t09_waits.py.
+# It inspects suspended tasks. tests/commander/test_t09_waits.py covers it.
 APART = ROOT / "commander" / "_task_waits.py"
 
 
@@ -92,14 +92,14 @@ def destroy_pending_absent(_: pytest.MonkeyPatch) -> None:
 
 
 class Stubborn(asyncio.Future[None]):
-    """Refuses a cancel by its own method."""
+    """A future whose `cancel` raises."""
 
     def cancel(self, msg: object = None) -> bool:
         raise ValueError
 
 
 def cancelled_wait(kind: type[asyncio.Task[Any]]) -> bool:
-    """Cancel a task that waits for a future that refuses; say whether that ended the task."""
+    """Cancel a task that waits for such a future; return whether the task ended."""
 
     async def main() -> bool:
         waited = Stubborn()
@@ -128,7 +128,7 @@ def wait_absent(_: pytest.MonkeyPatch) -> None:
 
 
 class Opaque(asyncio.Task[Any]):
-    """A task that does not say what it waits for."""
+    """A task that does not reveal its awaited object."""
 
     @property
     def _fut_waiter(self) -> Any:
@@ -168,7 +168,7 @@ class Unwoken(SeededLoop):
 
 
 def refused(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """A seeded loop says that it cannot work on this Python."""
+    """Return a check that a seeded loop refuses a Python without this name."""
 
     def absent(patch: pytest.MonkeyPatch) -> None:
         loop = asyncio.new_event_loop()
@@ -222,7 +222,7 @@ def merged_cells_absent(_: pytest.MonkeyPatch) -> None:
 
 
 def joined_ray(patch: pytest.MonkeyPatch, last: str | None) -> str | None:
-    """Join a cluster; Ray remembers `last`, and no head answers anywhere."""
+    """Join a cluster. Ray remembers `last`, and no head node answers."""
     joined: list[str | None] = []
     ray = SimpleNamespace(
         is_initialized=lambda: False,
@@ -253,7 +253,7 @@ def ray_absent(patch: pytest.MonkeyPatch) -> None:
 
 
 class Private(NamedTuple):
-    """What happens without a name, and a check of either case."""
+    """The behavior without a private name, with a check of both cases."""
 
     without: str
     present: Callable[[], object]
@@ -264,7 +264,7 @@ def on(kind: type[SeededLoop]) -> Callable[..., None]:
     return lambda *_: threads_of(kind)
 
 
-# By package and name.
+# The key has the package and the name.
 PRIVATE = {
     "commander _get_running_loop": Private(
         "the public function, which is slower where no loop runs",
@@ -310,7 +310,7 @@ PRIVATE = {
     "cluster ray._private.utils": Private(
         "Ray waits a minute for a cluster that has gone", ray_present, ray_absent
     ),
-    # The name of a logger, of which one warning is left out.
+    # The name of a logger. One of its warnings is suppressed.
     "cluster ray._private.worker": Private("Ray's warning is shown", ray_present, ray_absent),
 }
 
@@ -327,7 +327,7 @@ def test_a_private_name_that_is_missing_has_a_substitute(
     PRIVATE[name].absent(monkeypatch)
 
 
-# --- all that are used
+# --- the list is complete
 
 
 def test_every_private_name_is_listed() -> None:
@@ -345,10 +345,10 @@ def test_every_private_name_is_listed() -> None:
         f"{room} {name}"
         for room, name in used
         if re.fullmatch(r"(\w+\.)*_[a-z]\w*(\.\w+)*", name, re.IGNORECASE)
-        and not name.startswith(("__", "_node_"))  # all of the latter are the nodes' own
+        and not name.startswith(("__", "_node_"))  # `_node_` names are ours
         and name not in own[room] | DOCUMENTED
     }
-    # Our loop sets the queue that asyncio's loop takes callbacks from.
+    # Our loop replaces the queue that asyncio's loop takes callbacks from.
     assert found | {"testing _ready"} == PRIVATE.keys()
 
 

@@ -1,4 +1,4 @@
-"""The README's program, word for word."""
+"""The README's program runs unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_readmes_program_chats_with_the_real_model(
 
 
 def test_the_readme_names_no_extra_that_is_not_there() -> None:
-    """The table of extras is the one in pyproject.toml."""
+    """Each is a key of the extras in pyproject.toml."""
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())

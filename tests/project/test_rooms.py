@@ -1,4 +1,4 @@
-"""The rooms: what one takes of another is public, and each begins with a map of its files."""
+"""Packages import only public names of each other, and each begins with a map of its files."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ ROOMS = sorted(link.name for link in (ROOT / "anabranch").iterdir() if link.is_s
 
 
 def imported(path: Path) -> list[str]:
-    """Return the modules of the package that a file imports, as their names begin at its root."""
+    """Return the modules of this project that a file imports, with paths that begin at its root."""
     here = path.relative_to(ROOT).parent.parts
     found = list[str]()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -28,7 +28,7 @@ def imported(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_takes_nothing_private_of_another(room):
-    """Neither a private module nor a private name, also where only types are imported."""
+    """Neither a private module nor a private name, also in imports for type checkers only."""
     reached = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in (ROOT / room).rglob("*.py")

@@ -1,4 +1,4 @@
-"""The servers of the tests leave no connection open, whenever they are ended."""
+"""The servers of the tests close all connections, at whatever moment they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("moment", range(10))
 def test_a_server_that_ends_while_somebody_connects_closes_the_connection(name: str, moment: int):
-    """Or it would be found by a later test, which is then the one that fails."""
+    """Otherwise the leaked connection would fail a later test."""
 
     async def connect_and_end() -> None:
         async with SERVERS[name]() as server:

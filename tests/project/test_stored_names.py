@@ -1,4 +1,4 @@
-"""Names in stored data: each class and function keeps its name, wherever it moves."""
+"""Names in stored data: each class and function keeps its stored name when it moves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def test_each_stored_name_is_found_and_stays() -> None:
-    """If this fails after a move or a rename: add what it shows to `MOVED` in `stored_names.py`."""
+    """If this fails after a move or a rename: add the printed entry to `stored_names.MOVED`."""
     current, missing = names(), dict[str, str]()
     for name in frozen()["names"]:
         try:
@@ -50,7 +50,7 @@ def test_no_class_gets_a_new_stored_name() -> None:
 
 
 def test_nodes_keep_what_their_identities_have() -> None:
-    """A node class that is renamed says `name=`; its attributes have the names that they had."""
+    """A renamed node class sets `name=`, and its attributes keep their names."""
     assert nodes() == frozen()["nodes"]
 
 
@@ -70,7 +70,7 @@ class Generic(BaseModel, typing.Generic[T]):
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`old.module:Old` is `Before` now."""
+    """`old.module:Old` is now `Before`."""
     for name, kind in {"Old": Before, "OldGeneric": Generic}.items():
         monkeypatch.setitem(stored_names.MOVED, f"old.module:{name}", f"{__name__}:{kind.__name__}")
     stored_names._fill()
@@ -90,7 +90,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_a_moved_name_is_written_and_found_as_before(thing: Any, name: str) -> None:
-    """With all that is inside of it."""
+    """Including the names inside of it."""
     assert stored_name(thing) == name
     assert find_stored(name) is find_loaded(name) is thing
     assert place_of(name) == f"{thing.__module__}:{thing.__qualname__}"
@@ -100,14 +100,14 @@ def test_a_moved_name_is_written_and_found_as_before(thing: Any, name: str) -> N
 
 @pytest.mark.usefixtures("moved")
 def test_a_moved_generic_model_has_its_name() -> None:
-    """Its class is made by pydantic, and is in no module."""
+    """pydantic makes its class, which is in no module."""
     text, complete = canonical(Generic[int](value=1))
     assert text.startswith('{"$object":["old.module:OldGeneric[int]"')
     assert complete
 
 
 def test_what_python_moves_has_one_name() -> None:
-    """A failure that is written on one version of Python is read on the others."""
+    """A failure written by one version of Python can be read by the others."""
     assert stored_name(type(Path())) == f"pathlib:{type(Path()).__name__}"
     assert stored_name(re.error) == "re:error"
     for name in ("re:PatternError", "pathlib._local:PosixPath"):  # as earlier releases wrote them
@@ -119,7 +119,7 @@ def test_what_python_moves_has_one_name() -> None:
 
 # --- a real move
 
-# By module: its new name, and new names of its classes.
+# For each module: its new name, and the new names of its classes.
 MOVES = {
     "store._durable": ("_steps", {"Step": "CalledFunction"}),
     "handlers._handler": ("_functions", {"Handler": "FunctionNode"}),
@@ -144,7 +144,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def move_in(package: Path) -> dict[str, str]:
-    """Move modules and rename classes in this copy of the package; return the table of them."""
+    """Move modules and rename classes in this copy of the package; return the table for them."""
     table = dict[str, str]()
     for module, (new, renamed) in MOVES.items():
         folder, old = module.split(".")
@@ -176,7 +176,7 @@ def resume(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_is_resumed_after_classes_have_moved(tmp_path: Path) -> None:
-    """With the table nothing is done again; without it, the runs do not find what was done."""
+    """With the table nothing runs again. Without it, the runs do not find their entries."""
     shutil.copytree(ROOT / "anabranch", tmp_path / "anabranch")  # compiled modules too
     table = move_in(tmp_path / "anabranch")
     lost = resume(tmp_path)
@@ -188,11 +188,11 @@ def test_a_run_is_resumed_after_classes_have_moved(tmp_path: Path) -> None:
     file.write_text(text.replace(MOVED, f"{MOVED}\n    **{table},\n"))
     found = resume(tmp_path)
     assert found.stdout == "['load second', 'asked with 4']\n", found.stderr
-    assert "goes on without" not in found.stderr  # where a slow machine is named too
+    assert "goes on without" not in found.stderr  # a slow machine may add a warning here
 
 
 def test_no_other_module_makes_names() -> None:
-    """Who reads a module's and a class's name makes a name of both, and would miss the table."""
+    """Code that joins a module's and a class's name would bypass the table."""
     both = {
         str(path.relative_to(ROOT))
         for room in (each.resolve() for each in (ROOT / "anabranch").iterdir() if each.is_dir())
@@ -201,9 +201,9 @@ def test_no_other_module_makes_names() -> None:
     }
     assert both == {
         "commander/stored_names.py",
-        "commander/_task_waits.py",  # the handles of other libraries' timers
+        "commander/_task_waits.py",  # the timers of other libraries
         "cluster/_payload.py",  # a repr
-        "handlers/_handler.py",  # for pickles, which live as long as a process
-        "store/_codec.py",  # the module in which an annotation is resolved
+        "handlers/_handler.py",  # for pickles, which exist no longer than a process
+        "store/_codec.py",  # the module for resolving an annotation
         "tracing/_genai.py",  # an attribute of a span
     }

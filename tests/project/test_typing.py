@@ -1,4 +1,4 @@
-"""pyright and mypy, both strict, see the types of the everyday API and report its wrong uses."""
+"""Strict pyright and mypy see the types of the everyday API and report its wrong uses."""
 
 import json
 import re
@@ -50,7 +50,10 @@ def mypy():
 @pytest.mark.checkers
 @pytest.mark.parametrize("checker", [pyright, mypy])
 def test_the_checkers_see_the_types_that_the_contract_says(checker):
-    """Right uses: each `assert_type` holds. Wrong ones: the lines marked `# error`, no others."""
+    """Right uses: each `assert_type` passes.
+
+    Wrong uses: exactly the lines marked `# error` fail.
+    """
     errors = checker()
     assert [error for error in errors if error[0] == ACCEPTED] == []
 
