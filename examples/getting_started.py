@@ -77,7 +77,7 @@ async def answer(
     node.call_handler(show(reply.text))  # for the user, as it arrives
     results = node.call_handler(
         call_tools(reply.tool_calls, tools)
-    )  # each as soon as it is complete
+    )  # each call starts once it is complete
     conversation.add(await reply.message)
     if answers := await results:  # here the branches join
         for call in answers:

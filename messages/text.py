@@ -21,7 +21,7 @@ def encodable(text: str) -> str:
 
 
 class RefusalText(str):
-    """Text with which the model refuses to answer."""
+    """A refusal to answer, in a stream of text."""
 
     __slots__ = ()
 
@@ -63,7 +63,7 @@ def quote(value: object) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest proper prefix of `mark` with which `text` ends.
+    """Return the length of the longest proper prefix of `mark` at the end of `text`.
 
     A stream holds back this many characters, since its next piece may complete the mark.
     """

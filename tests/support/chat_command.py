@@ -43,6 +43,7 @@ TIMEOUT_SECONDS = 120  # seconds; the first test of a new machine fetches the mo
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a child process: the inherited variables and `more`."""
     return {**{name: os.environ[name] for name in KEPT if name in os.environ}, **more}
 
 
@@ -109,6 +110,7 @@ class ForkedTerminal(fdspawn):  # type: ignore[misc]
 
 
 def spawn_chat(*options: str, folder: Path, **env: str) -> Any:
+    """Start `anabranch chat` in a new process and terminal, with its data in `folder`."""
     kept = {f"XDG_{kind}_HOME": str(folder / ".kept") for kind in ("DATA", "STATE", "CONFIG")}
     child = pexpect.spawn(
         CHAT[0],
@@ -124,6 +126,7 @@ def spawn_chat(*options: str, folder: Path, **env: str) -> Any:
 
 
 def saved_messages(path: Path) -> list[dict[str, Any]]:
+    """Return the messages of a conversation that the chat saved to a file."""
     return json.loads(path.read_text())["messages"]
 
 

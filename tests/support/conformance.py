@@ -364,6 +364,7 @@ class OpenAISubject(HttpSubject):
 
 
 def pass_time_after_the_first_delta(backend: Any) -> None:
+    """Advance the clock after each delta, so that the limit for the whole reply passes."""
     attempt = backend.attempt
 
     async def late(request: Request) -> AsyncGenerator[Delta, None]:

@@ -43,6 +43,7 @@ class Bob(ConversableAgent):
 
 
 def check_symmetry(agents: list[Any]) -> None:
+    """Check that both agents of each pair store the same messages of their conversation."""
     for a in agents:
         for b in agents:
             if a is not b:

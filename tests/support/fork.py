@@ -60,11 +60,13 @@ class BodyNode(Node[Any]):
 
 
 async def run_body(body: Callable[[Node[Any]], Any]) -> Any:
+    """Run a function as the body of a node in a new tree; return its result."""
     async with asyncio.timeout(TIMEOUT_SECONDS), Commander() as commander:
         return await commander.run(BodyNode(body))
 
 
 async def collect(branch: AsyncIterator[Any]) -> list[Any]:
+    """Return all items of a branch."""
     return [item async for item in branch]
 
 

@@ -8,6 +8,8 @@ __all__ = ["Guess", "Step"]
 
 
 class Step(Job[str]):
+    """A job that notes its name in `seen` and returns `answer`."""
+
     name: str
     seen: list[str]
     answer: str = "done"

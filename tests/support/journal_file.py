@@ -30,11 +30,13 @@ async def taken(run_id):
 
 
 def make_row(value: bytes | int = b"", kind: str = "result") -> Row:
+    """Return a row for `append`; an integer becomes its digits."""
     return Row(IDENT, kind, value if isinstance(value, bytes) else b"%d" % value)
 
 
 @asynccontextmanager
 async def open_journal(path: Path | str) -> AsyncIterator[JournalFile]:
+    """Open a journal file for the block."""
     file = JournalFile(str(path))
     await file.open()
     try:

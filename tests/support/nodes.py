@@ -33,6 +33,7 @@ async def give(node, value=None):
 
 @handler
 async def fail(node, error, after=None):
+    """Raise `error`, after the event `after` if there is one."""
     if after is not None:
         await after.wait()
     raise error
@@ -40,6 +41,7 @@ async def fail(node, error, after=None):
 
 @handler
 async def hang(node, running=None):
+    """Set `running`, then wait until cancelled."""
     if running is not None:
         running.set()
     await asyncio.Event().wait()
@@ -73,6 +75,7 @@ class Root(Commander):
 
 
 def failure_notes(error):
+    """Return the notes of an error that name the nodes where it failed."""
     return [note for note in getattr(error, "__notes__", []) if note.startswith(NOTE_PREFIX)]
 
 

@@ -82,6 +82,7 @@ def counting_orchestrator(
 
 
 def backend_of(orchestrator: Orchestrator[Any], name: str = "counter") -> ScriptedBackend:
+    """Return the scripted backend of an orchestrator's agent."""
     backend = orchestrator.agents[name].backend
     assert isinstance(backend, ScriptedBackend)
     return backend
@@ -92,6 +93,7 @@ def role_contents(request: Request) -> list[tuple[str, str | None]]:
 
 
 def hanging_backend() -> tuple[ScriptedBackend, asyncio.Event]:
+    """Return a backend that never replies, and an event that its first request sets."""
     asked = asyncio.Event()
 
     async def reply(request: Request) -> str:

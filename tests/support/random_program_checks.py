@@ -116,7 +116,7 @@ def require_contracts(execution: Execution) -> None:
 
 
 def require_same_rows(first: Execution, execution: Execution) -> None:
-    """Raise unless each node ended alike in both executions (D5), apart from random values."""
+    """Raise unless each node ended alike in both executions (D5). Random values may differ."""
     for kind in ENDS:
         one, other = (
             {r.ident: _said(r) for r in each.rows if r.kind == kind} for each in (first, execution)

@@ -353,7 +353,7 @@ class AskThere(Job[list[str]]):
 
 
 class Talk(Job[str]):
-    """A job in which two agents talk, in the job's process."""
+    """A job with two agents that talk in the job's process."""
 
     async def task(self) -> str:
         user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)

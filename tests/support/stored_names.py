@@ -99,7 +99,7 @@ def nodes() -> dict[str, dict[str, Any]]:
         left += kind.__subclasses__()
         if kind.__module__.startswith("anabranch.") and "[" not in kind.__qualname__:
             attributes: list[str] = []
-            if not issubclass(kind, Commander | Run):  # a journal has no row of these
+            if not issubclass(kind, Commander | Run):  # journals do not store them
                 attributes = sorted({each for base in kind.__mro__ for each in made_in(base)})
             found[stored_name(kind)] = {"name": kind._node_name, "attributes": attributes}
     return found

@@ -1,4 +1,4 @@
-"""A terminal in which a test runs `anabranch chat` and reads the screen.
+"""A terminal for tests that run `anabranch chat` and read its screen.
 
 The program is a fork with the imports done, on a real pseudo-terminal. `pyte` renders its output.
 """
@@ -91,7 +91,7 @@ class Terminal:
 
     @property
     def line(self) -> str | None:
-        """The text after the prompt in the current line; None if that line has no prompt."""
+        """The text after the prompt in the current line; None without a prompt there."""
         row = self.screen[self._screen.cursor.y]
         return row[len(PROMPT) :] if row.startswith(PROMPT.rstrip()) else None
 

@@ -304,7 +304,7 @@ class Part:
         return plain if kind < 6 else later
 
     async def outlast_timeouts(self, node: Node[Any]) -> None:
-        """Take longer than any timeout, in a phase to which the node's timeout does not apply."""
+        """Take longer than any timeout, in a phase that the node's timeout does not limit."""
         try:
             await sleep_virtual(5)
         except asyncio.CancelledError:

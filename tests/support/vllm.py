@@ -75,7 +75,7 @@ def running(engine: VLLMEngine) -> Any:
 
 
 def unfinished(llm: Any) -> int:
-    """Return the number of unfinished requests of an AsyncLLM; vLLM 0.27 has no public call."""
+    """Return the number of unfinished requests; vLLM 0.27 offers no public call for it."""
     return llm.output_processor.get_num_unfinished_requests()
 
 

@@ -46,7 +46,7 @@ async def run_turns(count: int) -> None:
 
 
 async def turn_until(condition: Callable[[], object]) -> None:
-    """Return in the same turn of the running loop in which `condition` becomes true."""
+    """Return in the turn of the running loop that makes `condition` true."""
     for _ in range(MAX_TURNS):
         if condition():
             return

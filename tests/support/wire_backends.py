@@ -36,6 +36,7 @@ class WireBackends:
     made: list[Backend]
 
     def connect(self, path: str = "", **settings: Any) -> Backend:
+        """Return a backend for the server, without retries by default."""
         settings = {"retries": AT_ONCE, "api_key": KEY} | settings
         address = self.server.url + path
         if self.kind == "http":
@@ -48,6 +49,7 @@ class WireBackends:
 
 @pytest.fixture(params=["http", "openai"])
 async def wire(request: pytest.FixtureRequest) -> AsyncIterator[WireBackends]:
+    """Run a test with the http and the openai backend, on a clock that it can advance."""
     install_clock()
     async with ScriptedServer(text("Hi")) as server, asyncio.timeout(200):
         wire = WireBackends(server, request.param, [])
@@ -62,6 +64,7 @@ async def read_all(backend: Backend, request: Request = ASK) -> list[Delta]:
 
 
 async def backend_error(backend: Backend) -> BackendError:
+    """Return the error of a request, which must fail."""
     with pytest.raises(BackendError) as caught:
         await read_all(backend)
     return caught.value

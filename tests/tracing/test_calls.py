@@ -55,7 +55,7 @@ TOOLS = [add, fail, slow, hang, pay]
 
 
 class SeenCalls:
-    """The events of a tree's calls, as (tool, status) by node."""
+    """A listener that collects the call events of a tree, as (tool, status) by node."""
 
     def __init__(self, commander: Commander) -> None:
         self.events: list[Event] = []
@@ -66,7 +66,7 @@ class SeenCalls:
         self.events += self._tap.take()
 
     def calls(self) -> list[tuple[str, str]]:
-        """Check that each call has one event from its node; return their results."""
+        """Check that each call has exactly one event from its node; return tools and statuses."""
         self._take()
         called = {e.node_id: e.data for e in self.events if e.kind == "called"}
         answered = {e.node_id: e.data for e in self.events if e.kind == "answered"}
@@ -134,7 +134,7 @@ async def told_of(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_has_an_event_with_its_result(way: Any):
-    """S1: one that succeeds, one that fails, one that times out, one with wrong arguments."""
+    """S1: the event has the result of a success, a failure, a timeout and wrong arguments."""
     wrong = call("add", a="x", b=[])
     told = await told_of(way, call("add", a=1, b=2), call("fail", why="no"), call("slow"), wrong)
     assert sorted(told.calls()) == [
@@ -144,13 +144,13 @@ async def test_a_call_has_an_event_with_its_result(way: Any):
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_of_an_unknown_tool_has_no_event(way: Any):
-    """There is no node either; calls in a reply still get a result."""
+    """A call of an unknown tool starts no node; inside a reply it still gets a result."""
     assert (await told_of(way, call("nobody", x=1))).calls() == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_that_is_cancelled_is_answered(way: Any):
-    """S1: as failed, in one event, at the end of its node."""
+    """S1: a cancelled call has one event with the status failed, at the end of its node."""
     assert (await told_of(way, call("hang"), cancel=True)).calls() == [("hang", "failed")]
 
 
@@ -160,7 +160,7 @@ async def test_a_call_that_is_cancelled_is_answered(way: Any):
     [(True, "ok"), (False, "failed"), (Decision(True, arguments={"amount": 1}), "ok")],
 )
 async def test_a_call_with_approval_has_one_event(way: Any, answer: Any, status: str):
-    """S1: from the node that runs it, or from the node that asked and got a no."""
+    """S1: the node that runs the call emits it, or after a denial the node that asked."""
     told = await told_of(way, call("pay", amount=5), answer=answer)
     assert told.calls() == [("pay", status)]
     (called,) = [event for event in told.events if event.kind == "called"]
@@ -171,13 +171,13 @@ async def test_a_call_with_approval_has_one_event(way: Any, answer: Any, status:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_with_approval_and_wrong_arguments_has_one_event(way: Any):
-    """S1: from the node that would have asked."""
+    """S1: the node that asks for approvals emits it."""
     told = await told_of(way, call("pay", amount="much"), answer=True)
     assert told.calls() == [("pay", "invalid")]
 
 
 async def test_a_cancelled_call_with_an_open_approval_has_one_event():
-    """S1: as failed."""
+    """S1: a call that is cancelled while it waits for its approval counts as failed."""
     started = asyncio.Event()
 
     class Waits(View):
@@ -197,7 +197,7 @@ async def test_a_cancelled_call_with_an_open_approval_has_one_event():
 
 
 async def test_a_retried_call_has_one_event():
-    """S1: with the result of its last attempt."""
+    """S1: the event of a retried call has the result of the last attempt."""
     tries = []
 
     @tool(retry=Retry(attempts=2, backoff=0))
@@ -221,7 +221,7 @@ async def test_a_retried_call_has_one_event():
 
 
 async def test_a_reply_with_only_calls_is_recorded(tmp_path: Path) -> None:
-    """With content, although it has no text for a user."""
+    """A recording with content contains a reply that consists of calls only."""
     call = ToolCall(id="c", name="look", arguments={"what": "plums"})
     backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]))
 
@@ -237,7 +237,7 @@ async def test_a_reply_with_only_calls_is_recorded(tmp_path: Path) -> None:
 
 
 async def test_a_reply_without_a_message_is_recorded(tmp_path: Path) -> None:
-    """With its end, its tokens and its finish reason, with and without content."""
+    """A recording has the reply's end, tokens and finish reason, with and without content."""
     deltas: tuple[Any, ...] = (object(),)
 
     @handler
