@@ -141,7 +141,13 @@ def connect(
         asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_ENTRY_POINT_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
         meant = with_scheme(asked) or (asked.replace(prefix, close[0], 1) if close else None)
-        hint = "." if meant is None else f": did you mean {meant!r}?"
+        if meant is not None:
+            hint = f": did you mean {meant!r}?"
+        elif asked and ":" not in asked:
+            example = f"{'local' if asked.endswith('.gguf') else 'openai'}:{asked}"
+            hint = f": put the provider before it, such as {example!r}."
+        else:
+            hint = "."
         prefixes = f"Known are {', '.join(known)}, and http(s) addresses"
         raise ConfigurationError(f"unknown model {asked!r}{hint} {prefixes}")
     address = base_url or (spec if is_address(spec) else "")

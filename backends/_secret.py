@@ -57,7 +57,9 @@ def as_secret(key: str | SecretStr | None) -> SecretStr | None:
         raise ConfigurationError(f"the key must be text, not {type(text).__name__}")
     text = text.strip()
     if not (text.isascii() and text.isprintable()):
-        raise ConfigurationError("the key has characters that no key has; copy it again")
+        raise ConfigurationError(
+            "the key has characters that an HTTP header cannot hold; copy it again"
+        )
     return SecretStr(text) if text else None
 
 

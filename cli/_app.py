@@ -96,7 +96,7 @@ def chat(
         float | None, typer.Option(min=0, help="The sampling temperature.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The most tokens of a reply.")
+        int | None, typer.Option(min=1, help="The maximum number of tokens in a reply.")
     ] = None,
     formats: Annotated[
         list[str] | None,

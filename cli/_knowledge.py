@@ -90,7 +90,7 @@ def add(
     index: IndexOption = DEFAULT_INDEX,
     embed: EmbedderOption = None,
     size: Annotated[
-        int, typer.Option(min=16, help="The most tokens in one piece of a document.")
+        int, typer.Option(min=16, help="The maximum number of tokens in one piece of a document.")
     ] = 300,
     debug: Debug = False,
 ) -> None:
@@ -139,7 +139,7 @@ def search(
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help="The words or the question to search for.")
     ],
-    k: Annotated[int, typer.Option("-k", min=1, help="The most passages to show.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, help="The maximum number of passages.")] = 5,
     index: IndexOption = DEFAULT_INDEX,
     embed: EmbedderOption = None,
     as_json: AsJson = False,

@@ -65,7 +65,10 @@ def run(
         bool, typer.Option("--append", help="Append to an existing recording, for a resumed run.")
     ] = False,
     content: Annotated[
-        bool, typer.Option("--content", help="Include prompts, replies, arguments and messages.")
+        bool,
+        typer.Option(
+            "--content", help="Show and record prompts, replies, arguments and messages too."
+        ),
     ] = False,
     journal: Annotated[
         str | None,

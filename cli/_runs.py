@@ -122,7 +122,9 @@ def list_runs(
     prefix: Annotated[
         str | None, typer.Option(help="Only runs whose names start with this.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most runs to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="The maximum number of runs.")
+    ] = 20,
     journal: JournalOption = DEFAULT_JOURNAL,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -365,14 +367,14 @@ def signal(
 def fork(
     run: RunArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new run.")],
-    at: Annotated[int, typer.Option(min=0, help="The last row of the history to copy.")],
+    at: Annotated[int, typer.Option(min=0, help="The number of the last history entry to copy.")],
     journal: JournalOption = DEFAULT_JOURNAL,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Copy a run up to a row of its history. Start the copy with resume.
+    """Copy a run up to an entry of its history. Start the copy with resume.
 
-    The copy repeats the effects that the run had after that row.
+    The copy repeats the effects that the run had after that entry.
     """
 
     async def work(file: Journal) -> Outcome:

@@ -38,7 +38,9 @@ def serve_things(
             "connect. Prefer the environment variable, since process lists show options.",
         ),
     ] = None,
-    max_runs: Annotated[int, typer.Option(min=1, help="The most runs at the same time.")] = 200,
+    max_runs: Annotated[
+        int, typer.Option(min=1, help="The maximum number of runs at the same time.")
+    ] = 200,
     keep: Annotated[
         float, typer.Option(min=0, help="Seconds for which a finished answer can be fetched.")
     ] = 300.0,

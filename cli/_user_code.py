@@ -34,7 +34,7 @@ def import_named(place: str, label: str) -> Any:
     """Return the object that `place` names as `module:name`; errors call it `label`."""
     module, _, attribute = place.partition(":")
     if not (module and attribute):
-        raise ConfigurationError(f"{label} must have the form module:name")
+        raise ConfigurationError(f"{label} must have the form module:name, such as app:Job")
     found = import_module_named(module, label)
     try:
         for part in attribute.split("."):

@@ -238,7 +238,7 @@ class RemoteCommander(SubtreeCommander, internal=True):
             what = f"returned a {type_name(root.result)}"
             if exit_value is not None:
                 what = f"left the commander with a {type_name(exit_value[0])}"
-            why = f"that cannot be sent home: {describe_error(error)}"
+            why = f"that cannot be sent back: {describe_error(error)}"
             return failure_outcome(TypeError(f"{root.path} {what} {why}"))
         if root.state == "cancelled":
             return ("cancelled", cancel_reason(root) or "")

@@ -20,7 +20,7 @@ VALID_CHECKSUM = crc32(
     bytes(CHECKSUM_BYTES)
 )  # the checksum of any data followed by its own checksum
 MAX_VALUE_BYTES = 64 << 20
-OTHER_CODEC_REMEDY = "open it with the codec, and its key, with which it was created"
+OTHER_CODEC_REMEDY = "open it with the codec and the key that it was created with"
 
 
 class Row(NamedTuple):

@@ -402,7 +402,7 @@ def _require_durable(job: object) -> Durable[Any]:
 
 
 @asynccontextmanager
-async def _kept(
+async def _open_run(
     job: Node[Any],
     journal: str | os.PathLike[str] | Journal,
     run_id: str | None,
@@ -422,4 +422,4 @@ async def _kept(
         yield await stack.enter_async_context(journal._acquired(durable_job, run_id, live))
 
 
-durable.run_opener = _kept
+durable.run_opener = _open_run

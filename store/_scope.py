@@ -177,8 +177,8 @@ class NodeScope(NodeIdentity):
             scope.shares_effects = scope.is_durable = True
         elif is_root:
             raise ConfigurationError(
-                f"{node!r} is put outside the tree of its run, as a next round is, and would be"
-                " lost with the process: make it a Durable job"
+                f"{node!r} is put beside the root of its run, so a restart would lose it. Make it"
+                " a Durable job, or put it below a node of the run"
             )
         if is_root:
             execution.roots.add_round(scope, node, key, RoundPutter(self.path(), not in_callback))

@@ -94,5 +94,5 @@ async def test_what_is_rays_own_is_refused_where_ray_does_not_send_it() -> None:
     with pytest.raises(TypeError, match=r"'introduces' of Bob .* ObjectRef of Ray's"):
         remote(Bob, "bob", introduces=reference)
     async with Commander() as commander, asyncio.timeout(60):
-        with pytest.raises(TypeError, match=r"that cannot be sent home: .* ObjectRef of Ray's"):
+        with pytest.raises(TypeError, match=r"that cannot be sent back: .* ObjectRef of Ray's"):
             await commander.run(Give("reference"), on=PLACES[0])
