@@ -36,7 +36,7 @@ class WireBackends:
     made: list[Backend]
 
     def connect(self, path: str = "", **settings: Any) -> Backend:
-        """Return a backend for the server, without retries by default."""
+        """Return a backend for the server. By default it retries without a pause."""
         settings = {"retries": AT_ONCE, "api_key": KEY} | settings
         address = self.server.url + path
         if self.kind == "http":
