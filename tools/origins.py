@@ -79,11 +79,12 @@ class ServerOrigin:
     def __str__(self) -> str:
         """Return the command or the address, then the server's own name in quotes.
 
-        `***` replaces possible keys, and every value in `env` and `headers`. Part of a digest then
-        distinguishes servers that differ only in these values.
+        A program that was found by PATH has its path. `***` replaces possible keys, and every value
+        in `env` and `headers`. Part of a digest then distinguishes servers that differ only in
+        these values.
         """
-        text = _mask_command(self.command) if self.url is None else _mask_address(self.url)
-        hides = text != (shlex.join(self.command) if self.url is None else self.url)
+        text = _mask_command(self._words) if self.url is None else _mask_address(self.url)
+        hides = text != (shlex.join(self._words) if self.url is None else self.url)
         if self.cwd is not None:
             text += f" in {shlex.quote(self.cwd)}"
         if given := [*self.env, *self.headers]:
@@ -91,6 +92,13 @@ class ServerOrigin:
         if hides or given:
             text += f" [digest {fingerprint(self.identity)[:8]}]"
         return f"{text}, which calls itself {self.name[:MAX_NAME_CHARS]!r}"
+
+    @property
+    def _words(self) -> Sequence[str]:
+        """The command, with the path of its program where PATH decides which file that is."""
+        if self.program is None or not self.command or "/" in self.command[0]:
+            return self.command
+        return [self.program, *self.command[1:]]
 
     def __repr__(self) -> str:
         return f"<ServerOrigin {self}>"

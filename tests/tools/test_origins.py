@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -179,6 +180,22 @@ def test_no_secret_is_shown_or_stored(
         assert secret not in shown
 
 
+async def test_programs_of_one_name_show_their_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PATH decides which of them runs, so the person sees it."""
+    shown = set[str]()
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        (folder / "srv").write_text("#!/bin/sh\n")
+        (folder / "srv").chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        origin = (await Setup(("srv", "x")).open()).origin
+        assert origin.startswith(f"{folder}/srv x, which")
+        shown.add(origin)
+    assert len(shown) == 2
+
+
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
@@ -198,8 +215,9 @@ async def test_a_command_is_shown_without_what_may_be_a_key(command: str, shown:
     origin = (await Setup(tuple(shlex.split(command))).open()).origin
     place, _, name = origin.partition(", which calls itself ")
 
+    program, _, rest = shown.partition(" ")
     assert name == "'demo'"
-    assert place.partition(" [digest ")[0] == shown
+    assert place.partition(" [digest ")[0] == f"{shutil.which(program) or program} {rest}"
     assert ("[digest " in place) is ("***" in shown)
     assert "hunter2" not in origin
 
