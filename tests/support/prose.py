@@ -14,6 +14,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ ODD = re.compile(
 )
 LONG_WORDS = 30
 EXEMPT = {"CHANGELOG.md"}
+PROMPTS = "agents/orchestration/prompts"  # models read these, and recorded requests have them
 
 
 class Figures(NamedTuple):
@@ -74,6 +76,8 @@ def files() -> list[Path]:
 def is_source(path: Path) -> bool:
     """Return whether a path is neither hidden, nor built, nor a link, nor below a link."""
     parts = path.relative_to(ROOT).parts
+    if path.relative_to(ROOT).is_relative_to(PROMPTS):
+        return False
     if any(part.startswith(".") or part in {"build", "dist", "node_modules"} for part in parts):
         return False
     return not any((ROOT / Path(*parts[: i + 1])).is_symlink() for i in range(len(parts)))
@@ -81,17 +85,16 @@ def is_source(path: Path) -> bool:
 
 def figures(paths: list[Path]) -> Figures:
     """Return the sum of the counts of several files."""
-    counts = [
-        (count_words(sentence), len(ODD.findall(sentence)))
-        for path in paths
-        for _line, sentence in sentences(path)
-    ]
-    return Figures(
-        sum(words for words, _ in counts),
-        sum(odd for _, odd in counts),
-        len(counts),
-        sum(words > LONG_WORDS for words, _ in counts),
-    )
+    return Figures(*map(sum, zip(*map(figures_of, paths), strict=True)))
+
+
+@cache
+def figures_of(path: Path) -> Figures:
+    """Return the counts of one file."""
+    found = [sentence for _line, sentence in sentences(path)]
+    words = [count_words(sentence) for sentence in found]
+    odd = sum(len(ODD.findall(sentence)) for sentence in found)
+    return Figures(sum(words), odd, len(found), sum(each > LONG_WORDS for each in words))
 
 
 def odd_sentences(path: Path) -> Iterator[tuple[int, str, list[str]]]:
