@@ -50,7 +50,7 @@ def test_what_is_no_request_is_a_type_error(wrong: Any) -> None:
 def test_a_request_is_made_of_messages(wrong: Any, first: bool) -> None:
     """At each position of the invalid value."""
     said = Message(role="user", content="x")
-    with pytest.raises(ConfigurationError, match="it takes Messages, not"):
+    with pytest.raises(ConfigurationError, match="must be Messages, not"):
         Request([wrong, said] if first else [said, wrong])
     if isinstance(wrong, str | dict):
         conversation = Conversation()

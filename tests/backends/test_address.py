@@ -161,7 +161,7 @@ async def test_what_cannot_be_written_as_json_is_refused_before_it_is_sent(kind:
             for wrong in *wrongs, {"extra": 7}, {"extra": {"x": b""}}:
                 with pytest.raises(ConfigurationError, match="request cannot be written"):
                     await backend.complete(type(ASK)(ASK.messages, options=wrong))
-            with pytest.raises(ConfigurationError, match="request cannot be written"):
+            with pytest.raises(ConfigurationError, match="must be Messages"):
                 await backend.complete(type(ASK)(("Hello?",)))  # type: ignore[arg-type]
             odd = [
                 message.model_copy(update={"content": "a\ud800\\ud800\U0001f600"})

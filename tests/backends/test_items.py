@@ -302,11 +302,11 @@ async def test_a_server_of_ours_adds_what_its_client_has_dropped(
         async with on_uvicorn(server) as url:
             with suppress(APIError):
                 await call_and_answer(url, wire, **settings)
-            found = server.runs.calling(f"token {DIGEST}", "model", "call_0_0")
+            found = server.runs.with_first_call(f"token {DIGEST}", "model", "call_0_0")
             assert len(found) == bool(keep)
             for each in found:
                 await server.runs.delete(each)
-            assert server.runs.calling(f"token {DIGEST}", "model", "call_0_0") == []
+            assert server.runs.with_first_call(f"token {DIGEST}", "model", "call_0_0") == []
     assert len(model.requests) == 2
     assert bool(model.refusals) == bool(change)
 

@@ -343,7 +343,8 @@ async def cut(place: ChatFolder) -> ChatFolder:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    await wait_until((place.folder / "launched").exists)
+    launched = place.folder / "launched"
+    await wait_until(lambda: launched.exists() and launched.read_text() == "r")
     process.kill()
     await process.wait()
     return place

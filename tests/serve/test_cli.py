@@ -226,7 +226,7 @@ async def test_a_journal_that_cannot_be_made_is_one_line(folder: Path) -> None:
     path = str(folder / "nowhere" / "runs.db")
     status, out, err = await call(folder, "serve", "things:writer", "--journal", path)
     assert (status, out, len(err.splitlines())) == (1, "", 1), err
-    assert "make the folder first" in err
+    assert "does not exist: create the folder" in err
 
 
 def test_without_a_web_server_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ async def test_a_live_trace_lists_changed_nodes() -> None:
 
 def test_live_is_refused_outside_the_block() -> None:
     """The error names the right place."""
-    with pytest.raises(RuntimeError, match="inside the commander's block"):
+    with pytest.raises(RuntimeError, match="must be called inside the block"):
         live(Commander())
 
 
@@ -111,7 +111,7 @@ async def test_live_is_refused_outside_the_trees_loop() -> None:
             live(commander)
 
         for begin in (lambda: live(commander), lambda: asyncio.run(elsewhere())):
-            with pytest.raises(RuntimeError, match="own loop"):
+            with pytest.raises(RuntimeError, match="in the thread of the commander's event loop"):
                 await asyncio.to_thread(begin)
         assert record_of(commander).tree.listeners == []
 

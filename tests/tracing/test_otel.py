@@ -372,7 +372,7 @@ async def test_requests_are_measured() -> None:
 
 async def test_it_is_called_inside_the_block() -> None:
     """Else the error names the right place."""
-    with pytest.raises(RuntimeError, match="inside the commander's block"):
+    with pytest.raises(RuntimeError, match="must be called inside the block"):
         otel(Commander())
 
 

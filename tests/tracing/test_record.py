@@ -47,11 +47,11 @@ def names(file: Path) -> list[str]:
 async def test_it_is_refused_outside_the_block(tmp_path: Path) -> None:
     """Before and after: the file is not changed."""
     commander = Commander()
-    with pytest.raises(RuntimeError, match="inside the commander's block"):
+    with pytest.raises(RuntimeError, match="must be called inside the block"):
         record(commander, tmp_path / "r")
     async with commander:
         pass
-    with pytest.raises(RuntimeError, match="inside the commander's block"):
+    with pytest.raises(RuntimeError, match="must be called inside the block"):
         record(commander, tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
@@ -63,9 +63,9 @@ async def test_it_is_refused_in_another_thread_and_on_another_loop(tmp_path: Pat
         record(commander, tmp_path / "r")
 
     async with Commander() as commander:
-        with pytest.raises(RuntimeError, match="the commander's own loop"):
+        with pytest.raises(RuntimeError, match="in the thread of the commander's event loop"):
             await asyncio.to_thread(record, commander, tmp_path / "r")
-        with pytest.raises(RuntimeError, match="the commander's own loop"):
+        with pytest.raises(RuntimeError, match="in the thread of the commander's event loop"):
             await asyncio.to_thread(asyncio.run, elsewhere())
     assert not (tmp_path / "r").exists()
 
