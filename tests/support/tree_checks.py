@@ -109,7 +109,7 @@ def _check_places(world: World) -> None:
     holding = [
         part
         for part in world.parts
-        # A cancelled job may exceed the limit during its cleanup.
+        # A job that ends early, by a cancel or a timeout, may exceed the limit during its cleanup.
         if part.is_job and part.in_body and not part.waits and not record_of(part.node).is_ending
     ]
     holding = [part for part in holding if not part.killed]

@@ -84,7 +84,7 @@ class World:
         self.finishing = False
         self.exited = False
         self.turn = 0
-        # The jobs that wait for a slot, with the number of turns during which a slot was free.
+        # The jobs that wait for a slot, and the number of turns they have waited with one free.
         self.waiting: list[Part] = []
         self.idle_turns = 0
         self.made = 0
