@@ -6,7 +6,7 @@ The path of a node:
 
 - `_node`: the public class; `_options`: the options of a put
 - `_record`: the engine's state of a node; `_state`: the table of states
-- `_entry`: the one function by which nodes enter the tree
+- `_entry`: `enter`, which adds each node to the tree and starts it
 - `_queue`, `_slot`: jobs wait for a turn and for a slot under `max_concurrency`
 - `_task`, `_body`: the task that runs the callbacks before the body, and the body
 - `_end`: the last child or the body ends the node: callbacks, retry, and the way up the tree
@@ -19,9 +19,9 @@ Work outside of the loop: `_blocking` and `_worker` (threads, processes), `_plac
 
 Observation:
 
-- `_event`, `_events`: events and their listeners; `_wait_events` publishes what nodes wait for
-- `_snapshot`, `_explain`: the tree as text, and what each node waits for
-- `_task_waits`, `_frames`: what a suspended coroutine waits for
+- `_event`, `_events`: events and their listeners; `_wait_events` publishes the nodes' waits
+- `_snapshot`, `_explain`: the tree as text, with an explanation of each node's wait
+- `_task_waits`, `_frames`: the futures and nodes that a suspended coroutine waits for
 - `_usage`: charges and CPU time; `_block_detector`: bodies that block the loop
 - `_report`: notes, descriptions and log entries of users' exceptions
 

@@ -43,8 +43,8 @@ class TreeInMain(BaseException):
 def check_cancelled() -> None:
     """Raise `CancelledError` if the node that this thread or process works for is cancelled.
 
-    For functions run with `in_thread` or `in_process`: call it between steps of long work.
-    Elsewhere it raises `RuntimeError`.
+    For functions run with `in_thread` or `in_process`: call it between steps of long work. Raises
+    `RuntimeError` in any other code.
     """
     if process_is_stopping is not None:
         if process_is_stopping:
@@ -80,7 +80,7 @@ class ThreadCall(_Call[T], internal=True):
         self._abandon = abandon
 
     async def task(self) -> T:
-        """Wait for the thread, after a cancel too, of which it notifies the thread."""
+        """Wait for the thread. After a cancel, notify the thread and wait further."""
         scope = CancelScope()
         notice = CancelNotice()
         interrupt: BaseException | None = None
@@ -174,7 +174,7 @@ class ProcessCall(_Call[T], internal=True):
                 if late is not None:
                     late.cancel()
         finally:
-            # Not before: the end of this pipe tells the process that its parent is gone.
+            # Not earlier: if this pipe closes, the process assumes that its parent has died.
             process.stdin.close()
             if process.returncode is None:
                 await self._end(process)

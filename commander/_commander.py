@@ -68,7 +68,7 @@ class Tree:
     has_scopes: bool = False
     # The calls from other threads.
     requests: Requests
-    # The node in which the commander was entered. Its limits hold here, and it is charged.
+    # The outer node: its body entered this commander. Its limits hold here, and it is charged.
     outer: Node[Any] | None = None
 
     def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
@@ -300,7 +300,7 @@ class Commander(Node[Any], internal=True):
         except BaseException as error:
             if is_a(error, GeneratorExit) and not self._may_wait():
                 raise
-            # The node has ended, so the failure has no receiver.
+            # The node has ended, so no code receives the failure.
             what = "a callback at the commander's end, added to %s, raised"
             log_lost(record_of(node), error, what)
             raise_soon(error)
@@ -469,11 +469,10 @@ class Commander(Node[Any], internal=True):
             async for event in commander.events():
                 print(event)
 
-        Events come in the order in which they happen: all kinds, or those given. In the commander's
+        Events come in the order of their occurrence: all kinds, or those given. In the commander's
         own block the iterator ends once all nodes have ended. At most `capacity` unread events are
-        stored. Beyond that the oldest are dropped, and a `missed` event has their number, unless
-        `kinds` excludes it. If `kinds` names "text", no text is lost: unread texts of one node are
-        merged into one event.
-        Raises `ValueError` for an unknown kind.
+        stored. Then the oldest are dropped, and a `missed` event has their number, unless `kinds`
+        excludes it. If `kinds` names "text", no text is lost: unread texts of one node are merged
+        into one event. Raises `ValueError` for an unknown kind.
         """
         return Events(self._tree, kinds, capacity)

@@ -315,7 +315,7 @@ async def _run_rest(
 
 def _callback_failed(record: Record, error: BaseException) -> None:
     if record.never_runs and is_a(error, NodeClosed):
-        return  # its body never ran; that it cannot put a next round is no failure
+        return  # its body never ran, so its callback need not put a next round
     if is_a(error, asyncio.CancelledError):
         record.cancel_reason = record.cancel_reason or "a callback was cancelled"
         _forget_outcome(record)

@@ -1,4 +1,4 @@
-"""`enter`: the one function by which every node enters the tree and starts."""
+"""`enter`, the function that adds every node to the tree and starts it."""
 
 from __future__ import annotations
 

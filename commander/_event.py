@@ -160,7 +160,7 @@ class Event(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key with which the node was put, None without one."""
+        """The key of the put; None without one."""
         return getattr(self.source.name, "key", None)
 
     @property

@@ -327,7 +327,7 @@ class Events:
         return event
 
     def _wake_at_node_end(self) -> bool:
-        """Wake the listener when the newest node has ended; return False if there are no nodes.
+        """Wake the listener when the newest node has ended; return False without nodes.
 
         Events alone do not suffice: the listener's kinds may exclude the end of nodes.
         """
@@ -347,8 +347,8 @@ class Events:
 class Tap(Listener):
     """A listener for recorders: calls `notify` at the first event after each `take`.
 
-    Calls it again when events would be dropped. If it takes them then, none is lost. `on_close` is
-    called when there are no more events. Neither may raise. Gaps are reported whatever the kinds.
+    Calls it again before events are dropped. No event is lost if it takes them then. `on_close` is
+    called after the last event. Neither may raise. Gaps are reported whatever the kinds.
     `capacity` and `kinds` are as in `commander.events`. The commander must have been entered.
     """
 
@@ -396,7 +396,7 @@ class Tap(Listener):
         return Batch(fields)
 
     def _rewind(self) -> None:
-        """Do nothing: a tap has no iterator, because `take` replaces the whole buffer."""
+        """Do nothing: `take` replaces the whole buffer, so a tap needs no read position."""
 
     def _count_unread(self) -> int:
         return len(self.buffer)

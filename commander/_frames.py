@@ -31,7 +31,7 @@ DRIVERS: set[CodeType] = set()
 def mark_driver(function: F) -> F:
     """Mark a generator-based coroutine that steps the coroutine in its variable `body`.
 
-    Without the mark, `chain` would end at it: Python does not know what it awaits.
+    Without the mark, `chain` would end at it: Python does not expose the awaited coroutine.
     """
     DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
     return function

@@ -29,14 +29,14 @@ N = TypeVar("N", bound="Node[Any]")
 
 
 def current_node() -> Node[Any]:
-    """Return the node in whose body, callback, task or thread this is called.
+    """Return the node whose body or callback calls this, also from its tasks and threads.
 
         current_node().put_job(Ask("..."))
 
-    In the block of `async with Commander()` that is the commander. It is found by the context, so
-    this also works in tasks and threads that the body or the block started. If the block's
-    commander is done, or belongs to another loop than the running one, it is the node in which that
-    commander was entered. Raises `LookupError` outside of a tree.
+    In the block of `async with Commander()` that is the commander. The node is found by the
+    context, so this works in all tasks and threads that the body or the block started. If the
+    block's commander is done, or belongs to another loop than the running one, returns the node
+    whose body entered that commander. Raises `LookupError` outside of a tree.
     """
     for node in enclosing():
         record = record_of(node)
@@ -50,7 +50,7 @@ class Node(NodeBase, Generic[T_co]):
 
     Subclasses write `task`. A node starts when it is put into a tree (`put_job`,
     `call_handler`, or being awaited inside another node) and is done when its body has returned
-    and all its children and final callbacks are done. Awaiting it gives its result.
+    and all its children and final callbacks are done. Awaiting it returns its result.
     """
 
     policy: ClassVar[Policy] = "fail_fast"
@@ -127,7 +127,7 @@ class Node(NodeBase, Generic[T_co]):
 
     @property
     def children(self) -> tuple[Node[Any], ...]:
-        """The unfinished children, in the order in which they were put."""
+        """The unfinished children, in the order of their puts."""
         return tuple(record.node for record in record_of(self).unfinished_children)
 
     @property
@@ -182,8 +182,8 @@ class Node(NodeBase, Generic[T_co]):
 
             job.at_end(lambda job: print(job.result))
 
-        Callbacks may be plain or async. They run in the node's context in the order in which they
-        were added, before awaiters of the node continue. If one raises, the node fails.
+        Callbacks may be plain or async. They run in the node's context, in the order of their
+        addition, before awaiters of the node continue. If one raises, the node fails.
         """
         return add_callback(self, "end", callback)
 
@@ -239,11 +239,11 @@ class Node(NodeBase, Generic[T_co]):
             answer = await job
 
         Jobs start on a later turn of the loop, as soon as `max_concurrency` allows it: those of
-        higher `priority` first, otherwise in the order in which they were put.
+        higher `priority` first, then in the order of the puts.
 
         - `timeout`: seconds for each attempt, from the start of its body to the end of its subtree
         - `retry`: a `Retry` or a `Restart`
-        - `policy`: how the job treats failures of its own children
+        - `policy`: how the job treats failures of its children
         - `claim`: the caller will await the job, so a failure does not go to the parent's policy
           before the join
         - `on`: a place, such as `"ray"` or `Ray(num_gpus=1)`, where the body and all nodes below it
@@ -268,8 +268,8 @@ class Node(NodeBase, Generic[T_co]):
     ) -> N:
         """Start `handler` as a child of this node or of `parent`. Return it.
 
-        Its body starts on the next turn of the loop, without a queue or a slot. Options and errors
-        are those of `put_job`.
+        Its body starts on the next turn of the loop, without a queue or a slot. Takes the options
+        of `put_job`, except `priority` and `on`, and raises the same errors.
         """
         if not isinstance(handler, NodeBase) or handler._node_is_queued:  # pyright: ignore
             require_kind(handler, "a handler")
@@ -304,10 +304,10 @@ class Node(NodeBase, Generic[T_co]):
     ) -> Node[R]:
         """Run a function in a new process, as a child of this node.
 
-        The function must be importable, and it, its arguments and its result picklable. Cancelled,
-        the process is told by SIGTERM, which raises `CancelledError` where the function stands;
-        after `grace` seconds it is killed with all that it started. A process that dies without a
-        result fails the node with `WorkerLost`. What the function prints goes to standard error.
+        The function must be importable, and its arguments and result picklable. A cancel sends
+        SIGTERM to the process, which raises `CancelledError` in the function. After `grace` seconds
+        the process is killed, with all processes that it started. If it dies without a result, the
+        node fails with `WorkerLost`. Output of the function goes to standard error.
         """
         from ._blocking import ProcessCall
 
@@ -392,7 +392,7 @@ def _refuse_unknown(cls: type[Node[Any]], keywords: dict[str, Any]) -> None:
 
 
 def _set_attempts(cls: type[Node[Any]], options: dict[str, Any]) -> None:
-    """Set a class's `retry` and `timeout` from keywords, or attributes that are no fields."""
+    """Set a class's `retry` and `timeout` from keywords, or from attributes (not fields)."""
     for name, check in (("retry", check_retry), ("timeout", check_timeout)):
         found, value = name in options, options.get(name)
         for base in () if found else cls.__mro__:

@@ -38,7 +38,7 @@ class RemoteBody(Protocol):
         ...
 
     def explain(self) -> str:
-        """Describe in a few words where the body is or what it waits for."""
+        """Describe the body's location or its wait in a few words."""
         ...
 
 

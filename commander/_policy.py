@@ -18,7 +18,7 @@ class Quorum:
     """A policy: a node needs `n` completed children.
 
     When `n` have completed, the others are cancelled, and children added later are cancelled before
-    they run; the body goes on. If fewer than `n` have completed at the join, the node fails with
+    they run; the body continues. If fewer than `n` have completed at the join, the node fails with
     `QuorumNotMet`; otherwise the failures of the others are logged as warnings. If the body fails,
     the children are cancelled and the node fails with the body's exception, however many have
     completed.
@@ -67,10 +67,10 @@ class Retry:
 
     `attempts` includes the first. `on` is an exception type, several, or a predicate; other
     failures are final. The wait before attempt n+1 is `backoff * factor ** (n - 1)`
-    seconds, at most `max_backoff`, with "full jitter" (a uniform draw between 0 and that, as in
-    Amazon's "Exponential Backoff and Jitter") scaled by `jitter`: 0 is no draw, 1 is all of it.
+    seconds, at most `max_backoff`, less a random part: `jitter` is the largest share that may be
+    subtracted. 1 is the "full jitter" of Amazon's "Exponential Backoff and Jitter", 0 is none.
     `within` is in seconds from the start of the first attempt; no attempt begins after that. A
-    cancelled node has no further attempt, nor one whose predicate raises, which is logged.
+    cancelled node is not retried. If the predicate raises, that is logged and the failure is final.
     """
 
     attempts: int = 3

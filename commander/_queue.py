@@ -1,7 +1,7 @@
-"""The queue, in which jobs wait for their turn and for a slot under `max_concurrency` (T9).
+"""The queue of a commander: jobs wait in it for a slot under `max_concurrency` (T9).
 
-Without a limit a job starts when it is put. Only if one of higher priority is put in the same turn
-of the loop, the queue calls back the jobs that have not begun, and they wait behind it.
+Without a limit a job starts when it is put. If a job of higher priority follows in the same turn of
+the loop, the queue calls back the jobs that have not begun, and they wait behind it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Queue"]
 
 Entry: TypeAlias = "tuple[Record, Context]"
 
-# How often a full queue checks whether a suspended body has begun to wait for the tree. Nothing
-# tells the queue: a body may await a future of the user's that a child of the job completes.
+# The period of a full queue's checks for suspended bodies that have begun to wait for the tree. It
+# must poll, because a body may await a user's future that a child of the job completes.
 CHECK_INTERVAL_SECONDS = 0.02
-# How long no job must have moved before the queue lends the slot of a body that perhaps waits for
-# the tree. Shorter, and a body that waits for a server would lose its slot.
+# After this time without progress of any job, the queue lends the slot of a body that perhaps waits
+# for the tree. With a shorter time, bodies that wait for a server would lose their slots.
 STANDSTILL_SECONDS = 0.5
 # The same if the body waits at a lock, an event or a queue, and some task could still release it.
 LOCK_STANDSTILL_SECONDS = 10.0
@@ -41,7 +41,7 @@ def _number(entry: Entry) -> int:
 
 
 class Queue:
-    """Starts jobs in the order in which they were put, those of higher priority first.
+    """Starts jobs by priority, highest first, then in the order of their puts.
 
     Under a limit, each running job holds a slot. A job lends its slot while its body waits for the
     tree; otherwise jobs that wait for their children would block these for ever. When the wait
@@ -76,7 +76,7 @@ class Queue:
         # Waiting jobs by priority. No lane is empty; `_priorities` has the keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
-        # Lent slots whose jobs want to go on, in that order. Empty while a slot is free.
+        # Lent slots whose jobs want to continue, first come first served. Empty while one is free.
         self.resuming: dict[Slot, None] = {}
         self._filling = False
         # Slots held by suspended bodies that perhaps wait for the tree.
@@ -133,7 +133,7 @@ class Queue:
             lane = self._lanes[priority] = deque()
             insort(self._priorities, priority)
         if lane and lane[-1][0].id > entry[0].id:
-            insort(lane, entry, key=_number)  # in the order in which the jobs were put
+            insort(lane, entry, key=_number)  # a retry: ids give the order of the puts
         else:
             lane.append(entry)
         entry[0].state_since = self._tree.clock()
@@ -221,7 +221,7 @@ class Queue:
         self._changed_at = self.loop.time()
 
     def stir(self) -> None:
-        """Note that a body with a slot went on, or a wait began: this is no standstill."""
+        """Note that a body with a slot continued, or that a wait began: jobs make progress."""
         self._stirred = True
         if self._suspects:
             self._watch()

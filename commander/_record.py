@@ -93,8 +93,8 @@ class NodeBase:
     _node_retry: ClassVar[Retry | Restart | None] = None
     # It needs a durable run, which records its outcome. Such a node is not plain.
     _node_is_durable: ClassVar[bool] = False
-    # It only passes on what it reads, so a cancel of it is not recorded: after a restart it reads
-    # again.
+    # It only passes on data that it reads. A cancel of it is not recorded, so that it reads again
+    # after a restart.
     _node_is_reader: ClassVar[bool] = False
     # It does work of the node above it, as a step does. A job that waits for it keeps its slot.
     _node_is_work: bool = False
@@ -247,15 +247,15 @@ class Record:
     is_claimed: bool
     # Whether children may enter: from the node's own entry until its final callbacks.
     is_open: bool
-    # The unfinished children by id, in the order in which they were put. A child removes itself
+    # The unfinished children by id, in the order of their puts. A child removes itself
     # when it ends; the node cannot end before this is empty.
     children: dict[int, Record] | None
     # The task that runs the body or an async final callback; None while neither runs. A task that
     # is not the record's task must leave the node alone: the queue may have called the job back.
     task: asyncio.Task[None] | None
-    # A waiting job's context, in which it ends if it is cancelled while it waits; after the body, a
-    # copy of the body's context for the final callbacks. None from the node's end on, because it
-    # refers to the node.
+    # Before the body, a queued job's context: the job ends in it if it is cancelled in the queue.
+    # After the body, a copy of the body's context for the final callbacks. None from the node's end
+    # on, because it refers to the node.
     context: Context | None
     result: Any
     # Set before the first final callback. No cancel reaches the node after that, except an async
@@ -280,8 +280,7 @@ class Record:
     cancel_reason: RareField[str | None] = RareField(None)
     # It entered below a node that is ending: its body never runs, and it gets no children.
     never_runs: RareField[bool] = RareField(False)
-    # The failure with which the node must end although its body still runs: a child's, or a
-    # timeout.
+    # A failure that ends the node while its body still runs: a child's, or a timeout.
     abort_error: RareField[BaseException | None] = RareField(None)
     # Failed children by id that wait for the join: under `collect` or a quorum, or claimed and not
     # awaited yet.
@@ -351,7 +350,7 @@ class Record:
 
     @property
     def unfinished_children(self) -> list[Record]:
-        """The unfinished children, in the order in which they were put."""
+        """The unfinished children, in the order of their puts."""
         return list(self.children.values()) if self.children else []
 
     @property
@@ -437,7 +436,7 @@ def record_of(node: NodeBase) -> Record:
 
 
 def enclosing() -> Iterator[Node[Any]]:
-    """Yield the current node, then the node in which its commander was entered, and so on outwards.
+    """Yield the current node, then the outer node of its commander, and so on outwards.
 
     Each belongs to another tree. Commanders that are done are skipped: a task that was started in a
     commander's block keeps its context after the block has ended.
@@ -451,10 +450,10 @@ def enclosing() -> Iterator[Node[Any]]:
 
 
 def parent_here() -> Node[Any] | None:
-    """Return the node of which a node that starts here becomes a child.
+    """Return the parent for a node that starts here.
 
-    That is the innermost node around this code that lives on the running loop. None if there is
-    none: the call needs a commander of its own.
+    That is the innermost node around this code on the running loop. If this returns None, the
+    caller must create a commander.
     """
     loop = running_loop()
     for node in enclosing():
@@ -471,7 +470,7 @@ def node_in(tree: Tree) -> Record | None:
     return None
 
 
-# --- a tree lives on one loop
+# --- a tree belongs to one loop
 
 
 def require_loop(record: Record, instead: str) -> None:

@@ -1,4 +1,4 @@
-"""`run`: an event loop, a commander and one job, for programs without a loop of their own."""
+"""`run`, which creates an event loop and a commander for one job."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
 
     `max_concurrency` counts jobs whose bodies run, not handlers or jobs that wait for the tree. To
     limit requests to models, use `Limits(concurrency=)`. `limits` hold for the whole tree.
-    `timeout` is that of the job, in seconds.
+    `timeout` is the job's timeout in seconds.
 
     With `journal`, a `Journal` or its file name, a `Durable` job is a run with the id `run_id`.
     The same call resumes an interrupted run, and returns the result of one that has ended. `live`

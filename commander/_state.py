@@ -3,7 +3,7 @@
     pending ──> running ──> joining ──> completed | failed | cancelled
 
 A node is `pending` until its body begins, `running` while it runs, `joining` while it waits for its
-children or its final callbacks run. A transition that has no row is a bug of the engine.
+children or its final callbacks run. A transition that is not in the table is a bug of the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a task waits for: a node, or other tasks that wait for one (contracts T9 and F5).
+"""Finds the nodes that a task waits for, directly or through other tasks (contracts T9 and F5).
 
-asyncio has no API for this. The module reads the frames of suspended coroutines and private
-attributes of futures. If a name is missing in some version of Python or anyio, such a wait counts
-as one for something unknown, and the slot is lent later, by the queue's checks.
+asyncio lacks an API for this. The module reads the frames of suspended coroutines and private
+attributes of futures. If a private name is missing in some version of Python or anyio, the wait
+counts as one of unknown origin, and the queue's periodic checks lend the slot later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalFuture(asyncio.Future[None]):
 class Wait(asyncio.Future[None]):
     """A wait for `node`, or for something that it produces.
 
-    Slots and full branches recognize by this class that a task can only go on if the tree does.
+    By this class, slots and full branches recognize a task that can only continue if the tree does.
     """
 
     __slots__ = ("node",)
@@ -101,8 +101,8 @@ def reach(
                 continue
         else:
             behind = _behind(coroutine, future)
-        # With nothing behind it, its origin is unknown. If all behind it are done, it is about to
-        # be.
+        # An end, because its origin is unknown (nothing is behind it), or because it is about to be
+        # done (all behind it are).
         if all(other.done() for other in behind):
             ends.append((coroutine, future))
         for other in behind:
@@ -147,11 +147,11 @@ def _shielded(future: object) -> object | None:
 
 
 def times_out(coroutine: object) -> float | None:
-    """Return in how many seconds at least a timer ends a coroutine's wait without a cancel.
+    """Return the least seconds until a timer ends a coroutine's wait without a cancel, or None.
 
-    None if no timer does. Such waits are `asyncio.wait` with a timeout, or for the first of several
-    tasks of which one sleeps, `asyncio.as_completed` with a timeout, and `asyncio.wait_for` of a
-    shield. 0 if something else may end the wait too.
+    Such waits are `asyncio.wait` with a timeout, `asyncio.wait` for the first of several tasks if
+    one sleeps, `asyncio.as_completed` with a timeout, and `asyncio.wait_for` of a shield. Returns 0
+    if something else may end the wait too.
     """
     for where, names in _stands(coroutine):
         if where == WAIT_FOR and _shielded(names.get("fut")) is None:
@@ -178,12 +178,12 @@ class BodyWait:
         self.task = task
         self.goes_on = goes_on
         self.timers: list[asyncio.TimerHandle] = []
-        # The awaited futures of the task, and of each task for which alone it waits.
+        # The future that the task awaits. If that is a single task, also its future, and so on.
         self._at: list[tuple[asyncio.Task[Any], asyncio.Future[Any]]] = []
 
     @property
     def lasts(self) -> bool:
-        """Whether the task still waits for the same; further tasks behind it may have changed."""
+        """Whether the chain of single waits is unchanged. Tasks behind its end are not checked."""
         return not self.goes_on and all(
             not on.done() and awaited(task) is on for task, on in self._at
         )
@@ -206,7 +206,7 @@ def wait_of(
     """
     wait = BodyWait(task)
     seen: set[asyncio.Future[Any]] = set()
-    # The futures, and whether `task` waits for that one alone.
+    # Futures to follow, each with a flag: whether `task` waits for that one alone.
     stack: list[tuple[asyncio.Future[Any], bool]] = [(task, True)]
     while stack:
         future, alone = stack.pop()
@@ -358,7 +358,7 @@ def _closed_over(function: Any, name: str) -> Any:
 
 
 def _held(coroutine: object) -> Iterator[object]:
-    """Yield the futures for which the innermost frame waits, if `HOLDS` names that frame."""
+    """Yield the futures that the innermost frame waits for, if `HOLDS` names that frame."""
     for where, names in _stands(coroutine):
         for path in HOLDS.get(where, ()):
             yield _find(names, path)
@@ -389,7 +389,7 @@ def _stands(coroutine: object) -> Iterator[tuple[tuple[str, str], Mapping[str, o
 
 
 def _find(names: Mapping[str, object], path: Sequence[str]) -> object:
-    """Return what a path of a variable and attributes leads to; None if it does not exist."""
+    """Return the value of a variable's attribute, by its path; None if it does not exist."""
     local, *attributes = path
     found = names.get(local)
     for attribute in attributes:
@@ -462,8 +462,8 @@ def _futures(values: Iterable[object]) -> list[asyncio.Future[Any]]:
 def ends_here(end: End) -> bool:
     """Return whether only other code of this process can end the wait.
 
-    Such are the locks, events and queues of asyncio and anyio. That code may in turn wait for a
-    server.
+    True for the locks, events and queues of asyncio and anyio. The code that releases them may
+    itself wait for a server.
     """
     coroutine, future = end
     if isinstance(future, LocalFuture):
@@ -485,7 +485,7 @@ def is_lock(end: End) -> bool:
 
 
 def goes_on(task: asyncio.Task[Any]) -> bool:
-    """Return whether `task` runs, or may go on without other code of this process."""
+    """Return whether `task` runs, or may continue without other code of this process."""
     waiting = awaited(task)
     _, waits, ends = reach(task.get_coro(), waiting)
     return not (waits or ends) or not all(map(ends_here, ends))

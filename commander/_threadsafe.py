@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Requests:
     """The thread-safe calls of one commander, and their futures that are not done.
 
-    Invariant: each future is completed, at the latest at the commander's end. There is no lock,
-    because a signal handler may call at any moment, also while its own thread would hold it.
+    Invariant: each future is completed, at the latest at the commander's end. There cannot be a
+    lock: a signal handler may call at any moment, also while its own thread holds it.
     """
 
     def __init__(self, tree: Tree) -> None:

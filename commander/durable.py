@@ -58,7 +58,7 @@ class DurableRun(Protocol):
     async def drive(self, commander: Node[Any], *, timeout: float | None = None) -> None:
         """Put the unfinished nodes below `commander` and wait until they have ended.
 
-        `timeout` is that of the run's first job.
+        `timeout` is the timeout of the run's first job, in seconds.
         """
 
     def outcome(self) -> Any:
@@ -234,7 +234,7 @@ class DurableScope(ABC):
 
     @abstractmethod
     def record_abandoned_wait(self, waiter: DurableScope | None) -> None:
-        """Record that `waiter` stopped awaiting the node and goes on, as after a timeout."""
+        """Record that `waiter` stopped awaiting the node and continues, as after a timeout."""
 
     @abstractmethod
     def record_lost_failure(self, error: BaseException) -> None:
@@ -410,16 +410,17 @@ class Effect(ABC):
         `work` has `timeout` seconds; `TimeoutError` fails it after that. A failure is recorded, and
         raised again for the same attempt in each execution.
 
-        An effect that began and has no recorded outcome is in doubt. It is repeated if it is
-        harmless, or if the service ignores repetitions of its key (`again`). Otherwise, at the
-        earliest `horizon` seconds after it began, `reconcile` is called. It returns the effect's
-        result, False if it did not happen, None if that is unknown. Without an answer, a person is
-        asked, and again while `check` raises `ValueError`. The value of `check` is recorded.
+        An effect is in doubt from its start until its outcome is recorded. After a restart, one in
+        doubt is repeated if it is harmless, or if the service ignores repetitions of its key
+        (`again`). Otherwise `reconcile` is called, at the earliest `horizon` seconds after the
+        effect began. It returns the effect's result, False if it did not happen, None if that is
+        unknown. If it is unknown, a person is asked, and again while `check` raises `ValueError`.
+        The value of `check` is recorded.
         """
 
 
 class PutOptions(NamedTuple):
-    """The options with which a node was put, and its callbacks."""
+    """The options of a node's put, and its callbacks."""
 
     timeout: float | None
     retry: Any
@@ -460,14 +461,14 @@ def scope_of(node: Node[Any]) -> DurableScope | None:
 def scope_here(*, any_loop: bool = False) -> DurableScope | None:
     """Return the scope of the current node; None outside of a durable run.
 
-    With `any_loop` the node may live on another loop, as in a thread of `in_thread`.
+    With `any_loop` the node may belong to another loop, as in a thread of `in_thread`.
     """
     node = payer() if any_loop else parent_here()
     return None if node is None else scope_around(record_of(node))
 
 
 def scope_around(record: Record) -> DurableScope | None:
-    """Return a node's scope; for a commander that of the node in which it was entered."""
+    """Return a node's scope; for a commander, the scope of its outer node."""
     scope: DurableScope | None = record.rare.scope
     if scope is not None or record.parent_node is not None or record.tree.outer is None:
         return scope
@@ -502,8 +503,8 @@ def find_scope(
         return record.scope
     around = CURRENT.get(None)
     putter = None if around is None else around._node_record
-    # In a commander's block, or in the context of another tree, there is no node of this tree
-    # around: the walk outwards finds the nearest one.
+    # In a commander's block, or in the context of another tree, the current node belongs to another
+    # tree or is a commander. Search outwards for the nearest node of this tree.
     if putter is None or putter.tree is not parent.tree or putter.parent_node is None:
         putter = node_in(parent.tree)
     if putter is None or (scope := scope_around(putter)) is None:

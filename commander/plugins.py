@@ -69,7 +69,7 @@ def _registered(group: str) -> list[EntryPoint]:
 
 
 def _package(point: EntryPoint) -> str:
-    # Not `dist.name`, which warns from Python 3.12 on if there is no metadata.
+    # Not `dist.name`, which warns about missing metadata from Python 3.12 on.
     about = None if point.dist is None else point.dist.metadata
     return (about["Name"] if about and "Name" in about else "") or "unknown"
 

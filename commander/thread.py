@@ -1,7 +1,7 @@
 """Threads that work for a node: notice of its cancellation, and the frames of a running thread.
 
-A function that polls uses `check_cancelled()`. One that waits in an event loop of its own, as `run`
-and `Backend.stream_sync` do, registers a callback with `at_cancel`.
+A function that polls uses `check_cancelled()`. A function that runs an event loop in its thread, as
+`run` and `Backend.stream_sync` do, registers a callback with `at_cancel`.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def frames_of_thread(ident: int) -> tuple[FrameType, ...]:
 def local_in(frame: FrameType, name: str) -> Any:
     """Return the value of a local variable in a frame of `frames_of_thread`; None if it is unset.
 
-    For functions of this package and of Python alone: before Python 3.13, a second read of a frame
-    replaces the values that the first one found, and so may run the finalizer of one of them, in
-    which the thread could leave the frame.
+    Use it only for frames of Anabranch and of Python. Before Python 3.13, a second read of a frame
+    replaces the values of the first, which may run a user's finalizer. During that, the other
+    thread could leave the frame.
     """
     return _uninterrupted(partial(getattr, frame, "f_locals")).get(name)
 
@@ -124,11 +124,11 @@ def local_in(frame: FrameType, name: str) -> Any:
 def _uninterrupted(read: Callable[[], T]) -> T:
     """Call `read`, a function written in C, so that no other thread can run during the call.
 
-    A thread runs its frames on a stack of its own, and CPython makes a frame object only when one
-    is asked for, from a pointer into that stack. It holds the GIL then. But up to Python 3.11 the
-    allocation of that object may start the garbage collector, and a finalizer may release the GIL:
-    the thread runs on, the pointer leads to memory that is used again, and the process crashes; in
-    `sys._current_frames` it also hangs, by a lock held at that time. So the collector is off.
+    CPython creates the frame objects of a thread on demand, from a pointer into the thread's stack,
+    and holds the GIL. But up to Python 3.11 the allocation of that object may start the garbage
+    collector, and a finalizer may release the GIL. Then the thread continues, the pointer leads to
+    reused memory, and the process crashes. In `sys._current_frames` it may also hang, because that
+    holds a lock. So the collector is off during the call.
     """
     restore = gc.enable if gc.isenabled() else gc.disable
     reads: Any = (gc.disable, read)

@@ -64,7 +64,7 @@ def begin_wait(node: Node[Any]) -> Wait:
 
 @asynccontextmanager
 async def lend_slot() -> AsyncGenerator[None]:
-    """Lend the slot of the job for which the current node works, during the block.
+    """Lend the slot of the current job during the block, also from a node that works for it.
 
     For work that waits for something else than the job's own nodes. The job has the slot again
     before the code after the block runs.
@@ -99,7 +99,7 @@ def _current_slot(loop: asyncio.AbstractEventLoop) -> Slot | None:
     while record is not None and record.parent_node is None and record.tree.outer is not None:
         record = record.tree.outer._node_record  # a commander's block may be in a job's body
     if record is None or record.tree.max_concurrency is None:
-        return None  # there are no slots without a limit
+        return None  # without a limit, jobs need no slots
     while record is not None and record.node._node_is_work:
         record = record.parent
     if record is None:
@@ -112,7 +112,7 @@ def _current_slot(loop: asyncio.AbstractEventLoop) -> Slot | None:
 def nodes_awaited_by(
     node: Node[Any], futures: Container[asyncio.Future[Any]], *, locks: bool = False
 ) -> list[Node[Any]] | None:
-    """Return the nodes for which the body of `node` waits; None if it may go on without them.
+    """Return the nodes that the body of `node` waits for; None if it may continue without them.
 
     It may if it runs, has not begun, or waits for anything but nodes, `futures` and, with `locks`,
     locks, or if a timer may end its wait (`times_out`). The current task counts as one that waits
@@ -231,8 +231,8 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         yield from wait
     except asyncio.CancelledError:
         if wait.done() and not wait.cancelled():
-            # The node ended in the turn in which this wait was cancelled: `finish` counted a
-            # receiver of the failure, which does not get it now.
+            # The node ended and this wait was cancelled in the same turn. `finish` counted it
+            # as a receiver of the failure, but it raises `CancelledError` instead.
             untake_failure(record)
         if record.scope is not None and around is not None and not around.is_ending:
             record.scope.record_abandoned_wait(around.scope)
