@@ -59,7 +59,7 @@ async def test_all_of_it_comes_in_its_order_plain_or_async(pause: bool) -> None:
 
 
 async def test_a_context_variable_is_the_readers_own() -> None:
-    """The writer sees values set before, and the reader sees values that the writer sets."""
+    """A write sees the values set by the reader and by earlier writes."""
     SEEN.set("-")
 
     def take(text: str) -> None:

@@ -186,7 +186,7 @@ def test_calls_that_are_sent_again_change_nothing(made: list[Call], seed: int) -
 
 
 def test_the_pieces_of_a_call_that_is_sent_again_are_passed_on_once() -> None:
-    """A repeated call that differs passes its pieces on as soon as it differs."""
+    """Pieces of a repetition are dropped. If it turns out to differ, they are passed on."""
     head = ToolCallDelta(0, "c", "add")
     again = [head, ToolCallDelta(0, arguments='{"a": '), ToolCallDelta(0, arguments="1}")]
     other = [head, ToolCallDelta(0, arguments='{"a": '), ToolCallDelta(0, arguments="2}")]

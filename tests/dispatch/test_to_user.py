@@ -76,10 +76,7 @@ async def test_a_tool_gets_its_own_to_user_and_the_user_does_not_see_it(narrate:
 
 
 def test_a_parameter_that_with_narration_adds_is_not_the_tools_own() -> None:
-    """Schemas without an object of properties get no parameter.
-
-    Tools with `to_user` stay unchanged.
-    """
+    """Only tools with their own parameter pass through `with_narration` unchanged."""
     odd = [Schema("f", {}), Schema("f", {"properties": None}), Schema("f", {"properties": []})]
     assert [has_parameter(each, "to_user") for each in [notify, look, *odd]] == [True] + [False] * 4
     offered = with_narration([notify, look, *odd[:2]])

@@ -112,7 +112,7 @@ def test_what_is_no_record_is_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("given", [WIRE_TOOL, WIRE_TOOL["function"]])
 def test_a_request_takes_tools_of_the_wire(given: Any) -> None:
-    """With or without the `type` around the function, and together with our own tools."""
+    """As the complete object or its function alone, and together with our own tools."""
 
     @tool
     def other() -> None:
