@@ -152,7 +152,7 @@ async def test_callbacks_run_at_the_first_delta_and_at_the_end(failure: Exceptio
         reply.at_first(lambda _: seen.append("first")).at_last(last)
         with suppress(ValueError):
             async for text in reply.text:
-                seen.append(text)  # noqa: PERF401 - what came before the failure counts
+                seen.append(text)  # noqa: PERF401 - items before the failure count
 
     await run_body(body)
     assert seen == ["first", "Wait.", "last"]

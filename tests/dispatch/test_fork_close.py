@@ -216,7 +216,7 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
 async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F6: that thread cannot await an async close, so a warning says so. A plain close is called."""
+    """F6: that thread cannot await an async close, which is logged. A plain close is called."""
 
     async def body(node: Node[Any]) -> None:
         for source in (DeltaSource(), BadlyClosedAtOnce(close=FAILURES[0])):
