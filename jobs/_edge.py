@@ -31,15 +31,15 @@ SOURCE_DEMAND = "the source of an edge must be a node, or several in a tuple, (a
 
 
 class Graph(Job[Any]):
-    """Run the nodes at which a graph begins, and all that edges start, until all have ended.
+    """Run the given nodes and all nodes that edges start, until all have ended.
 
         add_edge((fetch, look_up), write)
         text = await commander.run(Graph(fetch, look_up))
 
-    Its result is that of the node where the graph ended: among the nodes that started no other one,
-    the last to start. A node that fails or is cancelled fails the graph, which cancels the others.
-    A graph with `retry` starts again with copies. The graph itself stays in this process: to send
-    it or to copy it by `deepcopy` raises `TypeError`. Its nodes may run in other processes.
+    The result is that of the last node: the last to start among those that started no other. A node
+    that fails or is cancelled fails the graph, which cancels the others. A graph with `retry`
+    starts again with copies. The graph itself stays in this process: to send it or to copy it by
+    `deepcopy` raises `TypeError`. Its nodes may run in other processes.
     """
 
     def __init__(self, *starts: Node[Any]) -> None:
@@ -81,11 +81,11 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     target does not start. A target function is called with the completed nodes, in the order of the
     sources.
 
-    A node's edges are followed in the order of their addition. The first time `target`
-    itself runs. After that, as in a cycle, a copy runs with the same inputs, callbacks (with its
-    edges) and options of the put (priority, timeout, retry, policy, place, limits). The inputs are
-    those from before the node's first edge was added, and the copies share them: a list or an
-    object is the same one for all. The callbacks are those from before its body began.
+    A node's edges are followed in the order of their addition. The first time `target` itself runs.
+    After that, as in a cycle, a copy runs with the same inputs, callbacks (with its edges) and
+    options of the put (priority, timeout, retry, policy, place, limits). A copy gets the inputs
+    that the node had before its first edge was added, and shares them: a list or an object is the
+    same one for all. It gets the callbacks that the node had before its body began.
 
     Raises `RuntimeError` if a node has started already. Edges are followed after the node's other
     callbacks: a node that recovered follows its edges; one that fails, also in a callback, or is

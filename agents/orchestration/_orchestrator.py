@@ -160,7 +160,7 @@ class Orchestrator(Generic[S]):
         self.agents: dict[str, Agent[Any]] = {}
         require(state, State, "state must be a State")
         for agent in agents:
-            require(agent, Agent, "each of agents must be an Agent")
+            require(agent, Agent, "agents must be a list, each item an Agent")
             if agent.name in ("environment", "orchestrator"):
                 raise ConfigurationError(
                     f"an agent of an Orchestrator cannot be called {agent.name!r}: it would take"

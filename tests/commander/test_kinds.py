@@ -161,7 +161,10 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Orchestrator({"one": AGENT}, transition, State()), "must be an Agent, not 'one'"),  # type: ignore[dict-item]
+        (
+            lambda: Orchestrator({"one": AGENT}, transition, State()),
+            "a list, each item an Agent, not 'one'",
+        ),  # type: ignore[dict-item]
         (lambda: Orchestrator([AGENT], transition, State), r"create one, State\(\.\.\.\)$"),  # type: ignore[type-var]
         (lambda: FewShotAggregator([("user", "Hi")]), "'role' and 'content'.*'Hi'"),  # type: ignore[list-item]
         (lambda: Agent(view=print), "a View or None, not <built-in function print>"),  # type: ignore[arg-type]
