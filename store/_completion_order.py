@@ -54,8 +54,8 @@ TURNS_BETWEEN_ENDS = 5
 START_TURNS = 10
 # Nodes that end one by one. If more wait at once, all end together, so the delay is bounded.
 CROWD_NODES = 32
-# Seconds to wait until a failure that was awaited before is awaited again, and the pauses.
-# Without a waiter its end would make the parent fail.
+# How long a replayed failure waits until a node awaits it, as in the earlier execution, and the
+# seconds between checks. Without a waiter it would make the parent fail.
 AWAITED_SECONDS, PAUSE_SECONDS = 5.0, 0.01
 TIMER_SLACK_SECONDS = 0.1  # a timer may fire this much earlier than recorded
 LATE_FACTOR = 2.0  # times the recorded time; after that a wait is not expected to time out
@@ -102,7 +102,7 @@ class CompletionOrder:
         self._is_first = False
         # For how many more turns all of them wait.
         self._turns = 0
-        # The node that ends although it still counts as early, and the task that waited for it.
+        # The node that `_hold_task` has waited for: it ends now, even if `_is_early`.
         self._exempt: Node[Any] | None = None
         self._hold_task: asyncio.Task[None] | None = None
         # The `gather` that awaited the last node. It sees no order among the nodes that it awaits.
@@ -115,7 +115,7 @@ class CompletionOrder:
         self._closing: list[tuple[int, Node[Any]]] = []
         # Futures of `until_seen`, which are set after each step.
         self._sight_futures: list[asyncio.Future[None]] = []
-        # The waits of bodies for the last of these nodes.
+        # The waits of `until_replayed`, by the node that was then the last to end.
         self._waits: defaultdict[Node[Any], list[Wait]] = defaultdict(list)
 
     def add(
@@ -342,7 +342,7 @@ class CompletionOrder:
         return (own[1] if own else scope.outcome and scope.outcome.kind) == "failure"
 
     def _is_early(self, node: Node[Any], number: int) -> bool:
-        """Return whether something that came before its end has not happened in this execution.
+        """Return whether it must not end yet, since something recorded before its end is still missing.
 
         The node was awaited before it failed, a wait for it timed out, or its putter's wait did.
         """
