@@ -342,7 +342,7 @@ class CompletionOrder:
         return (own[1] if own else scope.outcome and scope.outcome.kind) == "failure"
 
     def _is_early(self, node: Node[Any], number: int) -> bool:
-        """Return whether it must not end yet, since something recorded before its end is still missing.
+        """Return whether something recorded before its end is still missing in this execution.
 
         The node was awaited before it failed, a wait for it timed out, or its putter's wait did.
         """
