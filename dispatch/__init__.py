@@ -1,17 +1,26 @@
-"""The fork: one reply becomes branches that are read while it arrives, and a message at the end.
+"""The fork: split a streaming reply into branches, and assemble the finished message.
 
-A source comes in by `fork` (`_reply`); text, calls and the message go out by the `Reply`.
+Reading a reply:
 
-- `_source`: what a reply is read from, async or blocking; `_pump`: the node that reads it
-- `_channel`: the branches, and when a full one holds the source back; `pouring`: what comes, passed
-  on item by item
-- `assembly`: from deltas to branches and to the message; also of deltas that are all there
-- `_call`, `_user_text`: one tool call while it arrives, and what the user is told in it
+- `_reply`: `fork` and the `Reply` that it returns
+- `_source`: open and close a source of deltas, async or blocking
+- `_pump`: the node that reads the source and feeds the branches
+- `_channel`: the branches, and the gate that holds the source back while one is full
+- `pouring`: pass the items of a branch to a function
+
+Assembling it:
+
+- `assembly`: turn deltas into branches and a message, with or without a pump
+- `_call`: one tool call while its arguments arrive
+- `_user_text`: join the texts for the user from several origins
 - `_scan`: the incremental reader of one JSON object
-- `formats`: calls written as text, a class for each way, and where a complete reply has one;
-  `_format` is their base
-- `_splitter`: finds formats in text that streams
-- `_body`, `_json_body`, `_marked`: read what formats hold
+
+Tool calls that the model writes as text:
+
+- `formats`: one class for each format, and the search for a call in a complete reply
+- `_format`: their base class, and the interface of their readers
+- `_splitter`: find formats in streaming text
+- `_body`, `_json_body`, `_marked`: read calls with a named head, JSON calls, and their objects
 """
 
 from ._format import Body as Body

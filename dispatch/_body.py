@@ -1,4 +1,4 @@
-"""Readers of calls while they arrive: a name and an object, code, and a choice of two."""
+"""Readers of streaming calls: a name with a JSON object, code, and a choice between two readers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ._scan import SPACE, ObjectScanner, end_of
 
 __all__ = ["ChoiceBody", "CodeBody", "NamedBody"]
 
-# Up to here the head of a named call must be whole, or it is text: so it may be matched anew with
-# each piece, and what merely looks like one is not held back for long.
+# The head of a named call must end within this many characters, or it is text. The limit bounds the
+# cost of matching it again with each piece, and the text held back that only looks like a head.
 _LONGEST_HEAD = 256
 
-_STRAY = "}],;"  # after an object: one sign too many
+_STRAY = "}],;"  # superfluous signs that models write after an object
 
 
 class NamedBody(Stepwise):
-    """A call as a head with its name, then a JSON object; then `close`, if it follows.
+    """Reads a head with the name of the call, then a JSON object, then an optional `close`.
 
-    `head` matches the head, its first group the name; `no_head` what can no longer become one:
-    that is text. What is no object is taken up to `close` or `start`, the mark of the next call,
-    as arguments that are not valid; an object that breaks off ends there too (see `MarkedObject`).
+    `head` matches the head; its first group is the name. `no_head` matches text that can no longer
+    become a head. Anything but an object counts as invalid arguments, up to `close` or to `start`,
+    the mark of the next call. An object that breaks off ends there too (see `MarkedObject`).
     """
 
     def __init__(
@@ -42,17 +42,18 @@ class NamedBody(Stepwise):
         self._no_head = no_head
         self._close = close
         self._until = Until(close, start)
-        self._came = ""  # while the head is not whole
+        self._came = ""  # the text so far, until the head is complete
         self._index = -1
         scanner = ObjectScanner()
 
         def take(text: str) -> None:
+            # The text behind the object is not part of the arguments.
             after = len(scanner.raw) - scanner.end if scanner.feed(text) else 0
             output.write(self._index, text[: max(0, len(text) - after)])
 
         self._object: MarkedObject | None = MarkedObject(scanner, take, close, start)
         self._gap: list[str] = []  # white space after the object
-        self._held = ""  # it may begin the close
+        self._held = ""  # the possible beginning of `close`
 
     def end(self, *, stopped: bool) -> str:
         if self._index >= 0:
@@ -114,20 +115,23 @@ class NamedBody(Stepwise):
         if self._close is not None and self._close.startswith(rest):
             self._held = rest
             return ""
-        return self._leave("".join(self._gap) + rest)
+        return self._leave(
+            "".join(self._gap) + rest
+        )  # the white space is part of the text that follows
 
 
 class CodeBody(Body):
-    """A call of the tool `name` whose one argument is the code up to `close`, as it arrives.
+    """Reads code up to `close` as the only argument of a call of `name`, while it arrives.
 
-    `close` begins with a newline, and may stand at the very beginning.
+    `close` begins with a newline. It may also follow the opening marker directly: then the code is
+    empty.
     """
 
     def __init__(self, output: Output, name: str, argument: str, close: str) -> None:
         self._output = output
         self._until = Until(close)
-        self._until.feed("\n")
-        self._begun = False  # beyond the newline that is only there for the close
+        self._until.feed("\n")  # the marker ended with a newline, which may begin `close`
+        self._begun = False  # the code has begun, and that newline has been removed
         self._index = output.new_call()
         output.write(self._index, f'{{{json.dumps(argument)}: "', name)
 
@@ -141,7 +145,7 @@ class CodeBody(Body):
 
     def end(self, *, stopped: bool) -> str:
         self._write(self._until.release())
-        if not stopped:
+        if not stopped:  # code that broke off stays invalid JSON, so that it cannot run
             self._output.write(self._index, '"}')
         return ""
 
@@ -154,7 +158,10 @@ class CodeBody(Body):
 
 
 class ChoiceBody(Body):
-    """Is `as_json` if the first character is one of `starts`, else what `otherwise` makes."""
+    """Delegates to `as_json` if the first visible character is in `starts`, else to `otherwise()`.
+
+    `otherwise` is a factory because some readers begin a call when they are made.
+    """
 
     def __init__(self, starts: str, as_json: JsonBody, otherwise: Callable[[], Body]) -> None:
         self._starts = starts

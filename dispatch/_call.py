@@ -1,4 +1,4 @@
-"""One tool call while it arrives: its pieces, its end, and what it says to the user."""
+"""One tool call while its arguments arrive, and the text for the user in these."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from ._user_text import TextOrigin, UserText
 
 __all__ = ["OpenCall"]
 
-_LONGEST_NAME = 1024  # of a tool; more of it is dropped, or each piece would copy all that came
+# The rest of a tool's name is dropped: each piece copies the name, which would be quadratic.
+_LONGEST_NAME = 1024
 
 
 class OpenCall:
-    """A call whose arguments are still coming.
+    """A call whose arguments are still arriving.
 
-    `to_user` is the argument whose text is for the user and not for the tool, but for the tools
-    named in `exempt`: theirs is an argument like others. `fault` says why the call cannot be run,
-    once that is known; `handed_on` that it went to its branch. `again` is a head that came once
-    more after the whole arguments: if others follow it, it is that of another call.
+    `to_user` names the argument whose text is for the user and not for the tool. For the tools in
+    `exempt` it is a normal argument. `fault` is the reason why the call cannot run, once known.
+    `handed_on` is set when the branch has the call. `again` is a repeated head that came
+    after the complete arguments: if more arguments follow, it began another call. `repeats` is the
+    earlier call that this one may be a copy of; until that is known, `held` collects its pieces.
     """
 
     __slots__ = (
@@ -59,26 +61,28 @@ class OpenCall:
         self.held: list[ToolCallDelta] = []
         self.id: str | None = None
         self.name = ""
-        self.raw = ""  # the arguments as they came, once they were read
-        self.arguments: dict[str, Any] = {}  # all of them, also the one for the user
+        self.raw = ""  # the arguments as JSON text, set by `read`
+        self.arguments: dict[str, Any] = {}  # including the one for the user
         self.fault: str | None = None
         self.handed_on = False
         self.repaired = False
         self.again: ToolCallDelta | None = None
-        self.joiner: SurrogateJoiner | None = None  # of the arguments, if they are not ASCII
+        self.joiner: SurrogateJoiner | None = None  # set once half a surrogate pair has come
         self._to_user = to_user
         self._exempt = exempt
         self._user_part: _UserPart | None = None
         if to_user is None:
             self.scanner = ObjectScanner()
         else:
+            # The text waits until the name is known, which may be exempt, and until the call is
+            # known to be no copy: the user has already seen the text of the first one.
             self._user_part = _UserPart(texts, waits=bool(exempt) or repeats is not None)
             self.scanner = ObjectScanner((to_user,), self._user_part)
 
     def take_name(self, name: str | None) -> None:
-        """Take the name, which may be cut into pieces, all before the arguments.
+        """Take the name or a piece of it; ignore a repeated name.
 
-        One that is repeated adds nothing.
+        A name in pieces is complete before the arguments begin.
         """
         if name and self.name != name and not (self.name and self.scanner.parts):
             self.name = (self.name + name)[:_LONGEST_NAME]
@@ -86,40 +90,41 @@ class OpenCall:
                 self.settle_name()
 
     def settle_name(self) -> None:
-        """Pass the text for the user on, unless it is for the tool: the name is now whole."""
+        """Take the name as complete: release the text for the user, or mute it if exempt."""
         if self._user_part is not None and self._user_part.waits and self.repeats is None:
             self._user_part.go_on(mute=self.name in self._exempt)
 
     def feed(self, arguments: str) -> bool:
-        """Take more of the arguments; return whether they are whole."""
-        if self.name:
+        """Take more of the arguments; return whether they are complete."""
+        if self.name:  # a name is complete when the arguments begin
             self.settle_name()
         return self.scanner.feed(arguments)
 
     def end_text(self) -> None:
-        """End the text for the user, whether or not it is whole."""
+        """End the text for the user, complete or not."""
         if self._user_part is not None:
             self.settle_name()
             self._user_part.end()
 
     def read(self, *, truncated: bool = False) -> None:
-        """Read the arguments, which are whole or will never be; `truncated` says which.
+        """Parse the arguments, and set `fault` if they are invalid or the name is missing.
 
-        Text after the object does not count: the call may have been handed on before it came.
+        `truncated`: the reply broke off, so an incomplete object stays incomplete. Text after the
+        object is ignored, because the call may have been handed on before that text arrived.
         """
         sent = self.scanner.raw
         whole = sent[: self.scanner.end] if self.scanner.done else sent
         self.raw = whole
         self.arguments, self.fault = read_arguments(whole, self.scanner.deepest)
         if self.fault is not None:
-            self.raw = sent
+            self.raw = sent  # a repair sees everything that the model sent
         if truncated and not sent.strip():
             self.fault = "the reply broke off before its arguments"
         if not self.name:
             self.fault = "it names no tool"
 
     def is_repeated(self, *, truncated: bool = False) -> bool:
-        """Return whether this is the call that it `repeats`, or the beginning of it."""
+        """Return whether this is a copy of the call that it `repeats`, or the beginning of one."""
         before = self.repeats
         assert before is not None, "only such a call may be another one"
         self.read()
@@ -130,22 +135,23 @@ class OpenCall:
         return json.dumps(self.arguments) == json.dumps(before.arguments)
 
     def repair(self, arguments: dict[str, Any]) -> None:
-        """Take arguments made from `raw` by a repair."""
+        """Replace the arguments by those that a repair returned."""
         self.arguments, self.fault, self.repaired = arguments, None, True
 
     def error(self) -> ToolCallError:
-        """Return what stands in the place of a faulty call."""
+        """Return the error that replaces a faulty call in its branch."""
         return ToolCallError(self.id or "", self.name, self.index, self.raw, self.fault or "")
 
     def for_tool(self) -> ToolCall:
-        """Return what the tool gets: the arguments without the one for the user."""
+        """Return the call for the tool, without the argument for the user."""
         arguments = self.arguments
         if self._to_user in arguments and self.name not in self._exempt:
             arguments = {key: arguments[key] for key in arguments if key != self._to_user}
         return self._with(arguments)
 
     def for_message(self) -> ToolCall:
-        """Return the call as it stands in the message: as it was sent."""
+        """Return the call for the message, with the arguments exactly as the model sent them."""
+        # White space behind the object is part of the text that the model sent.
         after = self.scanner.raw[self.scanner.end :] if self.scanner.done else ""
         sound = self.fault is None and not self.repaired
         return self._with(self.arguments, after if sound and after.isspace() else "")
@@ -163,9 +169,9 @@ class OpenCall:
 
 
 class _UserPart:
-    """Passes the text of the argument for the user on, decoded, as it arrives.
+    """Decodes the argument for the user and passes its text on as it arrives.
 
-    While it `waits`, because the text may be for the tool, it keeps what it sees.
+    While it `waits`, because the text may be for the tool, it stores the steps to take later.
     """
 
     __slots__ = ("_decoder", "_kept", "_mute", "_origin", "_texts", "waits")
@@ -179,7 +185,7 @@ class _UserPart:
         self._decoder = StringDecoder()
 
     def go_on(self, *, mute: bool) -> None:
-        """End the wait: pass on what was kept and what comes, or none of it."""
+        """End the wait: take the stored steps and all later ones; with `mute` drop the text."""
         self.waits, self._mute = False, mute
         kept, self._kept = self._kept, []
         for step in kept:

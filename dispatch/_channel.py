@@ -1,7 +1,7 @@
-"""Branches and the gate between them and the source: buffers with limits in characters (F5).
+"""The branches of a reply, and the gate that holds the source back while one is too full.
 
-All changes are made without waiting; `Channel.__anext__`, `Waiters.wait` and `Gate.wait` only add
-the waiting. Everything here belongs to one loop.
+Limits are in characters. Each change of state completes without an `await`, so no other task sees
+half of it. Everything here belongs to one event loop. Contract F5 states the guarantees.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 class _Holding(threading.local):
-    """The gates of this thread's loop that hold their source.
+    """The gates of this thread's loop that are holding their source back.
 
-    They look again when a task begins to wait for a branch.
+    Each checks its readers again when a task begins to wait for a branch.
     """
 
     def __init__(self) -> None:
@@ -34,15 +34,16 @@ class _Holding(threading.local):
 
 _holding = _Holding()
 
-# How often, in seconds, a gate that holds looks whether a reader has ended or waits for the tree.
+# How often a closed gate checks its readers: nothing signals that one has ended, or that it waits
+# for another node.
 _LOOK_AGAIN = 0.02
-# How long, in seconds, it holds for a reader who takes nothing before it lets more in all the same:
-# he may wait for the source in a way that cannot be seen.
+# How long a gate stays closed for a reader that takes nothing. Then it opens anyway: the reader may
+# depend on the source in a way that the gate cannot see, which would be a deadlock.
 _PATIENCE = 1.0
 
 
 class Waiters:
-    """Tasks that wait for one thing that `pump` brings."""
+    """Tasks that wait for the same event of `pump`."""
 
     __slots__ = ("_pump", "futures")
 
@@ -51,11 +52,12 @@ class Waiters:
         self.futures: list[Wait] = []
 
     def begin(self) -> Wait:
-        """Return a future for the current task to await at once: it is done at the next `wake`."""
+        """Return a future for the current task to await at once; the next `wake` completes it."""
         future = begin_wait(self._pump)
         self.futures.append(future)
         for gate in _holding.gates:
-            # Once this task is suspended.
+            # This task may be the reader that holds the gate closed. Only in the loop's next turn
+            # is it suspended, so that the gate sees it wait.
             asyncio.get_running_loop().call_soon(gate.look_again)
         return future
 
@@ -64,23 +66,24 @@ class Waiters:
         await self.begin()
 
     def forget(self, wait: Wait) -> None:
-        """Wake one no more: it has ended by itself."""
+        """Remove a future that something else has completed or cancelled."""
         if wait in self.futures:
             self.futures.remove(wait)
 
     def wake(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiting tasks."""
         futures, self.futures = self.futures, []
         for future in futures:
-            if not future.done():
+            if not future.done():  # a cancelled task has cancelled its future
                 future.set_result(None)
 
 
 class Gate:
     """Holds the source of one reply back while a branch that is being read is too full.
 
-    `limit` is in characters, for each of the `channels`. `pressed` says that it is worth asking
-    `wait`, `held` is what a source that is held waits for.
+    `limit` is the number of characters for each of the `channels`. A channel that exceeds it sets
+    `pressed`, so that the pump tests one flag per delta and calls `wait` only then. While the
+    source waits, `held` is the future that it waits for.
     """
 
     __slots__ = ("channels", "held", "limit", "pressed", "pump")
@@ -93,12 +96,14 @@ class Gate:
         self.held: asyncio.Future[None] | None = None
 
     def look_again(self) -> None:
-        """Let the source go on if nothing holds it any more."""
+        """Make a waiting source check its channels again."""
         if self.held is not None and not self.held.done():
             self.held.set_result(None)
 
     async def wait(self) -> bool:
         """Wait until no channel holds the source back; return whether any did."""
+        # Clear the flag before waiting. The pump feeds its pending deltas when it suspends below;
+        # if these fill a branch, the flag must be set again afterwards.
         self.pressed = held = False
         loop = asyncio.get_running_loop()
         while any(channel.holds() for channel in self.channels):
@@ -116,11 +121,11 @@ class Gate:
 
 
 class Channel(AsyncIterator[T]):
-    """One branch: an async iterator of what the pump puts there, each item once.
+    """One branch: an async iterator of the items that the pump puts into it.
 
-    Several tasks may read it; each item goes to one of them. After the last item it ends, or
-    raises what the reply failed with. `measure` gives the characters of an item; `outcome` returns
-    if the reply ended well and raises its failure if not.
+    Several tasks may read it; each item goes to one of them. After the last item the iteration
+    ends, or raises the reply's failure. `measure` returns the length of an item in characters.
+    `outcome` raises if the reply failed.
     """
 
     __slots__ = (
@@ -144,22 +149,25 @@ class Channel(AsyncIterator[T]):
         self._measure = measure
         self._outcome = outcome
         self._items: deque[T] = deque()
-        self._size = 0  # of the items, in characters; 0 until somebody reads
+        self._size = 0  # of the items, in characters; 0 before the first read
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters(gate.pump)
-        # Of a reader that waits in `pour`: takes an item, or leaves it to the reader.
+        # Set while a reader waits in `pour`: handles an item at once, or returns False.
         self._taker: Callable[[T], bool] | None = None
-        # How many characters may lie here, and since when more do and nobody has read.
+        # The characters that may wait here, and the time since when there are more and no read.
         self._allowed = gate.limit
         self._held_since: float | None = None
         gate.channels.append(self)
 
     def put(self, item: T) -> None:
-        """Add an item. While nobody reads there is nobody to wake and nothing to measure."""
+        """Add an item."""
+        # First the reader in `pour`: it has drained the buffer, so the order stays. Once it
+        # declines, it declines all items until it has drained the buffer again.
         if self._taker is not None and self._taker(item):
             return
         self._items.append(item)
+        # A branch without a reader never holds the source back: its items need no measuring.
         if self._reader is not None:
             self._size = size = self._size + self._measure(item)
             if self._waiters.futures:
@@ -176,24 +184,25 @@ class Channel(AsyncIterator[T]):
                 self.put(item)
 
     def end(self) -> None:
-        """Nothing more comes."""
-        self._ended = True
+        """End the branch after the items that it has."""
+        self._ended = True  # before the wake-up: readers check it when they find no item
         self._waiters.wake()
 
     def holds(self) -> bool:
-        """Say whether the source has to wait for this branch (F5).
+        """Return whether the source must wait for this branch.
 
-        It does not for one that nobody has read, nor for one whose last reader has ended or waits
-        for something that may need the source itself. If a reader takes nothing for long, though
-        he does not merely sleep, twice as much is let in, and so on.
+        It never waits for an unread branch, nor for one whose last reader has ended or waits for
+        another node, which may itself need this source: both would be deadlocks. If a reader takes
+        nothing for long and does not merely sleep, the allowance doubles.
         """
         reader = self._reader
+        # Cheapest test first: most calls end at the size.
         if self._size <= self._allowed or reader is None or reader.done() or waits_for_tree(reader):
             self._held_since = None
             return False
         now = reader.get_loop().time()
         if self._held_since is None or is_sleeping(reader.get_coro()):
-            self._held_since = now
+            self._held_since = now  # a timer wakes the reader: no deadlock is possible
         elif now - self._held_since >= _PATIENCE:
             self._allowed = 2 * self._size
             self._held_since = None
@@ -201,10 +210,10 @@ class Channel(AsyncIterator[T]):
         return True
 
     async def pour(self, take: Callable[[T], object]) -> None:
-        """Give each item to `take`, plain or async, until the end; raises as reading does.
+        """Call `take`, plain or async, with each item until the end; raises as reading does.
 
-        While this waits, `take` is called where the item is put, in the context of this task, and
-        no task is woken for it: only if it has raised, or its result has to be awaited.
+        While this waits, `put` calls `take` itself, with this task's context variables. It wakes
+        this task only if `take` raised or returned an awaitable.
         """
         context = copy_context()
         future: Wait
@@ -213,11 +222,11 @@ class Channel(AsyncIterator[T]):
 
         def take_there(item: T) -> bool:
             nonlocal taken, failure
-            if future.done():
+            if future.done():  # the reader is about to run: it takes this item from the buffer
                 return False
             try:
                 taken = context.run(take, item)
-            except BaseException as error:  # noqa: BLE001 - it is the reader's
+            except BaseException as error:  # noqa: BLE001 - the reader raises it
                 failure = error
             if failure is None and (taken is None or not isawaitable(taken)):
                 return True
@@ -233,28 +242,30 @@ class Channel(AsyncIterator[T]):
             if self._ended:
                 await self._outcome()
                 return
+            # The buffer is empty and nothing has suspended since: no item can come in between.
             future, self._taker = self._waiters.begin(), take_there
             try:
                 await future
             except asyncio.CancelledError:
-                if failure is None:
+                if failure is None:  # a failure of `take` came before the cancellation
                     _let_go(taken)
                     raise
             finally:
+                # `take_there` completes the future without `wake`, so it may still be listed.
                 self._taker = None
                 self._waiters.forget(future)
             if failure is not None:
                 try:
                     raise failure
                 finally:
-                    failure = None  # its traceback leads to this frame
+                    failure = None  # its traceback refers to this frame: avoid the cycle
             if isawaitable(taken):
                 await taken
             taken = None
 
     async def __anext__(self) -> T:
         self._begin_reading()
-        while not self._items:
+        while not self._items:  # again after each wait: another reader may have been faster
             if self._ended:
                 await self._outcome()
                 raise StopAsyncIteration
@@ -262,13 +273,14 @@ class Channel(AsyncIterator[T]):
         return self._next()
 
     def _begin_reading(self) -> None:
-        if self._reader is None:
+        if self._reader is None:  # `put` has not measured these
             self._size = sum(map(self._measure, self._items))
         self._reader = asyncio.current_task()
 
     def _next(self) -> T:
         item = self._items.popleft()
         self._size -= self._measure(item)
+        # The reader makes progress: the normal limit applies again.
         self._allowed = self._gate.limit
         self._held_since = None
         if self._gate.held is not None and self._size <= self._allowed:
@@ -277,7 +289,7 @@ class Channel(AsyncIterator[T]):
 
 
 def _let_go(taken: object) -> None:
-    """End what nobody awaits any more, as it was cancelled before it began."""
+    """Cancel or close the result of `take` that the cancelled reader will not await."""
     if isinstance(taken, asyncio.Future):
         taken.cancel()
     elif isinstance(taken, Coroutine):

@@ -1,4 +1,4 @@
-"""What a model writes into its text beside text: formats of calls, and of text for a branch."""
+"""The base class of formats, which find calls or text for a branch in the text of a reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "wr
 
 
 class Output(Protocol):
-    """Where the parts of a text go; the assembly is one."""
+    """Receives the parts of a text from its readers; the assembly implements it."""
 
     def show(self, text: str) -> None:
         """Take text for the user."""
@@ -30,30 +30,31 @@ class Output(Protocol):
         ...
 
     def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
-        """Take more of a call: its name, or a piece of its arguments, as JSON text."""
+        """Take the name of a call, or a piece of its arguments as JSON text."""
         ...
 
 
 class Body(ABC):
-    """Reads what follows an opening marker."""
+    """Reads the text that follows an opening marker."""
 
     void = False
-    """Whether there was no body: the marker, too, is text, and all that came is given back."""
+    """Whether this turned out to be no body. It then returns all its text, and the marker is text
+    too."""
 
     @abstractmethod
     def feed(self, text: str) -> str | None:
-        """Take text; return None if it all belongs to the body, else what comes after the body."""
+        """Take text; return None while the body continues, else the text after the body."""
 
     @abstractmethod
     def end(self, *, stopped: bool) -> str:
-        """Take the end of the reply; return what is not of the body: all that came if it is `void`.
+        """Take the end of the reply; return the text after the body, or all text if it is `void`.
 
-        `stopped` says that the model did not end the reply itself: what is not closed broke off.
+        `stopped`: the model did not end the reply itself, so an unclosed body broke off.
         """
 
 
 class Stepwise(Body):
-    """A body in states: each takes text and returns what is left for the next one."""
+    """A body as a state machine: each state takes text and returns the rest for the next state."""
 
     def __init__(self, first: Callable[[str], str]) -> None:
         self._state = first
@@ -72,14 +73,22 @@ class Stepwise(Body):
 class Format:
     """A way to write calls, or text for a branch, between markers in the text of a reply.
 
-    A subclass sets `open`, the marker that begins it, and `close`, the one that ends it (None: the
-    end of the reply does), and writes `read`, which makes calls of what stands between. Or it sets
-    `branch`: what stands between goes there as it arrives (`reply.branch(name)`). A format keeps
-    no state, so one may serve many replies.
+    A subclass sets `open`, the marker that begins the body, and `close`, the marker that ends it
+    (None: the end of the reply). It then defines `read`, which parses the body into calls. Or it
+    sets `branch`: the body goes to that branch as it arrives (`reply.branch(name)`). A format has
+    no state, so one instance can serve many replies.
 
-    Most models know their format, and servers tell them of the tools. One that does not is told by
-    `instruction`, where `{tools}` is the list of those that `tool` allows (None: all); what it has
-    called before is then put to it as `write` gives it.
+    Most models know their format, and servers describe the tools to them. For other models,
+    `instruction` explains the format; it may contain `{tools}`, the list of the tools that `tool`
+    allows (None: all). Their earlier calls are shown to them in the form that `write` returns.
+
+    ```python
+    class Shell(Format):
+        open, close = "<sh>", "</sh>"
+
+        def read(self, body):
+            yield "shell", {"command": body}
+    ```
     """
 
     open: str
@@ -91,32 +100,35 @@ class Format:
     tool: str | None = None
 
     def read(self, body: str) -> Iterable[tuple[str, str | dict[str, Any]]]:
-        """Give the calls in `body`: of each the tool's name and its arguments, JSON or an object.
+        """Yield a tool's name and its arguments, as JSON text or an object, for each call.
 
-        A `ValueError` makes a call of the body that cannot be run.
+        A `ValueError` turns the body into a faulty call.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither read() nor a branch")
 
     def body(self, output: Output) -> Body:
-        """Make the reader of one body; override it to read calls while they arrive."""
+        """Return a reader for one body; override it to read calls while they arrive."""
         return CollectedBody(output, self) if self.branch is None else _PassedBody(output, self)
 
     def write(self, call: ToolCall) -> str:
-        """Write a call as the model does."""
+        """Return the text of a call as the model writes it."""
         body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
         return f"{self.open}{body}{self.close or ''}"
 
 
 class Until:
-    """Passes text on up to the first of some marks, which may be cut anywhere; else all of it."""
+    """Finds the first of several marks in streaming text; a mark may be cut anywhere."""
 
     def __init__(self, *marks: str | None) -> None:
         self._marks = [mark for mark in marks if mark]
         self._pattern = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
-        self._held = ""  # a beginning of a mark, perhaps
+        self._held = ""  # the possible beginning of a mark
 
     def feed(self, text: str) -> tuple[str, str, str]:
-        """Return the text before a mark, the mark, and what comes after it, or empty strings."""
+        """Return the text before a mark, the mark and the text after it, as `str.partition`.
+
+        A possible beginning of a mark is held back until the next call.
+        """
         text = self._held + text
         if found := self._pattern.search(text):
             self._held = ""
@@ -126,29 +138,29 @@ class Until:
         return text[:end], "", ""
 
     def push_back(self, text: str) -> None:
-        """Take back the end of the text before what is held."""
+        """Take the end of the last returned text back, to return it with the next text."""
         self._held = text + self._held
 
     def release(self) -> str:
-        """Return what was held back because it might have begun a mark."""
+        """Return the held beginning of a mark, which turned out to be text."""
         held, self._held = self._held, ""
         return held
 
 
 def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:
-    """Write a call at once; without a name it is one that cannot be run."""
+    """Write a complete call; without a name it is a faulty call."""
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     output.write(output.new_call(), arguments, name)
 
 
 class CollectedBody(Body):
-    """Waits for the whole body, and lets the format read it.
+    """Collects the complete body, then lets the format read it.
 
-    One that is not closed ends where the next begins, if `start` is given: the mark of that.
+    An unclosed body ends at `start`, the mark of the next call, if that is given.
     """
 
-    def __init__(self, output: Output, format: Format, start: str | None = None) -> None:  # noqa: A002 - what it is
+    def __init__(self, output: Output, format: Format, start: str | None = None) -> None:  # noqa: A002 - the public term
         self._output = output
         self._format = format
         self._start = start
@@ -165,7 +177,7 @@ class CollectedBody(Body):
 
     def end(self, *, stopped: bool) -> str:
         body = "".join(self._parts) + self._until.release()
-        if stopped:
+        if stopped:  # the body broke off: a call that may be incomplete must not run
             write_whole(self._output, None, body)
         else:
             self._read(body)
@@ -183,7 +195,7 @@ class CollectedBody(Body):
 class _PassedBody(Body):
     """Passes the body on to a branch as it arrives."""
 
-    def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is
+    def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - the public term
         assert format.branch is not None
         self._output = output
         self._branch = format.branch

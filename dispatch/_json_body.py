@@ -1,4 +1,4 @@
-"""Reads calls that are written as JSON objects, while they arrive."""
+"""Read calls that the model writes as JSON objects, while they arrive."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from ._scan import SPACE, ObjectScanner, StringDecoder, end_of, unescape
 __all__ = ["JsonBody"]
 
 _ARGUMENTS = ("arguments", "parameters")
-# The signs that may come next: at first, in a list, after an object, after a list. One too many,
-# and one that separates nothing, is dropped: it is no text.
+# The signs that may come next: at first, in a list, after an object, after a list. Superfluous
+# signs are dropped, since they are not text for the user.
 _FIRST, _IN_LIST, _AFTER_OBJECT, _AFTER_LIST = "[{", "{", "{,;]}", ",;]}"
 
 
 class JsonBody(Stepwise):
-    """Calls as JSON objects with `name` and `arguments` (or `parameters`).
+    """Reads calls as JSON objects with `name` and `arguments` (or `parameters`).
 
-    One object; several, with white space or signs between; or a list of them; then `close`, if
-    there is one. A call that breaks off ends at `close` or at `start`, the mark of the next (see
-    `MarkedObject`). What is no such object is a call that cannot be run; but if it neither began
-    as an object nor was closed, it is text. What stands between the objects and `close` is
-    dropped; if `start` or the end of the reply comes first, it is text. With `bare` all of it is
-    text, unless the first object was begun as a call.
+    The body is one object, several with white space or signs between them, or a list of objects;
+    then `close`, if there is one.
+
+    - A call that breaks off ends at `close` or at `start`, the mark of the next call (see
+      `MarkedObject`).
+    - Anything else is a faulty call, or text if it neither began as an object nor was closed.
+    - Text between the objects and `close` is dropped. It stays text if `start` or the end of the
+      reply comes before `close`.
+    - With `bare` everything is text, unless the first object turns out to be a call.
     """
 
     def __init__(
@@ -39,15 +42,17 @@ class JsonBody(Stepwise):
         self._output = output
         self._close = close
         self._start = start
-        self._undecided: list[str] | None = [] if bare else None  # all that came, as long as it is
+        # The text so far, until it is clear whether this is a call.
+        self._undecided: list[str] | None = [] if bare else None
         self._call: _JsonCall | None = None
-        self._object: MarkedObject | None = None  # of that call, until it is over
-        self._calls = 0  # that are whole
-        self._last: tuple[_JsonCall, str] | None = None  # of these: it may have no arguments
+        self._object: MarkedObject | None = None  # of that call, until its end
+        self._calls = 0  # complete calls
+        # The last complete call: what follows decides whether it is faulty.
+        self._last: tuple[_JsonCall, str] | None = None
         self._signs = _FIRST
-        self._gap: list[str] = []  # white space since the last sign or object; signs before any
-        self._held = ""  # it may begin the close
-        self._loose: list[str] = []  # what cannot be read, up to a mark
+        self._gap: list[str] = []  # white space since the last sign or object, and leading signs
+        self._held = ""  # the possible beginning of `close`
+        self._loose: list[str] = []  # unreadable text, up to a mark
         self._until = Until(close, start)
 
     def feed(self, text: str) -> str | None:
@@ -87,7 +92,7 @@ class JsonBody(Stepwise):
             self._state = self._in_object
             return rest
         if rest[0] in self._signs:
-            if self._calls:
+            if self._calls:  # before the first call, a sign may still turn out to be text
                 self._gap.clear()
                 self._signs = _AFTER_LIST if rest[0] == "]" else self._signs
             else:
@@ -95,7 +100,7 @@ class JsonBody(Stepwise):
                 self._signs = _IN_LIST
             return rest[1:]
         if self._close is not None and rest.startswith(self._close):
-            self._settle()
+            self._settle()  # only signs and white space came before `close`
             return self._leave(rest[len(self._close) :])
         if self._close is not None and self._close.startswith(rest):
             self._held = rest
@@ -113,7 +118,7 @@ class JsonBody(Stepwise):
         assert call is not None
         assert written is not None
         rest = written.feed(text)
-        if call.begun:
+        if call.begun:  # a part of the call has been written: it can no longer become text
             self._undecided = None
         if rest is None:
             return ""
@@ -122,14 +127,14 @@ class JsonBody(Stepwise):
         self._last = call, written.raw
         self._call = self._object = None
         self._calls += 1
-        if self._close is None:
+        if self._close is None:  # no text before a `close` can make the call faulty
             self._settle()
         self._signs = _AFTER_OBJECT
         self._state = self._in_gap
         return rest
 
     def _break_off(self, rest: str) -> str:
-        """Leave an object that is none; `rest` is what comes after what could be read of it."""
+        """Leave an object that broke off; `rest` is the text after its readable part."""
         if self._undecided is not None:
             return self._leave(self._be_text(self._undecided))
         assert self._object is not None
@@ -164,7 +169,7 @@ class JsonBody(Stepwise):
         return self._leave(loose + mark + after)
 
     def _settle(self, followed_by: str = "") -> None:
-        """Let the last call be whole, or, with something behind it that is no text, broken."""
+        """Finish the last complete call, or make it faulty if it is `followed_by` other text."""
         if self._last is not None:
             call, raw = self._last
             self._last = None
@@ -180,9 +185,9 @@ class JsonBody(Stepwise):
 
 
 class _JsonCall:
-    """One object: its name and arguments go on as they arrive.
+    """Writes the name and the arguments of one object as they arrive.
 
-    With `hold` only once there are both: until then it may be no call.
+    With `hold` it writes nothing before it has both: until then the object may not be a call.
     """
 
     def __init__(self, output: Output, *, hold: bool) -> None:
@@ -193,31 +198,31 @@ class _JsonCall:
         self._name: str | None = None
         self._raw_name: list[str] = []
         self._has_arguments = False
-        self._decoder: StringDecoder | None = None  # of arguments that are written as a string
-        self._take: Callable[[str], None] | None = None  # what takes the value that arrives
+        self._decoder: StringDecoder | None = None  # for arguments that are a JSON string
+        self._take: Callable[[str], None] | None = None  # takes the value that is arriving
 
     @property
     def begun(self) -> bool:
-        """Whether something of it was written."""
+        """Whether a part of the call has been written."""
         return self._index is not None
 
     def start(self, key: str, kind: str) -> None:
-        """See a value begin."""
+        """Take the beginning of a value; the first name and the first arguments count."""
         if key == "name" and kind == '"' and self._name is None:
             self._raw_name.clear()
             self._take = self._raw_name.append
-        elif key in _ARGUMENTS and kind != "n" and not self._has_arguments:
+        elif key in _ARGUMENTS and kind != "n" and not self._has_arguments:  # "n": null
             self._has_arguments = True
             self._decoder = StringDecoder() if kind == '"' else None
             self._take = self._take_arguments
 
     def piece(self, raw: str) -> None:
-        """See more of it."""
+        """Take a piece of the value."""
         if self._take is not None:
             self._take(raw)
 
     def end(self) -> None:
-        """See its end."""
+        """Take the end of the value."""
         if self._take == self._take_arguments:
             if self._decoder is not None:
                 self._write(self._decoder.end())
@@ -228,14 +233,14 @@ class _JsonCall:
         self._take = None
 
     def finish(self, raw: str) -> None:
-        """Take the end of the object; a call without arguments has none to give."""
+        """Take the end of the object; a call without arguments gets an empty object."""
         if self._name is None:
             self.fail(raw)
         elif not self._has_arguments:
             self._write("{}")
 
     def fail(self, raw: str) -> None:
-        """Make it a call that cannot be run, if it is not one by its own arguments."""
+        """Make the call faulty, unless its own arguments already do so."""
         if not self.begun:
             write_whole(self._output, None, raw)
         elif not self._has_arguments:

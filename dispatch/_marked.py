@@ -1,4 +1,4 @@
-"""A JSON object between marks: where it ends, or where it breaks off."""
+"""Find where a JSON object between marks ends or breaks off."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ._scan import SPACE, STRING_REST, ObjectScanner, end_of
 
 __all__ = ["MarkedObject"]
 
-# What may stand between strings and brackets; the marks all have other letters or signs.
+# The characters of JSON outside of strings and brackets. Each mark has a character that is not
+# among them.
 _PLAIN = re.compile(r"[-+.,:\d\seEtrufalsn]*+")
-# So few that it costs nothing to look at them again with each piece of a text.
+# Limited to a few characters, because they are read again with each piece of the text.
 _BRACKETS = re.compile(r"[}\]][}\]\s]{0,15}\Z")
 _AFTER_STRING = ",:}]"
 _DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
@@ -24,10 +25,10 @@ _LENIENT = json.JSONDecoder(strict=False)
 class MarkedObject:
     """Passes an object on to `take`, which feeds `scanner`, up to its end or to a mark.
 
-    A mark outside of a string breaks the object off. One inside of a string may belong to it, or
-    its quote may be missing. So what comes from that mark on is kept until the object is whole,
-    and is JSON; if it cannot become that, it broke off at the mark, and brackets at the end of the
-    string were not of its text.
+    A mark outside of a string breaks the object off. A mark inside of a string may be text of that
+    string, or the closing quote is missing. So the text from that mark on is held until it
+    completes the object as valid JSON. If it cannot, the object broke off at the mark, and closing
+    brackets just before the mark were not part of the string.
     """
 
     def __init__(
@@ -37,23 +38,24 @@ class MarkedObject:
         self._scanner = scanner
         self._take = take
         self._until = Until(*marks)
-        self._brackets = ""  # at the end of a string, if it ends there
-        self._kept: list[str] = []  # from there on
-        self._probe: _Probe | None = None  # reads that
+        self._brackets = ""  # closing brackets before a mark in a string
+        self._kept: list[str] = []  # the text from that mark on
+        self._probe: _Probe | None = None  # the reader of that text
 
     @property
     def raw(self) -> str:
-        """The object, or as much of it as could be read."""
+        """The text of the object, or its readable part."""
         scanner = self._scanner
         return scanner.raw[: scanner.end] if scanner.done or scanner.broken else scanner.raw
 
     def feed(self, text: str) -> str | None:
-        """Take text; return None while the object goes on, else what comes after it."""
+        """Take text; return None while the object continues, else the text after it."""
         if self._probe is None:
             before, mark, after = self._until.feed(text)
             brackets = self._pass_on(before)
             scanner = self._scanner
-            depth = scanner.string_depth() if mark else 0
+            depth = scanner.string_depth() if mark else 0  # costs a scan: only at a mark
+            # After `string_depth`, which may find the end of the object before the mark.
             if scanner.done or scanner.broken:
                 self.broken = scanner.broken
                 return scanner.raw[scanner.end :] + mark + after + self._until.release()
@@ -61,7 +63,7 @@ class MarkedObject:
                 self._until.push_back(brackets)
                 return None
             text = mark + after
-            if not depth:
+            if not depth:  # the mark is outside of a string
                 self.broken = True
                 return text
             self._brackets = brackets
@@ -73,6 +75,7 @@ class MarkedObject:
         end = len(kept) - self._probe.left
         rest = self._brackets + kept[:end]
         self.broken = self._probe.broken
+        # The probe only counts brackets. Decode once, before `take` makes the text final.
         try:
             _LENIENT.decode(self._scanner.raw + rest)
         except (ValueError, RecursionError):
@@ -83,14 +86,14 @@ class MarkedObject:
         return kept[end:]
 
     def end(self) -> str:
-        """Take the end of the reply; return what comes after the object if it ended at a mark."""
+        """Take the end of the reply; return the text from the mark on that ended the object."""
         if self._probe is None:
             self._pass_on(self._until.release())
         self.broken = True
         return "".join(self._kept)
 
     def _pass_on(self, text: str) -> str:
-        """Let the text be taken, but for brackets at its end that may not be of a string."""
+        """Pass text on; return brackets at its end that may or may not be part of a string."""
         found = _BRACKETS.search(text)
         if found is None:
             self._take(text)
@@ -103,10 +106,10 @@ class MarkedObject:
 
 
 class _Probe:
-    """Reads on inside of a string, and of `depth` objects and lists, to see whether they end.
+    """Reads from inside a string in `depth` objects and lists up to the end of the outermost one.
 
-    `broken` says that what came is no JSON; `left` is then, or at the end of the outermost, the
-    number of characters that came after it.
+    `broken` is set if the text is not JSON. `left` is the number of characters after the end, or
+    after the character that broke it.
     """
 
     def __init__(self, depth: int) -> None:
@@ -118,7 +121,7 @@ class _Probe:
         self._tail: str = ""  # an unfinished escape
 
     def feed(self, text: str) -> bool:
-        """Take text; return whether it is clear how it ends."""
+        """Take text; return whether the end, or the break, has been found."""
         text, self._tail = self._tail + text, ""
         position = 0
         while position < len(text):

@@ -1,4 +1,4 @@
-"""The pump: the node that reads a reply's source and feeds its branches (F6)."""
+"""The pump: the node that reads a reply's source and feeds its branches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["Pump", "Repair"]
 
 Repaired: TypeAlias = "str | dict[str, Any] | None"
 Repair: TypeAlias = Callable[[ToolCallError], "Repaired | Awaitable[Repaired]"]
-"""Sees a faulty call; gives arguments, as JSON text or an object, or None to let it be refused."""
+"""Returns new arguments for a faulty call, as JSON text or an object, or None to refuse it."""
 
-# A source that never waits gives way to the loop after this many deltas, or after fewer if the
-# limit is small. At the beginning, and after a branch was too full, deltas are handed on in batches
-# that grow fourfold up to that: so a branch of deltas alike passes its limit four times at most.
+# The pump gives the loop a turn after this many deltas of a source that never waits, or after fewer
+# if the limit is small. At the beginning, and after a branch was too full, it feeds batches that
+# grow fourfold up to that size. So deltas of equal length exceed a branch's limit at most fourfold.
 _TURN = 1024
-_DELTA = 64  # characters in a delta, for that
+_DELTA = 64  # the assumed characters of a delta, to derive the batch size from the limit
 
 
 class Pump(Node[None], internal=True):
-    """Reads the source to its end, whoever listens; its failure is raised from the branches."""
+    """Reads the source to its end, with or without readers; its branches raise its failure."""
 
     _node_is_reader = True
 
@@ -48,7 +48,7 @@ class Pump(Node[None], internal=True):
         hears: Node[Any] | None = None,
     ) -> None:
         self._gate = Gate(limit, self)
-        # Annotated, not subscripted: that would take longer than making them.
+        # Annotated, not `Channel[str](...)`: the subscription costs more than the object.
         gate, check = self._gate, self.check
         self.text: Channel[str] = Channel(gate, len, check)
         self.reasoning: Channel[str] = Channel(gate, len, check)
@@ -66,11 +66,11 @@ class Pump(Node[None], internal=True):
         self.firsts: list[Callable[[], object]] = []
         self.lasts: list[Callable[[], object]] = []
         self._source = source
-        self._opened: Any = source  # what has to be closed
-        self._iterator: Any = None  # of it, perhaps another thing to be closed
+        self._opened: Any = source  # to be closed at the end
+        self._iterator: Any = None  # `aiter(self._opened)`; closed too if it is another object
         self._repair = repair
-        self._failed = False  # its own outcome says with what
-        self._over = False
+        self._failed = False  # this node's outcome has the error
+        self._over = False  # the branches have ended
         self._refused = False  # the assembly has raised, as a user's format may
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
@@ -83,7 +83,8 @@ class Pump(Node[None], internal=True):
         )
         self._assembly = Assembly(branches, to_user, formats, exempt)
 
-        async def cancelled(_: object) -> None:  # the body may never have begun
+        # A pump that is cancelled before its start never runs `task`. Its readers must end too.
+        async def cancelled(_: object) -> None:
             self._break_off(asyncio.CancelledError())
             await self._close_source()
 
@@ -99,7 +100,7 @@ class Pump(Node[None], internal=True):
         return self._assembly.partial()
 
     async def task(self) -> None:
-        """Read, assemble, repair; whatever happens, end the branches and close the source."""
+        """Read, assemble and repair; end the branches and close the source in any case."""
         waiting: list[Delta] = []
 
         def feed() -> None:
@@ -109,15 +110,16 @@ class Pump(Node[None], internal=True):
                 self._refused = True
                 raise
             finally:
-                waiting.clear()
+                waiting.clear()  # also after a failure: no delta may be fed twice
 
         try:
-            self._opened = await open_source(self._source)
+            self._opened = await open_source(self._source)  # assigned first: `aiter` may raise
             self._iterator = aiter(self._opened)
             await calling_before_waits(self._read(waiting, feed), feed)
+            # Before any call is repaired or refused: an interrupted reply hands on no more calls.
             if not self._assembly.whole:
                 raise StreamInterrupted("the stream ended without a finish reason or an end mark")
-            for call in self._assembly.end():  # faulty ones
+            for call in self._assembly.end():  # the faulty calls; the others are handed on there
                 repaired = None if self._repair is None else self._repair(call.error())
                 if isawaitable(repaired):
                     repaired = await repaired
@@ -130,9 +132,10 @@ class Pump(Node[None], internal=True):
                     call.repair(repaired)
                     self._assembly.hand_on(call)
             self.message = self._assembly.message()
-            self._end()
+            self._end()  # after the message: `whole` looks for it when the listeners wake
         except BaseException as error:
             self._break_off(error)
+            # Callbacks run after the branches have ended, and not after a cancellation.
             if issubclass(type(error), Exception):
                 await _call_all(self.lasts)
             raise
@@ -142,39 +145,45 @@ class Pump(Node[None], internal=True):
             await self._close_source()
 
     async def _read(self, waiting: list[Delta], feed: Callable[[], None]) -> None:
-        """Put what the source gives into `waiting`, and feed it now and then."""
+        """Append the source's deltas to `waiting`, and feed them in batches.
+
+        Each suspension feeds the pending deltas too: see `calling_before_waits`.
+        """
         gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
         chunks = ChunkReader()
         left = batch = 0
         async for item in self._iterator:
             delta = item
+            # The exact type: most items are deltas, and this test costs less than a call.
             if type(item) is not Delta and (delta := to_delta(item, chunks)) is None:
                 continue
             if not left:
                 if self._refused:
-                    return  # and the source did not mind being cancelled
+                    return  # the source has ignored the cancellation that a failed feed throws
                 if not batch:
-                    await _call_all(self.firsts)
+                    await _call_all(self.firsts)  # before the first delta is appended
                 elif 1 < batch < turn:
                     feed()
                 else:
+                    # The first delta reaches its readers at once. After a full batch, other tasks
+                    # get a turn.
                     await asyncio.sleep(0)
                 left = batch = min(4 * batch or 1, turn)
             left -= 1
             waiting.append(delta)
             if gate.pressed and await gate.wait():
-                left, batch = 0, 1
+                left, batch = 0, 1  # small batches again; not 0, or `firsts` would run again
 
     def _break_off(self, error: BaseException) -> None:
-        if self._over:
+        if self._over:  # called from `task` and from the callback for cancellation
             return
         self._assembly.break_off()
-        # By its type: its `__class__` may raise.
+        # Not isinstance: a user's exception may have a `__class__` property that raises.
         if issubclass(type(error), StreamInterrupted | BadResponse):
             broken = cast("StreamInterrupted | BadResponse", error)
             if broken.partial is None:
                 broken.partial = self.partial
-        self._failed = True
+        self._failed = True  # before the readers wake and check it
         self._end()
 
     def _end(self) -> None:
@@ -184,6 +193,7 @@ class Pump(Node[None], internal=True):
         self._listeners.wake()
 
     async def _close_source(self) -> None:
+        # Cleared before the first await: `task` and the callback for cancellation both come here.
         source, self._opened = self._opened, None
         iterator, self._iterator = self._iterator, None
         if iterator is not source:
@@ -191,12 +201,12 @@ class Pump(Node[None], internal=True):
         await close_source(source)
 
     async def check(self) -> None:
-        """Return if the branches ended well, or were closed; else raise the reply's failure."""
+        """Raise the reply's failure, unless the reply succeeded or was closed."""
         if self._failed and not self._closed:
             await self
 
     async def whole(self) -> Message:
-        """Wait for the message, or raise what the reply failed with."""
+        """Wait for the message; raise the reply's failure if there is none."""
         while self.message is None:
             if not self._over:
                 await self._listeners.wait()
@@ -207,9 +217,11 @@ class Pump(Node[None], internal=True):
         return self.message
 
     async def aclose(self) -> None:
-        """Stop reading, close the source and end the branches; harmless if that is done."""
+        """Stop reading, close the source and end the branches; do nothing after the end."""
         if self.state in ("completed", "failed", "cancelled"):
             return
+        # A reply that is over keeps its message or its failure. Set before `cancel`, which ends
+        # the branches: their readers check it.
         self._closed = not self._over
         self.cancel("the reply was closed")
         with suppress(NodeCancelled):
@@ -221,15 +233,15 @@ class Pump(Node[None], internal=True):
 def calling_before_waits(
     body: Coroutine[Any, Any, None], callback: Callable[[], None]
 ) -> Generator[Any, Any, None]:
-    """Run `body`; call `callback` each time before it waits for the loop, and at its end.
+    """Run `body`; call `callback` each time before it suspends, and at its end.
 
-    An async function cannot know whether what it awaits will wait. So this steps `body` as a task
-    does, and gives what comes out of each step, the future that it waits for, to the task. Thus
-    all deltas that a source has ready are read together and late by nothing, which halves the
-    cost of a delta (benchmarks/NOTES-fork.md, "What helped").
+    An async function cannot know whether an `await` will suspend. So this steps `body` as a task
+    does, and yields each future that `body` waits for to the real task. All deltas that a source
+    has ready are thus read as one batch without delay, which halves the cost of a delta
+    (benchmarks/NOTES-fork.md, "What helped").
 
-    If `callback` raises, `body` is cancelled where it waits, and ends before that is raised: an
-    async generator that is left in the midst of a step can never be closed.
+    If `callback` raises, `body` is cancelled where it waits and runs to its end before the error
+    is raised: an async generator that is abandoned in the middle of a step can never be closed.
     """
     step: Callable[[Any], Any] = body.send
     argument: Any = None
@@ -243,24 +255,25 @@ def calling_before_waits(
             except (Exception, asyncio.CancelledError):
                 if failed is None:
                     raise
-                break
+                break  # the effect of the cancellation below; `failed` is its cause
+            # Before the yield: this is the last moment before `body` suspends.
             if failed is None:
                 try:
                     callback()
-                except BaseException as error:  # noqa: BLE001 - raised below
+                except BaseException as error:  # noqa: BLE001 - raised at the end
                     failed = error
                     step, argument = body.throw, asyncio.CancelledError()
                     continue
             try:
                 step, argument = body.send, (yield waits_for)
             except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001 - it is for the body
+                raise  # `body.close` below throws it into the body
+            except BaseException as error:  # noqa: BLE001 - a cancellation, for instance
                 step, argument = body.throw, error
     finally:
         body.close()
         if failed is None:
-            callback()
+            callback()  # the deltas that came after the last suspension
     if failed is not None:
         raise failed
 

@@ -1,4 +1,4 @@
-"""The fork: one reply becomes branches that are read while it arrives, and a message at the end."""
+"""`fork` and its `Reply`: branches to read while the reply arrives, and a message at the end."""
 
 from __future__ import annotations
 
@@ -28,21 +28,29 @@ def fork(
 ) -> Reply:
     """Read a reply from `source`, as a child of `node`, and fork it into branches.
 
-    `source` gives deltas, or chat-completions chunks as plain JSON or the openai SDK's objects; it
-    may be async, or blocking, which is read in a thread. It is read from a later turn of the loop
-    on, so branches and callbacks can be set up first, and is closed in any case.
+    - `source` yields deltas, or chat-completions chunks as plain JSON or as objects of the openai
+      SDK. It may be async, or blocking and then read in a thread. Reading starts in a later turn
+      of the loop, so that branches and callbacks can be set up first. The fork always closes it.
+    - `to_user` names a top-level argument of tool calls. Its text goes to the user as it arrives,
+      and the tool does not get it. A tool among `tools` with a parameter of that name keeps it as
+      a normal argument.
+    - `formats`: how the model may write calls, or text for other branches, into its text.
+    - `repair` is called with each faulty call when the reply is complete. It may return arguments.
+    - `limit`: the characters that may wait in a branch that is being read. With more, the source
+      must wait.
 
-    `to_user` names a top-level argument of tool calls: its text goes to the user as it arrives and
-    the tool does not get it. Of the `tools` on offer, those that have a parameter of that name of
-    their own keep it: its value is an argument like others, and is not shown. `formats` are the
-    ways in which the model may write calls, or text for other branches, into its text. `repair`
-    sees each call that cannot be run, once the reply is whole, and may give it arguments. `limit`
-    is how many characters a branch that is being read may be behind before the source has to wait.
+    Every branch and `reply.message` raise the source's failure, after the items that came before
+    it. If no reader takes the failure, `node` fails with it. Cancelling `node` closes the source.
 
-    The source's failure is raised from every branch and from `reply.message`, after what came
-    before it; if nobody takes it, `node` fails with it. Cancelling `node` closes the source.
-    Raises `TypeError` if `source` is nothing that can be read or a format is none, `NodeClosed` as
-    `call_handler`; then, too, the source is closed.
+    Raises `TypeError` for a source that is not iterable or an invalid format, and `NodeClosed` as
+    `call_handler` does; the source is closed then too.
+
+    ```python
+    reply = fork(node, stream)
+    async for text in reply.text:
+        print(text, end="")
+    message = await reply.message
+    ```
     """
     try:
         check_source(source)
@@ -50,7 +58,7 @@ def fork(
             if not isinstance(each, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
                 raise TypeError(f"a format is an instance, as Hermes(); {each!r:.80} is none")
         exempt = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
-        # Whoever listens for it hears it; else the branch costs what it cost before.
+        # Emit reasoning only if the node has a listener: an event for each delta costs time.
         hears = node if is_watched(node, "reasoning") else None
         pump = Pump(source, to_user, formats, repair, limit, exempt, hears)
         return Reply(node.call_handler(pump, claim=True))
@@ -60,10 +68,10 @@ def fork(
 
 
 class Reply:
-    """A reply that is being read; made by `fork`.
+    """A reply that is being read; `fork` makes it.
 
-    Its branches are async iterators. They may be read together, one after the other, or not at
-    all. The reply is read to its end even if nobody reads them.
+    Its branches are async iterators. Read them together, one after the other, or not at all: the
+    pump reads the reply to its end even without readers.
     """
 
     def __init__(self, pump: Pump) -> None:
@@ -71,9 +79,9 @@ class Reply:
 
     @property
     def text(self) -> AsyncIterator[str]:
-        """What the user is to read, as it arrives: content, `to_user` texts, a refusal.
+        """The text for the user, as it arrives: content, `to_user` texts, a refusal.
 
-        A newline separates texts of different origin.
+        A newline separates texts of different origins.
         """
         return self._pump.text
 
@@ -84,20 +92,19 @@ class Reply:
 
     @property
     def tool_calls(self) -> AsyncIterator[ToolCall | ToolCallError]:
-        """Each call, as soon as its arguments are whole and valid.
+        """Each call, as soon as its arguments are complete and valid.
 
-        In the place of a call that cannot be run there is a `ToolCallError`, once the reply is
-        whole.
+        For each faulty call it yields a `ToolCallError` when the reply is complete.
         """
         return self._pump.calls
 
     @property
     def tool_call_deltas(self) -> AsyncIterator[ToolCallDelta]:
-        """Every piece of every call, as it came."""
+        """Every piece of every call, as it arrives."""
         return self._pump.pieces
 
     def branch(self, name: str) -> AsyncIterator[str]:
-        """The text that a format with this `branch` found; also `text` and `reasoning`.
+        """Return the branch of the formats with this `branch`, or `text` or `reasoning`.
 
         Raises `LookupError` if no format has it.
         """
@@ -109,10 +116,10 @@ class Reply:
 
     @property
     def message(self) -> Awaitable[Message]:
-        """The assembled message, once the reply is whole; may be awaited more than once.
+        """The assembled message, to be awaited any number of times; raises the reply's failure.
 
-        It is what the endpoint would have given without streaming: the content without `to_user`
-        texts, the arguments as they were sent.
+        It equals the message of a request without streaming: its arguments still have the `to_user`
+        texts, and its content does not.
         """
         return _Whole(self._pump)
 
@@ -120,31 +127,30 @@ class Reply:
     def partial(self) -> Message | None:
         """The text and the reasoning so far, as a message without tool calls; None without either.
 
-        Its `content` is None while the model only reasons.
+        Its `content` is None as long as the model has only reasoned.
         """
         return self._pump.partial
 
     def at_first(self, callback: ReplyCallback) -> Self:
-        """Run `callback(reply)`, plain or async, when the first delta arrives, before it is used.
+        """Run `callback(reply)`, plain or async, before the first delta reaches a branch.
 
-        One that raises fails the reply. Returns the reply.
+        If it raises, the reply fails. Returns the reply.
         """
         self._pump.firsts.append(lambda: callback(self))
         return self
 
     def at_last(self, callback: ReplyCallback) -> Self:
-        """Run `callback(reply)`, plain or async, when the reply has ended or failed.
+        """Run `callback(reply)`, plain or async, after the reply and its branches ended or failed.
 
-        The branches have ended by then. It does not run if the reply is cancelled or closed.
-        Returns the reply.
+        It does not run if the reply is cancelled or closed. Returns the reply.
         """
         self._pump.lasts.append(lambda: callback(self))
         return self
 
     async def aclose(self) -> None:
-        """Stop reading and close the source; the branches end after what came.
+        """Stop reading and close the source; the branches end after the items that have arrived.
 
-        `message` then raises `StreamInterrupted`. Closing twice, or after the end, is harmless.
+        `message` then raises `StreamInterrupted`. Closing twice, or after the end, does nothing.
         """
         await self._pump.aclose()
 

@@ -1,7 +1,7 @@
-"""An incremental reader of one JSON object: one pass, each character looked at once.
+"""An incremental reader of one JSON object, in one pass over its characters.
 
-It does not judge the JSON (`json.loads` does, once it is whole): it finds where the object ends,
-and passes on the raw text of the top-level values that it was asked to watch.
+It finds the end of the object and passes on the raw text of chosen top-level values. It does not
+validate the JSON: `json.loads` does, when the object is complete.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
     "unescape",
 ]
 
-# Linear: the runs of characters are possessive, and what follows the groups, if anything, cannot
-# fail and make them try again. Possessive groups would do the same, but `re` goes too far in those
-# before 3.11.5.
+# These patterns take linear time: the runs of characters are possessive, and nothing after the
+# groups can fail and cause backtracking. Possessive groups would be simpler, but `re` matches too
+# much with those before Python 3.11.5.
 STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
-# Up to the next bracket outside of strings, the next string that does not end here, or the end.
+# Matches up to the next bracket outside of strings, the start of an unfinished string, or the end.
 _NEXT_SIGN = re.compile(
     r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"{}\[\]]*+)*([{}\[\]"]?)', re.DOTALL
 )
@@ -41,7 +41,10 @@ _LONGEST_ESCAPE = len(r"\u0000")
 
 
 class _Await(Enum):
-    """What has to come before the text is scanned; until then it is only kept."""
+    """The character that a piece must contain before the scanner reads the stored pieces.
+
+    Most pieces of a long value cannot end it. They are only stored, which makes a delta cheap.
+    """
 
     ANYTHING = auto()
     QUOTE = auto()  # inside a string
@@ -53,25 +56,25 @@ class Watcher(Protocol):
     """Takes the raw text of a watched value, piece by piece."""
 
     def start(self, key: str, kind: str) -> None:
-        """A value begins; `kind` is its first character."""
+        """Take the beginning of a value; `kind` is its first character."""
         ...
 
     def piece(self, raw: str) -> None:
-        """More of it. Of a string, what stands between the quotes."""
+        """Take a piece of the value; of a string, without its quotes."""
         ...
 
     def end(self) -> None:
-        """It is whole."""
+        """Take the end of the value."""
         ...
 
 
 class ObjectScanner:
-    """Finds the end of one JSON object in text that comes in pieces.
+    """Finds the end of one JSON object in text that arrives in pieces.
 
-    `done` is set when the object is closed, `broken` when what came cannot be an object; `end` is
-    then the number of characters up to there. `parts` are the pieces as they came.
-    `watcher` sees the values of the top-level keys in `watched`, in any spelling of the key, and
-    is told of each piece of text in the call of `feed` that brought it.
+    `done` is set when the object is closed, `broken` when the text cannot be an object. `end` is
+    then the number of characters up to that place. `parts` are the pieces as they arrived.
+    `watcher` receives the values of the top-level keys in `watched`, however a key is escaped. It
+    gets each piece of text during the call of `feed` that brought it.
     """
 
     __slots__ = (
@@ -100,26 +103,29 @@ class ObjectScanner:
         self._watched = watched
         self._watcher = watcher
         self._watching = False
-        self._scanned = 0  # parts before this one have been looked at
-        self._tail = ""  # looked at, but not to be judged without what follows
+        self._scanned = 0  # the number of parts that have been scanned
+        self._tail = ""  # scanned, but unclear without the text that follows
         self._depth = self._deepest = 0
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
-        self._missing = 0  # of the brackets that are awaited
-        # The state: what reads on from a position. Not bound, or each scanner would be a cycle.
+        self._missing = 0  # closing brackets to await
+        # The state: a function that reads on from a position. Not a bound method, which would make
+        # a reference cycle of each scanner.
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
 
     @property
     def deepest(self) -> int:
-        """How many objects and lists have been open at once, at most."""
+        """The deepest nesting of objects and lists so far."""
         return self._deepest + (self._watcher is not None)
 
     @property
     def raw(self) -> str:
-        """All that came."""
+        """All text so far."""
         if len(self.parts) < 2:
             return self.parts[0] if self.parts else ""
         text = "".join(self.parts)
+        # Keep the joined text, so that repeated reads do not join again. Not while parts are
+        # unscanned: `_scan` starts at a part.
         if self._awaited is _Await.NOTHING or self._scanned == len(self.parts):
             self.parts[:] = [text]
             self._scanned = 1
@@ -129,6 +135,7 @@ class ObjectScanner:
         """Take the next piece of text; return whether the object is closed."""
         self.parts.append(piece)
         awaited = self._awaited
+        # These tests run for each delta of a call. They are much cheaper than a scan.
         if awaited is _Await.QUOTE:
             come = '"' in piece
         elif awaited is _Await.CLOSERS:
@@ -141,10 +148,10 @@ class ObjectScanner:
         return self.done
 
     def string_depth(self) -> int:
-        """Return how many objects and lists are open if what came ends in a string, else 0."""
+        """Return how many objects and lists are open if the text ends inside a string, else 0."""
         if self._awaited is _Await.NOTHING:
             return 0
-        self._scan()
+        self._scan()  # `feed` may have stored pieces without scanning them
         if self._step is ObjectScanner._nested_string:
             return self._depth + (self._watcher is not None)
         return int(self._step in (ObjectScanner._in_key, ObjectScanner._value_string))
@@ -160,6 +167,7 @@ class ObjectScanner:
                 break  # an unfinished escape
             position = reached
         self._tail = text[position:]
+        # After the tail is set: the end lies before it.
         if self._awaited is _Await.NOTHING:
             self.end = len(self.raw) - len(self._tail)
 
@@ -170,6 +178,7 @@ class ObjectScanner:
         number: int = 0,
     ) -> None:
         self._step = step
+        # A watched value must reach the watcher with each piece, so every piece is scanned.
         self._awaited = _Await.ANYTHING if self._watching else awaited
         self._missing = number
 
@@ -184,7 +193,7 @@ class ObjectScanner:
         if text[position] != "{":
             self._finish(broken=True)
             return position
-        if self._watcher is None:
+        if self._watcher is None:  # no key matters: count brackets up to the end of the object
             self._depth = 1
             self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
         else:
@@ -280,7 +289,7 @@ class ObjectScanner:
             self._finish(broken=False)
         elif not depth:
             self._end_value()
-        elif match[1] == '"':  # a string that goes on after this text
+        elif match[1] == '"':  # a string that continues after this text
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         else:
             self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
@@ -308,38 +317,39 @@ class ObjectScanner:
 
 
 class StringDecoder:
-    """Decodes the inside of a JSON string that comes in pieces.
+    """Decodes the inside of a JSON string that arrives in pieces.
 
-    Holds back an unfinished escape and half a surrogate pair, nothing else. After an escape that
-    JSON does not know it gives nothing more: the arguments are then invalid as a whole.
+    It holds back only an unfinished escape and half a surrogate pair. After an invalid escape it
+    returns no more text, since the arguments are invalid then.
     """
 
     __slots__ = ("_broken", "_held", "_joiner")
 
     def __init__(self) -> None:
         self._broken = False
-        self._held = ""  # raw, an escape that is not finished
+        self._held = ""  # an unfinished escape, undecoded
         self._joiner = SurrogateJoiner()
 
     def feed(self, raw: str) -> str:
         """Return the text that `raw` completes."""
         if self._broken:
             return ""
+        # The fast path for most deltas: there is nothing to decode or to join.
         if not self._held and not self._joiner.half and raw.isascii() and "\\" not in raw:
             return raw
         raw = self._held + raw
         end = end_of(_WHOLE_ESCAPES, raw, 0)
         self._held = raw[end:]
-        self._broken = len(self._held) >= _LONGEST_ESCAPE
+        self._broken = len(self._held) >= _LONGEST_ESCAPE  # a valid escape would be complete
         return self._joiner.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
-        """Return what was held back: half a pair that stayed alone."""
+        """Return the replacement of half a surrogate pair that is still held, or ""."""
         return self._joiner.end()
 
 
 def unescape(raw: str) -> str | None:
-    """Decode the inside of a JSON string; None if it is none."""
+    """Decode the inside of a JSON string; return None if it is invalid."""
     if "\\" not in raw:
         return raw
     try:
@@ -349,7 +359,7 @@ def unescape(raw: str) -> str | None:
 
 
 def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return where the match at `position` ends; `pattern` matches nothing at least."""
+    """Return the end of the match at `position`; `pattern` must match the empty text too."""
     match = pattern.match(text, position)
     assert match is not None
     return match.end()

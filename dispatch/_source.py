@@ -1,4 +1,4 @@
-"""Where a reply comes from: whatever gives deltas, chunks or SDK objects, async or blocking."""
+"""Open, read and close the source of a reply: deltas, chunks or SDK objects, async or blocking."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ logger = logging.getLogger("anabranch")
 Source: TypeAlias = (
     AsyncIterable[Any] | Iterable[Any] | Awaitable[AsyncIterable[Any]] | Awaitable[Iterable[Any]]
 )
-"""What `fork` reads: an iterable of deltas, wire chunks or SDK chunk objects, async or blocking,
-or an awaitable that gives one."""
+"""An iterable of deltas, wire chunks or SDK chunk objects, async or blocking, or an awaitable that
+returns one."""
 
-# How many items a blocking source may be ahead of the loop.
+# How many items the thread of a blocking source may be ahead of the loop.
 _AHEAD = 256
 
 
 def to_delta(item: object, chunks: ChunkReader) -> Delta | None:
-    """Make a delta of a source's item: a wire chunk is a mapping or an SDK's object."""
+    """Convert an item of a source: a delta, a wire chunk as a mapping, or an SDK's object."""
     return item if isinstance(item, Delta) else chunks.read(_chunk(item))
 
 
@@ -54,13 +54,13 @@ def _chunk(item: object) -> Mapping[str, Any]:
 
 
 def check_source(source: object) -> None:
-    """Raise `TypeError` if `source` is nothing that can be read."""
+    """Raise `TypeError` if `source` is neither iterable nor awaitable."""
     if not (hasattr(source, "__aiter__") or hasattr(source, "__iter__") or isawaitable(source)):
         raise TypeError(f"a reply comes from an iterable, async or not; {source!r:.80} is none")
 
 
 async def open_source(source: Any) -> AsyncIterable[Any]:
-    """Return what `async for` can read; a blocking iterable is read in a thread of its own."""
+    """Return the source as an async iterable; a thread reads a blocking one."""
     if not hasattr(source, "__aiter__") and isawaitable(source):
         source = await source
         check_source(source)
@@ -68,21 +68,21 @@ async def open_source(source: Any) -> AsyncIterable[Any]:
 
 
 async def close_source(source: Any) -> None:
-    """Close a source, whether it was read or not; what cannot be closed is left alone.
+    """Close a source, read or unread, if it can be closed.
 
-    One that fails at that is named in a warning and nothing else: what was read of it stands.
+    A failure to close is only logged as a warning: the reply that was read stays valid.
     """
     await _finish_close(source, _begin_close(source))
 
 
 def discard_source(source: Any) -> None:
-    """Close a source that nobody will read: at once, or in a task if its close has to wait."""
+    """Close an unread source: at once, or in a task if its close is async."""
     closing = _begin_close(source)
     if closing is None:
         return
     try:
         loop = asyncio.get_running_loop()
-    except RuntimeError as error:  # another thread: there is nothing here to wait in
+    except RuntimeError as error:  # without a loop in this thread, the close cannot be awaited
         if iscoroutine(closing):
             closing.close()
         _warn(source, error)
@@ -92,17 +92,17 @@ def discard_source(source: Any) -> None:
     task.add_done_callback(_discarding.discard)
 
 
-_discarding: set[asyncio.Task[None]] = set()  # a loop alone would not keep its tasks
+_discarding: set[asyncio.Task[None]] = set()  # strong references: the loop has only weak ones
 
 
 def _begin_close(source: Any) -> Awaitable[Any] | None:
-    """Call what closes a source; return what is to be awaited, if anything."""
+    """Call the close method of a source; return its result if that must be awaited."""
     try:
         close = getattr(source, "aclose", None) or getattr(source, "close", None)
         if close is None and isinstance(source, asyncio.Future):
             close = source.cancel
         closing = None if close is None else close()
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it may raise
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a source is user code
         _warn(source, error)
         return None
     return closing if isawaitable(closing) else None
@@ -115,9 +115,9 @@ async def _finish_close(source: Any, closing: Awaitable[Any] | None) -> None:
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise  # nothing that the close has raised by itself
+            raise  # a cancellation of this task, not one that the close raised
         _warn(source, error)
-    except Exception as error:  # noqa: BLE001 - whatever a source may raise
+    except Exception as error:  # noqa: BLE001 - a source is user code
         _warn(source, error)
 
 
@@ -126,16 +126,16 @@ def _warn(source: Any, error: BaseException) -> None:
 
 
 class _BlockingSource(AsyncIterator[Any]):
-    """Reads a blocking iterable in a thread, a little ahead of the loop."""
+    """Reads a blocking iterable in a thread, at most `_AHEAD` items ahead of the loop."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
         self._loop = asyncio.get_running_loop()
         self._items: deque[Any] = deque()
         self._failure: BaseException | None = None
-        self._over = False  # no more items come from the thread
-        self._closed = False  # by the reader: no more items are wanted
-        self._notice: asyncio.Future[None] | None = None  # the loop waits for it
+        self._over = False  # the thread has ended
+        self._closed = False  # the reader wants no more items
+        self._notice: asyncio.Future[None] | None = None  # the loop waits for the thread
         self._room = threading.Semaphore(_AHEAD)
         read = partial(copy_context().run, self._read)
         threading.Thread(target=read, name="anabranch-source", daemon=True).start()
@@ -144,7 +144,7 @@ class _BlockingSource(AsyncIterator[Any]):
         while not self._items:
             if not self._over:
                 await self._wait_for_thread()
-            elif not self._items:  # looked at again: the last item may have come in between
+            elif not self._items:  # again: the thread may have added its last item in between
                 raise self._failure or StopAsyncIteration
         self._room.release()
         return self._items.popleft()
@@ -152,9 +152,9 @@ class _BlockingSource(AsyncIterator[Any]):
     async def aclose(self) -> None:
         """Close the iterable and wait for the thread, a second at most.
 
-        A generator cannot be closed while it runs: it is once it has given its next item.
+        Python cannot close a generator while it runs. The thread closes it after its next item.
         """
-        self._closed = True
+        self._closed = True  # before the release: a thread that waits for room checks it then
         self._room.release()
         if not isgenerator(self._source):
             await close_source(self._source)
@@ -165,30 +165,31 @@ class _BlockingSource(AsyncIterator[Any]):
 
     async def _wait_for_thread(self) -> None:
         """Wait until there is an item, or the thread has ended."""
+        # Set before the test: if the thread adds an item after the test, it sees the future.
         self._notice = self._loop.create_future()
         if not self._over and (self._closed or not self._items):
             await self._notice
         self._notice = None
 
     def _read(self) -> None:
-        """Read the iterable; this is what the thread does."""
+        """Read the iterable, in the thread."""
         try:
             for item in self._source:
-                self._items.append(item)
+                self._items.append(item)  # before the notice, which makes the loop look for it
                 self._notify()
                 self._room.acquire()
                 if self._closed:
                     break
             if isgenerator(self._source):
                 self._source.close()
-        except BaseException as error:  # noqa: BLE001 - raised in the loop, where it is read
+        except BaseException as error:  # noqa: BLE001 - the loop raises it to the reader
             self._failure = error
-        self._over = True
+        self._over = True  # last: the loop then takes the remaining items and the failure
         self._notify()
 
     def _notify(self) -> None:
         if self._notice is not None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:

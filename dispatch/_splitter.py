@@ -1,4 +1,4 @@
-"""Finds formats in text that streams: text goes to the user, never a piece of a marker."""
+"""Find formats in streaming text; the user sees the text and never a piece of a marker."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from ._format import Body, Format, Output
 
 __all__ = ["TextSplitter"]
 
-# A longer text is taken in pieces: what is left after a body is copied, so many bodies in one long
-# text would cost its square.
+# Longer texts are cut into pieces. Each body copies the rest of its text, which takes quadratic
+# time if one long text has many bodies.
 _LONGEST_PIECE = 4096
 
 
 class TextSplitter:
     """Splits the text of one reply by its formats.
 
-    Text is passed on with the piece that brought it, but for what may begin a marker, and for
-    white space beside a call: that is passed on only if other text follows it before the next.
+    It passes text on at once, with two exceptions: the possible beginning of a marker, and white
+    space beside a call. It drops that white space unless other text follows before the next call.
     """
 
     def __init__(self, formats: Sequence[Format], output: Output) -> None:
         self._output = output
         self._formats = {each.open: each for each in formats}
         self._marker = _marker_pattern([each for each in formats if each.open])
-        self._bare = self._formats.pop("", None)  # it may begin the reply
+        self._bare = self._formats.pop("", None)  # counts only at the start of the reply
         self._body: Body | None = None
         self._opened = ""  # the marker of the body
-        self._held = ""  # it may begin a marker
-        self._space: list[str] = []  # it may stand between two calls
+        self._held = ""  # the possible beginning of a marker
+        self._space: list[str] = []  # white space, possibly between two calls
         self._beside_call = True
-        self._last = "\n"  # the character before what is held
+        self._last = "\n"  # the character before `_held`; a reply begins at the start of a line
 
     def feed(self, text: str) -> None:
         """Take the next piece of text."""
-        waiting = _pieces(text)  # the next one last
+        waiting = _pieces(text)  # a stack: the next piece is the last one
         while waiting:
             text = waiting.pop()
             if self._body is not None:
@@ -43,7 +43,7 @@ class TextSplitter:
                 if rest is not None:
                     self._leave(self._body)
             elif self._bare is not None:
-                # The first character of the reply says whether it is a call without markers.
+                # The first visible character decides whether the reply is a call without markers.
                 rest = text.lstrip()
                 self._show(text[: len(text) - len(rest)])
                 if rest:
@@ -51,6 +51,7 @@ class TextSplitter:
                     self._body = bare.body(self._output) if rest[0] in "{[" else None
             else:
                 held = self._held + text
+                # With the character before it, so that a marker can require the start of a line.
                 found = self._marker.search(self._last + held, 1)
                 start = len(held) if found is None else found.start() - 1
                 self._show(held[:start])
@@ -60,23 +61,23 @@ class TextSplitter:
                     self._body = self._formats[self._opened].body(self._output)
                     rest = held[found.end() - 1 :]
                 else:
-                    rest = ""  # what is held is at most the beginning of a marker, at the end
+                    rest = ""  # a beginning of a marker matches only at the end of the text
             if rest:
                 waiting += _pieces(rest)
 
     def end(self, *, stopped: bool) -> None:
-        """The reply has ended; what was held back is text, or the end of a body."""
+        """Take the end of the reply: a beginning of a marker is text, or the end of a body."""
         while self._body is not None:
             body = self._body
             left = body.end(stopped=stopped)
             self._leave(body)
-            self.feed(left)
+            self.feed(left)  # may open another body
         self._show(self._held)
         self._held = ""
 
     def _leave(self, body: Body) -> None:
         self._body = None
-        if body.void:
+        if body.void:  # the marker was text; the body has returned the text after it
             self._show(self._opened)
         else:
             self._space.clear()
@@ -104,15 +105,15 @@ def _pieces(text: str) -> list[str]:
 
 
 def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
-    """Match a whole marker, or the beginning of one at the end of the text."""
+    """Return a pattern of all markers, and of their beginnings at the end of the text."""
     whole: list[str] = []
     begun: list[tuple[int, str]] = []
     for each in formats:
         marker = each.open
         if sum(other.open.startswith(marker) for other in formats) > 1:
             raise ValueError(f"the marker {marker!r} begins two formats: they cannot be told apart")
-        # A pattern begins with a literal, so that the search runs from one such character to the
-        # next; only then it looks back for the start of the line.
+        # The pattern begins with a literal, which `re` searches for fast. It looks back for the
+        # start of the line only there.
         first = re.escape(marker[0])
         if each.at_line_start:
             first += rf"(?<=\n{first})"
@@ -120,5 +121,5 @@ def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
         begun += [
             (size, rf"{first}{re.escape(marker[1:size])}\Z") for size in range(1, len(marker))
         ]
-    begun.sort(reverse=True)
+    begun.sort(reverse=True)  # longest first: alternatives are tried in order
     return re.compile("|".join([*whole, *(pattern for _, pattern in begun)]) or r"(?!)")

@@ -1,7 +1,7 @@
-"""From deltas to branches and to the finished message: the core of a fork, with no waiting.
+"""Turn deltas into branches and a message: the synchronous core of a fork.
 
-The pump feeds an `Assembly` while a reply arrives; `assemble` and `assemble_partial` make the
-message of deltas that are all there.
+The pump feeds an `Assembly` while a reply arrives. `assemble` and `assemble_partial` make the
+message from a complete list of deltas.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ._user_text import TextOrigin, UserText
 __all__ = ["STOPPED", "Assembly", "Branches", "assemble", "assemble_partial"]
 
 STOPPED = ("length", "content_filter")
-"""Finish reasons of a model that was stopped and did not stop: what is not closed broke off."""
+"""Finish reasons of a model that was stopped from outside: unclosed calls and bodies broke off."""
 
 
 def _drop(_: object) -> None:
-    """Take a part of a reply of which only the finished message is wanted."""
+    """Ignore a part of a branch without readers."""
 
 
 @dataclass(slots=True)
 class Branches:
-    """Where the parts of a reply go: functions that take the next part; `pieces` takes several."""
+    """The functions that take the next part of each branch; `pieces` takes several parts."""
 
     text: Callable[[str], object] = _drop
     reasoning: Callable[[str], object] = _drop
@@ -50,14 +50,15 @@ class Branches:
 
 
 class Assembly:
-    """Takes the deltas of one reply; sends each part to its branch and keeps what it adds up to.
+    """Sends each part of a reply's deltas to its branch, and assembles the message.
 
-    `feed` every delta, then take `end` once. `message` is what the endpoint would have given
-    without streaming, `partial` what can be kept of a reply that broke off. `to_user` and `exempt`
-    are as in `OpenCall`.
+    Call `feed` with all deltas, then iterate `end` once, then call `message`: it equals the message
+    of a request without streaming. After an interruption call `break_off`, then `partial`.
+    `to_user` and `exempt` are as in `OpenCall`.
     """
 
-    __slots__ = (  # more than CPython's dictionaries of attributes share
+    # Slots also for speed: there are more attributes than CPython's key-sharing dictionaries allow.
+    __slots__ = (
         *("_at", "_branches", "_by_id", "_call", "_calls", "_content", "_content_joiner"),
         *("_content_origin", "_content_size", "_exempt", "_finish_reason", "_ids", "_items"),
         *("_joining", "_latest", "_measured", "_next_place", "_order", "_places", "_reasoning"),
@@ -80,60 +81,65 @@ class Assembly:
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._order: list[OpenCall] = []
-        # Calls of the wire: by its index (the last one there), by its id (the first), the last.
+        # The calls that the server sent as such: the last one with an index, the first one with an
+        # id, and the last one of all.
         self._calls: dict[int, OpenCall] = {}
         self._by_id: dict[str, OpenCall] = {}
         self._latest: OpenCall | None = None
-        # The call that the last piece belonged to; its wire index, if the next piece there can
-        # belong to no other.
+        # The call of the last piece, and its wire index if the next piece with that index and
+        # without name and id must belong to it: `feed` then skips the search for the call.
         self._call: OpenCall
         self._at: int | None = None
-        self._written: dict[int, OpenCall] = {}  # calls in the text, by their own index
-        self._writing: OpenCall | None = None  # the last of these, if no text has come after it
-        self._places: set[int] = set()  # the indices given to calls, and the next free one
-        self._next_place = 0
+        self._written: dict[int, OpenCall] = {}  # the calls in the text, by their index
+        self._writing: OpenCall | None = None  # the last of these, until text follows it
+        self._places: set[int] = set()  # the indices in use
+        self._next_place = 0  # above all of them
         self._ids: set[str] = set()  # of the calls that were handed on or found faulty
-        self._tried: dict[str, int] = {}  # numbers behind an id that are taken, up to here
+        # The last number appended to an id, so that many calls with one id take linear time.
+        self._tried: dict[str, int] = {}
         self._usage: Usage | None = None
         self._finish_reason: str | None = None
-        # The provider's items as they came, each with the call that it belongs to, if any.
+        # The provider's items in the order of arrival, each with its call, if any.
         self._items: list[tuple[ProviderItem, OpenCall | None]] = []
-        self._measured = self._content_size = 0  # pieces of the content, and their length
+        # The number of content pieces that have been measured, and their length.
+        self._measured = self._content_size = 0
         self._texts = UserText(branches.text)
         self._content_origin = TextOrigin()
         self._refusal_origin = TextOrigin()
         self._content_joiner = SurrogateJoiner()
         self._reasoning_joiner = SurrogateJoiner()
         self._refusal_joiner = SurrogateJoiner()
-        self._joining = False  # a piece of arguments had half a surrogate pair
+        self._joining = False  # some arguments have contained half a surrogate pair
         self._splitter = TextSplitter(formats, self) if formats else None
         self._take_content = self.show if self._splitter is None else self._splitter.feed
         self.whole = False  # a finish_reason or the end mark has come
 
     def feed(self, deltas: Iterable[Delta]) -> None:
-        """Take the next deltas; of several, the pieces of one call are read together."""
-        run: list[ToolCallDelta] = []  # pieces of the call at `at`
+        """Take the next deltas; adjacent pieces of one call are read together, which is faster."""
+        run: list[ToolCallDelta] = []  # pieces of the call with wire index `at`, not yet read
         at = self._at
         for delta in deltas:
             if text := delta.text:
+                # Before the text, or the user would see it before the text in these arguments.
                 if run:
                     self._scan(run)
                 if self._content_joiner.half or not text.isascii():
                     text = self._content_joiner.feed(text)
                 if text:
                     self._take_content(text)
-                at = self._at
+                at = self._at  # a call in the text, or a settled repetition, resets it
             if delta.items:
                 self._place_items(delta.items)
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
-                    if run:
+                    if run:  # the run belongs to the old call: `_take_head` replaces `_call`
                         self._scan(run)
                     piece = self._take_head(piece)
                     at = self._at
                 if piece.item is not None:
                     self._place_call_item(piece)
                 run.append(piece)
+            # One test for all rare fields of a delta.
             if (
                 delta.finish_reason is not None
                 or delta.usage is not None
@@ -147,13 +153,13 @@ class Assembly:
         if run:
             self._scan(run)
 
-    # Rare pieces have methods of their own: a longer loop costs each delta of the others 2 %, as
-    # CPython jumps farther (benchmarks/fork.py).
+    # Rare pieces are handled in separate methods. In the loop of `feed`, their code would cost each
+    # other delta 2 %, because CPython's jumps get longer (benchmarks/fork.py).
 
     def _take_head(self, piece: ToolCallDelta) -> ToolCallDelta:
-        """Turn to the call of `piece`; return the piece as it can be encoded."""
+        """Find or begin the call of `piece`; return the piece with an encodable name and id."""
         if half := self._content_joiner.end():
-            self._take_content(half)  # or it would come after what the call says
+            self._take_content(half)  # before the call's own text for the user
         if not ((piece.id or "").isascii() and (piece.name or "").isascii()):
             name = piece.name and encodable(piece.name)
             piece = replace(piece, id=piece.id and encodable(piece.id), name=name)
@@ -161,12 +167,12 @@ class Assembly:
         return piece
 
     def _place_call_item(self, piece: ToolCallDelta) -> None:
-        # The item of a head that is repeated goes with what follows it.
+        # A repeated head may begin another call: `_turn_to` adds its item then.
         if piece.item is not None and self._call.again is not piece:
             self._items.append((piece.item, self._call))
 
     def _take_rest(self, delta: Delta) -> None:
-        """Take all of a delta but its text, its calls and its items."""
+        """Take the rare fields of a delta: all but its text, calls and items."""
         if delta.reasoning and (text := self._reasoning_joiner.feed(delta.reasoning)):
             self.put("reasoning", text)
         if delta.refusal and (text := self._refusal_joiner.feed(delta.refusal)):
@@ -178,7 +184,8 @@ class Assembly:
         self.whole = self.whole or delta.done or bool(delta.finish_reason)
 
     def _place_items(self, items: Iterable[ProviderItem]) -> None:
-        """Take items that stand by themselves, behind the text and the calls that have come."""
+        """Place items without a call after the text and the calls that have arrived."""
+        # Measure only the new pieces: measuring all of them each time would be quadratic.
         self._content_size += sum(map(len, self._content[self._measured :]))
         self._measured = len(self._content)
         place = {"after_text": self._content_size, "after_calls": len(self._order)}
@@ -186,9 +193,9 @@ class Assembly:
             self._items.append((item.model_copy(update={**place, "call": None}), None))
 
     def _scan(self, run: list[ToolCallDelta]) -> None:
-        """Read the pieces of one call, and empty the list."""
+        """Read the pieces of the current call, and empty the list."""
         arguments = "".join([piece.arguments for piece in run])
-        # `encodable` returns the text itself unless there is half a surrogate pair in it.
+        # `encodable` returns the same object unless the text contains half a surrogate pair.
         if self._joining or not (arguments.isascii() or encodable(arguments) is arguments):
             self._joining = True
             joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
@@ -197,18 +204,19 @@ class Assembly:
         call = self._call
         if call.repeats is None:
             self._branches.pieces(run)
-        else:
+        else:  # perhaps a copy of another call, which must not show
             call.held += run
-        run.clear()
+        run.clear()  # both have copied the pieces; and the reading below may raise
         if arguments and call.feed(arguments):
             self._try_hand_on()
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
-        """Make the call that `piece` belongs to, perhaps a new one, that whose pieces are taken.
+        """Make the call of `piece`, perhaps a new one, the current call.
 
-        Servers repeat names, leave out ids or indices, use one index or one id for all calls, or
-        make up a new id for every piece; only a piece with a name begins a call after the first.
+        Servers repeat names, omit ids or indices, use one index or one id for all calls, or send a
+        new id with every piece. After the first call, only a piece with a name begins another one.
         """
+        # The index counts first. Without one (negative), the id counts, then the last call.
         if piece.index >= 0:
             call = self._calls.get(piece.index)
         elif (call := self._by_id.get(piece.id or "")) is None:
@@ -216,14 +224,15 @@ class Assembly:
             if call is not None and piece.name and call.name not in ("", piece.name):
                 call = None
         elif self._latest is not None and self._latest.id == piece.id:
-            call = self._latest  # another one with this id
+            call = self._latest  # several calls have this id: the last one is still arriving
+        # A head with another id begins another call, though the server uses the same index.
         if call is not None and piece.name and call.name and piece.id:
             call = call if call.id in (None, piece.id) else None
         repeats: OpenCall | None = None
         again: ToolCallDelta | None = None
         if call is not None and call.name and call.scanner.done:
-            # What comes after whole arguments begins another call, or is dropped. A head that is
-            # merely repeated may do either: what follows it decides.
+            # A piece after complete arguments begins another call, or is dropped. For a repeated
+            # head, the text after it decides.
             begins = piece.arguments.lstrip().startswith("{")
             if piece.name == call.name and not begins:
                 call.again = piece
@@ -237,13 +246,13 @@ class Assembly:
             self._calls[piece.index if piece.index >= 0 else call.index] = call
             if again is not None and again.item is not None:
                 self._items.append((again.item, call))
-        if piece.id and not call.id:
+        if piece.id and not call.id:  # the first id counts: some servers change it per piece
             call.id = piece.id
             self._by_id.setdefault(piece.id, call)
         call.take_name(piece.name)
-        self._at = None if call.again else piece.index
+        self._at = None if call.again else piece.index  # after a repeated head, look again
         self._call = call
-        if piece.name and call.scanner.done:
+        if piece.name and call.scanner.done:  # the name came after the arguments
             self._try_hand_on()
 
     def _begin(self, index: int, repeats: OpenCall | None = None) -> OpenCall:
@@ -255,7 +264,7 @@ class Assembly:
         return call
 
     def _settle_repeat(self, call: OpenCall, *, truncated: bool = False) -> None:
-        """Drop a call that was sent again, or take it as one of its own."""
+        """Drop a call that the server sent twice, or accept it as a separate call."""
         before = call.repeats
         if before is not None and call.is_repeated(truncated=truncated):
             self._order.remove(call)
@@ -265,16 +274,16 @@ class Assembly:
             self._calls = {at: before if each is call else each for at, each in self._calls.items()}
             self._latest = self._call = before
         else:
-            call.repeats = None
+            call.repeats = None  # first: `settle_name` keeps the text back while it is set
             call.settle_name()
             self._branches.pieces(call.held)
-        self._at = None
+        self._at = None  # the current call may have changed
 
     def _try_hand_on(self) -> None:
         call = self._call
         if call.repeats is not None:
             self._settle_repeat(call)
-            call = self._call
+            call = self._call  # the original, if this was a copy
         if call.name and call.fault is None and not call.handed_on:
             call.read()
             if call.fault is None:
@@ -282,7 +291,7 @@ class Assembly:
                 self.hand_on(call)
 
     def _own_id(self, call: OpenCall) -> str:
-        """Return the id it has, or one made for it, unique in the reply."""
+        """Return the call's id, changed if another call has it, or a new one."""
         own = base = call.id or f"call_{call.index}"
         number = max(call.index, self._tried.get(base, 0))
         while own in self._ids:
@@ -299,13 +308,13 @@ class Assembly:
 
     def show(self, text: str) -> None:
         """Take text of the content that is for the user."""
-        if self._writing is not None:
+        if self._writing is not None:  # the call's own text ends before this text
             self._end_written()
         self._content.append(text)
         self._texts.add(self._content_origin, text)
 
     def put(self, branch: str, text: str) -> None:
-        """Take text of the content that is for a branch; only reasoning has a field of its own."""
+        """Take text of the content that is for a branch; the message has only the reasoning."""
         if branch == "reasoning":
             self._reasoning.append(text)
             self._branches.reasoning(text)
@@ -313,23 +322,23 @@ class Assembly:
             self._branches.others[branch](text)
 
     def new_call(self) -> int:
-        """Begin a call that is written in the content; return its index."""
+        """Begin a call that the model wrote into the content; return its index."""
         self._end_written()
         call = self._writing = self._begin(self._next_place)
         self._written[call.index] = call
         return call.index
 
     def _end_written(self) -> None:
-        """End the text of the last call in the content: what follows the call has come."""
+        """End the user's text of the last call in the content: the call is over."""
         call, self._writing = self._writing, None
         if call is not None:
             call.end_text()
 
     def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
-        """Take more of a call that is written in the content."""
+        """Take a piece of a call that the model wrote into the content."""
         name = name and encodable(name)
         call = self._call = self._written[index]
-        self._at = None
+        self._at = None  # the current call is not one of the wire: `feed` must search for it
         call.take_name(name)
         self._scan([ToolCallDelta(index, None, name, encodable(arguments))])
         if name and call.scanner.done:
@@ -338,12 +347,12 @@ class Assembly:
     # --- the end
 
     def end(self) -> Iterator[OpenCall]:
-        """End a whole reply: hand on what is only now known to be whole; yield the faulty.
+        """End a complete reply: hand on the remaining calls, and yield the faulty ones.
 
-        For each of these, `hand_on` once it is repaired, or `refuse`.
+        The caller repairs each of these and calls `hand_on`, or calls `refuse`.
         """
         stopped = self._finish_reason in STOPPED
-        self._flush(stopped=stopped)
+        self._flush(stopped=stopped)  # first: it may still complete calls or find new ones
         for call in sorted(self._order, key=attrgetter("index")):
             if not call.handed_on:
                 call.read(truncated=stopped)
@@ -354,19 +363,20 @@ class Assembly:
                     yield call
 
     def hand_on(self, call: OpenCall) -> None:
-        """Send a call whose arguments are whole and valid, or were repaired, to its branch."""
+        """Send a call with valid or repaired arguments to its branch."""
         call.handed_on = True
         self._branches.calls(call.for_tool())
 
     def refuse(self, call: OpenCall) -> None:
-        """Put an error in the place of a call that is faulty and was not repaired."""
+        """Send an error to the branch in place of a faulty call."""
         self._branches.calls(call.error())
 
     def break_off(self) -> None:
-        """End a reply that broke off: what was held back is shown, no call is handed on."""
+        """End an interrupted reply: show the text that was held back; hand on no more calls."""
         self._flush(stopped=True)
 
     def _flush(self, *, stopped: bool) -> None:
+        # Before the splitter's end: this text may complete or refute a marker.
         if half := self._content_joiner.end():
             self._take_content(half)
         if half := self._reasoning_joiner.end():
@@ -382,11 +392,11 @@ class Assembly:
         if self._splitter is not None:
             self._splitter.end(stopped=stopped)
         for call in self._order if self._exempt else ():
-            call.settle_name()  # more of it has not come, and will not
-        self._texts.end_all()
+            call.settle_name()  # it may still wait for the rest of its name
+        self._texts.end_all()  # last: every origin has all its text
 
     def message(self) -> Message:
-        """Return the assembled message of a whole reply."""
+        """Return the assembled message of a complete reply."""
         refusal = "".join(self._refusal) or None
         content = "".join(self._content)
         calls = sorted(self._order, key=attrgetter("index"))
@@ -411,8 +421,8 @@ class Assembly:
     def partial(self) -> Message | None:
         """Return the text and the reasoning so far, as a message; None without either.
 
-        It has no tool calls, since nothing answers them. So any provider takes it back, unless
-        its `content` is None: then the reply broke off while the model reasoned.
+        It has no tool calls, since these would need results. So every provider accepts it in a
+        conversation, unless its `content` is None: the reply broke off while the model reasoned.
         """
         content = "".join(self._texts.parts)
         reasoning = "".join(self._reasoning)
@@ -427,9 +437,9 @@ class Assembly:
 
 
 def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message:
-    """Return the message that the endpoint would have given without streaming.
+    """Return the message of a complete list of deltas, as a request without streaming returns it.
 
-    Raises `BadResponse` for deltas that make none.
+    Raises `BadResponse` if the deltas are not a valid reply.
     """
     message = _assembled(deltas, formats, broken=False)
     assert message is not None, "only one that broke off may be nothing"
@@ -437,7 +447,7 @@ def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message
 
 
 def assemble_partial(deltas: Iterable[Delta]) -> Message | None:
-    """Return the text and the reasoning that came before the reply broke off, None without either.
+    """Return the text and the reasoning of an interrupted reply; None without either.
 
     Raises as `assemble` does.
     """
@@ -459,6 +469,7 @@ def _assembled(
         return assembly.message()
     except BackendError:
         raise
-    except Exception as error:  # noqa: BLE001 - a server may say anything
+    except Exception as error:  # noqa: BLE001 - servers send anything
         kind = type(error).__name__
-    raise BadResponse(f"what came makes no message ({kind})")  # and no word of the server's
+    # Outside of the handler and without the error's text: it may quote the server's secrets.
+    raise BadResponse(f"what came makes no message ({kind})")

@@ -1,6 +1,6 @@
-"""The ways in which models write tool calls as text, and the first call of a complete reply.
+"""The formats of tool calls that models write as text, and the search for one in a reply.
 
-A further one is a class here, with a line in `FORMATS`; in an application, a class of its own.
+To add a format, define a class here and list it in `FORMATS`. Applications subclass `Format`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "find_call",
 ]
 
-# The heads of calls that begin with a name, and what can no longer become one.
+# For `NamedBody`: the head of a call, and text that can no longer become a head.
 _MISTRAL = re.compile(r"\s*+([^\s\[{]++)(?:\[CALL_ID\][^\s\[{]*+)?(?:\[ARGS\]|(?=\s*+\{))")
 _NOT_MISTRAL = re.compile(r"\s*+(?:[\[{]|[^\s\[{]++\s++[^\s{])")
 _REACT = re.compile(r"[ \t]*+([^\s\[{]++)\s*+Action Input:")
@@ -57,7 +57,7 @@ class Hermes(Format):
 class Mistral(Format):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}`.
 
-    The latter also without `[ARGS]`, or with `[CALL_ID]` and an id, which is dropped, before it.
+    In the second form `[ARGS]` is optional. `[CALL_ID]` and an id before it are dropped.
     """
 
     open = "[TOOL_CALLS]"
@@ -72,7 +72,7 @@ class Mistral(Format):
 
 
 class Llama(Format):
-    """`<|python_tag|>{"name": ..., "parameters": {...}}`; what is no object is code for `tool`."""
+    """`<|python_tag|>{"name": ..., "parameters": {...}}`; anything but an object is code."""
 
     open = "<|python_tag|>"
 
@@ -81,11 +81,11 @@ class Llama(Format):
         self._argument = argument
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Take the code, which ends with the reply."""
+        """Yield the code, which ends with the reply, as a call of the code tool."""
         yield self._tool, {self._argument: body}
 
     def body(self, output: Output) -> Body:
-        """Read objects as they arrive, code when it is whole."""
+        """Read objects as they arrive, and code when it is complete."""
         return ChoiceBody(
             "{", JsonBody(output, start=self.open), lambda: CollectedBody(output, self, self.open)
         )
@@ -102,13 +102,13 @@ class InternLMPlugin(Format):
 
 
 class _TextArgument:
-    """What formats share whose body is the only argument of a call of one tool."""
+    """The base of formats whose body is the only argument of a call of one tool."""
 
     _tool: str
     _argument: str
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Take the text as it is."""
+        """Yield the unchanged text as the argument."""
         yield self._tool, {self._argument: body}
 
     def write(self, call: ToolCall) -> str:
@@ -120,7 +120,7 @@ class _TextArgument:
 class TextCall(_TextArgument, Format):
     """A call of `tool` whose only argument is the text between `begin` and `end`.
 
-    `instruction` tells a model of this form.
+    `instruction` explains this format to a model.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TextCall(_TextArgument, Format):
 
 
 class FencedCall(Format):
-    """A JSON object with `name` and `parameters` in a fence, which any model can write."""
+    """A JSON object with `name` and `parameters` in a fence; any model can learn it."""
 
     open, close = "```json\n", "\n```"
     instruction = (
@@ -143,7 +143,7 @@ class FencedCall(Format):
     )
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Take the object."""
+        """Yield the object as a call."""
         call, error = read_arguments(body)
         if error is not None or not isinstance(call.get("name"), str):
             raise ValueError(error or "it has no name")
@@ -165,7 +165,7 @@ class InternLMInterpreter(_TextArgument, Format):
         self._argument = argument
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Take the code out of its fence, if it has one."""
+        """Yield the code as the argument, without its fence if it has one."""
         fenced = _FENCE.fullmatch(body)
         return super().read(fenced[1] if fenced else body.strip())
 
@@ -175,7 +175,7 @@ class InternLMInterpreter(_TextArgument, Format):
 
 
 class FencedCode(_TextArgument, Format):
-    """A fenced block of code at the start of a line, which is code for `tool`."""
+    """A fenced block of code at the start of a line, which becomes a call of `tool`."""
 
     close = "\n```"
     at_line_start = True
@@ -197,7 +197,7 @@ class FencedCode(_TextArgument, Format):
 
 
 class ReAct(Format):
-    """`Action: name`, then `Action Input: {...}`; `Observation:` after it is dropped."""
+    """`Action: name`, then `Action Input: {...}`; an `Observation:` after it is dropped."""
 
     open = "Action:"
     at_line_start = True
@@ -219,7 +219,7 @@ class ReAct(Format):
 class BareJSON(Format):
     """A reply that begins with `{"name": ..., "arguments": {...}}`, or a list of these.
 
-    Nothing marks it, so other JSON is held back until it is seen to be none, or is whole.
+    It has no marker, so other JSON is held back until it is complete or cannot be a call.
     """
 
     open = ""
@@ -247,13 +247,13 @@ FORMATS: Mapping[str, Callable[[], Format]] = {
     "bare-json": BareJSON,
     "think": Think,
 }
-"""Each by the name that the terminal takes."""
+"""The formats by the names that the command line accepts."""
 
 
 class WrittenCall(NamedTuple):
-    """The first call of a complete reply: the text before it, its own text and what it calls.
+    """The first call of a complete reply: the text before it, its text, name and arguments.
 
-    `name` is "" and `arguments` is its raw text if it cannot be read.
+    For a faulty call, `name` is "" and `arguments` is its raw text.
     """
 
     before: str
@@ -265,22 +265,18 @@ class WrittenCall(NamedTuple):
 def find_call(text: str, formats: Sequence[Format], *, stopped: bool = False) -> WrittenCall | None:
     """Return the first call in a complete reply, None if it has none.
 
-    Of formats with the same marker the first one counts. A missing or incomplete end mark is
+    If formats have the same marker, the first one counts. A missing or incomplete end mark is
     completed, because servers remove stop words from the reply. With `stopped` the reply was cut
-    off: a call without any of its end mark is not completed.
+    off, and a call without any part of its end mark is not completed.
     """
-    found = [
-        (marker, each)
-        for each in formats
-        for marker in re.finditer(_marker_at(each), text)  # one without a marker begins the reply
-    ]
-    end = 0  # of a body that is no call, such as reasoning: a marker inside it does not count
+    found = [(marker, each) for each in formats for marker in re.finditer(_marker_at(each), text)]
+    end = 0  # the end of the last body without a call, such as reasoning: it hides its markers
     for marker, each in sorted(found, key=lambda pair: pair[0].start()):
         if marker.start() < end:
             continue
         rest, close = text[marker.end() :], each.close or ""
         present = overlap(rest, close)
-        # White space at the end of a mark may be missing, but not all of the mark.
+        # Of a stopped reply, only the white space at the end of the mark may be missing.
         if close not in rest and (not stopped or 0 < len(close.rstrip()) <= present):
             rest += close[present:]
         call = _FirstCall()
@@ -302,7 +298,7 @@ def _marker_at(format: Format) -> str:  # noqa: A002 - the field's term
 
 
 class _FirstCall:
-    """An `Output` that keeps the first call of a body."""
+    """An `Output` that stores the first call of a body."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -320,7 +316,7 @@ class _FirstCall:
         return self.count - 1
 
     def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
-        """Keep what belongs to the first call."""
+        """Store the pieces of the first call."""
         if index == 0:
             self.name += name or ""
             self.arguments += arguments

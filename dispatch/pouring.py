@@ -1,4 +1,4 @@
-"""What a room needs that passes on what comes, item by item, and does nothing else."""
+"""Pass the items of a stream to a function, for packages that do nothing else with them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 async def pour(items: AsyncIterable[T], take: Callable[[T], object]) -> None:
-    """Give each item to `take`, plain or async, as it comes.
+    """Call `take`, plain or async, with each item as it arrives.
 
-    Those of a reply's branch are given to it where they arrive, which spares a task's turn for
-    each: `take` runs in the context of this task, but perhaps not in this task.
+    The pump of a reply calls `take` itself for the items of a branch, so that no item has to wake
+    a task. `take` then runs with this task's context variables, but perhaps in another task.
     """
     if isinstance(items, Channel):
         await items.pour(take)
