@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from ._format import Body, Output, Stepwise, Until, write_whole
+from ._format import Body, Output, Stepwise, Until, write_complete_call
 from ._json_body import JsonBody
 from ._marked import MarkedObject
 from ._scan import SPACE, ObjectScanner, end_of
@@ -15,7 +15,7 @@ __all__ = ["ChoiceBody", "CodeBody", "NamedBody"]
 
 # The head of a named call must end within this many characters, or it is text. The limit bounds the
 # cost of matching it again with each piece, and the text held back that only looks like a head.
-_LONGEST_HEAD = 256
+_MAX_HEAD_CHARS = 256
 
 _STRAY = "}],;"  # superfluous signs that models write after an object
 
@@ -42,7 +42,7 @@ class NamedBody(Stepwise):
         self._no_head = no_head
         self._close = close
         self._until = Until(close, start)
-        self._came = ""  # the text so far, until the head is complete
+        self._head_text = ""  # the text so far, until the head is complete
         self._index = -1
         scanner = ObjectScanner()
 
@@ -61,22 +61,24 @@ class NamedBody(Stepwise):
                 self._state = self._in_text
                 return self.feed(rest) or ""
             self._output.write(self._index, self._until.release())
-        elif self._came.strip():
-            write_whole(self._output, None, self._came)
+        elif self._head_text.strip():
+            write_complete_call(self._output, None, self._head_text)
         else:
             self.void = True
-        return self._came if self.void else ""
+        return self._head_text if self.void else ""
 
     def _in_head(self, text: str) -> str:
-        came = self._came = self._came + text
-        found = self._head.match(came, 0, _LONGEST_HEAD)
+        head_text = self._head_text = self._head_text + text
+        found = self._head.match(head_text, 0, _MAX_HEAD_CHARS)
         if found is None:
-            self.void = len(came) >= _LONGEST_HEAD or self._no_head.match(came) is not None
-            return self._leave(came) if self.void else ""
+            self.void = (
+                len(head_text) >= _MAX_HEAD_CHARS or self._no_head.match(head_text) is not None
+            )
+            return self._leave(head_text) if self.void else ""
         self._index = self._output.new_call()
         self._output.write(self._index, name=found[1])
         self._state = self._before_object
-        return came[found.end() :]
+        return head_text[found.end() :]
 
     def _before_object(self, text: str) -> str:
         text = text.lstrip()

@@ -16,7 +16,7 @@ from ._user_text import TextOrigin, UserText
 __all__ = ["OpenCall"]
 
 # The rest of a tool's name is dropped: each piece copies the name, which would be quadratic.
-_LONGEST_NAME = 1024
+_MAX_NAME_CHARS = 1024
 
 
 class OpenCall:
@@ -26,7 +26,7 @@ class OpenCall:
     `exempt` it is a normal argument. `fault` is the reason why the call cannot run, once known.
     `handed_on` is set when the branch has the call. `again` is a repeated head that came
     after the complete arguments: if more arguments follow, it began another call. `repeats` is the
-    earlier call that this one may be a copy of; until that is known, `held` collects its pieces.
+    earlier call that this one may be a copy of. Until that is known, `held_pieces` has its pieces.
     """
 
     __slots__ = (
@@ -37,7 +37,7 @@ class OpenCall:
         "arguments",
         "fault",
         "handed_on",
-        "held",
+        "held_pieces",
         "id",
         "index",
         "joiner",
@@ -58,7 +58,7 @@ class OpenCall:
     ) -> None:
         self.index = index
         self.repeats = repeats
-        self.held: list[ToolCallDelta] = []
+        self.held_pieces: list[ToolCallDelta] = []
         self.id: str | None = None
         self.name = ""
         self.raw = ""  # the arguments as JSON text, set by `read`
@@ -85,14 +85,14 @@ class OpenCall:
         A name in pieces is complete before the arguments begin.
         """
         if name and self.name != name and not (self.name and self.scanner.parts):
-            self.name = (self.name + name)[:_LONGEST_NAME]
+            self.name = (self.name + name)[:_MAX_NAME_CHARS]
             if self.scanner.parts:
                 self.settle_name()
 
     def settle_name(self) -> None:
         """Take the name as complete: release the text for the user, or mute it if exempt."""
         if self._user_part is not None and self._user_part.waits and self.repeats is None:
-            self._user_part.go_on(mute=self.name in self._exempt)
+            self._user_part.release(mute=self.name in self._exempt)
 
     def feed(self, arguments: str) -> bool:
         """Take more of the arguments; return whether they are complete."""
@@ -174,38 +174,38 @@ class _UserPart:
     While it `waits`, because the text may be for the tool, it stores the steps to take later.
     """
 
-    __slots__ = ("_decoder", "_kept", "_mute", "_origin", "_texts", "waits")
+    __slots__ = ("_decoder", "_deferred_steps", "_mute", "_origin", "_texts", "waits")
 
     def __init__(self, texts: UserText, *, waits: bool) -> None:
         self.waits = waits
-        self._kept: list[Callable[[], None]] = []
+        self._deferred_steps: list[Callable[[], None]] = []
         self._mute = False
         self._texts = texts
         self._origin: TextOrigin | None = None
         self._decoder = StringDecoder()
 
-    def go_on(self, *, mute: bool) -> None:
+    def release(self, *, mute: bool) -> None:
         """End the wait: take the stored steps and all later ones; with `mute` drop the text."""
         self.waits, self._mute = False, mute
-        kept, self._kept = self._kept, []
-        for step in kept:
+        steps, self._deferred_steps = self._deferred_steps, []
+        for step in steps:
             step()
 
     def start(self, key: str, kind: str) -> None:
         if self.waits:
-            self._kept.append(partial(self.start, key, kind))
+            self._deferred_steps.append(partial(self.start, key, kind))
         elif kind == '"' and not self._mute:
             self._origin = self._texts.begin()
 
     def piece(self, raw: str) -> None:
         if self.waits:
-            self._kept.append(partial(self.piece, raw))
+            self._deferred_steps.append(partial(self.piece, raw))
         elif self._origin is not None and (text := self._decoder.feed(raw)):
             self._texts.add(self._origin, text)
 
     def end(self) -> None:
         if self.waits:
-            self._kept.append(self.end)
+            self._deferred_steps.append(self.end)
         elif self._origin is not None:
             if left := self._decoder.end():
                 self._texts.add(self._origin, left)

@@ -22,7 +22,7 @@ __all__ = ["Channel", "Gate", "Waiters"]
 T = TypeVar("T")
 
 
-class _Holding(threading.local):
+class _ClosedGates(threading.local):
     """The gates of this thread's loop that are holding their source back.
 
     Each checks its readers again when a task begins to wait for a branch.
@@ -32,14 +32,14 @@ class _Holding(threading.local):
         self.gates: set[Gate] = set()
 
 
-_holding = _Holding()
+_closed_gates = _ClosedGates()
 
 # How often a closed gate checks its readers: nothing signals that one has ended, or that it waits
 # for another node.
-_LOOK_AGAIN = 0.02
+_READER_POLL_SECONDS = 0.02
 # How long a gate stays closed for a reader that takes nothing. Then it opens anyway: the reader may
 # depend on the source in a way that the gate cannot see, which would be a deadlock.
-_PATIENCE = 1.0
+_STALLED_READER_SECONDS = 1.0
 
 
 class Waiters:
@@ -55,10 +55,10 @@ class Waiters:
         """Return a future for the current task to await at once; the next `wake` completes it."""
         future = begin_wait(self._pump)
         self.futures.append(future)
-        for gate in _holding.gates:
+        for gate in _closed_gates.gates:
             # This task may be the reader that holds the gate closed. Only in the loop's next turn
             # is it suspended, so that the gate sees it wait.
-            asyncio.get_running_loop().call_soon(gate.look_again)
+            asyncio.get_running_loop().call_soon(gate.check_again)
         return future
 
     async def wait(self) -> None:
@@ -82,42 +82,42 @@ class Gate:
     """Holds the source of one reply back while a branch that is being read is too full.
 
     `limit` is the number of characters for each of the `channels`. A channel that exceeds it sets
-    `pressed`, so that the pump tests one flag per delta and calls `wait` only then. While the
-    source waits, `held` is the future that it waits for.
+    `is_over_limit`, so that the pump tests one flag per delta and calls `wait` only then. While the
+    source waits, `wake_up` is the future that it waits for.
     """
 
-    __slots__ = ("channels", "held", "limit", "pressed", "pump")
+    __slots__ = ("channels", "is_over_limit", "limit", "pump", "wake_up")
 
     def __init__(self, limit: int, pump: Node[Any]) -> None:
         self.limit = limit
         self.pump = pump
-        self.pressed = False
+        self.is_over_limit = False
         self.channels: list[Channel[Any]] = []
-        self.held: asyncio.Future[None] | None = None
+        self.wake_up: asyncio.Future[None] | None = None
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """Make a waiting source check its channels again."""
-        if self.held is not None and not self.held.done():
-            self.held.set_result(None)
+        if self.wake_up is not None and not self.wake_up.done():
+            self.wake_up.set_result(None)
 
     async def wait(self) -> bool:
         """Wait until no channel holds the source back; return whether any did."""
         # Clear the flag before waiting. The pump feeds its pending deltas when it suspends below;
         # if these fill a branch, the flag must be set again afterwards.
-        self.pressed = held = False
+        self.is_over_limit = has_waited = False
         loop = asyncio.get_running_loop()
-        while any(channel.holds() for channel in self.channels):
-            held = True
-            self.held = loop.create_future()
-            timer = loop.call_later(_LOOK_AGAIN, self.look_again)
-            _holding.gates.add(self)
+        while any(channel.holds_source() for channel in self.channels):
+            has_waited = True
+            self.wake_up = loop.create_future()
+            timer = loop.call_later(_READER_POLL_SECONDS, self.check_again)
+            _closed_gates.gates.add(self)
             try:
-                await self.held
+                await self.wake_up
             finally:
-                _holding.gates.discard(self)
+                _closed_gates.gates.discard(self)
                 timer.cancel()
-                self.held = None
-        return held
+                self.wake_up = None
+        return has_waited
 
 
 class Channel(AsyncIterator[T]):
@@ -132,12 +132,12 @@ class Channel(AsyncIterator[T]):
         "_allowed",
         "_ended",
         "_gate",
-        "_held_since",
         "_items",
         "_measure",
         "_outcome",
         "_reader",
         "_size",
+        "_stalled_since",
         "_taker",
         "_waiters",
     )
@@ -157,7 +157,7 @@ class Channel(AsyncIterator[T]):
         self._taker: Callable[[T], bool] | None = None
         # The characters that may wait here, and the time since when there are more and no read.
         self._allowed = gate.limit
-        self._held_since: float | None = None
+        self._stalled_since: float | None = None
         gate.channels.append(self)
 
     def put(self, item: T) -> None:
@@ -173,7 +173,7 @@ class Channel(AsyncIterator[T]):
             if self._waiters.futures:
                 self._waiters.wake()
             if size > self._gate.limit:
-                self._gate.pressed = True
+                self._gate.is_over_limit = True
 
     def put_all(self, items: Iterable[T]) -> None:
         """Add several items."""
@@ -188,7 +188,7 @@ class Channel(AsyncIterator[T]):
         self._ended = True  # before the wake-up: readers check it when they find no item
         self._waiters.wake()
 
-    def holds(self) -> bool:
+    def holds_source(self) -> bool:
         """Return whether the source must wait for this branch.
 
         It never waits for an unread branch, nor for one whose last reader has ended or waits for
@@ -198,14 +198,14 @@ class Channel(AsyncIterator[T]):
         reader = self._reader
         # Cheapest test first: most calls end at the size.
         if self._size <= self._allowed or reader is None or reader.done() or waits_for_tree(reader):
-            self._held_since = None
+            self._stalled_since = None
             return False
         now = reader.get_loop().time()
-        if self._held_since is None or is_sleeping(reader.get_coro()):
-            self._held_since = now  # a timer wakes the reader: no deadlock is possible
-        elif now - self._held_since >= _PATIENCE:
+        if self._stalled_since is None or is_sleeping(reader.get_coro()):
+            self._stalled_since = now  # a timer wakes the reader: no deadlock is possible
+        elif now - self._stalled_since >= _STALLED_READER_SECONDS:
             self._allowed = 2 * self._size
-            self._held_since = None
+            self._stalled_since = None
             return False
         return True
 
@@ -217,18 +217,18 @@ class Channel(AsyncIterator[T]):
         """
         context = copy_context()
         future: Wait
-        taken: object = None
+        value: object = None
         failure: BaseException | None = None
 
-        def take_there(item: T) -> bool:
-            nonlocal taken, failure
+        def take_directly(item: T) -> bool:
+            nonlocal value, failure
             if future.done():  # the reader is about to run: it takes this item from the buffer
                 return False
             try:
-                taken = context.run(take, item)
+                value = context.run(take, item)
             except BaseException as error:  # noqa: BLE001 - the reader raises it
                 failure = error
-            if failure is None and (taken is None or not isawaitable(taken)):
+            if failure is None and (value is None or not isawaitable(value)):
                 return True
             if not future.done():  # `take` may have cancelled its own reader
                 future.set_result(None)
@@ -243,15 +243,15 @@ class Channel(AsyncIterator[T]):
                 await self._outcome()
                 return
             # The buffer is empty and nothing has suspended since: no item can come in between.
-            future, self._taker = self._waiters.begin(), take_there
+            future, self._taker = self._waiters.begin(), take_directly
             try:
                 await future
             except asyncio.CancelledError:
                 if failure is None:  # a failure of `take` came before the cancellation
-                    _let_go(taken)
+                    _discard(value)
                     raise
             finally:
-                # `take_there` completes the future without `wake`, so it may still be listed.
+                # `take_directly` completes the future without `wake`, so it may still be listed.
                 self._taker = None
                 self._waiters.forget(future)
             if failure is not None:
@@ -259,9 +259,9 @@ class Channel(AsyncIterator[T]):
                     raise failure
                 finally:
                     failure = None  # its traceback refers to this frame: avoid the cycle
-            if isawaitable(taken):
-                await taken
-            taken = None
+            if isawaitable(value):
+                await value
+            value = None
 
     async def __anext__(self) -> T:
         self._begin_reading()
@@ -282,15 +282,15 @@ class Channel(AsyncIterator[T]):
         self._size -= self._measure(item)
         # The reader makes progress: the normal limit applies again.
         self._allowed = self._gate.limit
-        self._held_since = None
-        if self._gate.held is not None and self._size <= self._allowed:
-            self._gate.look_again()
+        self._stalled_since = None
+        if self._gate.wake_up is not None and self._size <= self._allowed:
+            self._gate.check_again()
         return item
 
 
-def _let_go(taken: object) -> None:
+def _discard(value: object) -> None:
     """Cancel or close the result of `take` that the cancelled reader will not await."""
-    if isinstance(taken, asyncio.Future):
-        taken.cancel()
-    elif isinstance(taken, Coroutine):
-        taken.close()
+    if isinstance(value, asyncio.Future):
+        value.cancel()
+    elif isinstance(value, Coroutine):
+        value.close()

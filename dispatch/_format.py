@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..messages import ToolCall
 from ..messages.text import overlap
 
-__all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
+__all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_complete_call"]
 
 
 class Output(Protocol):
@@ -58,15 +58,15 @@ class Stepwise(Body):
 
     def __init__(self, first: Callable[[str], str]) -> None:
         self._state = first
-        self._over = False
+        self._is_over = False
 
     def feed(self, text: str) -> str | None:
-        while text and not self._over:
+        while text and not self._is_over:
             text = self._state(text)
-        return text if self._over else None
+        return text if self._is_over else None
 
     def _leave(self, rest: str) -> str:
-        self._over = True
+        self._is_over = True
         return rest
 
 
@@ -147,7 +147,7 @@ class Until:
         return held
 
 
-def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:
+def write_complete_call(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:
     """Write a complete call; without a name it is a faulty call."""
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -178,7 +178,7 @@ class CollectedBody(Body):
     def end(self, *, stopped: bool) -> str:
         body = "".join(self._parts) + self._until.release()
         if stopped:  # the body broke off: a call that may be incomplete must not run
-            write_whole(self._output, None, body)
+            write_complete_call(self._output, None, body)
         else:
             self._read(body)
         return ""
@@ -189,7 +189,7 @@ class CollectedBody(Body):
         except ValueError:
             calls = [(None, body)]
         for name, arguments in calls:
-            write_whole(self._output, name, arguments)
+            write_complete_call(self._output, name, arguments)
 
 
 class _PassedBody(Body):

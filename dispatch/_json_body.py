@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._format import Output, Stepwise, Until, write_whole
+from ._format import Output, Stepwise, Until, write_complete_call
 from ._marked import MarkedObject
 from ._scan import SPACE, ObjectScanner, StringDecoder, end_of, unescape
 
@@ -52,7 +52,7 @@ class JsonBody(Stepwise):
         self._signs = _FIRST
         self._gap: list[str] = []  # white space since the last sign or object, and leading signs
         self._held = ""  # the possible beginning of `close`
-        self._loose: list[str] = []  # unreadable text, up to a mark
+        self._unreadable: list[str] = []  # text up to a mark
         self._until = Until(close, start)
 
     def feed(self, text: str) -> str | None:
@@ -62,19 +62,19 @@ class JsonBody(Stepwise):
 
     def end(self, *, stopped: bool) -> str:
         if self._undecided is not None:
-            return self._be_text(self._undecided)
+            return self._become_text(self._undecided)
         if self._object is not None and (rest := self._object.end()):
             return self.feed(self._break_off(rest)) or ""
-        loose = "".join(self._loose or [*self._gap, self._held]) + self._until.release()
+        unreadable = "".join(self._unreadable or [*self._gap, self._held]) + self._until.release()
         if self._call is not None:
-            self._call.fail(loose if self._object is None else self._object.raw)
+            self._call.fail(unreadable if self._object is None else self._object.raw)
         elif self._calls:
             self._settle()
-            return loose if self._loose else ""
+            return unreadable if self._unreadable else ""
         elif stopped or self._close is None:
-            write_whole(self._output, None, loose)
+            write_complete_call(self._output, None, unreadable)
         else:
-            return self._be_text([loose])
+            return self._become_text([unreadable])
         return ""
 
     def _in_gap(self, text: str) -> str:
@@ -109,7 +109,7 @@ class JsonBody(Stepwise):
         if self._calls and self._close is None:
             return self._leave(rest)
         if self._undecided is not None:
-            return self._leave(self._be_text(self._undecided))
+            return self._leave(self._become_text(self._undecided))
         self._state = self._after_calls if self._calls else self._in_broken
         return rest
 
@@ -118,7 +118,7 @@ class JsonBody(Stepwise):
         assert call is not None
         assert written is not None
         rest = written.feed(text)
-        if call.begun:  # a part of the call has been written: it can no longer become text
+        if call.has_begun:  # a part of the call has been written: it can no longer become text
             self._undecided = None
         if rest is None:
             return ""
@@ -136,37 +136,37 @@ class JsonBody(Stepwise):
     def _break_off(self, rest: str) -> str:
         """Leave an object that broke off; `rest` is the text after its readable part."""
         if self._undecided is not None:
-            return self._leave(self._be_text(self._undecided))
+            return self._leave(self._become_text(self._undecided))
         assert self._object is not None
-        self._loose.append(self._object.raw)
+        self._unreadable.append(self._object.raw)
         self._object = None
         self._state = self._in_broken
         return rest
 
     def _in_broken(self, text: str) -> str:
         before, mark, after = self._until.feed(text)
-        self._loose.append(before)
+        self._unreadable.append(before)
         if not mark:
             return ""
         if self._call is not None:
-            self._call.fail("".join(self._loose))
+            self._call.fail("".join(self._unreadable))
         elif mark == self._close:
-            write_whole(self._output, None, "".join(self._loose))
+            write_complete_call(self._output, None, "".join(self._unreadable))
         else:
-            return self._leave(self._be_text([*self._loose, mark, after]))
+            return self._leave(self._become_text([*self._unreadable, mark, after]))
         return self._leave(after if mark == self._close else mark + after)
 
     def _after_calls(self, text: str) -> str:
         before, mark, after = self._until.feed(text)
-        self._loose.append(before)
+        self._unreadable.append(before)
         if not mark:
             return ""
-        loose = "".join(self._loose)
+        unreadable = "".join(self._unreadable)
         if mark == self._close:
-            self._settle(followed_by=loose)
+            self._settle(followed_by=unreadable)
             return self._leave(after)
         self._settle()
-        return self._leave(loose + mark + after)
+        return self._leave(unreadable + mark + after)
 
     def _settle(self, followed_by: str = "") -> None:
         """Finish the last complete call, or make it faulty if it is `followed_by` other text."""
@@ -178,10 +178,10 @@ class JsonBody(Stepwise):
             else:
                 call.finish(raw)
 
-    def _be_text(self, came: list[str]) -> str:
+    def _become_text(self, parts: list[str]) -> str:
         self.void = True
         self._undecided = None
-        return "".join(came)
+        return "".join(parts)
 
 
 class _JsonCall:
@@ -202,7 +202,7 @@ class _JsonCall:
         self._take: Callable[[str], None] | None = None  # takes the value that is arriving
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether a part of the call has been written."""
         return self._index is not None
 
@@ -241,8 +241,8 @@ class _JsonCall:
 
     def fail(self, raw: str) -> None:
         """Make the call faulty, unless its own arguments already do so."""
-        if not self.begun:
-            write_whole(self._output, None, raw)
+        if not self.has_begun:
+            write_complete_call(self._output, None, raw)
         elif not self._has_arguments:
             self._write(raw)
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
 from ._format import Until
-from ._scan import SPACE, STRING_REST, ObjectScanner, end_of
+from ._scan import DEPTH_CHANGES, LENIENT_JSON, SPACE, STRING_REST, ObjectScanner, end_of
 
 __all__ = ["MarkedObject"]
 
 # The characters of JSON outside of strings and brackets. Each mark has a character that is not
 # among them.
-_PLAIN = re.compile(r"[-+.,:\d\seEtrufalsn]*+")
+_OUTSIDE_STRINGS = re.compile(r"[-+.,:\d\seEtrufalsn]*+")
 # Limited to a few characters, because they are read again with each piece of the text.
 _BRACKETS = re.compile(r"[}\]][}\]\s]{0,15}\Z")
 _AFTER_STRING = ",:}]"
-_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
-_SIGNS = '{}[]"'
-_LENIENT = json.JSONDecoder(strict=False)
+_STRUCTURAL_SIGNS = '{}[]"'
 
 
 class MarkedObject:
@@ -39,7 +36,7 @@ class MarkedObject:
         self._take = take
         self._until = Until(*marks)
         self._brackets = ""  # closing brackets before a mark in a string
-        self._kept: list[str] = []  # the text from that mark on
+        self._held_parts: list[str] = []  # the text from that mark on
         self._probe: _Probe | None = None  # the reader of that text
 
     @property
@@ -68,29 +65,29 @@ class MarkedObject:
                 return text
             self._brackets = brackets
             self._probe = _Probe(depth)
-        self._kept.append(text)
+        self._held_parts.append(text)
         if not self._probe.feed(text):
             return None
-        kept = "".join(self._kept)
-        end = len(kept) - self._probe.left
-        rest = self._brackets + kept[:end]
+        held = "".join(self._held_parts)
+        end = len(held) - self._probe.left
+        rest = self._brackets + held[:end]
         self.broken = self._probe.broken
         # The probe only counts brackets. Decode once, before `take` makes the text final.
         try:
-            _LENIENT.decode(self._scanner.raw + rest)
+            LENIENT_JSON.decode(self._scanner.raw + rest)
         except (ValueError, RecursionError):
             self.broken = True
         if self.broken:
-            return kept
+            return held
         self._take(rest)
-        return kept[end:]
+        return held[end:]
 
     def end(self) -> str:
         """Take the end of the reply; return the text from the mark on that ended the object."""
         if self._probe is None:
             self._pass_on(self._until.release())
         self.broken = True
-        return "".join(self._kept)
+        return "".join(self._held_parts)
 
     def _pass_on(self, text: str) -> str:
         """Pass text on; return brackets at its end that may or may not be part of a string."""
@@ -133,7 +130,7 @@ class _Probe:
                 self._in_string, self._after_string = False, True
                 position += 1
                 continue
-            position = end_of(SPACE if self._after_string else _PLAIN, text, position)
+            position = end_of(SPACE if self._after_string else _OUTSIDE_STRINGS, text, position)
             if position == len(text):
                 return False
             sign = text[position]
@@ -142,8 +139,8 @@ class _Probe:
             else:
                 position += 1
                 self._in_string = sign == '"'
-                self._depth += _DEEPER.get(sign, 0)
-                self.broken = sign not in _SIGNS
+                self._depth += DEPTH_CHANGES.get(sign, 0)
+                self.broken = sign not in _STRUCTURAL_SIGNS
             if self.broken or not self._depth:
                 self.left = len(text) - position
                 return True

@@ -21,15 +21,15 @@ from .assembly import Assembly, Branches
 
 __all__ = ["Pump", "Repair"]
 
-Repaired: TypeAlias = "str | dict[str, Any] | None"
-Repair: TypeAlias = Callable[[ToolCallError], "Repaired | Awaitable[Repaired]"]
+RepairedArguments: TypeAlias = "str | dict[str, Any] | None"
+Repair: TypeAlias = Callable[[ToolCallError], "RepairedArguments | Awaitable[RepairedArguments]"]
 """Returns new arguments for a faulty call, as JSON text or an object, or None to refuse it."""
 
 # The pump gives the loop a turn after this many deltas of a source that never waits, or after fewer
 # if the limit is small. At the beginning, and after a branch was too full, it feeds batches that
 # grow fourfold up to that size. So deltas of equal length exceed a branch's limit at most fourfold.
-_TURN = 1024
-_DELTA = 64  # the assumed characters of a delta, to derive the batch size from the limit
+_MAX_BATCH_DELTAS = 1024
+_ASSUMED_DELTA_CHARS = 64  # derives the batch size from the limit
 
 
 class Pump(Node[None], internal=True):
@@ -45,7 +45,7 @@ class Pump(Node[None], internal=True):
         repair: Repair | None,
         limit: int,
         exempt: frozenset[str] = frozenset(),
-        hears: Node[Any] | None = None,
+        listener: Node[Any] | None = None,
     ) -> None:
         self._gate = Gate(limit, self)
         # Annotated, not `Channel[str](...)`: the subscription costs more than the object.
@@ -63,20 +63,20 @@ class Pump(Node[None], internal=True):
             name: Channel(gate, len, check) for name in sorted(others)
         }
         self.message: Message | None = None  # once the reply is whole
-        self.firsts: list[Callable[[], object]] = []
-        self.lasts: list[Callable[[], object]] = []
+        self.first_callbacks: list[Callable[[], object]] = []
+        self.last_callbacks: list[Callable[[], object]] = []
         self._source = source
         self._opened: Any = source  # to be closed at the end
         self._iterator: Any = None  # `aiter(self._opened)`; closed too if it is another object
         self._repair = repair
         self._failed = False  # this node's outcome has the error
-        self._over = False  # the branches have ended
-        self._refused = False  # the assembly has raised, as a user's format may
+        self._is_over = False  # the branches have ended
+        self._has_feed_failed = False  # the assembly has raised, as a user's format may
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
         branches = Branches(
             self.text.put,
-            self.reasoning.put if hears is None else partial(self._tell_reasoning, hears),
+            self.reasoning.put if listener is None else partial(self._emit_reasoning, listener),
             self.calls.put,
             self.pieces.put_all,
             {name: channel.put for name, channel in self.others.items()},
@@ -90,8 +90,8 @@ class Pump(Node[None], internal=True):
 
         self.at_terminate(cancelled)
 
-    def _tell_reasoning(self, hears: Node[Any], text: str) -> None:
-        emit(hears, "reasoning", text)
+    def _emit_reasoning(self, listener: Node[Any], text: str) -> None:
+        emit(listener, "reasoning", text)
         self.reasoning.put(text)
 
     @property
@@ -107,7 +107,7 @@ class Pump(Node[None], internal=True):
             try:
                 self._assembly.feed(waiting)
             except BaseException:
-                self._refused = True
+                self._has_feed_failed = True
                 raise
             finally:
                 waiting.clear()  # also after a failure: no delta may be fed twice
@@ -137,10 +137,10 @@ class Pump(Node[None], internal=True):
             self._break_off(error)
             # Callbacks run after the branches have ended, and not after a cancellation.
             if issubclass(type(error), Exception):
-                await _call_all(self.lasts)
+                await _call_all(self.last_callbacks)
             raise
         else:
-            await _call_all(self.lasts)
+            await _call_all(self.last_callbacks)
         finally:
             await self._close_source()
 
@@ -149,7 +149,8 @@ class Pump(Node[None], internal=True):
 
         Each suspension feeds the pending deltas too: see `calling_before_waits`.
         """
-        gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
+        gate = self._gate
+        max_batch = max(1, min(_MAX_BATCH_DELTAS, gate.limit // _ASSUMED_DELTA_CHARS))
         chunks = ChunkReader()
         left = batch = 0
         async for item in self._iterator:
@@ -158,24 +159,24 @@ class Pump(Node[None], internal=True):
             if type(item) is not Delta and (delta := to_delta(item, chunks)) is None:
                 continue
             if not left:
-                if self._refused:
+                if self._has_feed_failed:
                     return  # the source has ignored the cancellation that a failed feed throws
                 if not batch:
-                    await _call_all(self.firsts)  # before the first delta is appended
-                elif 1 < batch < turn:
+                    await _call_all(self.first_callbacks)  # before the first delta is appended
+                elif 1 < batch < max_batch:
                     feed()
                 else:
                     # The first delta reaches its readers at once. After a full batch, other tasks
                     # get a turn.
                     await asyncio.sleep(0)
-                left = batch = min(4 * batch or 1, turn)
+                left = batch = min(4 * batch or 1, max_batch)
             left -= 1
             waiting.append(delta)
-            if gate.pressed and await gate.wait():
-                left, batch = 0, 1  # small batches again; not 0, or `firsts` would run again
+            if gate.is_over_limit and await gate.wait():
+                left, batch = 0, 1  # small batches again; 0 would run `first_callbacks` again
 
     def _break_off(self, error: BaseException) -> None:
-        if self._over:  # called from `task` and from the callback for cancellation
+        if self._is_over:  # called from `task` and from the callback for cancellation
             return
         self._assembly.break_off()
         # Not isinstance: a user's exception may have a `__class__` property that raises.
@@ -187,7 +188,7 @@ class Pump(Node[None], internal=True):
         self._end()
 
     def _end(self) -> None:
-        self._over = True
+        self._is_over = True
         for channel in self._gate.channels:
             channel.end()
         self._listeners.wake()
@@ -208,7 +209,7 @@ class Pump(Node[None], internal=True):
     async def whole(self) -> Message:
         """Wait for the message; raise the reply's failure if there is none."""
         while self.message is None:
-            if not self._over:
+            if not self._is_over:
                 await self._listeners.wait()
             elif self._closed:
                 raise StreamInterrupted("the reply was closed before its end", partial=self.partial)
@@ -222,7 +223,7 @@ class Pump(Node[None], internal=True):
             return
         # A reply that is over keeps its message or its failure. Set before `cancel`, which ends
         # the branches: their readers check it.
-        self._closed = not self._over
+        self._closed = not self._is_over
         self.cancel("the reply was closed")
         with suppress(NodeCancelled):
             await self

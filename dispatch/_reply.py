@@ -56,11 +56,11 @@ def fork(
         check_source(source)
         for each in formats:
             if not isinstance(each, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-                raise TypeError(f"a format is an instance, as Hermes(); {each!r:.80} is none")
+                raise TypeError(f"a format must be an instance, as Hermes(), not {each!r:.80}")
         exempt = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
         # Emit reasoning only if the node has a listener: an event for each delta costs time.
-        hears = node if is_watched(node, "reasoning") else None
-        pump = Pump(source, to_user, formats, repair, limit, exempt, hears)
+        listener = node if is_watched(node, "reasoning") else None
+        pump = Pump(source, to_user, formats, repair, limit, exempt, listener)
         return Reply(node.call_handler(pump, claim=True))
     except BaseException:
         discard_source(source)
@@ -111,7 +111,7 @@ class Reply:
         pump = self._pump
         branches = {"text": pump.text, "reasoning": pump.reasoning, **pump.others}
         if name not in branches:
-            raise LookupError(f"no format of this reply makes {name!r}; it has {[*branches]}")
+            raise LookupError(f"no format has the branch {name!r}; this reply has {[*branches]}")
         return branches[name]
 
     @property
@@ -121,7 +121,7 @@ class Reply:
         It equals the message of a request without streaming: its arguments still have the `to_user`
         texts, and its content does not.
         """
-        return _Whole(self._pump)
+        return _MessageAwaitable(self._pump)
 
     @property
     def partial(self) -> Message | None:
@@ -136,7 +136,7 @@ class Reply:
 
         If it raises, the reply fails. Returns the reply.
         """
-        self._pump.firsts.append(lambda: callback(self))
+        self._pump.first_callbacks.append(lambda: callback(self))
         return self
 
     def at_last(self, callback: ReplyCallback) -> Self:
@@ -144,7 +144,7 @@ class Reply:
 
         It does not run if the reply is cancelled or closed. Returns the reply.
         """
-        self._pump.lasts.append(lambda: callback(self))
+        self._pump.last_callbacks.append(lambda: callback(self))
         return self
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class Reply:
         return f"<Reply {self._pump.state}>"
 
 
-class _Whole(Awaitable[Message]):
+class _MessageAwaitable(Awaitable[Message]):
     __slots__ = ("_pump",)
 
     def __init__(self, pump: Pump) -> None:

@@ -15,6 +15,8 @@ from typing import Protocol
 from ..messages.text import SurrogateJoiner
 
 __all__ = [
+    "DEPTH_CHANGES",
+    "LENIENT_JSON",
     "SPACE",
     "STRING_REST",
     "ObjectScanner",
@@ -32,12 +34,12 @@ STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
 _NEXT_SIGN = re.compile(
     r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"{}\[\]]*+)*([{}\[\]"]?)', re.DOTALL
 )
-_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
+DEPTH_CHANGES = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 SPACE = re.compile(r"\s*+")
 _WHOLE_ESCAPES = re.compile(r'(?:[^\\]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
-_LENIENT = json.JSONDecoder(strict=False)
-_LONGEST_ESCAPE = len(r"\u0000")
+LENIENT_JSON = json.JSONDecoder(strict=False)
+_MAX_ESCAPE_CHARS = len(r"\u0000")
 
 
 class _Await(Enum):
@@ -137,13 +139,13 @@ class ObjectScanner:
         awaited = self._awaited
         # These tests run for each delta of a call. They are much cheaper than a scan.
         if awaited is _Await.QUOTE:
-            come = '"' in piece
+            must_scan = '"' in piece
         elif awaited is _Await.CLOSERS:
             self._missing -= piece.count("}") + piece.count("]")
-            come = self._missing <= 0
+            must_scan = self._missing <= 0
         else:
-            come = awaited is _Await.ANYTHING
-        if come:
+            must_scan = awaited is _Await.ANYTHING
+        if must_scan:
             self._scan()
         return self.done
 
@@ -273,10 +275,10 @@ class ObjectScanner:
     def _nested(self, text: str, position: int) -> int:
         match, depth, deepest = None, self._depth, self._deepest
         for match in _NEXT_SIGN.finditer(text, position):
-            deeper = _DEEPER.get(match[1])
-            if deeper is None:
+            change = DEPTH_CHANGES.get(match[1])
+            if change is None:
                 break
-            depth += deeper
+            depth += change
             if depth > deepest:
                 deepest = depth
             elif not depth:
@@ -340,7 +342,7 @@ class StringDecoder:
         raw = self._held + raw
         end = end_of(_WHOLE_ESCAPES, raw, 0)
         self._held = raw[end:]
-        self._broken = len(self._held) >= _LONGEST_ESCAPE  # a valid escape would be complete
+        self._broken = len(self._held) >= _MAX_ESCAPE_CHARS  # a valid escape would be complete
         return self._joiner.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
@@ -353,7 +355,7 @@ def unescape(raw: str) -> str | None:
     if "\\" not in raw:
         return raw
     try:
-        return _LENIENT.decode(f'"{raw}"')
+        return LENIENT_JSON.decode(f'"{raw}"')
     except ValueError:
         return None
 

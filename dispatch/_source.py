@@ -35,7 +35,7 @@ Source: TypeAlias = (
 returns one."""
 
 # How many items the thread of a blocking source may be ahead of the loop.
-_AHEAD = 256
+_MAX_ITEMS_AHEAD = 256
 
 
 def to_delta(item: object, chunks: ChunkReader) -> Delta | None:
@@ -49,14 +49,16 @@ def _chunk(item: object) -> Mapping[str, Any]:
     dump = getattr(item, "model_dump", None)
     chunk = dump() if callable(dump) else None
     if not isinstance(chunk, Mapping):
-        raise BadResponse(f"a source gives deltas or chat-completions chunks, not {quote(item)}")
+        raise BadResponse(
+            f"a source must yield deltas or chat-completions chunks, not {quote(item)}"
+        )
     return cast("Mapping[str, Any]", chunk)
 
 
 def check_source(source: object) -> None:
     """Raise `TypeError` if `source` is neither iterable nor awaitable."""
     if not (hasattr(source, "__aiter__") or hasattr(source, "__iter__") or isawaitable(source)):
-        raise TypeError(f"a reply comes from an iterable, async or not; {source!r:.80} is none")
+        raise TypeError(f"a source must be an iterable or an async iterable, not {source!r:.80}")
 
 
 async def open_source(source: Any) -> AsyncIterable[Any]:
@@ -122,27 +124,29 @@ async def _finish_close(source: Any, closing: Awaitable[Any] | None) -> None:
 
 
 def _warn(source: Any, error: BaseException) -> None:
-    logger.warning("a reply's source, a %s, did not close", type(source).__name__, exc_info=error)
+    logger.warning(
+        "cannot close the source of a reply, a %s", type(source).__name__, exc_info=error
+    )
 
 
 class _BlockingSource(AsyncIterator[Any]):
-    """Reads a blocking iterable in a thread, at most `_AHEAD` items ahead of the loop."""
+    """Reads a blocking iterable in a thread, at most `_MAX_ITEMS_AHEAD` items ahead of the loop."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
         self._loop = asyncio.get_running_loop()
         self._items: deque[Any] = deque()
         self._failure: BaseException | None = None
-        self._over = False  # the thread has ended
+        self._is_over = False  # the thread has ended
         self._closed = False  # the reader wants no more items
         self._notice: asyncio.Future[None] | None = None  # the loop waits for the thread
-        self._room = threading.Semaphore(_AHEAD)
+        self._room = threading.Semaphore(_MAX_ITEMS_AHEAD)
         read = partial(copy_context().run, self._read)
         threading.Thread(target=read, name="anabranch-source", daemon=True).start()
 
     async def __anext__(self) -> Any:
         while not self._items:
-            if not self._over:
+            if not self._is_over:
                 await self._wait_for_thread()
             elif not self._items:  # again: the thread may have added its last item in between
                 raise self._failure or StopAsyncIteration
@@ -160,14 +164,14 @@ class _BlockingSource(AsyncIterator[Any]):
             await close_source(self._source)
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
-                while not self._over:
+                while not self._is_over:
                     await self._wait_for_thread()
 
     async def _wait_for_thread(self) -> None:
         """Wait until there is an item, or the thread has ended."""
         # Set before the test: if the thread adds an item after the test, it sees the future.
         self._notice = self._loop.create_future()
-        if not self._over and (self._closed or not self._items):
+        if not self._is_over and (self._closed or not self._items):
             await self._notice
         self._notice = None
 
@@ -184,7 +188,7 @@ class _BlockingSource(AsyncIterator[Any]):
                 self._source.close()
         except BaseException as error:  # noqa: BLE001 - the loop raises it to the reader
             self._failure = error
-        self._over = True  # last: the loop then takes the remaining items and the failure
+        self._is_over = True  # last: the loop then takes the remaining items and the failure
         self._notify()
 
     def _notify(self) -> None:

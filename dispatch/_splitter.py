@@ -11,7 +11,7 @@ __all__ = ["TextSplitter"]
 
 # Longer texts are cut into pieces. Each body copies the rest of its text, which takes quadratic
 # time if one long text has many bodies.
-_LONGEST_PIECE = 4096
+_MAX_PIECE_CHARS = 4096
 
 
 class TextSplitter:
@@ -100,8 +100,8 @@ class TextSplitter:
 
 def _pieces(text: str) -> list[str]:
     """Cut a text into pieces, the first one last."""
-    starts = range(0, len(text), _LONGEST_PIECE)
-    return [text[start : start + _LONGEST_PIECE] for start in reversed(starts)]
+    starts = range(0, len(text), _MAX_PIECE_CHARS)
+    return [text[start : start + _MAX_PIECE_CHARS] for start in reversed(starts)]
 
 
 def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
@@ -111,7 +111,7 @@ def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
     for each in formats:
         marker = each.open
         if sum(other.open.startswith(marker) for other in formats) > 1:
-            raise ValueError(f"the marker {marker!r} begins two formats: they cannot be told apart")
+            raise ValueError(f"the marker {marker!r} begins two formats: use only one of them")
         # The pattern begins with a literal, which `re` searches for fast. It looks back for the
         # start of the line only there.
         first = re.escape(marker[0])

@@ -63,10 +63,10 @@ class UserText:
         if origin is self._current:
             self._current = None
             while self._waiting and self._current is None:
-                origin, kept = self._waiting.popitem(last=False)
+                origin, texts = self._waiting.popitem(last=False)
                 if origin.open:  # more of its text may come: the next origins wait for it
                     self._current = origin
-                for text in kept:
+                for text in texts:
                     self.add(origin, text)
 
     def end_all(self) -> None:

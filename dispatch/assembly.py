@@ -205,7 +205,7 @@ class Assembly:
         if call.repeats is None:
             self._branches.pieces(run)
         else:  # perhaps a copy of another call, which must not show
-            call.held += run
+            call.held_pieces += run
         run.clear()  # both have copied the pieces; and the reading below may raise
         if arguments and call.feed(arguments):
             self._try_hand_on()
@@ -276,7 +276,7 @@ class Assembly:
         else:
             call.repeats = None  # first: `settle_name` keeps the text back while it is set
             call.settle_name()
-            self._branches.pieces(call.held)
+            self._branches.pieces(call.held_pieces)
         self._at = None  # the current call may have changed
 
     def _try_hand_on(self) -> None:
@@ -472,4 +472,4 @@ def _assembled(
     except Exception as error:  # noqa: BLE001 - servers send anything
         kind = type(error).__name__
     # Outside of the handler and without the error's text: it may quote the server's secrets.
-    raise BadResponse(f"what came makes no message ({kind})")
+    raise BadResponse(f"the deltas are not a valid reply ({kind})")

@@ -23,5 +23,5 @@ async def pour(items: AsyncIterable[T], take: Callable[[T], object]) -> None:
         await items.pour(take)
         return
     async for item in items:
-        if isawaitable(taken := take(item)):
-            await taken
+        if isawaitable(value := take(item)):
+            await value

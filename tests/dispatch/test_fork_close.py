@@ -205,7 +205,7 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
         fork(node, make())
 
     async def body(node: Node[Any]) -> None:
-        with pytest.raises(ValueError, match="told apart"):
+        with pytest.raises(ValueError, match="begins two formats"):
             fork(node, make(), formats=[Hermes(), Unusable()])
 
     await run_body(body)

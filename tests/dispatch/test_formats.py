@@ -368,7 +368,7 @@ def test_formats_that_cannot_be_told_apart_are_refused() -> None:
     class Longer(Format):
         open = "<tool_call>!"
 
-    with pytest.raises(ValueError, match="told apart"):
+    with pytest.raises(ValueError, match="begins two formats"):
         read("", 1, [Hermes(), Longer()])
     with pytest.raises(NotImplementedError, match="read"):
         read("<tool_call>!x", 100, [Longer()])

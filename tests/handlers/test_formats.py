@@ -233,5 +233,5 @@ async def test_a_backend_that_knows_its_model_completes_with_calls():
 
 async def test_a_class_of_formats_is_no_format():
     """The error names the missing part, before the model is asked."""
-    with pytest.raises(TypeError, match=r"a format is an instance, as Hermes\(\)"):
+    with pytest.raises(TypeError, match=r"a format must be an instance, as Hermes\(\)"):
         await exchange(ScriptedBackend("x"), Conversation(), formats=[Hermes])
