@@ -246,6 +246,8 @@ MOVED: dict[str, str] = {
     "anabranch.agents.conversation._talk:TalkNode": "anabranch.agents.conversation._group:ConversationNode",
     "anabranch.agents.conversation._transcript:Transcript": "anabranch.agents.conversation._human:Transcript",
     "anabranch.agents.conversation._transcript:_Entry": "anabranch.agents.conversation._human:_Entry",
+    "anabranch.dispatch._channel:_Holding": "anabranch.dispatch._channel:_ClosedGates",
+    "anabranch.dispatch._reply:_Whole": "anabranch.dispatch._reply:_MessageAwaitable",
     "anabranch.agents.layers._actions:FencedCall": "anabranch.dispatch.formats:FencedCall",
     "anabranch.agents.layers._actions:TextCall": "anabranch.dispatch.formats:TextCall",
     "anabranch.agents.layers._actions:_FirstCall": "anabranch.dispatch.formats:_FirstCall",
