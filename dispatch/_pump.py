@@ -63,15 +63,15 @@ class Pump(Node[None], internal=True):
             name: Channel(gate, len, check) for name in sorted(others)
         }
         self.message: Message | None = None  # once the reply is whole
-        self.first_callbacks: list[Callable[[], object]] = []
-        self.last_callbacks: list[Callable[[], object]] = []
+        self.firsts: list[Callable[[], object]] = []
+        self.lasts: list[Callable[[], object]] = []
         self._source = source
         self._opened: Any = source  # to be closed at the end
         self._iterator: Any = None  # `aiter(self._opened)`; closed too if it is another object
         self._repair = repair
         self._failed = False  # this node's outcome has the error
-        self._is_over = False  # the branches have ended
-        self._has_feed_failed = False  # the assembly has raised, as a user's format may
+        self._over = False  # the branches have ended
+        self._refused = False  # the assembly has raised, as a user's format may
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
         branches = Branches(
@@ -107,7 +107,7 @@ class Pump(Node[None], internal=True):
             try:
                 self._assembly.feed(waiting)
             except BaseException:
-                self._has_feed_failed = True
+                self._refused = True
                 raise
             finally:
                 waiting.clear()  # also after a failure: no delta may be fed twice
@@ -137,10 +137,10 @@ class Pump(Node[None], internal=True):
             self._break_off(error)
             # Callbacks run after the branches have ended, and not after a cancellation.
             if issubclass(type(error), Exception):
-                await _call_all(self.last_callbacks)
+                await _call_all(self.lasts)
             raise
         else:
-            await _call_all(self.last_callbacks)
+            await _call_all(self.lasts)
         finally:
             await self._close_source()
 
@@ -159,10 +159,10 @@ class Pump(Node[None], internal=True):
             if type(item) is not Delta and (delta := to_delta(item, chunks)) is None:
                 continue
             if not left:
-                if self._has_feed_failed:
+                if self._refused:
                     return  # the source has ignored the cancellation that a failed feed throws
                 if not batch:
-                    await _call_all(self.first_callbacks)  # before the first delta is appended
+                    await _call_all(self.firsts)  # before the first delta is appended
                 elif 1 < batch < max_batch:
                     feed()
                 else:
@@ -173,10 +173,10 @@ class Pump(Node[None], internal=True):
             left -= 1
             waiting.append(delta)
             if gate.is_over_limit and await gate.wait():
-                left, batch = 0, 1  # small batches again; 0 would run `first_callbacks` again
+                left, batch = 0, 1  # small batches again; 0 would run `firsts` again
 
     def _break_off(self, error: BaseException) -> None:
-        if self._is_over:  # called from `task` and from the callback for cancellation
+        if self._over:  # called from `task` and from the callback for cancellation
             return
         self._assembly.break_off()
         # Not isinstance: a user's exception may have a `__class__` property that raises.
@@ -188,7 +188,7 @@ class Pump(Node[None], internal=True):
         self._end()
 
     def _end(self) -> None:
-        self._is_over = True
+        self._over = True
         for channel in self._gate.channels:
             channel.end()
         self._listeners.wake()
@@ -209,7 +209,7 @@ class Pump(Node[None], internal=True):
     async def whole(self) -> Message:
         """Wait for the message; raise the reply's failure if there is none."""
         while self.message is None:
-            if not self._is_over:
+            if not self._over:
                 await self._listeners.wait()
             elif self._closed:
                 raise StreamInterrupted("the reply was closed before its end", partial=self.partial)
@@ -223,7 +223,7 @@ class Pump(Node[None], internal=True):
             return
         # A reply that is over keeps its message or its failure. Set before `cancel`, which ends
         # the branches: their readers check it.
-        self._closed = not self._is_over
+        self._closed = not self._over
         self.cancel("the reply was closed")
         with suppress(NodeCancelled):
             await self

@@ -136,7 +136,7 @@ class Reply:
 
         If it raises, the reply fails. Returns the reply.
         """
-        self._pump.first_callbacks.append(lambda: callback(self))
+        self._pump.firsts.append(lambda: callback(self))
         return self
 
     def at_last(self, callback: ReplyCallback) -> Self:
@@ -144,7 +144,7 @@ class Reply:
 
         It does not run if the reply is cancelled or closed. Returns the reply.
         """
-        self._pump.last_callbacks.append(lambda: callback(self))
+        self._pump.lasts.append(lambda: callback(self))
         return self
 
     async def aclose(self) -> None:
