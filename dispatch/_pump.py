@@ -63,6 +63,8 @@ class Pump(Node[None], internal=True):
             name: Channel(gate, len, check) for name in sorted(others)
         }
         self.message: Message | None = None  # once the reply is whole
+        # Callbacks of `at_first` and `at_last`. Attributes of a node are part of its stored
+        # identity, so these names stay.
         self.firsts: list[Callable[[], object]] = []
         self.lasts: list[Callable[[], object]] = []
         self._source = source
@@ -197,7 +199,7 @@ class Pump(Node[None], internal=True):
         # Cleared before the first await: `task` and the callback for cancellation both come here.
         source, self._opened = self._opened, None
         iterator, self._iterator = self._iterator, None
-        if iterator is not source:
+        if iterator is not source:  # the iterator first: it may still read from the source
             await close_source(iterator)
         await close_source(source)
 
@@ -208,7 +210,7 @@ class Pump(Node[None], internal=True):
 
     async def whole(self) -> Message:
         """Wait for the message; raise the reply's failure if there is none."""
-        while self.message is None:
+        while self.message is None:  # first: a reply that is closed later keeps its message
             if not self._over:
                 await self._listeners.wait()
             elif self._closed:

@@ -314,7 +314,7 @@ class ObjectScanner:
     def _end_value(self) -> None:
         if self._watching and self._watcher is not None:
             self._watcher.end()
-        self._watching = False
+        self._watching = False  # before `_enter`, which checks it
         self._enter(ObjectScanner._top)
 
 

@@ -181,7 +181,7 @@ class _BlockingSource(AsyncIterator[Any]):
             for item in self._source:
                 self._items.append(item)  # before the notice, which makes the loop look for it
                 self._notify()
-                self._room.acquire()
+                self._room.acquire()  # waits while the loop is too far behind
                 if self._closed:
                     break
             if isgenerator(self._source):

@@ -272,7 +272,7 @@ class Assembly:
             self._places.discard(call.index)
             self._next_place = max(self._places) + 1
             self._calls = {at: before if each is call else each for at, each in self._calls.items()}
-            self._latest = self._call = before
+            self._latest = self._call = before  # later pieces belong to the original
         else:
             call.repeats = None  # first: `settle_name` keeps the text back while it is set
             call.settle_name()
@@ -364,7 +364,7 @@ class Assembly:
 
     def hand_on(self, call: OpenCall) -> None:
         """Send a call with valid or repaired arguments to its branch."""
-        call.handed_on = True
+        call.handed_on = True  # first: the branch's reader may raise, and no call may go twice
         self._branches.calls(call.for_tool())
 
     def refuse(self, call: OpenCall) -> None:
@@ -387,8 +387,10 @@ class Assembly:
             if call.joiner and (half := call.joiner.end()):
                 self._branches.pieces([ToolCallDelta(call.index, arguments=half)])
                 call.feed(half)
+        # A copied list: dropping a copy removes it from `_order`.
         for call in [call for call in self._order if call.repeats is not None]:
             self._settle_repeat(call, truncated=True)
+        # After the repeats: the end may write new calls, which become the current call.
         if self._splitter is not None:
             self._splitter.end(stopped=stopped)
         for call in self._order if self._exempt else ():
