@@ -364,7 +364,7 @@ class Assembly:
 
     def hand_on(self, call: OpenCall) -> None:
         """Send a call with valid or repaired arguments to its branch."""
-        call.handed_on = True  # first: the branch's reader may raise, and no call may go twice
+        call.handed_on = True
         self._branches.calls(call.for_tool())
 
     def refuse(self, call: OpenCall) -> None:
