@@ -20,7 +20,8 @@ Limit: TypeAlias = Literal["max_errors", "max_steps", "max_transitions"]
 class ConversationTooLong(AnabranchError):
     """A conversation reached its limit of messages. Attribute: `limit`.
 
-    It ends all conversations inside the outermost one, which ends with status "message_limit".
+    It passes through nested conversations to the outermost one, which catches it and ends with
+    status "message_limit".
     """
 
     def __init__(self, limit: int) -> None:

@@ -47,7 +47,7 @@ class Fallback(Backend):
 
     @property
     def asks_others(self) -> bool:
-        """True, because the backend that answers emits the events of the request."""
+        """True: each of `backends` emits the events of its own requests."""
         return True
 
     @property
@@ -82,7 +82,7 @@ class Fallback(Backend):
                     raise
                 failures.append(error)
         for (backend, _), failure in zip(able, failures, strict=True):
-            with suppress(Exception):  # a user's backend or error, whose text may raise
+            with suppress(Exception):  # the `repr` or `str` of a user's class may raise
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]
 

@@ -2,7 +2,7 @@
 
 The model's template cannot describe tools. So a call takes two steps: choose a tool or none
 (`_local_choice`), then write its arguments under its JSON schema. A plain answer never mentions
-tools, so it is as good as without them. A hosted model would send the same kinds of deltas.
+tools, so it is as good as without them. The deltas look like those of a hosted model.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ SMALL_MODEL_STYLE = PromptStyle(
 
 
 def reply(model: Model, request: Request, options: Options, style: PromptStyle) -> Deltas:
-    """Answer `request`, delta by delta; None where it can be stopped although there is nothing."""
+    """Yield the deltas of the answer, and None where the caller may close it between deltas."""
     tool, cost = None, Usage()
     choice, messages = options.tool_choice, request.messages
     if isinstance(choice, Mapping):

@@ -134,8 +134,8 @@ class OpenAIBackend(WireBackend):
         try:
             client = await self._clients.get()
             if path == CHAT_PATH:
-                # Messages are passed in `extra_body`: the SDK would convert each of them, though
-                # they are plain JSON, which takes 0.1 ms each without a pause for the loop.
+                # Messages are passed in `extra_body`, because they are JSON already. The SDK would
+                # convert each again, which blocks the loop for 0.1 ms each.
                 opening = client.chat.completions.with_streaming_response.create(
                     model=body["model"],
                     messages=[],
@@ -173,7 +173,7 @@ class OpenAIBackend(WireBackend):
         raise failure
 
     async def _refuse(self, response: Response) -> None:
-        """Raise for a refusal, before the SDK reads its whole body."""
+        """Raise for an HTTP error status, before the SDK reads the whole body."""
         if not has_reply(response.status_code):
             pieces = response.aiter_bytes()
             await raise_refusal(response.status_code, response.headers, pieces, self._where)

@@ -32,7 +32,7 @@ knowledge = typer.Typer(
     " not be read; 2 for wrong usage.",
 )
 
-# Of the text that `search` shows of each passage.
+# `search` shows at most this much of each passage.
 MAX_PASSAGE_LINES, MAX_PASSAGE_COLUMNS = 4, 100
 
 IndexOption: TypeAlias = Annotated[

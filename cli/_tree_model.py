@@ -11,8 +11,9 @@ from ..tracing import Trace, TraceNode
 
 __all__ = ["NO_USAGE", "CollapsedNodes", "TreeSummary", "TreeUsage", "name_state", "visible_rows"]
 
-# Siblings with the same name that get lines before nodes with other names; the nodes that are
-# examined for this choice; and the nodes of the first level whose children are examined.
+# `MAX_ALIKE` siblings with the same name get lines first; more of them get lines only after nodes
+# with other names. `MAX_EXAMINED` nodes of each list are considered. The newest nodes are looked
+# for in the first level and among the children of its first `FIRST_PARENTS` nodes.
 MAX_ALIKE, MAX_EXAMINED, FIRST_PARENTS = 4, 2000, 3
 OPEN_STATES = ("pending", "running", "joining")
 
@@ -164,7 +165,7 @@ class _Choice:
         self._room = room
         self.lines = 1  # the line for collapsed children of the root
         self.shown = {root}
-        # Inner nodes of chains that are too long to show, and their number by the first of them.
+        # Hidden inner nodes of chains that are too long; for the first of each chain, their number.
         self.skipped: set[TraceNode] = set()
         self.chains: dict[TraceNode, int] = {}
         # For each shown node, the number of children without a line.
@@ -218,8 +219,8 @@ class _Choice:
 def _choose(summary: TreeSummary, room: int) -> _Choice:
     """Choose running and failed nodes alternately, oldest first, then the newest of the others.
 
-    A node that only waits for its children appears together with them. Of many nodes with the same
-    name, a few come first and the others after the top of the tree.
+    A node that only waits for its children appears together with them. Of many siblings with the
+    same name, a few are chosen first, and more of them only if lines are left.
     """
     choice = _Choice(summary.trace.root, room)
     busy = (node for node in summary.running if not summary.open.get(node))
@@ -250,7 +251,7 @@ def _choose(summary: TreeSummary, room: int) -> _Choice:
 def _some_of_each(
     nodes: Iterable[TraceNode], limit: int
 ) -> tuple[list[TraceNode], list[TraceNode]]:
-    """Return the first few nodes of each name below one parent, and the first of the others."""
+    """Return the first few siblings of each name, and then the first of the remaining nodes."""
     some: list[TraceNode] = []
     more: list[TraceNode] = []
     seen = Counter[tuple[TraceNode | None, str]]()

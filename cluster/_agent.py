@@ -37,10 +37,11 @@ class RemoteAgent(ActorHandle):
         bob = await find("bob")
         answer = await bob.receive(AgentMessage("hello", sender="user"))
 
-    A conversation works as with a local agent: the agent streams its answers, ends by its own
-    rules, and its messages count. It can call the participants that `directory` finds in this
-    process, unless the cluster has one with the same name. A cancel here cancels the call there,
-    including its model request. Raises `WorkerLost` if the actor or its machine is lost.
+    A conversation works as with a local agent: the agent streams its answers, decides when to end,
+    and its messages count towards the limit of messages. It can call the participants of
+    `directory`, which are in this process, by name; `ClusterDirectory` describes the order of the
+    search. A cancel here cancels the call in the actor, including its model request. Raises
+    `WorkerLost` if the actor or its machine is lost. `lease` is as for `ActorHandle`.
     """
 
     kind: ClassVar[str] = "agent"
@@ -65,7 +66,7 @@ class RemoteAgent(ActorHandle):
         await self.invoke("begin_chat", partner, clear_history=clear_history)
 
     async def invoke(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the agent there, or read its attribute with this name.
+        """Call a method of the agent in its actor, or read the attribute with this name.
 
             await bob.invoke("last_message", "user")
             await bob.invoke("state_dict", session_id="user")
@@ -140,7 +141,7 @@ class RemoteAgentCall(RemoteNode):
         try:
             if limits_of(node):
                 inbox = await inbox_of(node.commander, cluster)
-                async with RemoteCall(node, inbox) as call:  # for turns only, not for reports
+                async with RemoteCall(node, inbox) as call:  # for turns; reports come by the stream
                     outcome = await self._read(node, call)
             else:
                 outcome = await self._read(node, None)
@@ -175,7 +176,7 @@ class RemoteAgentCall(RemoteNode):
 
     @handler
     async def answer(self, node: Node[Any], reader: StreamReader, ask: Ask) -> None:
-        """Answer a request of the agent; a failure is raised in the agent."""
+        """Answer a request that the agent sends; the agent raises a failure of the answer."""
         scope, failure, value = current_scope(), None, None
         if scope is not None:
             scope.left -= ask.question.messages
@@ -216,9 +217,9 @@ def remote(
     name. The handle is added to `directory`, whose participants the agent can call by name. The
     agent ends with the block, by `close`, and with this program unless `detached`.
 
-    Each argument is sent. A backend is sent as the arguments of `connect` without the key, which is
-    read from the environment there. Raises `TypeError` for an argument that cannot be sent, before
-    anything starts, and the errors of `ActorHandle.start` and of creating the agent.
+    Each argument is pickled. A backend is sent as the arguments of `connect` without the key, which
+    the actor reads from its environment. Raises `TypeError` for an argument that cannot be sent,
+    before anything starts, and the errors of `ActorHandle.start` and of creating the agent.
     """
     import_ray()
     args = (name, *args)

@@ -1,4 +1,4 @@
-"""Events: who receives them, and how (contract T11).
+"""Publish events to the listeners of a tree (contract T11 of docs/contracts.md).
 
 `publish` writes each event into the buffer of each `Listener` of the tree. Without listeners it
 costs one check. There are two kinds: `Events` is the async iterator for users; `Tap` calls a
@@ -108,7 +108,7 @@ class Listener:
     the `kinds`, the text of a slow listener is merged and not dropped.
     """
 
-    # Whether text is merged. Not by a tap, which takes the events before any are dropped.
+    # Whether unread text may be merged. A tap takes its events before any must be dropped.
     _reads = True
 
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
@@ -150,7 +150,7 @@ class Listener:
 
     @property
     def wants_waits(self) -> bool:
-        """Whether it named the kind "waiting"."""
+        """Whether its `kinds` include "waiting"."""
         return self.kinds is not None and "waiting" in self.kinds
 
     def trim(self) -> None:
@@ -300,7 +300,8 @@ class Events:
         # The tree refers to the listener and not to the iterator, so that `__del__` runs when the
         # user drops the iterator.
         self._listener = Listener(tree, kinds, capacity)
-        # Done when the newest node has ended. A reader in the block waits for it too.
+        # Done when the newest top-level node has ended. A reader in the block is woken by it too,
+        # because the iterator ends there when all nodes have ended.
         self._end: asyncio.Future[None] | None = None
 
     def __del__(self) -> None:
@@ -348,7 +349,7 @@ class Tap(Listener):
     """A listener for recorders: calls `notify` at the first event after each `take`.
 
     Calls it again before events are dropped. No event is lost if it takes them then. `on_close` is
-    called after the last event. Neither may raise. Gaps are reported whatever the kinds.
+    called after the last event. Neither may raise. A `missed` event is given for any `kinds`.
     `capacity` and `kinds` are as in `commander.events`. The commander must have been entered.
     """
 
@@ -455,7 +456,7 @@ def relay(tree: Tree, event: Event) -> None:
 
 
 def publish_asked(record: Record, kind: EventKind, data: object) -> None:
-    """Publish an event to the listeners that named its kind, and not to those of all kinds."""
+    """Publish an event to the listeners that name its kind, but not to listeners of all kinds."""
     clock = record.tree.clock()
     for listener in record.tree.listeners:
         if listener.kinds is not None and kind in listener.kinds:
@@ -497,7 +498,7 @@ def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> N
     The node must not have started.
     """
     node._node_actor = Actor(agent, session_id)
-    # On this instance, so that `enter` reads the actor of this node.
+    # `enter` skips the options of a node with these flags, and with them the actor.
     node._node_is_plain = node._node_has_defaults = False  # type: ignore[misc]
 
 

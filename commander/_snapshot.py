@@ -19,7 +19,7 @@ class NodeSnapshot:
 
     `depth` is 0 for the root. `host` is the machine, if the node runs on another one. `cpu` is
     the CPU time in seconds of the node's own steps; None before its start, for the commander, and
-    if that does not measure it.
+    without `Commander(cpu_time=True)`.
     """
 
     node_id: int
@@ -35,7 +35,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TreeSnapshot:
-    """The unfinished nodes of a tree, each before its children, which are in the order of entry.
+    """The unfinished nodes of a tree, each before its children, oldest child first.
 
     `str` draws it, the first 200 nodes of a large tree.
     """

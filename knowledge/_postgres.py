@@ -114,8 +114,8 @@ USER_REMEDY = "give the right user and password"
 RIGHTS_REMEDY = "ask its owner to grant the permission, or to create the schema"
 LOST_TABLES_REMEDY = "drop its schema, if it still exists, and add the documents again"
 UNREACHABLE_REMEDY = "check that the server runs and that the address is right"
-# Queries of the catalog itself: name resolution may not yet see tables that another process created
-# while this one waited for the lock.
+# These query the catalog itself. Name resolution may not yet see tables that another process
+# created while this one waited for the lock.
 SCHEMA_EXISTS = "select exists (select from pg_catalog.pg_namespace where nspname = $1)"
 TABLES_EXIST = """select exists (select from pg_catalog.pg_class join pg_catalog.pg_namespace
     on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'about')"""
@@ -125,7 +125,8 @@ LOCK_SCHEMA = "select pg_advisory_xact_lock(hashtextextended($1, 0))"
 def is_postgres_address(name: str) -> bool:
     """Return whether an index with this name is in PostgreSQL, also if the address is misspelled.
 
-    No file has such a name, and a misspelled address may contain a password, so it is never shown.
+    A misspelled address must not be taken for a file name: messages show file names, and the
+    address may contain a password.
     """
     return "://" in name or name.lstrip().lower().startswith(("postgresql:", "postgres:"))
 
@@ -208,7 +209,7 @@ class PostgresStore:
         """Run `work` on a connection.
 
         If an idle connection turns out to be lost, `work` runs again on another one: the server may
-        have closed it long ago. If it had already succeeded, the second time has the same outcome.
+        have closed it long ago. Each `work` may run twice: the second run has the same outcome.
         """
         connections = await anext(self._loop_connections())
         async with connections.limit:
@@ -237,7 +238,10 @@ class PostgresStore:
                     return done
 
     def _loop_connections(self) -> AsyncGenerator[_LoopConnections]:
-        """Return a generator of the running loop's connections; it closes them with the loop."""
+        """Return a generator of the running loop's connections.
+
+        The loop closes its async generators when it shuts down, and so the connections.
+        """
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             for other in [other for other in self._connections if other.is_closed()]:

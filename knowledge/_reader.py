@@ -18,12 +18,12 @@ from ._read_main import KIND_BY_EXTENSION, Block
 __all__ = ["FileContent", "FileReader", "UnreadableFile", "file_kind"]
 
 READER_SCRIPT = Path(__file__).with_name("_read_main.py")
-# Of text files without an extension.
+# Files with these names and without an extension are text.
 TEXT_FILE_NAMES = ("dockerfile", "license", "makefile", "readme")
 
 
 class UnreadableFile(Exception):
-    """A file that cannot be read; the text is the reason, to follow the file's name."""
+    """A file that cannot be read. The message continues a sentence that begins with its name."""
 
 
 class FileContent(NamedTuple):

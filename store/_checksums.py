@@ -16,9 +16,8 @@ __all__ = ["BytesCodec", "Checksums", "Row", "about_row", "check_size"]
 CHECK_VALUE = b"anabranch"  # in each journal, encoded by its codec
 _SELECT_LARGE = "select value from anabranch_blob where digest = ?"
 CHECKSUM_BYTES = 4
-VALID_CHECKSUM = crc32(
-    bytes(CHECKSUM_BYTES)
-)  # the checksum of any data followed by its own checksum
+# The CRC-32 of any data followed by its own CRC-32 is this constant. So one call checks a value.
+VALID_CHECKSUM = crc32(bytes(CHECKSUM_BYTES))
 MAX_VALUE_BYTES = 64 << 20
 OTHER_CODEC_REMEDY = "open it with the codec and the key that it was created with"
 
@@ -26,7 +25,7 @@ OTHER_CODEC_REMEDY = "open it with the codec and the key that it was created wit
 class Row(NamedTuple):
     """A journal entry of a run; the file sets `seq` and `time`."""
 
-    ident: bytes  # of its node or effect: 16 bytes, then the name of a durable node
+    ident: bytes  # the node or effect: a digest of 16 bytes, then the name if it is a durable node
     kind: str
     value: bytes
     seq: int = 0  # its number in the run, from 1, in the order of the appends
@@ -99,7 +98,7 @@ class Checksums:
         rows: list[Row] = []
         plain = self._codec is None
         for ident, kind, stored, digest, seq, at in found:
-            # `read` written out for most rows, as a resume reads all rows of a run.
+            # `read` is inlined for most rows, because a resume reads all rows of a run.
             about = _numbers(seq, at) + ident + kind.encode()
             if plain and digest is None and stored and crc32(about + stored) == VALID_CHECKSUM:
                 value = stored[:-CHECKSUM_BYTES]

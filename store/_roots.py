@@ -1,7 +1,7 @@
-"""The roots of a run: its first job, and rounds, which are put outside the tree.
+"""The roots of a run: its first job, and its rounds, which are put beside that job.
 
-Each execution puts every root that is not over. The putter of a round does so if it runs again.
-Otherwise the run puts the round, from its inputs, options and callbacks, which the journal stores.
+Each execution puts every root that has not ended. If the node that put a round runs again, it puts
+the round again. Otherwise the run does, from the inputs, options and callbacks in the journal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Roots", "RoundPutter", "find_named", "put_again", "write_put"]
 
 
 class RoundPutter(NamedTuple):
-    """The path of the node that puts a round; `body` is False if a callback of it does."""
+    """The path of the node that puts a round; `body` is False if one of its callbacks does."""
 
     path: list[list[str]]
     body: bool
@@ -43,7 +43,7 @@ class Roots:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        # By identity: the roots that are not over; and the identities of all that were put.
+        # The roots that have not ended, by identity; and the identities of all roots put so far.
         self.running: dict[bytes, Node[Any]] = {}
         self.put_idents: set[bytes] = set()
         self._new: dict[bytes, _Round] = {}
@@ -88,8 +88,8 @@ class Roots:
     def is_put_again(self, written: dict[str, Any]) -> bool:
         """Return whether the putter of a round puts it again in this execution.
 
-        A body that has ended, was cancelled, is skipped or was in another attempt does not. A
-        callback runs also where the body is skipped.
+        It does not if its body, or that of a node above, has ended, was cancelled or aborted, or
+        runs in another attempt. A callback runs also if the body of its node does not run again.
         """
         return self._execution.runs_again(written["path"], 0 if written["body"] else 1)
 
@@ -113,12 +113,14 @@ class Roots:
 def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
     """Return the options and callbacks of `job` as JSON.
 
-    `again` is made from the same inputs, and so has the callbacks that its class adds. Raises
-    `ConfigurationError` for limits, a place, and a callback that is not a function of a module.
+    `again` is a second instance with the same inputs. Its callbacks are those that the class adds
+    itself, which are not stored. Raises `ConfigurationError` for limits, a place, and a callback
+    that is not a function of a module.
     """
     put = put_options_of(job)
     scope = scope_of(job)
-    own = None if scope is None else scope.limits  # of the run itself: each execution passes them
+    # The run's own limits are not stored: each execution gets them from its caller.
+    own = None if scope is None else scope.limits
     if put.limits not in (None, own) or (put.on is not None and job.on is None):
         raise _refused(
             job, "limits= and on= cannot be stored: set them in its class or its commander"

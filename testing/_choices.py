@@ -10,15 +10,16 @@ from zlib import crc32
 
 __all__ = ["Choices"]
 
-WAYS = 100_000  # the first choices follow the digits of the seed until this many combinations
+WAYS = 100_000  # choices follow the digits of the seed up to this many combinations of choices
 CHANGES = 16  # on average, one choice in CHANGES re-ranks the task that it prefers
 
 
 class Choices:
     """The sequence of choices of one run. The same seed gives the same sequence.
 
-    The first choices are the digits of the seed. So consecutive seeds begin differently until every
-    combination of first choices has occurred. Later choices are random.
+    The first choices are the digits of the seed; the base of a digit is the number of options. So
+    consecutive seeds begin differently until every combination of first choices has occurred. Later
+    choices are random.
 
     Every third seed ranks the tasks and prefers the lowest rank throughout the run. With
     independent choices it is rare that one task is early or late every time, but in production this
@@ -28,7 +29,8 @@ class Choices:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - not for secrets
         turn, kind = divmod(seed, 3)
-        self._digits = abs(turn if kind == 2 else 2 * turn + kind)  # consecutive within a kind
+        # Consecutive for the seeds with ranks, and for those without.
+        self._digits = abs(turn if kind == 2 else 2 * turn + kind)
         # The number of combinations up to this choice, and the chosen combination.
         self._ways = 1
         self._way = 0

@@ -122,7 +122,7 @@ class Approvals(PendingList[Approval]):
         self._on_ask = on_ask
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> Decision:
-        """Ask as a child of the current node, and return the decision."""
+        """Put the question as a child of the current node, and return the decision."""
 
         def deny_if_late(asked: Node[Any]) -> None:
             if isinstance(asked.error, TimeoutError):

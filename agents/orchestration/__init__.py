@@ -1,10 +1,11 @@
-"""Orchestrators: agents that take turns as a function decides, and act in an environment.
+"""Orchestrators: agents that share a state and act in an environment.
 
-`Orchestrator.forward` takes an observation. The transition chooses the next agent. Its prompt
-engineer makes a prompt of the state and reads the answer. An action goes to the environment.
+`Orchestrator.forward` takes an observation. A transition function chooses the next agent. The
+agent's `PromptEngineer` makes a prompt from the state, and writes the answer into the state. An
+action goes to the environment.
 
 - `_orchestrator`: `Orchestrator`, environments, and `Episode`, which runs both to the end
-- `_state`: the state that agents share; `_engineer`: prompts from the state, answers into it
+- `_state`: the state that agents share; `_engineer`: prompt engineers, and agents that have one
 - `_modules`: work before a prompt and after an answer
 - `_strategies`: a single agent, Reflexion, and a planner with a reviewer and an executor;
   `prompts/`: their prompts

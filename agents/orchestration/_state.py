@@ -74,7 +74,7 @@ class State(Namespace):
     - `steps`: the environment steps so far; `transitions`: the usable answers since the last of
       them; `errors`: the unusable answers in a row
     - `notes`: the results of modules, by their names
-    - `kept`: data of modules, by the number of steps, and tool calls of answers that failed
+    - `kept`: data of modules, and tool calls of failed answers, by the number of `steps`
     - `histories`: the history of each agent's model
     """
 
@@ -173,7 +173,8 @@ def snapshot(state: S) -> S:
     """Return a copy of everything that `restore` restores; the messages themselves are shared."""
     histories = {name: [*history] for name, history in state.histories.items()}
     rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
-    # All new objects survive. A garbage collection among them takes longer than the copy itself.
+    # A garbage collection during the copy would free none of the new objects, and would take longer
+    # than the copy.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -186,10 +187,10 @@ def snapshot(state: S) -> S:
 # Exactly these types, whose values cannot change, so that a copy may share them.
 _IMMUTABLE_TYPES = frozenset((str, int, float, bool, type(None), bytes, complex))
 
-# The attributes of a model with its values, without the names of the fields that were set.
+# The attributes that hold a model's values. `__pydantic_fields_set__` holds only field names.
 _MODEL_ATTRIBUTES = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
 
-# Set each of these attributes, and the names, without the `__setattr__` of a model.
+# Functions that set these attributes directly, without the `__setattr__` of a model.
 _SETTERS: dict[str, Any] = {
     name: vars(BaseModel)[name].__set__ for name in (*_MODEL_ATTRIBUTES, "__pydantic_fields_set__")
 }
@@ -229,7 +230,7 @@ def _is_model(kind: type) -> bool:
 
 
 def _copy_all(values: list[Any], memo: dict[int, Any]) -> list[Any]:
-    """Return copies of values, faster for many of one type than one after the other."""
+    """Return copies of values. Many values of one type are copied together, which is faster."""
     kinds = {*map(type, values)}
     if kinds <= _IMMUTABLE_TYPES:
         return values
@@ -248,7 +249,7 @@ def _copy_all(values: list[Any], memo: dict[int, Any]) -> list[Any]:
 
 
 def _copy_rows(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> list[Any]:
-    """Return copies of distinct mappings with plain keys."""
+    """Return copies of distinct mappings whose keys are immutable."""
     copies = [row.copy() for row in rows]
     memo.update(zip(map(id, rows), copies, strict=True))
     _copy_values(copies, memo)
@@ -256,7 +257,7 @@ def _copy_rows(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> list[Any]:
 
 
 def _copy_values(rows: list[dict[Any, Any]], memo: dict[int, Any]) -> None:
-    """Replace the values of mappings that are not plain by copies."""
+    """Replace each mutable value in the mappings by a copy."""
     if _IMMUTABLE_TYPES.issuperset(map(type, chain.from_iterable([row.values() for row in rows]))):
         return
     for row in rows:
@@ -286,8 +287,8 @@ def _copy_models(kind: Any, models: list[Any], memo: dict[int, Any]) -> list[Any
 def restore(state: S, earlier: S) -> None:
     """Restore a snapshot in `state`, except for the notes and data of modules.
 
-    Modules store data by the number of steps, so a repetition does no harm. Tool calls that have
-    run stay too.
+    Modules store data by the number of environment steps, so a repeated answer replaces its data.
+    Tool calls that have run stay recorded, because their effects are not undone.
     """
     noted = {"notes": state.notes, "kept": state.kept}
     state.__setstate__(earlier.model_copy(update=noted).__getstate__())

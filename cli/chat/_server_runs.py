@@ -53,8 +53,9 @@ async def find_server(
 ) -> RunPartner:
     """Return a partner for the name that a server serves.
 
-    Without `name`, it is the server's only name, or the one that `choose` returns. `note` receives
-    a line for each lost connection. `pauses` are the seconds before each attempt to reconnect.
+    The partner sends the person's messages to the server. Without `name`, it is the server's only
+    name, or the one that `choose` returns. `note` receives a line for each lost connection. `raw`
+    shows a JSON result unchanged. `pauses` are the seconds before each attempt to reconnect.
     Raises `ConfigurationError` for an invalid address, an unknown name, or several names without a
     choice, and `BadServer` if it is another kind of server or refuses access.
     """
@@ -179,6 +180,7 @@ class _ServerRuns(RunSource):
             posting.cancel()
 
     async def _require_taken(self, answer: ClientResponse) -> None:
+        """Raise `MessageRefused` for a refused message, `BadServer` for other errors."""
         try:
             await require_ok(answer, self._address)
         except BadServer as error:
