@@ -76,13 +76,13 @@ class _PreparedRequest:
         check_options(body.keys() - {"model", "messages", "tools"})
         choice = body.get("tool_choice", "auto")
         answered = bool(request.messages) and request.messages[-1].role == "tool"
-        # A model that was not trained to call would repeat the call.
+        # After a tool's result, a model that was not trained to call tools would repeat the call.
         silent = choice == "none" or (answered and choice == "auto" and CALL_START not in template)
         return cls(body, () if silent else request.tools, request.messages, template, choice)
 
     @property
     def knows_calls(self) -> bool:
-        """Whether the chat template writes calls as the grammar does."""
+        """Whether the chat template writes tool calls in the form that the grammar requires."""
         return CALL_START in self.template
 
     def wire_messages(self) -> list[dict[str, Any]]:
@@ -274,7 +274,7 @@ class ReplyReader:
             yield from state()
 
     def end(self) -> Iterator[Delta]:
-        """Yield the text that was held back, at the end of the reply; half a mark is dropped."""
+        """End the reply: yield the text that was held back; drop an incomplete mark of a call."""
         if self._held and self._state in {self._head, self._text}:
             yield Delta(self._held)
         elif self._held and self._state == self._thinking:

@@ -1,7 +1,7 @@
 """Agents in actors, as their callers see them: create, find and call them.
 
 The actor has `max_restarts=0`, because a restart would lose the agent's memory. Replicas of Ray
-Serve do not fit: they keep no state of a conversation, and their streams cannot ask their caller.
+Serve do not fit: they keep no state of a conversation, and cannot send requests to their caller.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class RemoteAgentCall(RemoteNode):
 
     @handler
     async def answer(self, node: Node[Any], reader: StreamReader, ask: Ask) -> None:
-        """Answer a request that the agent sends; the agent raises a failure of the answer."""
+        """Answer a request that the agent sends; the agent raises a failure of the answer.
+
+        The agent counts its own messages. Both sides exchange the rest of the message limit here.
+        """
         scope, failure, value = current_scope(), None, None
         if scope is not None:
             scope.left -= ask.question.messages

@@ -93,8 +93,8 @@ class FailureDetector:
         self._callbacks.pop(number, None)
 
     def _probe(self) -> None:
-        # The time of the first failed probe. Not the last successful one: this process may have
-        # slept.
+        # The time of the first failed probe. If this machine was suspended, the last successful one
+        # may be long ago although the head is alive.
         silent: float | None = None
         while silent is None or time.monotonic() - silent < PROBE_TIMEOUT_SECONDS:
             time.sleep(PROBE_INTERVAL_SECONDS)
@@ -106,7 +106,7 @@ class FailureDetector:
                 silent = None
             elif silent is None:
                 silent = time.monotonic()
-        # Ray's hook for uncaught errors would wait for the head, and hide the error.
+        # Ray's `sys.excepthook` would wait for the head and hide the error.
         hook = sys.modules.get(sys.excepthook.__module__)
         if hook is not None and hook.__name__.startswith("ray."):
             sys.excepthook = getattr(hook, "normal_excepthook", sys.__excepthook__)
@@ -126,11 +126,12 @@ class Cluster:
     def __init__(self, ray: Any, address: str, *, is_joined_here: bool) -> None:
         self.ray = ray
         self.address = address
-        # The addresses with which it was joined: one machine may have several.
+        # The addresses that mean this cluster: its machine may have several.
         self.known_addresses = {None, "auto", "local", address}
         self.head = FailureDetector(address, self._leave if is_joined_here else None)
         self.machines = Machines(ray, address)
-        # Ray blocks its caller in the first submission of a task.
+        # Whether a task was submitted. Ray blocks the caller of the first submission, so that one
+        # must not run in the event loop.
         self.has_submitted = False
         # Set when the grace period after the loss of the head is over.
         self._leaving = threading.Event()
@@ -152,8 +153,9 @@ class Cluster:
         """Skip Ray's cleanup at exit if the cluster has lost its head.
 
         The cleanup waits 5 s for the head, was seen to hang for a minute, and blocks if `_leave` is
-        running. Without it Ray's destructors may crash. So the C library ends the process before
-        them, with the right exit status, after Python has flushed all output.
+        running. If it is skipped, Ray's C++ destructors may crash. So an exit handler of the C
+        library ends the process before they run. It keeps the exit status, and Python has flushed
+        all output by then.
         """
         if self.head.loss_reason is not None:
             self._leaving.wait(EXIT_SECONDS)
@@ -210,8 +212,8 @@ class Monitor:
     async def call(self, method: Any, *args: Any, lending: bool = False) -> Any:
         """Return the result of a method of an actor.
 
-        With `lending`, other Ray tasks may use the CPUs of this one during the wait, which the
-        method may need.
+        With `lending`, other Ray tasks may use this task's CPUs during the wait. Use it if the
+        method needs CPUs.
         """
         answer = method.remote(*args)
         try:
@@ -263,7 +265,7 @@ async def join(address: str | None = None) -> Cluster:
 
 
 def _ip_addresses(host: str) -> set[str]:
-    """Return the addresses of a host, with "here" if it is this machine."""
+    """Return the IP addresses of a host, and the word "here" if the host is this machine."""
     try:
         numbers = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
     except OSError:
@@ -287,7 +289,7 @@ def _serve_requests() -> None:
                 _cluster = _connect(address)
             cluster = _cluster
             if address not in cluster.known_addresses:
-                # The same port on the same machine, which may have several names and addresses.
+                # Accept another name or address of the same machine, with the same port.
                 host, _, port = str(address).rpartition(":")
                 current_host, _, current_port = cluster.address.rpartition(":")
                 if port != current_port or _ip_addresses(host).isdisjoint(

@@ -31,8 +31,8 @@ from .thread import frames_of_thread, local_in
 __all__ = ["BlockDetector"]
 
 # The files that call bodies, callbacks and predicates. Each function there that calls one has a
-# local variable `record`. The detector reads that, not the task's node: the two differ when the
-# last child to end runs the callbacks of its parent.
+# local variable `record`, the node that it runs. The detector reads that and not the task's node,
+# because the task of the last child also runs the callbacks of its parent.
 CALLERS = tuple(each.__code__.co_filename for each in (_body.spawn, _end.finish))
 
 
@@ -62,7 +62,7 @@ class BlockDetector:
 
 
 class _Looks:
-    """The checks of one loop, for all its detectors."""
+    """Checks one loop for all its detectors. A look is one check."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -156,6 +156,8 @@ class _Looks:
 
 
 class _Watcher:
+    """The daemon thread of this process, and the loops that it checks."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, _Looks] = {}
@@ -171,7 +173,7 @@ class _Watcher:
             looks.times[after] += 1
             is_sooner = after < looks.after
             looks.after = min(looks.times)
-            left_behind = self._thread is None or not self._thread.is_alive()  # as by a fork
+            left_behind = self._thread is None or not self._thread.is_alive()  # by a fork
             if left_behind and _in_main_interpreter():
                 self._thread = threading.Thread(target=self._run, name="anabranch", daemon=True)
                 self._thread.start()
@@ -202,7 +204,7 @@ class _Watcher:
 
 
 def _in_main_interpreter() -> bool:
-    """Return whether a daemon thread may be started: it would prevent a subinterpreter's end."""
+    """Return whether a daemon thread may be started. It would prevent a subinterpreter's exit."""
     for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
         with suppress(ImportError, AttributeError):
             module: Any = import_module(name)

@@ -124,7 +124,7 @@ class DatabaseFile(Generic[E]):
         version = self.version(sql)
         self.inspect(sql, version)
         sql.execute("commit")
-        for pragma in self.pragmas:  # before WAL, after which the page size is fixed
+        for pragma in self.pragmas:  # before WAL mode, which fixes the page size
             sql.execute(f"pragma {pragma}")
         (mode,) = sql.execute("pragma journal_mode = wal").fetchone()
         if self.requires_writing and mode not in {"wal", "memory"}:
@@ -136,10 +136,10 @@ class DatabaseFile(Generic[E]):
             self._migrate(sql)
         elif self.requires_writing:
             _require_writable(sql)
-        # Detect a truncated file: SQLite reads a missing part of the last page as zeros. A shorter
-        # file is sound while pages are in the WAL only, so a checkpoint moves them first. It is
-        # no evidence if another process moves or reads them at the same time. Take the size before
-        # the checkpoint, because others may add pages to the WAL after it.
+        # Detect a truncated file: SQLite reads a missing part of the last page as zeros. A sound
+        # file is too short while some pages are only in the WAL, so a checkpoint moves them first.
+        # If other processes prevent a full checkpoint, the length proves nothing. Take the size
+        # before the checkpoint, because others may add pages to the WAL after it.
         size = _bytes_of(sql)
         if self.name != MEMORY and os.stat(self.name).st_size < size:
             busy, frames, moved = sql.execute("pragma wal_checkpoint(passive)").fetchone()

@@ -1,4 +1,4 @@
-"""`Server.run`: a server on uvicorn, with its address, its signals and its end."""
+"""`Server.run`: a uvicorn server that opens its socket, handles signals and drains at its end."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let the runs end for at most `drain` seconds.
 
-    It cancels the other runs, whose streams end with an error of their wire. A second signal
-    cancels at once, and a third kills the process. Runs that ignore their cancel for
-    `EXIT_SECONDS` kill it too. Returns after SIGINT; after SIGTERM the process ends by that signal,
-    like a process without a handler. `Server.run` describes `on_start` and the errors.
+    Then it cancels the runs that have not ended, and their streams end with an error. A second
+    signal cancels them at once, and a third kills the process. The process is also killed if a run
+    ignores its cancel for `EXIT_SECONDS`. Returns after SIGINT; after SIGTERM the process ends by
+    that signal, like a process without a handler. `Server.run` describes `on_start` and the errors.
     """
     if not server.has_auth and not is_local(host):
         raise ConfigurationError(

@@ -9,7 +9,7 @@ signal, an answer, a cancel.
 For users:
 
 - `_durable`: `Durable`, a job whose result is recorded, and its calls, `self.durable`
-- `_journal`: `Journal`, all runs of one file; `_view`: a run as others see it, and its questions
+- `_journal`: `Journal`, all runs of one file; `_view`: a run's state and its questions to a person
 - `_session`: a run that stays open and is called repeatedly, such as an agent's session
 - `errors`: the exceptions
 
@@ -18,14 +18,14 @@ An execution:
 - `_run`: acquires a run, drives it to its end and releases it
 - `_execution`: its state: the rows in memory, the appended rows, and the error that stopped it
 - `_roots`: the roots that it puts; `_inbox`: letters
-- `_unreplayed`: recorded entries that it has not replayed yet; `_match`: matches its new effects
-  and cancels with these
+- `_unreplayed`: recorded entries that it has not replayed yet; `_match`: finds the recorded entry
+  for a new effect or cancel
 
 A node of an execution:
 
 - `_scope`: implements `commander/durable.py`, which the engine calls for each node
-- `_identity`: finds the node of earlier executions; `_completion_order`: ends nodes in the same
-  order in each execution
+- `_identity`: an identity that is the same in each execution; `_completion_order`: ends nodes in
+  the same order in each execution
 - `_effect`: calls outside the process; `_call`: a tool that the run's own code calls
 - `_reply`: replies of models and their usage; `_conversation`: durable conversations
 - `_transaction`: SQL statements in the journal's own database
@@ -39,7 +39,7 @@ The file:
 
 - `_journal_file`: runs, rows and letters in SQL; `_purge`: removes runs in small transactions
 - `_file_thread`: the thread that executes the SQL, and its commits
-- `_open_file`: opens the file, or says why it cannot; has the tables
+- `_open_file`: opens the file, or explains why it cannot; defines the tables
 - `_checksums`: stored values with checksums; `_last_commit`: detects lost commits
 - `_lock`: the lease of a run
 """

@@ -67,7 +67,7 @@ class _ToolCall:
     codec: Codec | None  # None if it returns texts with images
 
     def encode(self, value: object) -> bytes:
-        """Return the identity of the effect: its row has the value, so it is not stored twice."""
+        """Return the effect's identity, because the effect's row already has the value."""
         return json.dumps(self.effect.ident.hex()).encode()
 
     def decode(self, data: bytes) -> Any:
@@ -108,7 +108,7 @@ class _ToolCall:
     def read(self, recorded: Any) -> Any:
         if self.codec is None:
             return read_text(recorded)
-        # A text was recorded for the same call by a model, in an earlier attempt.
+        # In an earlier attempt a model made the same call, and its effect recorded a text.
         answer = {"done": recorded, "value": recorded}
         found: dict[str, Any] = self.check(answer) if isinstance(recorded, str) else recorded
         if "refused" in found:
@@ -119,7 +119,10 @@ class _ToolCall:
 
 
 class _CallNode(Node[Any], internal=True, name="_Called"):
-    """A call of a tool, after an approval if the tool requires one."""
+    """A call of a tool, after an approval if the tool requires one.
+
+    Journals store it under the name `_Called`.
+    """
 
     _node_is_durable = True
     _node_is_work = True
@@ -127,10 +130,10 @@ class _CallNode(Node[Any], internal=True, name="_Called"):
     def __init__(self, arguments: Mapping[str, Any], call: _ToolCall) -> None:
         super().__init__(f"call:{call.tool.name}")
         self._arguments = arguments
-        self._node_call = call  # not an input (`_node_`): the name identifies the tool
+        self._node_call = call  # `_node_` attributes are not inputs of the node
 
     async def task(self) -> Any:
-        async def nobody(_: object) -> None:
+        async def nobody(_: object) -> None:  # no view in this process: only the journal asks
             return None
 
         call, arguments = self._node_call, self._arguments
@@ -159,7 +162,10 @@ class _CallNode(Node[Any], internal=True, name="_Called"):
 
 
 class _CallAttempt(Node[Any], internal=True, name="_Once"):
-    """An attempt of the call; a later execution returns the recorded result."""
+    """An attempt of the call; a later execution returns the recorded result.
+
+    Journals store it under the name `_Once`.
+    """
 
     _node_is_work = True
 

@@ -22,13 +22,13 @@ from ._threads import is_at_work, is_in_event, note_waits
 
 __all__ = ["SeededLoop", "VirtualClock"]
 
-# Seconds of real time between two checks whether the awaited threads are still at work.
+# Seconds of real time between two checks of an idle loop for work of other threads.
 LOOK = 0.02
 # The threads that watch slow bodies, and those that write recordings and spans. They never call
 # into a loop, so the clock does not wait for them.
 WATCHERS = ("anabranch", "anabranch-tracing")
 # Timers that only inspect trees may fire this many times in a row before the loop reports a
-# deadlock. Their reports may still make a listener act.
+# deadlock. Not at the first time, because a listener may act on the result.
 LOOKS = 40
 
 
@@ -71,8 +71,8 @@ class SeededLoop(asyncio.SelectorEventLoop):
     `TimeoutError`.
 
     Threads and files are real. A callback that another thread adds with `call_soon_threadsafe` runs
-    at the start of a turn. It changes no order among the other handles, but the seed does not
-    control the turn. An idle loop waits for threads that are at work and were started after the
+    at the start of a turn. The seed does not control which turn that is. The other handles keep
+    their order. An idle loop waits for threads that are at work and were started after the
     loop was created, and for watched files. It waits until the next timer would be due in real
     time, but at most `patience` seconds. Then it advances the clock or raises `Deadlock`. Idle
     threads of a pool are not at work. Neither are threads that wait for an event without a timeout,
@@ -106,7 +106,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call back at the beginning of the next turn; from the loop's own thread, `call_soon`."""
+        """Run `callback` at the start of the next turn; in the loop's thread, like `call_soon`."""
         if not self.is_running() or running_loop() is self:
             return super().call_soon_threadsafe(callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
@@ -123,7 +123,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         return future
 
     def allow_more(self) -> None:
-        """Reset the count of turns."""
+        """Allow the loop its full number of turns again."""
         self._turns_left = self._turns
 
     def _take_inbox(self) -> bool:
@@ -137,12 +137,12 @@ class SeededLoop(asyncio.SelectorEventLoop):
         if len(self._polled.get_map()) > 1 or self._working():  # the loop's self-pipe is one
             return True
         # A pool thread looks idle between taking a call off its queue and starting it. So count the
-        # calls that have not ended.
+        # calls that have not ended, without those that may wait for an event.
         unanswered = sum(not each.done() for each in self._in_pools)
         return unanswered > sum(map(is_in_event, self._own_threads()))
 
     def _only_looks(self) -> bool:
-        """Return whether all timers only inspect trees. At least one timer is set."""
+        """Return whether timers are set, and all of them only inspect trees, to publish waits."""
         timers: list[Any] = cast("Any", self)._scheduled
         return bool(timers) and all(
             each.cancelled()

@@ -1,7 +1,7 @@
-"""Detect idle threads. Patched waits record when a thread starts and stops waiting.
+"""Detect idle threads: patches of `Event.wait` and of thread pools record which threads wait.
 
-Reading the frames of running threads would be an alternative. But an idle loop checks in each turn,
-and a frame object that is being read keeps the variables of a thread's frame alive.
+Frames of running threads would also show that. But a frame object keeps the thread's variables
+alive, and an idle loop would read the frames in each turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _run: Any = getattr(_Call, "run", None)
 @wraps(threading.Event.wait)
 def _noted_wait(self: threading.Event, timeout: float | None = None) -> bool:
     thread = threading.get_ident()
-    before = WAITING_THREADS.get(thread), thread in _in_events  # a finalizer may wait inside a wait
+    before = WAITING_THREADS.get(thread), thread in _in_events  # a finalizer may nest waits
     WAITING_THREADS[thread] = lambda: timeout is None and not self.is_set()
     _in_events.add(thread)
     try:
@@ -70,14 +70,14 @@ def _forget() -> None:
 def is_at_work(thread: threading.Thread) -> bool:
     """Return whether a thread can make progress before another thread acts.
 
-    False for a thread that waits for an event without a timeout, or for a call in the pool of
-    asyncio or anyio.
+    False for a thread that waits for an event without a timeout, and for a pool thread of asyncio
+    or anyio that has no call to run.
     """
     ident = thread.ident or 0
     waits = WAITING_THREADS.get(ident)
     if waits is not None:
         return not waits()
-    if type(thread).__name__ == "WorkerThread":  # anyio's: counts until it has reported
+    if type(thread).__name__ == "WorkerThread":  # anyio's: at work until its call is reported
         calls = getattr(thread, "queue", None)
         return not isinstance(calls, Queue) or calls.unfinished_tasks > 0
     queue = _queues.get(thread) if _run is not None else None

@@ -1,4 +1,4 @@
-"""Tools as text for a prompt, and tools that also talk to the user while they run."""
+"""Tools as text for a prompt, and schemas by which a model adds a text for the user to a call."""
 
 from __future__ import annotations
 

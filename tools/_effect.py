@@ -63,9 +63,9 @@ def effect_key() -> str:
     """Return the idempotency key of the tool call that runs this code.
 
     Send it to a service, which ignores a second request with the same key. In a durable run all
-    attempts and executions of one call get the same key, and no other call gets it. Elsewhere each
-    call has a new key, which its `retry` attempts share. Outside of a call each use returns a new
-    key. Plain tools can use it in their threads.
+    attempts and executions of one call get the same key, and no other call gets it. In other runs
+    each call has a new key, which its `retry` attempts share. Code that no tool call runs gets a
+    new key each time. A tool that is a plain function can use it in its thread.
 
         @tool(effect="keyed")
         async def pay(amount: int) -> str:
@@ -76,7 +76,7 @@ def effect_key() -> str:
 
 
 def is_after_restart() -> bool:
-    """Return whether this run has called the current tool before, in a process that has ended."""
+    """Return whether an earlier process of this run has called the current tool."""
     call = CURRENT_CALL.get(None)
     return call is not None and call.forgotten
 

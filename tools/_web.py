@@ -37,8 +37,8 @@ class WebBrowser(Toolkit):
     `max_text` characters at a time. Hits and pages are cached for `cache_for` seconds.
 
     Each request, and the reading of its page, may take `timeout` seconds and `max_bytes` bytes.
-    Addresses outside of the public internet are refused, also behind a name or a redirect, unless
-    `allow_private` is True or lists their networks. The engine's own server may be anywhere.
+    Addresses outside of the public internet are refused, also if a name or a redirect leads there,
+    unless `allow_private` is True or lists their networks. The engine's own server may have one.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class WebBrowser(Toolkit):
 
 
 class _Cache(Generic[S]):
-    """Caches values by key for some seconds, the newest up to a total of `size` items."""
+    """Caches values by key for some seconds; drops the oldest above `size` items in all values."""
 
     def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds

@@ -80,8 +80,8 @@ class ServerOrigin:
         """Return the command or the address, then the server's own name in quotes.
 
         A program that was found by PATH has its path. `***` replaces possible keys, and every value
-        in `env` and `headers`. Part of a digest then distinguishes servers that differ only in
-        these values.
+        in `env` and `headers`. Then the beginning of a digest follows, so that servers that differ
+        only in these values have different texts.
         """
         text = _mask_command(self._words) if self.url is None else _mask_address(self.url)
         hides = text != (shlex.join(self._words) if self.url is None else self.url)
@@ -95,7 +95,7 @@ class ServerOrigin:
 
     @property
     def _words(self) -> Sequence[str]:
-        """The command, with the path of its program where PATH decides which file that is."""
+        """The command, with the full path of a program that was found by PATH."""
         if self.program is None or not self.command or "/" in self.command[0]:
             return self.command
         return [self.program, *self.command[1:]]
@@ -105,7 +105,7 @@ class ServerOrigin:
 
 
 def mask_spec(spec: str) -> str:
-    """Return the text that opened a toolkit, with `***` for possible keys."""
+    """Return the user's specification of a toolkit, with `***` for possible keys."""
     return _mask_word(spec)
 
 

@@ -117,7 +117,7 @@ def node_attributes(
         attributes[OPERATION_NAME] = INVOKE_AGENT
         attributes |= actor_attributes(actor)
         return f"{INVOKE_AGENT} {attributes[AGENT_NAME]}", attributes
-    if parent_id == 0:  # the commander
+    if parent_id == 0:  # a child of the commander
         attributes[OPERATION_NAME] = INVOKE_WORKFLOW
         attributes[WORKFLOW_NAME] = name
         return f"{INVOKE_WORKFLOW} {name}", attributes

@@ -32,9 +32,9 @@ def as_key(value: object) -> str:
 class Side:
     """One of the two traces: the facts of its nodes to compare, and the keys to pair them.
 
-    Facts exclude times, numbers, machines and executions. They also exclude repetitions: a tool's
-    result in the next request, and a call in the reply that contains it, because each tool call
-    is a node.
+    Facts exclude times, numbers, machines and executions. A tool call is a node, with its arguments
+    and result. So the facts of requests do not repeat them: neither the call in the reply nor the
+    result in the next request.
     """
 
     def __init__(self, trace: Trace, content: bool, numbers: dict[Hashable, int]) -> None:
@@ -179,12 +179,15 @@ _KEYS: tuple[_Key, ...] = (
 
 
 class Pair(NamedTuple):
-    """Two nodes that correspond, or a node of only one trace; `above` is the parents' pair."""
+    """Two nodes that correspond, or a node of only one trace.
+
+    `above` is the index of the parents' pair, -1 for the roots.
+    """
 
     before: TraceNode | None
     after: TraceNode | None
     above: int
-    same: bool  # with all below them
+    same: bool  # whether their facts and those of all nodes below them are equal
 
 
 def match(a: Side, b: Side, roots: tuple[TraceNode, TraceNode]) -> list[Pair]:
@@ -209,7 +212,7 @@ def match(a: Side, b: Side, roots: tuple[TraceNode, TraceNode]) -> list[Pair]:
 def _pair_children(
     a: Side, b: Side, before: TraceNode, after: TraceNode
 ) -> Iterator[tuple[TraceNode | None, TraceNode | None]]:
-    """Pair the children of two nodes: the first one's in their order, then those added."""
+    """Yield pairs of children: those of `before` in their order, then the rest of `after`."""
     found: dict[TraceNode, TraceNode] = {}
     xs: list[TraceNode] = before.children
     ys: list[TraceNode] = after.children

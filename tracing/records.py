@@ -1,12 +1,13 @@
 """Records: events as JSON values, for recordings, live traces and streams of a server.
 
-A recording has one record on each line. The first record of each execution identifies its process;
-all times are in seconds since then. `n` is the number of a node and `p` that of its parent; the
-commander has number 0.
+A recording has one record on each line. The first record of each execution identifies its process
+and has its start as `time`; each `t` is in seconds since then. `n` is the number of a node and `p`
+that of its parent; the commander has number 0.
 
     {"recording": 1, "time": 1790000000.5, "pid": 12, "host": "box", "content": false}
     {"e": "put", "t": 0.001, "n": 1, "p": 0, "name": "Answer", "agent": "writer", "session": 7,
      "run": "order-A", "id": "9f...", "kept": true, "host": "other"}
+                                               kept: its outcome comes from the journal
     {"e": "started", "t": 0.002, "n": 1}       also joining, completed
     {"e": "failed", "t": 0.1, "n": 1, "error": {"type": "ValueError", "at": "app.py:9 in task"}}
                                                also retried; cancelled may have a "reason"
@@ -15,7 +16,7 @@ commander has number 0.
      "tools": ["search"], "replayed": true}
     {"e": "first_chunk", .., "q": 5}
     {"e": "reply", .., "q": 5, "first": 0.4, "chunks": 12, "usage": {"m": {..}}, "finish": "stop",
-     "error": {..}, "left": true}
+     "error": {..}, "left": true}              left: the reply was not read to its end
     {"e": "charged", .., "usage": {"m": {"input_tokens": 9, ..}}, "again": true}
                                                again: an earlier execution has paid for it
     {"e": "price", "model": "m", "input": 1.0, "output": 4.0, "cached_input": 0.1}
@@ -27,7 +28,7 @@ commander has number 0.
     {"e": "end", "t": .., "usage": {..}}
 
 With content there are also "message" in errors, "reason", "input" and "output" of requests,
-"arguments" and "result" of calls, and records of kind "text". Keys are masked everywhere. Empty
+"arguments" and "result" of calls, and records of kind "text". API keys are masked everywhere. Empty
 fields are left out.
 """
 
@@ -86,13 +87,13 @@ RECORDED_KINDS: tuple[EventKind, ...] = (
 )  # fmt: skip
 CONTENT_KINDS: tuple[EventKind, ...] = (*RECORDED_KINDS, "text")
 
-# Longer values are cut: texts, lists and objects, and values nested more deeply.
+# Longer texts, lists and objects are cut, and so are values that are nested more deeply.
 MAX_TEXT_CHARS = 20_000
 MAX_ITEMS = 1000
 MAX_NESTED_VALUES = 50
 # Python does not read integers of more than 4,300 digits from text.
 MAX_INTEGER_BITS = 10_000
-# Keys are shorter, so a longer word can be masked in two parts.
+# API keys are shorter, so a longer word can be masked in two parts.
 MAX_KEY_CHARS = 512
 # Finish reasons of the wire. Any other text of a server is content.
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter", "error")
@@ -128,11 +129,12 @@ class Records:
         self._priced: set[str] = set()
         self._name = lru_cache(4096)(masked_text)  # few names, each in many events
         self._quoted_name = lru_cache(4096)(_quoted)
-        # The last word of each node's text: a key may be cut in two, so it waits for the rest.
+        # The unfinished last word of each node's text. It may be the beginning of an API key, which
+        # is recognized and masked only when it is complete.
         self._last_words: dict[int, str] = {}
-        # Whose work the open nodes on other machines do.
+        # The agent of each open node on another machine.
         self._remote: dict[int, Actor | None] = {}
-        # Other kinds have no data; `missed` has no record, but a gap has.
+        # Kinds that are not listed have no data. For `missed`, `gap` makes the record.
         self._makers: dict[str, Callable[[Event, Record], Iterable[Record]] | None] = {
             "missed": None,
             "put": self._put,
@@ -163,7 +165,7 @@ class Records:
         }
 
     def clock_of(self, event: Event) -> float:
-        """Return the time of an event by the clock of this machine's events."""
+        """Return the time of an event by this process's clock; other machines have other clocks."""
         return event.clock if event.host is None else event.time - self._epoch
 
     def of(self, events: Iterable[Event]) -> list[Record]:
@@ -360,7 +362,7 @@ class Records:
         return [_text_record(record, text[:end])] if end else []
 
     def _usage(self, usage: Mapping[str, Any]) -> Record:
-        """Return the usage of models by field, and the amounts of other accounts as numbers."""
+        """Return the usage of each model by field, and amounts in other units as numbers."""
         found: Record = {}
         for account, amount in usage.items():
             if isinstance(amount, Usage):
@@ -435,7 +437,7 @@ def _message(message: Message) -> Record:
 
 
 def is_plain_option(option: tuple[str, Any]) -> bool:
-    """Return whether an option can be recorded without `content`: numbers, words of the wire."""
+    """Return whether an option can be recorded without `content`: a number or a fixed word."""
     name, value = option
     words = ("auto", "none", "required", "low", "medium", "high", "minimal")
     return name != "extra" and (isinstance(value, (int, float)) or value is None or value in words)

@@ -111,8 +111,8 @@ class Participant(Protocol):
     """Anything that can receive messages: an agent, a group, a handle of a remote agent.
 
     Only messages, answers and names pass between participants, and all of them can be pickled. A
-    participant may also have `receive_again`, as agents and groups do. It then gets a message that
-    it received in a failed attempt by that method, and does not store it twice.
+    participant may also have `receive_again`, as agents and groups do. A retry calls it instead of
+    `receive`, with the same message, so that the participant does not store the message twice.
     """
 
     @property
@@ -123,9 +123,9 @@ class Participant(Protocol):
     def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Awaitable[Answer]:
         """Store a message and, with `request_reply`, answer it.
 
-        The message enters the history before the first wait, or, if an agent has `before_agent`
-        hooks, after these. The answer enters the history before it is returned. The partner is
-        `message.receiver` if that is a group's name, else `message.sender`.
+        The message enters the history before the first `await`, or after the agent's `before_agent`
+        hooks. The answer enters the history before it is returned. Both enter the history with the
+        partner: the group if `message.receiver` names one, else `message.sender`.
         """
         ...
 
@@ -152,7 +152,7 @@ class Directory:
             self.add(participant)
 
     def add(self, participant: Participant) -> None:
-        """Add a participant; twice is harmless. Raises `ValueError` for a second one of a name."""
+        """Add a participant; a repetition is harmless. Raises `ValueError` if the name is taken."""
         require(participant, Participant, "each entry of a directory must be a Participant")
         if self._participants.setdefault(participant.name, participant) is not participant:
             raise ValueError(f"there are two agents called {participant.name!r} in the directory")

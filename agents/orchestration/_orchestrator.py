@@ -136,14 +136,14 @@ class Orchestrator(Generic[S]):
 
     `transition`, plain or async, returns the name of the next agent, or None at the end. It is
     called after each answer. `obs` is the observation, None if the environment has not acted since.
-    After `state.step_environment()`, in the transition or a prompt engineer, the answer goes to the
-    caller, who passes the observation to the next `forward`. After `state.signal_error(log,
-    improve)` there is no transition: the same agent answers again.
+    The transition and a `PromptEngineer` can call two methods of the state. After
+    `state.step_environment()` the answer goes to the caller, who passes the observation to the next
+    `forward`. After `state.signal_error(log, improve)` the same agent answers again.
 
-    Agents are `PromptedAgent`s, with prompts made of the state, or any other `Agent`. The other
-    ones receive the observation, or else the previous agent's answer. The session `session_id` of
-    their memories, by default a temporary one, and the state belong to this orchestrator. One
-    `forward` runs at a time. `timeout`, in seconds, holds for each answer.
+    A `PromptedAgent` gets a prompt made of the state. Any other `Agent` receives the observation,
+    or else the previous agent's answer. Only this orchestrator may use the state, and the session
+    `session_id` of the agents (default: a temporary one). One `forward` runs at a time. `timeout`,
+    in seconds, holds for each answer.
     """
 
     @checked
@@ -191,11 +191,11 @@ class Orchestrator(Generic[S]):
         models. A second call while one runs is a `RuntimeError`.
 
         An answer, with the transition that chose its agent, is atomic. After an error or a cancel
-        the state and the agents' memories are those of the last answer, and the same call continues
-        from there. A call with another observation shows it to the next agent, in addition to a
-        mistake that it has to correct. The notes of modules stay. So do tool calls that have run:
-        the agent's model reads them and their results when it answers again. Messages that other
-        callers have added to the memories stay too.
+        the state and the agents' memories are as after the last answer, and the same call continues
+        from there. If you call with another observation instead, the next agent sees it,
+        together with any error that it has to correct. Not undone are the results of modules
+        (`state.notes`), messages that other callers added to the memories, and tool calls that have
+        run. The agent's model reads these calls and their results when it answers again.
         """
         call = self.call(obs, reward)
         try:
@@ -233,7 +233,7 @@ class Orchestrator(Generic[S]):
 
     @property
     def usage(self) -> dict[str, dict[str, Usage]]:
-        """The usage of each agent, by model, with modules, retries and failed answers."""
+        """The usage of each agent, by model, including its modules, retries and failed answers."""
         return {agent: dict(models) for agent, models in self._usage.items()}
 
     def usage_by_model(self) -> dict[str, Usage]:
@@ -288,7 +288,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         orchestrator._busy = True
         self._last = snapshot(state)
         try:
-            # Otherwise this call continues one that failed, with the same observation.
+            # A call with the same observation as a failed one continues after its last answer.
             if not state.transitions or state.obs != self._obs:
                 if state.mistake is not None and self._obs not in (None, state.obs):
                     state.mistake.improve += f"\n\nThis is what there is to see now:\n{self._obs}"
@@ -333,7 +333,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
                 raise RuntimeError(
                     f"signal_error() was called before the first answer: {state.mistake}"
                 )
-            self._last = snapshot(state)  # the transition has rejected the answer: that counts
+            self._last = snapshot(state)  # a later failure must not undo the count of this error
         assert state.agent is not None
         if state.errors > state.max_errors:
             why = f"{state.agent} gave no usable answer: {state.mistake.log}"
@@ -341,7 +341,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         return orchestrator._find(state.agent)
 
     async def _ask(self, agent: Agent[Any], state: S) -> None:
-        """Let an agent answer its mistake, the observation or the previous agent."""
+        """Let an agent correct its mistake, or answer the observation or the previous agent."""
         orchestrator, obs = self._orchestrator, None if state.transitions else state.obs
         received: list[AgentMessage] = []
         if state.mistake is not None:
@@ -371,7 +371,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
         call.at_end(take)
         below = agent.named_agents().values()
-        # An entry for this answer, so that `retract_answers` finds the messages added below it.
+        # Mark the messages that are added during this answer, so that `retract_answers` finds them.
         token = CURRENT_CALLS.set((*CURRENT_CALLS.get(), object()))
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
@@ -389,9 +389,10 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
 
 def _is_remembered(agent: Agent[Any], message: AgentMessage, session_id: SessionId) -> bool:
-    """Return whether an answer to `message` failed after tool calls, which the memory has.
+    """Return whether the memory has `message` and tool calls of a failed answer to it.
 
-    The model then continues after these. An agent with another `forward` needs the message.
+    The model then continues after these calls. An agent that overrides `forward` always gets the
+    message.
     """
     if type(agent).forward is not Agent.forward:
         return False
@@ -427,7 +428,7 @@ class EpisodeResult:
 
 
 class Episode(Node[EpisodeResult], internal=True):
-    """Runs an orchestrator with an environment. A limit is a result with its `status`.
+    """Runs an orchestrator with an environment. If it reaches a limit, the `status` names that.
 
     `orchestrator.play(environment)` awaits one. `node.call_handler(Episode(...), timeout=600)` and
     `commander.run(Episode(...))` do the same. Other failures are raised, see
