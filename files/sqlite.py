@@ -77,7 +77,7 @@ class DatabaseFile(Generic[E]):
     """
 
     name: str
-    noun: str
+    noun: str  # in messages, such as "a journal"
     error: Callable[[str, str, str], E]  # takes the name, the fault and the remedy
     application: int  # the application id in SQLite's header
     # The statements at index N migrate tables of version N to version N + 1.

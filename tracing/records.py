@@ -174,6 +174,7 @@ class Records:
         add, start, makers = records.append, self._start, self._makers
         for event in events:
             kind, source = event.kind, event.source
+            # Only a special source can have a place, an actor or a run.
             clock = self.clock_of(event) if source.is_special else event.clock
             # Three times as fast as `round`, with the same result for times after the start.
             at = int((clock - start) * 1e6 + 0.5) / 1e6
@@ -244,6 +245,7 @@ class Records:
         if event.host is not None:
             record["host"] = event.host
             self._remote[source.id] = actor
+            # Each event of another machine names the agent. Record it only at the agent's own node.
             if source.parent_id is not None and self._remote.get(source.parent_id) == actor:
                 actor = None
         if actor is not None:
