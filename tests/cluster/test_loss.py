@@ -187,7 +187,7 @@ run(Far(sys.argv[2]))
 STUCK = """
 import sys, threading
 import ray
-from support.ray_jobs import Double, note
+from support.ray_jobs import Double, add_note
 from anabranch import run
 from anabranch.cluster import Ray
 
@@ -196,7 +196,7 @@ class Far(Double):
 
 print(run(Far(1)))
 ray.shutdown = threading.Event().wait  # it never returns
-note(sys.argv[2], "standing")
+add_note(sys.argv[2], "standing")
 sys.stdin.read()
 sys.exit(3)
 """
