@@ -52,12 +52,13 @@ _JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 @dataclass(frozen=True, slots=True)
 class PromptStyle:
-    """What a model's prompts need beside the request.
+    """The texts that a weak model needs in its prompts, in addition to the request.
 
-    A conversation without a system message gets `system` and `exchanges`. With `result_examples`
-    (question, tool's result, answer), the prompt for a tool's result has only its question, because
-    a weak model invents results otherwise. `max_chars` limits each string argument without a limit
-    in its schema: a weak model may never end one.
+    A conversation without a system message gets `system` and `exchanges`. Each of
+    `result_examples` is a question, a tool's result and the answer. With them, the prompt after a
+    tool call has only these examples, the last question and the results: with the complete
+    conversation a weak model invents results. `max_chars` limits each string argument that has no
+    limit in its schema, because a weak model may never end one.
     """
 
     system: str = ""

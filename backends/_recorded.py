@@ -1,7 +1,7 @@
 """Store replies in the journal of a durable run, and replay them. `key_of` is for cassettes too.
 
-A journal stores the complete message, which is also part of a conversation, and its usage. A
-cassette stores each delta with its time.
+A journal stores the complete message and its usage, because the conversation contains that message
+too. A cassette stores each delta with its time.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _MAX_HELD_CHARS = 512
 # Longer texts of images and files have a digest in a request's key.
 _MAX_INLINE_CHARS = 1000
 
-# The usage, by model, of the reply that is being recorded; None if none is. A backend that asks
-# another one does so inside its own reply, and only that one is recorded.
+# The usage, by model, of the reply that is being recorded; None if none is. If a backend asks
+# another backend for its reply, the variable is set already, so only the outer reply is recorded.
 _USAGE: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken", default=None)
 
 
@@ -131,7 +131,8 @@ def record_replies(stream: Stream[B]) -> Stream[B]:
         if not is_watched(node, *REQUEST_EVENTS):
             return kept(self, request)[0]
         with observing(ObservedRequest(node)):
-            # A `stream` that is not a generator asks another backend immediately.
+            # A `stream` that is not a generator calls another backend's `stream` here. `observing`
+            # prevents that one from emitting the events of this request again.
             source, replayed = kept(self, request)
         return with_request_events(self, source, request, replayed=replayed)
 
@@ -181,7 +182,7 @@ async def _record(
     Otherwise the journal could have effects of the reply without the reply.
     """
     received: list[Delta] = []
-    end = 0  # number of deltas up to the first one with the end; 0 before that
+    end = 0  # number of deltas including the first with a finish reason or end mark; else 0
     with reply.receiving():
         try:
             try:
@@ -215,9 +216,10 @@ async def _record(
 def _write_reply(
     backend: Backend, received: list[Delta], usages: list[tuple[str, Usage]], *, exact: bool = False
 ) -> dict[str, Any]:
-    """Return a reply as JSON: its message, and its deltas if they differ from it or if `exact`.
+    """Return a reply as JSON: its message, and its deltas if the message is not enough.
 
-    A key may be spread over deltas, so they are left out if the message has one.
+    `exact` stores the deltas in any case, for an interrupted reply. An API key may be split over
+    several deltas, so they are left out if the message contains one.
     """
     assembled = assemble(received)
     message = write_message(assembled)
@@ -244,7 +246,10 @@ async def _replay(backend: Backend, reply: DurableReply, text: str) -> AsyncGene
 
 
 def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
-    """Yield deltas that assemble to the stored message, whatever calls are in its text."""
+    """Yield deltas that assemble to the stored message.
+
+    A call that the model wrote into its text stays text.
+    """
     if "deltas" in saved:
         yield from (delta_from_json(delta)[1] for delta in saved["deltas"])
         return
@@ -277,9 +282,9 @@ def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
 def _equals_message(message: Message, deltas: Iterable[Delta]) -> bool:
     """Return whether the message has all that the deltas have.
 
-    Most models send one kind of part after the other, and calls with an id. Otherwise a thought, or
-    a call written in the text, could change its place or take another id. A half of a surrogate
-    pair waits for its other half, after the deltas in between.
+    Most models send one kind of part after the other, and calls with an id. Otherwise the replay of
+    the message could move reasoning or a call to another place, or give a call another id. So could
+    half of a surrogate pair, because it is held back while other deltas pass.
     """
     if "\ufffd" in f"{message.reasoning}{message.content}":
         return False

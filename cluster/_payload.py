@@ -46,7 +46,8 @@ __all__ = [
     "unpack_job",
 ]
 
-# All picklers write these alike, and cloudpickle needs ten times as long to start.
+# `pickle` and cloudpickle write these types identically, and cloudpickle takes ten times as long to
+# start.
 PLAIN_TYPES = frozenset((str, int, float, bool, bytes, type(None)))
 
 
@@ -154,7 +155,7 @@ def _pickler(*, guarded: bool) -> Any:
     return Pickler
 
 
-# The objects that Ray has sent for the value that is loaded now.
+# Ray's objects for the job that is being unpickled, by the numbers in its pickle.
 _references: ContextVar[Sequence[Any]] = ContextVar("anabranch.cluster.references")
 
 
@@ -164,7 +165,7 @@ def _reference(number: int) -> Any:
 
 # --- secrets
 
-# The word ends there: KEYCLOAK_URL and TOKENIZERS_PARALLELISM are no secrets.
+# No letter may follow the word: KEYCLOAK_URL and TOKENIZERS_PARALLELISM are not secrets.
 SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(?![A-Z])", re.IGNORECASE
 )
@@ -329,7 +330,7 @@ def unpack_job(payload: JobPayload, large: Sequence[Any], references: Sequence[A
     job: Node[Any] = object.__new__(_load_kind(payload.kind))
     token = _references.set(references)
     try:
-        vars(job).update(load(payload.fields), on=None)  # it has arrived at its place
+        vars(job).update(load(payload.fields), on=None)  # it runs in this process
         for name, packed in zip(payload.large, large, strict=True):
             vars(job)[name] = load(packed)
     finally:
@@ -397,8 +398,8 @@ def load_error(failure: PackedFailure) -> BaseException:
         try:
             cause: BaseException | None = None
             for error, suppressed in reversed(load(failure.packed)):
-                # By `object`, since the exception may be frozen. Setting the cause changes the
-                # other attribute.
+                # `object.__setattr__` works for frozen exceptions too. The second line comes last,
+                # because setting `__cause__` also sets `__suppress_context__`.
                 object.__setattr__(error, "__cause__", cause)
                 object.__setattr__(error, "__suppress_context__", suppressed)
                 cause = error

@@ -16,7 +16,7 @@ from ._ray import call_in_thread
 
 __all__ = ["CHECK_SECONDS", "Machines", "Ray"]
 
-# After so many seconds without a start, check again whether a machine can take the task.
+# If a job has not started after so many seconds, check again whether a machine can run it.
 CHECK_SECONDS = 5.0
 
 
@@ -29,9 +29,9 @@ class Ray:
     `num_cpus`, `num_gpus`, `memory` (bytes) and `resources` are the free resources that one machine
     must have; Ray waits for such a machine. `address` is the cluster's `HOST:PORT`. Without it,
     this is the cluster that the process has joined, else the one of `RAY_ADDRESS` or found by Ray,
-    else a new one on this machine. `runtime_env` is passed to Ray. With `autoscaled`, resources
-    that no machine has are waited for; otherwise they are refused. A cancelled job has `grace`
-    seconds to end; then Ray kills its worker.
+    else a new one on this machine. `runtime_env` is passed to Ray. If no machine has the
+    resources, a job with `autoscaled` waits for one, and any other is refused. A cancelled job has
+    `grace` seconds to end; then Ray kills its worker.
     """
 
     num_cpus: float = 1

@@ -1,9 +1,8 @@
-"""Streams from an actor: the writer and the actor there, the reader here.
+"""Streams from a Ray actor: `StreamWriter` in the actor, `StreamReader` in the calling process.
 
 The reader pulls: it requests the next batch and gets all items so far, or waits for the first. So a
-slow reader slows down the producer, and a reader that leaves or dies ends the stream. In Ray's own
-streaming generators an item takes forty times as long as in a batch here, and an abandoned one
-continues.
+slow reader slows down the producer, and a reader that leaves or dies ends the stream. Ray's own
+streaming generators take forty times as long for an item, and continue after their reader has left.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Service(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release its resources."""
+        """Release the resources of the service."""
         ...
 
 
@@ -66,7 +65,7 @@ class StreamWriter:
         self._space = asyncio.Event()
         self._ask_numbers = count(1)
         self._asks: dict[int, asyncio.Future[Any]] = {}
-        # The failure for a reader that continues after a cancel.
+        # Raised in a reader that calls `take` again after `cancel`.
         self._cancel_error: Exception = RuntimeError("the stream was cancelled in its actor")
         self._task = asyncio.ensure_future(produce(self))
         self._task.add_done_callback(lambda _: self._news.set())
@@ -77,7 +76,7 @@ class StreamWriter:
         return self._items[-1] if self._items else None
 
     def send_nowait(self, item: Any) -> None:
-        """Add an item, without a limit."""
+        """Add an item without waiting, even if the reader is behind."""
         self._items.append(item)
         self._news.set()
 
@@ -162,7 +161,7 @@ class ServiceActor:
         # `open`.
         self._closed: deque[str] = deque(maxlen=10_000)
         self._closing_expired: set[asyncio.Task[None]] = set()
-        # The failure for a reader that continues after the end of its stream.
+        # Raised in a reader that requests a batch after the actor has ended its stream.
         self._end_error: Exception = TimeoutError(
             "the stream was ended, because its reader did not renew its lease"
         )
@@ -198,7 +197,7 @@ class ServiceActor:
             except (
                 SystemExit,
                 KeyboardInterrupt,
-            ) as error:  # would stop the loop for all
+            ) as error:  # either would stop the actor's event loop
                 raise RuntimeError(describe_error(error)) from error
 
         self._writers[key] = StreamWriter(produce)
@@ -248,7 +247,7 @@ class ServiceActor:
 
 
 class StreamReader:
-    """A stream from an actor; the end of the block ends it there, and waits for that.
+    """A stream from an actor. The end of the block ends the producer in the actor and waits for it.
 
         async with StreamReader(handle, request) as reader:
             while (items := await reader.take()) is not None:
@@ -305,7 +304,7 @@ class StreamReader:
         return None
 
     def _beat_later(self) -> None:
-        """Renew the lease regularly: this process is alive, however slow the reader is."""
+        """Renew the lease while this process lives, so that a slow reader keeps its stream."""
 
         def beat() -> None:
             if self._cluster.is_usable:
@@ -316,7 +315,7 @@ class StreamReader:
         self._heartbeat = loop.call_later(self._handle.lease / 3, beat)
 
     async def answer(self, number: int, result: Result) -> None:
-        """Answer an `Ask` from the items."""
+        """Send the answer to an `Ask`, which arrived as an item of the stream."""
         await self._monitor.call(self._actor.answer, self._key, number, result.dump())
 
     async def __aexit__(self, *_: object) -> None:

@@ -106,7 +106,7 @@ class ObjectScanner:
         self._watcher = watcher
         self._watching = False
         self._scanned = 0  # the number of parts that have been scanned
-        self._tail = ""  # scanned, but unclear without the text that follows
+        self._tail = ""  # scanned, but its meaning depends on the next piece
         self._depth = self._deepest = 0
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
@@ -361,7 +361,7 @@ def unescape(raw: str) -> str | None:
 
 
 def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return the end of the match at `position`; `pattern` must match the empty text too."""
+    """Return the end of the match at `position`. `pattern` must also match the empty text."""
     match = pattern.match(text, position)
     assert match is not None
     return match.end()

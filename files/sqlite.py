@@ -82,7 +82,8 @@ class DatabaseFile(Generic[E]):
     application: int  # the application id in SQLite's header
     # The statements at index N migrate tables of version N to version N + 1.
     migrations: Sequence[Sequence[str]]
-    remedies: Mapping[int, str]  # by SQLite's primary result code; replaces that of `FAULTS`
+    # By SQLite's primary result code: what to do, instead of the text in `FAULTS`.
+    remedies: Mapping[int, str]
     pragmas: Sequence[str] = ()
     # Refuse a file that is read-only, or on a disk without shared memory.
     requires_writing: bool = False
@@ -176,7 +177,7 @@ class DatabaseFile(Generic[E]):
         return version
 
     def require_place(self) -> None:
-        """Raise `error` for a name that SQLite would refuse with a less helpful message."""
+        """Check the file's path; raise `error` where SQLite's own message would be less helpful."""
         if not self.name or "\0" in self.name:
             raise self.error(self.name, "is not a valid file name", "name a file")
         if os.path.isdir(self.name):

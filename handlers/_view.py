@@ -1,4 +1,8 @@
-"""What a person sees of an exchange and is asked: `View`, `ConsoleView`, and `show`."""
+"""Views show an exchange with a model to a person and ask for approvals: `View`, `ConsoleView`.
+
+`show` prints or passes on text as it arrives. An exchange is a message, the replies and tool calls
+that follow it, and the final answer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,9 @@ __all__ = ["ConsoleView", "View", "show"]
 
 @passes_with("ended")
 class View:
-    """Sees an exchange and decides whether a tool may run. The base shows nothing and refuses.
+    """Receives an exchange as it happens, and decides whether a tool may run.
+
+    This base class shows nothing and refuses each call that needs an approval.
 
     Subclasses override the methods that they need, as `ConsoleView`. `write` gets the text and may
     be plain or async. A slow one slows the model down, and one that raises fails the exchange.

@@ -36,7 +36,7 @@ def pack_vector(vector: Sequence[float]) -> bytes:
 
 
 class Vectors:
-    """The vectors of all pieces in memory, four bytes for each number."""
+    """The vectors of all pieces of documents in memory, four bytes for each number."""
 
     def __init__(self, rows: Iterable[tuple[int, bytes]], size: int) -> None:
         np = _numpy()
@@ -49,10 +49,10 @@ class Vectors:
         self._rows = np.frombuffer(data, dtype="<f4").reshape(len(numbers), size)
 
     def nearest(self, vector: bytes, limit: int) -> list[int]:
-        """Return the pieces nearest to a vector of `pack_vector`, the nearest first.
+        """Return the numbers of the pieces nearest to a packed vector, the nearest first.
 
-        Equal ones keep their order. The order is exact in float64; float32
-        only excludes pieces that cannot be among the nearest.
+        Pieces with equal similarity keep their order. The order is exact in float64; float32 only
+        excludes pieces that cannot be among the nearest.
         """
         np = _numpy()
         count = min(limit, len(self._numbers))

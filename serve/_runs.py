@@ -50,16 +50,17 @@ class NotRunning(RuntimeError):
     """The server has not started, or has ended."""
 
 
-# The most ended runs that are stored, for each run that may run at once; the most characters of all
-# of them.
+# The store holds at most this many ended runs for each run that may run at the same time, and at
+# most this many characters of ended runs.
 MAX_ENDED_RATIO = 10
 MAX_ENDED_CHARS = 100_000_000
-# The most runs with the same call id that a request compares.
+# A request restores provider items from a run with the same first call id. It compares at most so
+# many runs.
 MAX_SAME_CALL_ID = 8
 # Seconds between two checks for calls in doubt, and for expired runs in the journal.
 DOUBT_CHECK_SECONDS = 0.5
 PURGE_SECONDS = 10.0
-# A cancelled run must end within this time; else its readers get the end without it.
+# A cancelled run must end within this time. After it, its clients get the end of the stream anyway.
 CANCEL_SECONDS = 5.0
 
 
@@ -80,12 +81,13 @@ class Runs:
         # Ended runs in the order of their ends: the timer until each expires, and its size.
         self._ended_runs: dict[str, tuple[asyncio.TimerHandle, int]] = {}
         self._ended_chars = 0
-        # Ended runs with provider items and calls for their clients, by owner, model and the first
-        # call's id; the newest last.
+        # Ended runs whose reply has provider items and tool calls, the newest last, by owner, model
+        # and the id of the first call. A later request with this call needs the items.
         self._by_call: dict[tuple[str, str, str], list[Run]] = {}
         self._runs: dict[str, Run] = {}
         self.running = 0  # the number of runs that have not ended, with those to be resumed
-        # Persisted runs that are not resumed yet, oldest first. Clients wait for the wanted ones.
+        # Persisted runs that are not resumed yet, oldest first, and the ids of those that a client
+        # waits for.
         self._persisted: dict[str, _Persisted] = {}
         self._wanted: deque[str] = deque()
         # Tasks that wait for the last entries of runs to be written.
@@ -129,7 +131,7 @@ class Runs:
         expired = time.time() - self._keep
         for row in reversed(await self._journal.runs(prefix=RUN_ID_PREFIX)):
             if row.class_name != stored_name(DurableAnswer):
-                continue  # a run of another program
+                continue  # another program's run in the same journal
             if row.state not in LAST_KINDS or row.updated > expired:
                 run_id = row.run_id.removeprefix(RUN_ID_PREFIX)
                 self._persisted[run_id] = _Persisted(row, asyncio.Event())
@@ -166,7 +168,7 @@ class Runs:
         resumed.set()
 
     async def until_resumed(self, run_id: str | None = None) -> None:
-        """Wait until a persisted run, or without an id all of them, is resumed; do that first.
+        """Wait until a persisted run, or without an id each one, is resumed. They are resumed next.
 
         Raises `Busy` if the server ends before that.
         """
@@ -234,7 +236,7 @@ class Runs:
     def with_first_call(self, owner: str, served: str, call_id: str) -> list[Run]:
         """Return the owner's runs whose reply has provider items and this first call, newest first.
 
-        There may be several, because providers may repeat an id; only the newest are returned.
+        Providers may repeat an id, so there may be several. Returns at most `MAX_SAME_CALL_ID`.
         """
         return self._by_call.get((owner, served, call_id), [])[: -MAX_SAME_CALL_ID - 1 : -1]
 
@@ -314,7 +316,8 @@ class Runs:
     async def drain(self, timeout: float, grace: float = 0.0) -> None:
         """Refuse new runs, let the others end, and cancel the rest after `timeout` seconds.
 
-        Cancelled runs have `grace` and `CANCEL_SECONDS` to end; then readers get their end anyway.
+        Cancelled runs have `grace` plus `CANCEL_SECONDS` seconds to end. After that, their clients
+        get the end of the stream anyway.
         """
         self.closing = True
         if timeout <= 0:

@@ -49,7 +49,7 @@ class InvalidInput(Exception):
 class RunInput:
     """The input of a run: the conversation, the fields of a job, options and tools for the model.
 
-    The client runs the `tools`, which have the form of the chat wire.
+    The client runs the `tools`. Each is a mapping as in a chat completions request.
     """
 
     messages: Sequence[Message]
@@ -64,7 +64,7 @@ class RunInput:
 
 
 class ServedModel(ABC):
-    """Answers the inputs of runs; clients use `name` as the name of a model.
+    """An object that answers requests of clients. They select it by `name`, as a model.
 
     The answer has only the texts of the agent `speaker`. With None it has all texts of the tree.
     """
@@ -238,7 +238,7 @@ class _ServedNode(ServedModel):
         try:
             return self._make(**values)
         except (TypeError, ValueError) as error:
-            # Its message is the user's code, and not for clients.
+            # The user's code wrote the message, which may have details that clients must not see.
             text = "%s refuses its fields"
             log_failure(text, self.name, error=error, level=logging.WARNING)
             raise InvalidInput("these are refused", "fields") from None
@@ -427,7 +427,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     """Return the validator of a type; None if JSON cannot express its values."""
     try:
         with warnings.catch_warnings():
-            # Else pydantic would skip the union members that JSON lacks: `Callable | None` as None.
+            # Make the warning an error: pydantic only warns when it leaves a member out of a union,
+            # and would show `Callable | None` to clients as null.
             warnings.simplefilter("error", PydanticJsonSchemaWarning)
             adapter: TypeAdapter[Any] = TypeAdapter(hint)
             adapter.json_schema()

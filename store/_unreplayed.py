@@ -1,7 +1,8 @@
 """Recorded effects and nodes that this execution has not replayed yet.
 
-The journal has an intent for each effect: the row that was written before its call. An intent names
-the caller and the nodes above it, each in its attempt.
+The journal writes an intent before each effect: a row with the name of the effect, its caller and
+the nodes above the caller. The attempt identity of a node names it in one attempt of its retries;
+for the first attempt it equals the identity. The putter of a node is the node that put it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ __all__ = [
 ]
 
 SHORT_DIGITS = 16  # hexadecimal digits of the shortened digests in an intent
-# The identity of a durable node has its own digest, from `PUTTER_START` on the first bytes of its
-# putter's identity, and from `NAME_START` on its name.
+# The identity of a durable node consists of bytes of its digest, then, at `PUTTER_START`, the first
+# bytes of its putter's identity, and at `NAME_START` its name.
 PUTTER_START, NAME_START = 11, 16
 MAX_NAME_BYTES = 80
 MAX_REPORTED_NAMES = 10
@@ -44,9 +45,9 @@ logger = logging.getLogger("anabranch.store")
 
 
 def child_ident(putter: bytes, own: bytes, name: bytes) -> bytes:
-    """Return the identity of a durable node, from its own digest, its putter's and its name.
+    """Return the identity of a durable node, from its digest, its putter's identity and its name.
 
-    So the children of a putter can be found and named, although their outcome is their only row.
+    The only row of such a node is its outcome. Its identity is enough to find its putter and name.
     """
     return own[:PUTTER_START] + putter[: NAME_START - PUTTER_START] + name
 
@@ -68,7 +69,7 @@ class Intent(NamedTuple):
     seq: int
     name: str
     inputs: str  # the digest of its inputs; "" in journals of earlier releases
-    by: str  # the caller in its attempt
+    by: str  # the attempt identity of the caller, in hexadecimal digits
     at: str  # the caller's name; "" in journals of earlier releases
     key: str | None
 
@@ -80,24 +81,27 @@ class Intents:
         self.names: set[str] = set()
         self.by_caller: defaultdict[str, dict[bytes, Intent]] = defaultdict(dict)
         self._by_call: defaultdict[tuple[str, str], dict[bytes, Intent]] = defaultdict(dict)
-        # By attempt of a node: the node, and the attempt of the node above it. A node whose parent
-        # has no entry is a root.
+        # By a node's attempt identity: its identity, and the attempt identity of the node above it.
+        # A node whose parent is not a key here is a root.
         self.above: dict[str, tuple[str, str]] = {}
-        # The identities of all these nodes, and by identity those that this execution has put.
+        # The identities of the callers and of the nodes above them. By identity: those of these
+        # nodes that this execution has put.
         self.node_idents: set[bytes] = set()
         self.nodes_by_ident: dict[bytes, Node[Any]] = {}
-        # The effects that a node did not replay before it completed.
+        # Effects that cannot be replayed any more, because their node has completed without them.
         self.lost_effects: set[bytes] = set()
-        # By attempt of a node: the intents that the task of its body reached, in order. Each has
-        # its number, its time, the identity of the effect or of the child that called it, and
-        # whether that is a child.
+        # By a node's attempt identity: the effects that the task of its body began, in order. The
+        # task may have put a child that began the effect. Each entry has the number of the
+        # intent's row, its time, the identity of the effect or of that child, and whether it is a
+        # child.
         self.led_to: defaultdict[str, deque[tuple[int, float, bytes, bool]]] = defaultdict(deque)
-        # By attempt of a node: the time of the last of these that this execution has reached.
+        # By a node's attempt identity: the time of its last entry that this execution has reached.
         self._led_last: dict[str, float] = {}
         self._began = began
-        # Below retried nodes, by digest of equal calls: the attempt that last began each effect.
+        # For callers below a node with `retry=`. By the digest of a call's name and inputs, and by
+        # effect: the attempt that last began the effect.
         self.attempts_by_call: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
-        # By effect: the attempt that last took it over from an earlier one.
+        # By effect: the last attempt whose call uses this effect of an earlier attempt as its own.
         self.takeovers: dict[bytes, str] = {}
 
     def add(self, row: Row) -> None:
@@ -113,14 +117,15 @@ class Intents:
             self._by_call[name, inputs].setdefault(call, intent)
             self.node_idents.update(bytes.fromhex(ident) for ident, _ in links)
             self._link(links)
-        if "of" in value:  # its caller is below a retried node, whose attempts share equal calls
+        if "of" in value:  # below a node with `retry=`: later attempts may use the effect
             self.attempts_by_call[value["of"][:SHORT_DIGITS]][row.ident] = value["in"][
                 :SHORT_DIGITS
             ]
         below = call
         unseen = [*value.get("unseen", ()), *repeat(0, len(links))]
         for level, (ident, now) in enumerate(links[: value.get("led", 0)]):
-            # A node whose outcome was recorded by then, but not seen, ends after this effect.
+            # The body may begin an effect after a child's outcome was recorded, but before it has
+            # seen that outcome. In the replay such a child must also end after this effect.
             number = min(unseen[level] or row.seq, row.seq)
             self.led_to[now].append((number, row.time, below, level > 0))
             below = bytes.fromhex(ident)
@@ -131,15 +136,15 @@ class Intents:
         self.takeovers[bytes.fromhex(value["effect"])] = value["in"][:SHORT_DIGITS]
 
     def _link(self, links: list[tuple[str, str]]) -> None:
-        """Note the nodes above a caller, itself first."""
+        """Store the node above each of these nodes: a caller first, then its ancestors."""
         for (ident, now), (_, above) in zip(links, [*links[1:], ("", "")], strict=True):
             self.above.setdefault(now, (ident, above))
 
     def name_caller(self, caller: NodeScope) -> str:
         """Return the names of a caller and of the nodes above it, for an intent.
 
-        They end at the first node that an earlier intent names. So an intent stays small however
-        deep its caller is.
+        Stops at the first node whose ancestors an earlier intent names. So an intent stays small
+        even if its caller is deep in the tree.
         """
         names: list[str] = []
         for scope in caller.up():
@@ -151,11 +156,12 @@ class Intents:
         return by
 
     def first_unreached(self, now: bytes, claimed: set[bytes]) -> tuple[float, float]:
-        """Return the number of the first intent that a node's own task still has to reach.
+        """Return the row number of the next recorded intent of a body, and its delay in seconds.
 
-        And the seconds since the intent before it, or since the run began. The task reaches them
-        one after the other, so it did not depend on nodes that ended later. The number is infinity
-        if there is none.
+        `now` is the node's attempt identity, `claimed` the effects that this execution has reached.
+        The delay is the recorded time since the intent before it, or since the run began. The body
+        began this effect without waiting for nodes that ended after this row. Without a further
+        intent the number is infinity.
         """
         key = now.hex()
         left = self.led_to.get(key)
@@ -168,7 +174,10 @@ class Intents:
         return inf, 0.0
 
     def path(self, by: str) -> list[list[str]]:
-        """Return the path of a caller; empty if the journal is too old to have it."""
+        """Return the identity and the attempt identity of a caller and of each node above it.
+
+        The path is empty if an earlier release wrote the intent without it.
+        """
         path: list[list[str]] = []
         while by in self.above:
             ident, above = self.above[by]
@@ -177,12 +186,15 @@ class Intents:
         return path
 
     def find_nodes(self, path: list[list[str]]) -> list[tuple[Node[Any], str]]:
-        """Return the nodes of a path that this execution has put, with their recorded attempts."""
+        """Return the nodes of a path that this execution has put, with their attempt identities."""
         nodes = [(self.nodes_by_ident.get(bytes.fromhex(ident)), now) for ident, now in path]
         return [(node, now) for node, now in nodes if node is not None]
 
     def find_candidates(self, by: str, name: str, inputs: str) -> Iterator[Intent]:
-        """Yield the intents that a new effect may be: moved, renamed or with other inputs."""
+        """Yield the intents that may belong to a new effect whose code was changed.
+
+        The change may have moved the call to another caller, renamed it or changed its inputs.
+        """
         same_call = self._by_call.get((name, inputs), {})
         yield from (each for each in same_call.values() if each.by != by)
         for each in self.by_caller.get(by, {}).values():
@@ -191,7 +203,10 @@ class Intents:
 
 
 def _name_of(scope: NodeScope) -> str:
-    """Return the name of a node in an intent: its identity, and its attempt after the first."""
+    """Return the name of a node in an intent: its identity, and a suffix after the first attempt.
+
+    The suffix is the number of the attempt, or "end" while the final callbacks of the node run.
+    """
     ident, now = scope.ident, scope.attempt_ident
     if now == ident:
         return ident.hex()
@@ -199,7 +214,7 @@ def _name_of(scope: NodeScope) -> str:
 
 
 def _links(by: str) -> list[tuple[str, str]]:
-    """Return for each node in the names of an intent: its identity, and that in its attempt."""
+    """Return the identity and the attempt identity of each node in the names of an intent."""
     links: list[tuple[str, str]] = []
     for each in by.split():
         ident, _, attempt = each.partition(":")
@@ -211,7 +226,7 @@ def _links(by: str) -> list[tuple[str, str]]:
 
 
 def caller_in(intent: dict[str, Any]) -> str:
-    """Return the identity in its attempt of an intent's caller."""
+    """Return the attempt identity of the caller in an intent's JSON."""
     return _links(intent["by"])[0][1]
 
 
@@ -220,9 +235,10 @@ class Unreplayed:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        # By the part of the putter's identity in theirs: the names of its entries by identity.
+        # By the part of a putter's identity that its children's identities contain: the names of
+        # its children and effects, by identity.
         self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-        # By root: the rounds that nodes at or below it must put again.
+        # By the identity of a root: the rounds that the root or a node below it must put again.
         self._rounds: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
         rounds: set[bytes] = set()
         for row in execution.rows_of_kind("root"):
@@ -248,7 +264,7 @@ class Unreplayed:
         self._report(putter, path, self._recorded.pop(_putter_part(putter), {}))
 
     def report_rounds(self, root: bytes, putter: bytes, path: str) -> None:
-        """Report the rounds that were not put again at or below a root that is over."""
+        """Report the rounds that an ended root and the nodes below it did not put again."""
         self._report(putter, path, self._rounds.pop(root, {}))
 
     def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
@@ -276,7 +292,8 @@ class Unreplayed:
         execution = self._execution
         if ident in execution.reached:
             return True
-        # The result of a `durable.call` names its effect, which may have moved with its key.
+        # The result of a `durable.call` names its effect. A call with a key may have replayed that
+        # effect below another node.
         if not child_name(ident).startswith("call:"):
             return False
         row = execution.find(ident, "result")

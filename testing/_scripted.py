@@ -51,8 +51,8 @@ class ScriptedBackend(ModelBackend):
 
     Texts are cut into pieces of `size` characters (None: one piece); with a `seed`, of random sizes
     from 1 to `size`. `delay` is the pause before each delta, in seconds of the loop's clock.
-    Without it, the seed of a `SeededLoop` decides how many turns of the loop each reply takes, so
-    that a long reply may end before a short one. On other loops all replies are equally fast.
+    Without it, the seed of a `SeededLoop` decides for how many iterations of the loop each reply
+    waits, so that a long reply may end before a short one. Other loops delay all replies equally.
 
     Usage is charged as with any backend: to `limits`, to the limits of the tree and to the node. It
     is the `usage` of the message, or else an estimate. No request is retried.
@@ -61,8 +61,8 @@ class ScriptedBackend(ModelBackend):
 
     `embed` returns unit vectors of `dimensions` numbers. The `seed` gives each word a direction,
     and the vector of a text is the sum of the directions of its words, without regard to order and
-    case. If no word occurs twice in a text, the cosine of two texts is about the number of shared
-    words, divided by the square root of the product of their word counts. The random error is about
+    case. So the cosine of two texts grows with their number of shared words. If neither repeats a
+    word, it is about `shared / sqrt(words_1 * words_2)`, with a random error of about
     `dimensions ** -0.5`, which is 0.06 by default.
 
     Attributes: `requests`, all requests so far; `embedded`, the texts of each call of `embed`;
@@ -176,7 +176,7 @@ class _Latency:
         loop = asyncio.get_running_loop()
         if delay is None and isinstance(loop, SeededLoop) and loop.seed is not None:
             self._chance = loop.random
-            # Half of the replies start at once, and some of the others after up to 1,024 turns.
+            # Half of the replies start at once, others after up to 1,024 iterations of the loop.
             self._first = loop.random.choice((0, 2 ** loop.random.randint(0, 10)))
             self._pace = loop.random.choice((0, 0, 1, 3))
 

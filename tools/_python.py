@@ -64,8 +64,8 @@ class PythonKernel(Toolkit):
     processes that its code started.
 
     An unused kernel ends after `idle` seconds. At most `max_kernels` run: one more replaces the
-    least recently used one, or waits while all are busy. None means no limit, and
-    neither applies to the kernel of a block. The model learns when a new kernel replaces another.
+    least recently used one, or waits while all are busy. None means no limit. Neither limit applies
+    to the kernel of an `async with` block. The model learns when a new kernel replaces another.
 
     Calls of one session run one after the other. After `timeout` seconds, or when a call is
     cancelled, the code is interrupted. If it still runs `grace` seconds later, its process is

@@ -57,7 +57,7 @@ SPAN_KINDS: tuple[EventKind, ...] = (
     "answered", "request", "first_chunk", "reply", "slow",
 )  # fmt: skip
 
-# A shorter wait for the start of a body gets no attribute, because it would not be visible.
+# Shorter waits between `put` and `started` are not written: a reader of a trace cannot see them.
 MIN_PENDING_NANOSECONDS = 1_000_000
 
 
@@ -82,15 +82,16 @@ class SpanSink:
         self._ids = RunIds.of(self._tracer)
         self._meter = None if meter_provider is None else Meter(meter_provider)
         self._content = content
-        # The context of the call of `otel`: its current span, baggage.
+        # The context in which the user called `otel`, with its current span and baggage. Top-level
+        # nodes are children of that span.
         self._outer_context = contexts.get_current()
         self._open: dict[int, _Node] = {}
         self._last = 0  # the time of the last event, in nanoseconds
         self._epoch = 0.0
-        # The tree at the beginning, until the first events arrive.
+        # The tree when `otel` was called. `take` begins its spans before those of the first events.
         self._first_tree: Gap | None = None
         self.error: BaseException | None = None
-        # Handlers by kind of event: for open nodes, and for nodes that end.
+        # By kind of event: methods that update the span of an open node, and methods that end it.
         self._handlers: dict[str, Callable[[_Node, Event, int], None]] = {
             "started": self._started,
             "retried": self._retried,
@@ -109,7 +110,7 @@ class SpanSink:
         }
 
     def begin(self, epoch: float, tree: Gap) -> None:
-        """Set the tree at the beginning; `epoch` is the zero of its clock."""
+        """Set the tree at the call of `otel`. `epoch` is the time at which its clock was zero."""
         self._epoch, self._first_tree = epoch, tree
 
     # --- called by the event thread
@@ -130,11 +131,14 @@ class SpanSink:
                     node := self._open.get(source.id)
                 ) is not None:
                     handle(node, event, at)
-            except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
+            except BaseException as error:  # noqa: BLE001 - a user's span processor may raise
                 self._note(error)
 
     def take_gap(self, gap: Gap) -> None:
-        """End nodes that ended in the gap, and begin those that start in it."""
+        """Compare the open spans with the tree after lost events, then end and begin spans.
+
+        Marks these spans as incomplete, because their times are not known.
+        """
         self._first_tree = None
         self._last = max(self._last, int((self._epoch + gap.clock) * 1e9))
         living = {each.node_id: each for each in gap.tree}
@@ -157,13 +161,14 @@ class SpanSink:
     def _put(self, event: Event, at: int) -> None:
         source = event.source
         number, parent_id = source.id, source.parent_id
-        if number in self._open:  # it was in a gap
+        if number in self._open:  # `take_gap` has begun its span
             return
         parent = None if parent_id is None else self._open.get(parent_id)
         place = run_identity_of(event)
         actor = own_actor(event)
         if event.host is not None and parent is not None and actor == parent.actor:
-            actor = None  # events of another machine have it, also below the agent's node
+            # Every event of another machine names its actor. Only the agent's own node gets it.
+            actor = None
         name, attributes = names.node_attributes(number, parent_id, masked(source.name), actor)
         if event.host is not None:
             attributes[names.HOST_NAME] = event.host
@@ -393,7 +398,7 @@ class SpanSink:
     def _guard(self) -> Generator[None]:
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
+        except BaseException as error:  # noqa: BLE001 - a user's span processor may raise
             self._note(error)
 
     def _note(self, error: BaseException) -> None:
@@ -404,7 +409,7 @@ class SpanSink:
 
 
 class _Node:
-    """An open node."""
+    """A node that has not ended, with its span."""
 
     __slots__ = (
         "actor", "chats", "context", "derived", "inside", "put", "run_id", "span", "started",
@@ -413,7 +418,8 @@ class _Node:
     def __init__(self, actor: Actor | None, put: int) -> None:
         self.actor = actor
         self.put = put
-        # It stays invalid if it could not be made, and for a recorded node outside a trace.
+        # Stays invalid if the tracer raised. Also for a node with a recorded outcome if the tracer
+        # is not the SDK's own, because its ids cannot be derived then.
         self.span: Span = INVALID_SPAN
         self.context: Context
         self.inside: Context | None = None  # the context of its children, made when it is needed
@@ -433,7 +439,7 @@ class _Chat(NamedTuple):
 
 # --- ids
 
-# All threads share the tracers.
+# Prevents two threads from replacing the id generator of the same tracer.
 _id_generator_lock = Lock()
 
 
@@ -463,7 +469,10 @@ class RunIds(local):
 
     @classmethod
     def of(cls, tracer: Any) -> RunIds | None:
-        """Become a tracer's id generator; None if the tracer is not the SDK's own."""
+        """Install an instance as the tracer's id generator, once, and return it.
+
+        Returns None if the tracer is not the SDK's own.
+        """
         with _id_generator_lock:
             usual = getattr(tracer, "id_generator", None)
             if usual is None or isinstance(usual, cls):

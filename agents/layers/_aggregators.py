@@ -12,9 +12,9 @@ from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
 
-# Attributes of an `AgentMessage` with cached request messages: its own (see `as_read`), and that of
-# consecutive user messages of which it is the last. They are no fields, so neither saved nor
-# compared.
+# Attributes in which an `AgentMessage` caches request messages: the one that `as_read` makes of it,
+# and the one that joins it with the user messages before it. They are not pydantic fields, so they
+# are neither saved nor compared.
 READ_CACHE, JOINED_CACHE = "_said", "_joined"
 
 Wire: TypeAlias = Message | Mapping[str, Any]
@@ -152,7 +152,7 @@ class _Growing(list[Message]):
 
     def __init__(self, opening: Iterable[Message]) -> None:
         super().__init__(opening)
-        # The messages to join to the user message before them, by their place.
+        # By index in this list: the sources of user messages that directly follow a user message.
         self.following: dict[int, AgentMessage] = {}
 
     def joined(self) -> list[Message]:

@@ -40,7 +40,7 @@ __all__ = [
 
 logger = logging.getLogger("anabranch.agents")
 
-# A key of a mapping with half a surrogate pair, as earlier releases wrote it into a path.
+# Earlier releases wrote a mapping key into a path unchanged, even with half a surrogate pair.
 _HALF = re.compile(r"\.([^.\[\]]*[\ud800-\udfff][^.\[\]]*)")
 
 # In a saved state, beside the fields of a message: true if its agent is the sender.
@@ -125,7 +125,11 @@ def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMes
 
 
 def _restore_own(agent: Agent[Any], messages: list[AgentMessage], marks: list[bool]) -> None:
-    """Give the agent its own messages, whatever name it had when they were saved."""
+    """Rename the sender of the agent's own messages to its present name.
+
+    `marks` says which messages are its own. A message of another sender with that name gets another
+    sender, so that the model does not read it as the agent's.
+    """
     name = agent.name
     if any(is_own and each.sender != name for each, is_own in zip(messages, marks, strict=True)):
         for each, is_own in zip(messages, marks, strict=True):
@@ -151,7 +155,10 @@ def _current_path(key: Any) -> Any:
 
 
 def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
-    """Yield the fields to store. The last two, which earlier versions lack, only if set."""
+    """Yield the fields to store; `reasoning` and `provider_items` only if set.
+
+    Earlier releases do not know these two.
+    """
     for name, value in message:
         if name != "usage" and (value or name not in ("reasoning", "provider_items")):
             yield name, value
@@ -177,7 +184,7 @@ def fit_json(value: Any) -> Any:
     """Return JSON values that every reader of JSON accepts.
 
     JSON has no infinity, so that becomes text, which pydantic reads. UTF-8 has no half surrogate
-    pair, which an environment or a person may send, so that becomes U+FFFD.
+    pair, which a tool or a terminal may produce, so that becomes U+FFFD.
     """
     if isinstance(value, str):
         return encodable(value)
@@ -243,10 +250,11 @@ def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, An
 def read_again(parser: Parser[Any], text: str, saved: object, status: str | None) -> Any:
     """Return the parser's value of a reply, given the saved JSON of that value.
 
-    JSON may lack fields of the value, or name them differently. So the text is parsed again, if
-    that gives the same JSON. Raises `ValueError` if neither works.
+    JSON may lack fields of the value, or name them differently. So the result is the value parsed
+    from the text, if it has the same JSON, else the value that the parser restores from the JSON.
+    Raises `ValueError` if neither works.
     """
-    with suppress(ValueError):  # a subclass may have made the value of another text
+    with suppress(ValueError):  # a subclass may have parsed another text than this one
         value = parse_reply(parser, text, status)
         if json_value(value) == saved:
             return value

@@ -101,7 +101,7 @@ class LivePrompt:
         self._drawing: asyncio.TimerHandle | None = None
         self._mode: TerminalMode | None = None
         self._drawn = Size(0, 0)  # the terminal's size at the last drawing
-        # The text above the input line, the same parsed, and the seconds for both.
+        # The text above the input line, its parsed form, and the seconds that both took.
         self._before = ""
         self._parsed: StyleAndTextTuples = []
         self._took = 0.0
@@ -122,7 +122,8 @@ class LivePrompt:
             output=output or terminal_output(),
         )
         app = self._session.app
-        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which can start another key
+        # Seconds to wait after Esc, which may begin the sequence of another key.
+        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3
         app.key_processor.before_key_press += self.asking.note_key
         feed = app.key_processor.feed_multiple
         app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
