@@ -2,12 +2,12 @@
 
     Command line
         _main          entry point
-        _app           commands and their options; the options of `chat`
+        _app           the list of commands, and the options of `chat`
         _exit          exit statuses, one line for an error, signals
         _user_code     imports objects that the user names as module:name
         _fields        makes a job from FIELD=VALUE texts
 
-    Commands
+    Commands, each with its options
         _run           run
         _watch         watch: a run in another process
         _view          view and diff: recordings

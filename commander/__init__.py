@@ -10,8 +10,9 @@ The path of a node:
 - `_queue`, `_slot`: jobs wait for a turn and for a slot under `max_concurrency`
 - `_task`, `_body`: the task that runs the callbacks before the body, and the body
 - `_end`: the last child or the body ends the node: callbacks, retry, and the way up the tree
-- `_policy`, `_failure`: policies, retries, and where a failure goes
-- `_cancel`: cancellation of a subtree
+- `_policy`: the names of policies, retries and restarts
+- `_failure`: applies a policy: where a failure goes, and what it cancels
+- `_cancel`: cancellation of a subtree; `abort`, which makes a node fail
 - `_settle`: wait for several nodes
 
 The root: `_commander`; `_run` for programs without a loop; `_threadsafe` for other threads.

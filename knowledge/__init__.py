@@ -1,8 +1,8 @@
 """Documents for an agent: an `Index`, which finds passages that a model can cite.
 
     _index       `Index`: add documents, search them, be a tool
-    _folder      the files of a folder that are read, and the progress
-    _reader      reads files in a separate process, `_read_main`
+    _folder      goes through a folder: which files, how many at once, the progress
+    _reader      reads one file at a time in a separate process, `_read_main`
     _pieces      cuts documents into pieces, and counts tokens
     _quote       passages as text for a model, and the citations in its answer
     _store       the interface of a store, and the words that it searches

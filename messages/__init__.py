@@ -2,7 +2,8 @@
 
 Values
 
-- `_message`: `Message`, `ToolCall` and `Usage`, and `Delta`, a piece of a streamed reply
+- `_message`: `Message`, `ToolCall` and `Usage` with their form on the wire, and `Delta`, a piece of
+  a streamed reply
 - `_part`: an image or a file beside the text of a message
 - `_item`: data that a provider wants back unchanged
 - `_conversation`: a list of messages that can be saved and loaded

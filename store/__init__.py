@@ -18,14 +18,16 @@ An execution:
 - `_run`: acquires a run, drives it to its end and releases it
 - `_execution`: its state: the rows in memory, the appended rows, and the error that stopped it
 - `_roots`: the roots that it puts; `_inbox`: letters
-- `_unreplayed`: recorded entries that it has not replayed yet; `_match`: finds the recorded entry
-  for a new effect or cancel
+- `_unreplayed`: recorded entries that it has not replayed yet
+- `_match`: finds the recorded entry for a new effect or cancel; holds a new effect until then, or
+  parks the run
 
 A node of an execution:
 
-- `_scope`: implements `commander/durable.py`, which the engine calls for each node
-- `_identity`: an identity that is the same in each execution; `_completion_order`: ends nodes in
-  the same order in each execution
+- `_scope`: implements `commander/durable.py`, which the engine calls for each node: `enter` gives a
+  put node its identity and ordinal, `effect` waits for recorded entries before a new effect
+- `_identity`: computes an identity that is the same in each execution
+- `_completion_order`: ends nodes in the same order in each execution
 - `_effect`: calls outside the process; `_call`: a tool that the run's own code calls
 - `_reply`: replies of models and their usage; `_conversation`: durable conversations
 - `_transaction`: SQL statements in the journal's own database

@@ -7,7 +7,8 @@ or spans (`_spans`) of them. All views read records into a trace (`_trace`):
 - `_recording_file`: the files of recordings with their locks, and the files of views
 - `_read`: `read` and `follow`, a recording that is complete or still grows
 - `_trace`, `_trace_node`: records as a tree of nodes
-- `_page`, `page/`: a trace as a page of HTML; `pages`: pages from their parts
+- `_page`: a trace as a page of HTML; `pages`: pages from their parts
+- `page/`: the parts; `base.css` has the colors of this page and of the server's chat page
 - `_perfetto`: a trace in Chrome's format
 - `_match`, `_diff`: pairs of nodes in two traces, and their differences
 - `_otel`, `_spans`, `_genai`: OpenTelemetry spans, with its conventions and metrics

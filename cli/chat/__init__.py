@@ -11,7 +11,7 @@
     Approvals of tool calls, in the order of the path
         _approval         START HERE: asks the person; its docstring lists all steps
         _approval_rules   "always for this tool, here": calls that need no question
-        ../_call_layout   lays out a call so that no value can deceive the person
+        ../_call_layout   the rows of the question: tool, origin, arguments; none can deceive
         _prompt_question  a question in the live prompt, safe from type-ahead and pastes
         _plain_screen     a question on a plain terminal, through ../_editor and ../_keyboard
 
