@@ -118,7 +118,9 @@ async def test_a_wrong_key_is_said_at_the_open(
     path = tmp_path / "runs.db"
     await begun(path, made)
     before = path.read_bytes()
-    with pytest.raises(JournalError, match=f"{why}.*open it with the codec, and its key") as error:
+    with pytest.raises(
+        JournalError, match=f"{why}.*open it with the codec and the key that it was created with"
+    ) as error:
         async with Journal(path, codec=opened):
             pass
     assert "wrong key" not in str(error.value)

@@ -34,7 +34,6 @@ ODD = re.compile(
     re.IGNORECASE,
 )
 LONG_WORDS = 30
-EXEMPT = {"CHANGELOG.md"}
 PROMPTS = "agents/orchestration/prompts"  # models read these, and recorded requests have them
 
 
@@ -69,7 +68,7 @@ def files() -> list[Path]:
     return sorted(
         path
         for path in [*found, *ROOT.iterdir()]
-        if path.suffix in {".py", ".md"} and path.name not in EXEMPT and path.is_file()
+        if path.suffix in {".py", ".md"} and path.is_file()
     )
 
 
