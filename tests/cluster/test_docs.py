@@ -31,5 +31,5 @@ async def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) 
             results.append(names["result"].text)
     assert results[0] == "I am Bob."
     assert "alice (to bob):\n\nWho are you?\n" in capsys.readouterr().out
-    assert names["said"].content == "I am Bob."
+    assert names["last"].content == "I am Bob."
     assert names["message"].content

@@ -38,7 +38,7 @@ async def test_a_body_that_does_not_listen_ends_at_its_timeout(
         with pytest.raises(TimeoutError, match="was not done within"):
             await late
         assert await commander.run(Double(1), on=WHOLE) == 2
-    assert f"{job.path} has not ended 0.5 s after it was cancelled" in caplog.text
+    assert f"{job.path} has not ended 0.5 s after its cancel" in caplog.text
 
 
 async def test_a_worker_that_ray_cannot_end_is_given_up(
@@ -54,7 +54,7 @@ async def test_a_worker_that_ray_cannot_end_is_given_up(
                 await job
         finally:
             os.kill(pid, signal.SIGKILL)
-    assert f"{job.path}: Ray cannot end its worker" in caplog.text
+    assert f"{job.path}: Ray cannot kill its worker" in caplog.text
 
 
 async def test_what_cleans_up_within_its_grace_is_left_to_do_so(file: str, noted: Any) -> None:
