@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .commander import ContextTooLong as ContextTooLong
     from .commander import MissingExtra as MissingExtra
     from .commander import ModelNotFound as ModelNotFound
+    from .commander import ModelRetry as ModelRetry
     from .commander import Node as Node
     from .commander import NodeCancelled as NodeCancelled
     from .commander import NodeClosed as NodeClosed
@@ -88,9 +89,9 @@ _NAMES_BY_PACKAGE = {
     "agents": "Agent AgentMessage Memory ToolExecutor",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
-        BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
-        NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited Restart Retry StreamInterrupted
-        ToolError WorkerLost check_cancelled current_node quorum run settle""",
+        BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound
+        ModelRetry Node NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited Restart Retry
+        StreamInterrupted ToolError WorkerLost check_cancelled current_node quorum run settle""",
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",

@@ -81,6 +81,7 @@ from .errors import ConfigurationError as ConfigurationError
 from .errors import ContextTooLong as ContextTooLong
 from .errors import MissingExtra as MissingExtra
 from .errors import ModelNotFound as ModelNotFound
+from .errors import ModelRetry as ModelRetry
 from .errors import NodeCancelled as NodeCancelled
 from .errors import NodeClosed as NodeClosed
 from .errors import NotDurable as NotDurable

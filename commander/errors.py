@@ -9,6 +9,7 @@
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
     ├── NotDurable            durable code outside of a durable run (also a RuntimeError)
     ├── ToolError             a tool failed; the text goes to the model
+    │   └── ModelRetry        the model should correct its call or its answer
     └── BackendError          a request to a model failed
         ├── AuthenticationError   401, 403
         ├── ModelNotFound         404
@@ -41,6 +42,7 @@ __all__ = [
     "ContextTooLong",
     "MissingExtra",
     "ModelNotFound",
+    "ModelRetry",
     "NodeCancelled",
     "NodeClosed",
     "NotDurable",
@@ -151,6 +153,25 @@ class NotDurable(AnabranchError, RuntimeError):
 
 class ToolError(AnabranchError):
     """A tool failed. The model gets the text as the result."""
+
+
+class ModelRetry(ToolError):
+    """The model should try again. A tool raises it, and the model reads the reason.
+
+        @tool
+        def find_order(number: int) -> str:
+            if number not in ORDERS:
+                raise ModelRetry(f"there is no order {number}; ask the user for the number")
+            return ORDERS[number]
+
+    The result of the call has the status "invalid", as after wrong arguments, and `retry=` of the
+    tool does not repeat it. A validator of typed output raises it, too: the model then answers
+    again. Attribute: `reason`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class BackendError(AnabranchError):

@@ -10,7 +10,7 @@ from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
 from ..messages import Conversation, Message, Request, ToolCall
-from ..tools import AnyTool, describe, with_narration
+from ..tools import AnyTool, ToolResult, describe, with_narration
 from ..tools.toolkits import flatten
 from ._call_tools import call_tools
 from ._handler import handler
@@ -41,6 +41,8 @@ async def respond(
     also write to the user inside a call, in the argument `to_user` (except for a tool that has this
     argument itself). After `max_rounds` replies with tool calls, or more than `repairs` with an
     invalid call, the model must answer without tools; another call then raises `BadResponse`.
+    A call of a tool with `ends_turn` that succeeds ends the exchange: the model is not asked again.
+    Then the message with the calls is returned, and the conversation ends with their results.
     `options` have the names of chat completions. `formats` are the formats of calls in the model's
     text, by default the backend's. A format with an `instruction` describes the tools in the system
     prompt, and writes earlier calls and results as text.
@@ -78,7 +80,7 @@ async def respond(
             conversation.add(partial)
         raise
     conversation.add(message, *answers)
-    if not answers:
+    if not answers or _ended_by(answers, tools):
         return message
     if last:
         raise BadResponse("the model called a tool, although it had to answer without tools")
@@ -86,6 +88,12 @@ async def respond(
     options |= {"narrate": narrate, "formats": formats}
     options |= {"max_rounds": max_rounds - 1, "repairs": repairs - is_invalid}
     return await respond(backend, conversation, view.next_tools(tools), view, **options)
+
+
+def _ended_by(answers: Iterable[ToolResult], tools: Iterable[AnyTool]) -> bool:
+    """Return whether a call has succeeded whose tool ends the turn."""
+    ending = {tool.name for tool in tools if tool.ends_turn}
+    return any(answer.status == "ok" and answer.name in ending for answer in answers)
 
 
 FormatOf: TypeAlias = Callable[[str], Format | None]

@@ -31,6 +31,7 @@ Built-in tools (imported at first use, their extras at the first call):
 
 from typing import TYPE_CHECKING
 
+from ..commander.errors import ModelRetry as ModelRetry
 from ..commander.plugins import lazy_names
 from ._approval import Approval as Approval
 from ._approval import Approvals as Approvals

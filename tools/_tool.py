@@ -52,6 +52,8 @@ class Tool(Generic[P, R]):
     - `approve`: a call waits for a person's approval.
     - `retry`: failures that it names are tried again, each with the full `timeout`; the model reads
       the last one only.
+    - `ends_turn`: the model is not asked again after a call that succeeds. A call with wrong
+      arguments, one that fails and one that a person refuses do not end the turn.
     - `effect`, `reconcile`, `reconcile_after`: how a durable run handles a call in doubt, one whose
       process died or whose `timeout` expired before its outcome was known.
 
@@ -86,6 +88,7 @@ class Tool(Generic[P, R]):
         effect: EffectKind | None = None,
         reconcile: Reconcile | None = None,
         reconcile_after: float = 60.0,
+        ends_turn: bool = False,
     ) -> None:
         if isinstance(function, (staticmethod, classmethod)):
             kind = type(cast("object", function)).__name__
@@ -112,6 +115,7 @@ class Tool(Generic[P, R]):
         self.effect = effect
         self.reconcile = reconcile
         self.reconcile_after = reconcile_after
+        self.ends_turn = ends_turn
         self.source = stored_name(function).replace(":", ".", 1)
         self.spec = ""
         signature = inspect.signature(function).parameters
@@ -275,6 +279,7 @@ def tool(
     effect: EffectKind | None = None,
     reconcile: Reconcile | None = None,
     reconcile_after: float = 60.0,
+    ends_turn: bool = False,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.

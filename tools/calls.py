@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from ..commander import Node, emit, is_watched
+from ..commander import ModelRetry, Node, emit, is_watched
 from ..commander.durable import Effect, scope_of
 from ..messages import Part, ToolCall
 from ._approval import Decision
@@ -135,7 +135,7 @@ class _Run(CallNode, internal=True):
                 stored = await do_once(effect, bare, bare.run, arguments, write_text)
                 return ToolResult.of(call, await tool.finish(read_text(stored)))
         # A result, not a failure: `retry` would only repeat it.
-        except InvalidArguments as error:
+        except (InvalidArguments, ModelRetry) as error:
             return ToolResult.of_error(call, error)
 
 

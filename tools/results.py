@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from ..commander.errors import NodeCancelled, ToolError
+from ..commander.errors import ModelRetry, NodeCancelled, ToolError
 from ..messages import Message, Part, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
@@ -47,8 +47,8 @@ class ToolResult(Message):
     """The answer to one tool call; the model reads its `content` and `parts`.
 
     `status` is "ok", "failed" (the tool raised, timed out, was cancelled or was not allowed) or
-    "invalid" (the call was wrong, and the model may correct it). `parts` are images of the tool,
-    `files` the paths of files that it saved.
+    "invalid" (the call was wrong or the tool raised `ModelRetry`, and the model may correct it).
+    `parts` are images of the tool, `files` the paths of files that it saved.
     """
 
     role: Role = "tool"
@@ -73,7 +73,7 @@ class ToolResult(Message):
     ) -> ToolResult:
         """Make the answer to a call that failed; `timeout` is the tool's own limit in seconds."""
         match error:
-            case InvalidArguments():
+            case InvalidArguments() | ModelRetry():
                 return cls.of(call, f"Error: {_text(error)}", "invalid")
             case ToolError():
                 why = _text(error)

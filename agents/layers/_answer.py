@@ -13,7 +13,7 @@ from ...commander.kinds import passes_with
 from ...dispatch.assembly import STOPPED
 from ...handlers import look_up, respond
 from ...messages import Conversation, Message
-from ...tools import AnyTool
+from ...tools import AnyTool, ToolResult
 from ._call import run_in_tree
 from ._memory import Memory, SessionId
 from ._message import AgentMessage, reply_message
@@ -130,6 +130,8 @@ async def _ask(
             **settings,
         )
         message = await run_in_tree(exchange)
+        if message.tool_calls:
+            message = _result_of_turn(conversation, agent.hooked_tools(session_id))
         if parser is None:
             return message, cast("F", None)
         try:
@@ -144,6 +146,18 @@ async def _ask(
             retries -= 1
             view.break_off()
             conversation.add(UNUSABLE_ANSWER.format(fault=error))
+
+
+def _result_of_turn(conversation: Conversation, tools: Iterable[AnyTool]) -> Message:
+    """Return the answer of a turn that a tool has ended: the results of such calls."""
+    ending = {tool.name for tool in tools if tool.ends_turn}
+    results: list[str] = []
+    for message in reversed(conversation.messages):
+        if not isinstance(message, ToolResult):
+            break
+        if message.status == "ok" and message.name in ending:
+            results.insert(0, message.content or "")
+    return Message(role="assistant", content="\n".join(results))
 
 
 def why_final(message: Message) -> str:

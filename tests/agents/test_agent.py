@@ -451,3 +451,22 @@ async def test_a_stream_has_the_timeout_and_the_limits_that_it_is_given(inside: 
                 pass
     assert limits.spent == agent.usage()["m"].total_tokens > 0
     assert slow.opened == slow.closed
+
+
+async def test_the_result_of_a_tool_that_ends_the_turn_is_the_answer() -> None:
+    """The agent remembers the call, its result and the answer, as after any turn."""
+
+    @tool(ends_turn=True)
+    async def book(seat: int) -> str:
+        return f"Seat {seat} is booked."
+
+    backend = ScriptedBackend(calling("book", "One moment.", seat=3), "You are welcome.")
+    agent = Agent(backend, tools=[book], name="Ann")
+
+    answer = await agent("Seat 3, please.", session_id=1)
+    await agent("Thanks!", session_id=1)
+
+    assert (answer.content, answer.formatted) == ("Seat 3 is booked.", None)
+    assert [role for role, _ in said(backend.requests[1])] == [
+        *("user", "assistant", "tool", "assistant", "user")
+    ]

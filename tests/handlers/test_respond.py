@@ -14,7 +14,9 @@ from anabranch import (
     Commander,
     Conversation,
     Message,
+    ModelRetry,
     NodeCancelled,
+    Retry,
     ToolCall,
     ToolError,
     tool,
@@ -480,3 +482,60 @@ async def test_an_exchange_that_is_cancelled_while_its_view_waits_is_cancelled()
         node.cancel("enough")
         with pytest.raises(NodeCancelled, match="enough"):
             await node
+
+
+async def test_a_tool_that_ends_the_turn_is_the_last_request():
+    """All calls of its reply run, and the conversation has their results."""
+
+    @tool(ends_turn=True)
+    async def finish(text: str) -> str:
+        return f"finished {text}"
+
+    conversation = Conversation()
+    reply = calling(("finish", {"text": "a"}), ("look", {"place": "Rome"}))
+    backend = ScriptedBackend(reply)
+
+    message = await exchange(backend, conversation, look, finish, max_rounds=3)
+
+    assert [call.name for call in message.tool_calls] == ["finish", "look"]
+    assert [m.content for m in conversation] == [None, "finished a", "seen Rome"]
+    assert message is conversation.messages[0]
+
+
+@pytest.mark.parametrize("fault", ["wrong arguments", "raises", "refused", "retry"])
+async def test_a_call_that_does_not_succeed_does_not_end_the_turn(fault: str):
+    """The model reads why, and is asked again."""
+
+    @tool(ends_turn=True, approve=fault == "refused")
+    async def finish(number: int) -> str:
+        if fault == "retry":
+            raise ModelRetry("another number")
+        raise ToolError("broken")
+
+    call = calling(("finish", {"number": "x" if fault == "wrong arguments" else 1}))
+    conversation = Conversation()
+
+    message = await exchange(ScriptedBackend(call, "Sorry."), conversation, finish)
+
+    assert message.content == "Sorry."
+    assert [m.role for m in conversation] == ["assistant", "tool", "assistant"]
+
+
+async def test_a_tool_can_ask_the_model_for_a_better_call():
+    """Its reason is an invalid result, `repairs` counts it, and `retry=` does not repeat it."""
+    count = 0
+
+    @tool(retry=Retry(attempts=5, backoff=0))
+    def find(number: int) -> str:
+        nonlocal count
+        count += 1
+        raise ModelRetry(f"there is no order {number}")
+
+    view, calls = Seen(), calling(("find", {"number": 7}))
+    backend = ScriptedBackend(calls, calls, "I cannot.")
+
+    await exchange(backend, Conversation(), find, view=view, repairs=1)
+
+    assert count == 2
+    assert view.log[1] == "invalid Error: there is no order 7"
+    assert backend.requests[2].options == {"tool_choice": "none"}
