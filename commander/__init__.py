@@ -21,6 +21,7 @@ Work outside of the loop: `_blocking` and `_worker` (threads, processes), `_plac
 Observation:
 
 - `_event`, `_events`: events and their listeners; `_wait_events` publishes the nodes' waits
+- `_started`: a running job with the text of its tree, for `commander.start`
 - `_snapshot`, `_explain`: the tree as text, with an explanation of each node's wait
 - `_task_waits`, `_frames`: the futures and nodes that a suspended coroutine waits for
 - `_usage`: charges and CPU time; `_block_detector`: bodies that block the loop
@@ -67,6 +68,7 @@ from ._run import run as run
 from ._settle import settle as settle
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
+from ._started import Started as Started
 from ._usage import charge as charge
 from ._usage import limits_around as limits_around
 from ._usage import payer as payer

@@ -37,6 +37,7 @@ from ._record import (
 )
 from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, snapshot
+from ._started import Started, TextRouter
 from ._state import advance
 from ._threadsafe import Requests
 from ._wait_events import WaitPublisher
@@ -101,6 +102,8 @@ class Tree:
         self.marking: Sweep | None = None
         # Publishes events of kind `waiting`; None without a listener for them.
         self.wait_publisher: WaitPublisher | None = None
+        # Passes text to the readers of `start`; None without one.
+        self.texts: TextRouter | None = None
 
     @property
     def in_block(self) -> bool:
@@ -328,6 +331,23 @@ class Commander(Node[Any], internal=True):
             if self._tree.exit_result is None:
                 raise
             return self._tree.exit_result[0]
+
+    def start(self, job: Node[T], **options: Unpack[JobOptions]) -> Started[T]:
+        """Put a job or start a handler; return it with the text of all agents and replies below.
+
+            run = commander.start(Desk("rivers"), timeout=60)
+            async for agent, text in run.text():
+                print(text, end="")
+            report = await run
+
+        `Started` has the guarantees. The options are those of `run`. A failure that no code
+        receives follows the commander's policy at the join. The unread text is stored until the
+        job ends, so use `put_job` or `run` for jobs without a reader.
+        """
+        require_kind(job, "a job or a handler" if options.get("on") is None else "a Job")
+        options["claim"] = True
+        enter(self, job, **options)
+        return Started(job)
 
     def put_job_threadsafe(
         self, job: Node[T], *, parent: Node[Any] | None = None, **options: Unpack[JobOptions]

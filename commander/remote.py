@@ -90,7 +90,10 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
 
 def relay(node: Node[Any], event: Event) -> None:
     """Publish an event from another process in the node's tree."""
-    _relay(record_of(node).tree, event)
+    record = record_of(node)
+    _relay(record.tree, event)
+    if event.kind == "text" and record.tree.texts is not None:
+        record.tree.texts.take_remote(event, record)
 
 
 class SubtreeCommander(Commander, internal=True):

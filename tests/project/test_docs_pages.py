@@ -1,4 +1,4 @@
-"""The code and tables of docs/chat.md, docs/embedding.md and docs/orchestrators.md are correct."""
+"""Code and tables of docs/chat.md, embedding.md, engine-events.md, orchestrators.md are correct."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from anabranch.jobs import ChatJob
 from anabranch.testing import ScriptedBackend
 
 DOCS = ROOT / "docs"
-CHAT, EMBEDDING, ORCHESTRATORS = (
+CHAT, EMBEDDING, EVENTS, ORCHESTRATORS = (
     (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("chat", "embedding", "orchestrators")
+    for name in ("chat", "embedding", "engine-events", "orchestrators")
 )
 
 
@@ -83,6 +83,19 @@ async def test_the_first_block_about_embedding_runs() -> None:
     names: dict[str, Any] = {"backend": ScriptedBackend(otherwise="The Nile.")}
     await run_block(first, names)
     assert names["answer"].text == "The Nile."
+
+
+async def test_the_program_about_text_prints_it_with_the_agents_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anabranch.connect", lambda _: ScriptedBackend(otherwise="In Africa."))
+    program, *_ = blocks(EVENTS)
+    await run_block(program, {"__name__": __name__})  # of a loaded module, for the dataclass
+    *texts, result = capsys.readouterr().out.splitlines()
+    assert result == "In Africa. In Africa."
+    for name in ("history", "maps"):
+        pieces = [each.removeprefix(f"{name}: ") for each in texts if each.startswith(name)]
+        assert "".join(pieces) == "In Africa."
 
 
 async def test_a_request_of_the_page_is_answered_by_what_became_of_it() -> None:

@@ -20,6 +20,7 @@ from anabranch.commander import (
     NodeState,
     Restart,
     Retry,
+    Started,
     current_node,
     quorum,
     run,
@@ -108,6 +109,16 @@ class Puts(Job[None]):
         assert_type(call, Handler[str])
         assert_type(await call, str)
         self.put_job(Own(1), retry=Restart(max=3, within=60), policy=quorum(2))
+
+
+async def starts(commander: Commander) -> None:
+    async with commander.start(Shout("hi"), timeout=5) as started:
+        assert_type(started, Started[str])
+        async for agent, text in started.text():
+            assert_type((agent, text), tuple[str, str])
+        assert_type(await started, str)
+    assert_type(await commander.start(upper("hi")), str)
+    assert_type(commander.start(Own(1)).node, Node[int])
 
 
 # --- a class sets defaults for its jobs
