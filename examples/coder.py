@@ -39,7 +39,7 @@ class Coder(Agent):
     async def forward(self, message: AgentMessage, session_id: int | str = 0) -> AgentMessage | str:
         for _ in range(self.max_rounds):
             message = await self.coder(message, session_id=session_id)
-            if message.formatted["status"] == "none":
+            if message.output["status"] == "none":
                 return message
             message = await self.executor(message)
         return f"No answer after {self.max_rounds} programs; the last one gave: {message.content}"

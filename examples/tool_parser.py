@@ -33,7 +33,7 @@ async def write(backend: Backend, task: str) -> ToolAction:
     parser = ToolParser(FencedCode(), validate=readable)
     programmer = Agent(backend, SYSTEM, name="programmer", output_format=parser)
     async with backend:
-        return (await programmer(task)).formatted
+        return (await programmer(task)).output
 
 
 def main() -> None:

@@ -228,6 +228,8 @@ def _state(value: Any, kind: Any, own: dict[str, Any]) -> list[object] | None:
     """Return the contents of an object; None if they are unknown."""
     if issubclass(kind, BaseModel):
         fields = {name: own[name] for name in kind.model_fields if name in own}
+        if hasattr(kind, "__stored_fields__"):  # fields that earlier releases named differently
+            fields = value.__stored_fields__()
         return [fields, value.__pydantic_extra__, value.__pydantic_private__]
     if issubclass(kind, ZoneInfo):
         return [value.key] if value.key else None

@@ -28,7 +28,7 @@ TERMINATE = "TERMINATE"
 MessageLike: TypeAlias = str | AgentMessage | Mapping[str, Any]
 """A text, a message, or a mapping with `content` and other fields of a message."""
 
-MESSAGE_FIELDS = frozenset(("content", "parts", "formatted", "metadata", "extra", "type"))
+MESSAGE_FIELDS = frozenset(("content", "parts", "output", "metadata", "extra", "type"))
 
 
 def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
@@ -58,11 +58,11 @@ def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
             message = AgentMessage(**fields, extra=extra)
         except (TypeError, ValueError) as error:
             raise ValueError(f"cannot make a message of {given!r:.200}: {error}") from None
-    if message.content is None and message.formatted is None:
+    if message.content is None and message.output is None:
         raise ValueError(f"the message of {sender} to {receiver} must have content")
     return message.model_copy(
         update={
-            "content": message.formatted if message.content is None else message.content,
+            "content": message.output if message.content is None else message.content,
             "sender": sender,
             "receiver": receiver,
             "stream_state": "end",

@@ -149,21 +149,21 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
 
     tool: str | None = None  # the tool of the last call, for its result
     for message in messages:
-        formatted: object = message.formatted
+        output: object = message.output
         if message.type == "tool_result":
             add("result", message.content, tool)
         elif message.sender != name:
             continue
         elif message.type == TOOLS:
-            for part in cast("list[Message]", formatted):
+            for part in cast("list[Message]", output):
                 add("result" if part.role == "tool" else "thought", part.content, part.name)
                 for call in part.tool_calls:
                     add("call", call.arguments, call.name)
         elif (
-            isinstance(formatted, Mapping)
-            and frozenset(cast("Mapping[str, Any]", formatted)) == ToolAction.__required_keys__
+            isinstance(output, Mapping)
+            and frozenset(cast("Mapping[str, Any]", output)) == ToolAction.__required_keys__
         ):
-            parsed = cast("ToolAction", formatted)
+            parsed = cast("ToolAction", output)
             add("thought", parsed["thought"], None)
             if parsed["status"] != "none":
                 action, tool = parsed["action"], parsed["tool_type"]

@@ -35,7 +35,7 @@ from ._hooks import (
     methods_of,
 )
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
-from ._message import AgentMessage, read_inputs
+from ._message import AgentMessage, read_inputs, with_text_output
 from ._parsers import Parser
 from ._state import mark_own, read_again, read_records, read_state
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "describe_agent"]
 
-F = TypeVar("F", default=Any)
+F = TypeVar("F", default=str)
 
 QUOTED_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # would be ambiguous or unwritable in a path
 
@@ -76,7 +76,7 @@ class Agent(Generic[F]):
       question before it asks the model, and gives the model a tool to search on. The answer's
       `extra["citations"]` has the passages that the answer cites, as `[7]`.
     - `memory`, `aggregator`: the store of messages, and the way to make a request of them.
-    - `output_format`: a parser, which sets the answer's `formatted`.
+    - `output_format`: a parser, which sets the answer's `output`.
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's
       formats.
     - `hooks`: objects with some of the methods of `AgentHook`.
@@ -280,7 +280,7 @@ class Agent(Generic[F]):
         return self._hooks["after_agent"].add(hook)
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message, session_id)` before each tool call, its `formatted`."""
+        """Call `hook(agent, message, session_id)` before each tool call, its `output`."""
         return self._hooks["before_action"].add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
@@ -356,7 +356,7 @@ class Agent(Generic[F]):
         and changes nothing, if the keys or the values do not fit. With `strict=False` it takes the
         values that fit. An agent that the state lacks then remembers nothing. It returns the paths
         of all values that it dropped: `critic.memory`, `memory[3]`, `memory[3].colour`, and the
-        `formatted` of a message that the agent's parser cannot restore.
+        `output` of a message that the agent's parser cannot restore.
         """
         agents = self._memories()
         restored, dropped = read_state(self, agents, state, strict=strict)
@@ -374,25 +374,31 @@ class Agent(Generic[F]):
         """Return the messages of a saved memory, with the parser's values restored."""
         messages = read_records(records)
         for message in messages:
-            self.restore_formatted(message)
+            self.restore_output(message)
         return messages
 
-    def restore_formatted(self, message: AgentMessage, *, strict: bool = True) -> bool:
+    def restore_output(self, message: AgentMessage, *, strict: bool = True) -> bool:
         """Restore the parser's value of a saved reply; return False if the parser cannot.
 
-        With `strict` that is a `ConfigurationError`, else `formatted` becomes None.
+        With `strict` that is a `ConfigurationError`, else `output` becomes None.
         """
         parser = self.output_format
-        is_own_reply = message.sender == self.name and message.type is None
-        if parser is None or not is_own_reply or message.formatted is None:
+        if message.sender != self.name or message.type is not None:
+            return True
+        if message.output is None:
+            if parser is None and message.stream_state == "end":
+                message.model_fields_set.discard("output")
+                with_text_output(message)
+            return True
+        if parser is None:
             return True
         status = message.extra.get("status")
         try:
-            message.formatted = read_again(parser, message.text, message.formatted, status)
+            message.output = read_again(parser, message.text, message.output, status)
         except ValueError as error:
             if strict:
                 raise ConfigurationError(f"not a saved memory of {self.name}: {error}") from error
-            message.formatted = None
+            message.output = None
             return False
         return True
 

@@ -65,7 +65,7 @@ class Aggregator:
         """Add a message of the memory to the request."""
         if message.sender == name:
             if message.type == TOOLS:
-                request.extend(message.formatted)
+                request.extend(message.output)
             else:
                 request.append(as_read(message, "assistant", message.text))
         else:

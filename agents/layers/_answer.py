@@ -74,7 +74,7 @@ async def answer(
         if agent.knowledge_tool is not None:
             tool = agent.hooked(agent.knowledge_tool, session_id)
             has_searched = await run_in_tree(look_up(conversation, tool, view))
-        message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
+        message, output = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         new = conversation.messages[len(request) :]
         is_broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
@@ -97,7 +97,8 @@ async def answer(
     if message.finish_reason in STOPPED:
         status = message.finish_reason
     answered = reply_message(message, agent.name, status=status)
-    answered.formatted = formatted
+    if agent.output_format is not None:
+        answered.output = output
     if agent.knowledge is not None and agent.knowledge_tool is not None:
         name, passages = agent.knowledge_tool.name, conversation.messages
         found = [m.content or "" for m in passages if m.role == "tool" and m.name == name]
@@ -188,7 +189,7 @@ def _remember_calls(
             rounds += 1
             found.append(reply_message(message, agent.name))
         elif message.role == "tool":
-            found[-1].formatted.append(message)
+            found[-1].output.append(message)
         elif delivered := deliveries.messages_in(message):
             found += delivered
     memory.add(*found, session_id=session_id)

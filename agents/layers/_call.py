@@ -17,7 +17,7 @@ from ...commander.kinds import require_awaitable
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
 from ._memory import CURRENT_CALLS, SessionId, TemporarySession
-from ._message import AgentMessage, copy_message
+from ._message import AgentMessage, copy_message, with_text_output
 from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, MESSAGE_FEED, Feed
 
@@ -242,11 +242,15 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
                     f"forward() of {agent.name} must return a message or a text, not {reply!r:.200}"
                 )
             answer = agent.memory.add(reply, session_id=session_id)[0]
+            if agent.output_format is None:
+                with_text_output(answer)
         except BaseException:
             agent.memory.retract(remembered, session_id)
             raise
         answer = await after.run(agent, copy_message(answer), session_id)
         answer = answer.model_copy(update={"usage": self.usage})
+        if agent.output_format is None:
+            with_text_output(answer)  # hooks may have changed the text
         if (listener := MESSAGE_FEED.get()) is not None:
             listener.put(answer)
         return answer

@@ -34,16 +34,16 @@ class ToolExecutor:
 
         executor = ToolExecutor([add, PythonKernel()])
         call = {"name": "add", "parameters": {"a": 1, "b": 2}}
-        answer = await executor(AgentMessage(formatted=call))
+        answer = await executor(AgentMessage(output=call))
         print(answer.text, answer.extra["status"])
 
-    It reads the calls from the message's `formatted`, or from its `content` if that is None: a
+    It reads the calls from the message's `output`, or from its `content` if that is None: a
     `ToolCall`, a `Message` with calls, a mapping with `name` and `parameters` (or `arguments`), one
     under `action`, JSON text of these, or a list of any of these. The name is the tool's, or that
     of toolkit and method, `WebBrowser.search`, if only one tool has it. The calls of one message
     run at the same time, each as a node.
 
-    The answer's `formatted` is a list of `ToolResult`, its `content` their text, its
+    The answer's `output` is a list of `ToolResult`, its `content` their text, its
     `extra["status"]` the worst status among them. Its receiver is the message's sender. A malformed
     message, an unknown tool, wrong arguments and any error of a tool or a hook become results.
 
@@ -170,7 +170,7 @@ class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
 
     async def _run(self, message: AgentMessage) -> list[ToolResult]:
         """Start all calls, then wait for each."""
-        found = message.content if message.formatted is None else message.formatted
+        found = message.content if message.output is None else message.output
         try:
             if isinstance(found, str):
                 found = json.loads(found)
@@ -227,7 +227,7 @@ def answer_of(
     status = next((each for each in ("failed", "invalid") if each in statuses), "ok")
     return AgentMessage(
         content="\n".join(each.content or "" for each in results),
-        formatted=results,
+        output=results,
         sender=executor.name,
         receiver=message.sender,
         type="tool_result",

@@ -111,7 +111,7 @@ class AgentHook:
         return None
 
     def before_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
-        """See a tool call, the `ToolCall` in `message.formatted`."""
+        """See a tool call, the `ToolCall` in `message.output`."""
         return None
 
     def after_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
@@ -191,15 +191,15 @@ class HookedTool(Tool[..., Any]):
         """
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         message = AgentMessage(
-            content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
+            content=call.text, output=call, sender=self.agent.name, receiver=self.name
         )
         message = await self.before.run(self.agent, message, self.session_id)
-        if not isinstance(message.formatted, ToolCall):
+        if not isinstance(message.output, ToolCall):
             raise InvalidArguments(
-                f"a hook must leave a ToolCall in `formatted`, not {message.formatted!r:.200}"
+                f"a hook must leave a ToolCall in `output`, not {message.output!r:.200}"
             )
         tool = HookedTool.around(self.inner, self.agent, self.session_id, Hooks(), self.after)
-        return message.formatted.arguments, tool
+        return message.output.arguments, tool
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Run the inner tool between the hooks."""

@@ -109,4 +109,4 @@ def _answer(
             idents: Any = calls.get(call.name)
             text = results.get(idents.popleft()) if idents else None
             status = "failed" if text is None else "ok"
-            each.formatted.append(ToolResult.of(call, text or INTERRUPTED, status))
+            each.output.append(ToolResult.of(call, text or INTERRUPTED, status))

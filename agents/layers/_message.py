@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypeVar
 
 from ...messages import Message, Part, ProviderItem, Usage
@@ -18,8 +18,10 @@ __all__ = [
     "StreamState",
     "copy_message",
     "has_run",
+    "own_output",
     "read_inputs",
     "reply_message",
+    "with_text_output",
 ]
 
 F = TypeVar("F", default=Any)
@@ -29,7 +31,7 @@ StreamState: TypeAlias = Literal["begin", "streaming", "end", "failed"]
 TOOLS = "tools"
 """The `type` of a message with one reply that calls tools, and the results.
 
-Its `formatted` is the list of `Message`s that a model reads. So no limit and no filter can separate
+Its `output` is the list of `Message`s that a model reads. So no limit and no filter can separate
 a call from its result.
 """
 
@@ -39,8 +41,9 @@ class AgentMessage(BaseModel, Generic[F]):
 
         message = AgentMessage(content="Hello", sender="alice", receiver="bob")
 
-    `content` is mostly text, `parts` are images and files beside it. `formatted` is the value that
-    a parser or an executor made of it, or None. `sender` and `receiver` are names. `type` and
+    `content` is mostly text, `parts` are images and files beside it. `output` is the value that
+    an agent or an executor made of it, or None. In the answer of an agent without a type of output
+    it is the text. `sender` and `receiver` are names. `type` and
     `extra` are the application's. `stream_state` is "begin" or "streaming" for a message that still
     grows, "end" for a complete one, "failed" for one that broke off. In an agent's answer, `usage`
     is that of the whole call, which no memory stores, `reasoning` is the model's reasoning before
@@ -50,7 +53,7 @@ class AgentMessage(BaseModel, Generic[F]):
     content: Any = None
     parts: list[Part] = Field(default_factory=list[Part])
     sender: str = "user"
-    formatted: F = cast("Any", None)
+    output: F = cast("Any", None)
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
     type: str | None = None
     receiver: str | None = None
@@ -65,13 +68,31 @@ class AgentMessage(BaseModel, Generic[F]):
         if self.type != TOOLS:
             return result_text(self.content)
         lines: list[str] = []
-        for part in cast("list[Message]", self.formatted):
+        for part in cast("list[Message]", self.output):
             if part.role == "tool":
                 lines.append(f"[{part.name} gave: {part.content}]")
             elif part.content:
                 lines.append(part.content)
             lines += [f"[calls {call.name}({call.text})]" for call in part.tool_calls]
         return "\n".join(lines)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_stored_names(cls, value: Any) -> Any:
+        return (
+            _rename_stored(cast("Mapping[Any, Any]", value))
+            if isinstance(value, Mapping)
+            else value
+        )
+
+    def __stored_fields__(self) -> dict[str, Any]:
+        """Return the fields for the identity of a stored run, as earlier releases name them."""
+        fields = {**dict(self), "formatted": own_output(self)}
+        del fields["output"]
+        return fields
+
+    def __eq__(self, other: object) -> bool:
+        return super(AgentMessage, _own(self)).__eq__(_own(other))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # pydantic makes `AgentMessage[City]` at run time. Another process cannot import that class,
@@ -89,7 +110,7 @@ def reply_message(reply: Message, sender: str, **extra: Any) -> AgentMessage:
     """
     if reply.tool_calls:
         content = reply.content or ""
-        return AgentMessage(content=content, sender=sender, formatted=[reply], type=TOOLS)
+        return AgentMessage(content=content, sender=sender, output=[reply], type=TOOLS)
     return AgentMessage(
         content=reply.content or reply.refusal or "",
         sender=sender,
@@ -99,18 +120,48 @@ def reply_message(reply: Message, sender: str, **extra: Any) -> AgentMessage:
     )
 
 
+def with_text_output(message: AgentMessage) -> AgentMessage:
+    """Set the `output` of a message without one to its text. Nothing stores the text again."""
+    if "output" not in message.model_fields_set and message.type != TOOLS:
+        vars(message)["output"] = message.text  # an assignment would add it to the fields set
+    return message
+
+
+def _own(value: Any) -> Any:
+    """Return a message without the output of `with_text_output`, and any other value itself."""
+    message: Any = value
+    if isinstance(value, AgentMessage) and "output" not in value.model_fields_set:
+        return message.model_copy(update={"output": None})
+    return message
+
+
+def own_output(message: AgentMessage) -> Any:
+    """Return the `output` to store, which is None for one of `with_text_output`."""
+    return message.output if "output" in message.model_fields_set else None
+
+
 def has_run(message: AgentMessage) -> bool:
     """Return whether a message has tool calls that have run, or results of calls."""
     if message.type == TOOLS:
         return True
-    results = message.formatted
+    results = message.output
     return isinstance(results, list) and any(
         isinstance(each, ToolResult) for each in cast("list[Any]", results)
     )
 
 
+def _rename_stored(fields: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return fields by their names, given by their stored names."""
+    if "formatted" not in fields:
+        return fields
+    return {("output" if name == "formatted" else name): each for name, each in fields.items()}
+
+
 def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
     message = kind.__new__(kind)
+    state["__dict__"] = _rename_stored(state["__dict__"])  # from an earlier release
+    if "formatted" in (given := state["__pydantic_fields_set__"]):
+        state["__pydantic_fields_set__"] = {*given, "output"} - {"formatted"}
     message.__setstate__(state)
     return message
 
@@ -171,15 +222,13 @@ def read_inputs(
             )
             if message.tool_calls:
                 open_calls = [call.id for call in message.tool_calls]
-                reply = reply.model_copy(
-                    update={"formatted": [message], "type": TOOLS, "parts": []}
-                )
+                reply = reply.model_copy(update={"output": [message], "type": TOOLS, "parts": []})
             result.append(reply)
         elif role == "tool":
             if message.tool_call_id not in open_calls:
                 raise ValueError(f"a result must follow its call: {quote(message)}")
             open_calls.remove(message.tool_call_id)
-            result[-1].formatted.append(ToolResult.model_validate(message.model_dump()))
+            result[-1].output.append(ToolResult.model_validate(message.model_dump()))
         else:
             raise TypeError(
                 f"a system prompt must be the agent's, Agent(system=...): {quote(message)}"

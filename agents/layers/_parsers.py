@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @passes_with("parse")
 class Parser(ABC, Generic[T]):
-    """Reads a reply. The result of `parse` becomes the message's `formatted`.
+    """Reads a reply. The result of `parse` becomes the message's `output`.
 
         class Number(Parser[int]):
             retries = 2

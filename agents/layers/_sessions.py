@@ -23,7 +23,7 @@ from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
 from ._interrupted import read_interrupted_call
 from ._memory import SessionId
-from ._message import AgentMessage
+from ._message import AgentMessage, own_output, with_text_output
 from ._state import json_value, read_records, saved_fields
 from ._steer import Steering
 from ._stream import MESSAGE_FEED
@@ -299,7 +299,7 @@ def _interrupted(session: Session) -> SessionCall | None:
 
 
 class _AnswerCodec:
-    """Stores an agent's answer as JSON. The agent's parser restores the `formatted` value."""
+    """Stores an agent's answer as JSON. The agent's parser restores the `output` value."""
 
     def __init__(self, agent: Agent[Any]) -> None:
         self._agent = agent
@@ -307,6 +307,8 @@ class _AnswerCodec:
     def encode(self, value: AgentMessage[Any]) -> bytes:
         """Return the answer as JSON; raise `NotStorable` if it would be restored differently."""
         record = {**_record(value), "usage": json_value(value.usage)}
+        if value.output is None:  # else `decode` would set it to the text
+            record["formatted"] = None
         data = json.dumps(record).encode()
         try:
             same = _alike(self.decode(data), value)
@@ -318,7 +320,10 @@ class _AnswerCodec:
 
     def decode(self, data: bytes) -> AgentMessage[Any]:
         """Return the answer."""
-        return self._agent.restore([json.loads(data)])[0]
+        record: dict[str, Any] = json.loads(data)
+        (answer,) = self._agent.restore([record])
+        has_text_output = "formatted" not in record and self._agent.output_format is None
+        return with_text_output(answer) if has_text_output else answer
 
 
 def _write(message: AgentMessage) -> dict[str, Any]:
@@ -346,15 +351,19 @@ def _alike(one: AgentMessage, other: AgentMessage) -> bool:
     """Return whether two messages have the same values of the same types."""
     return all(
         type(value) is type(given) and json_value(value) == json_value(given)
-        for (_, value), (_, given) in zip(one, other, strict=True)
+        for value, given in zip(_own_values(one), _own_values(other), strict=True)
     )
+
+
+def _own_values(message: AgentMessage) -> list[Any]:
+    return [own_output(message) if name == "output" else value for name, value in message]
 
 
 def _not_storable(name: str, message: AgentMessage) -> NotStorable:
     kinds = {name: type(value).__name__ for name, value in message}
     return NotStorable(
-        f"a journal cannot store {name}: content ({kinds['content']}), formatted"
-        f" ({kinds['formatted']}) and extra must be JSON, or values of the agent's output_format"
+        f"a journal cannot store {name}: content ({kinds['content']}), output"
+        f" ({kinds['output']}) and extra must be JSON, or values of the agent's output_format"
     )
 
 

@@ -21,7 +21,7 @@ from ...commander.errors import ConfigurationError
 from ...messages import Message
 from ...messages.text import encodable
 from ...tools import ToolResult
-from ._message import TOOLS, AgentMessage
+from ._message import TOOLS, AgentMessage, own_output
 from ._parsers import Parser, parse_reply
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ _HALF = re.compile(r"\.([^.\[\]]*[\ud800-\udfff][^.\[\]]*)")
 
 # In a saved state, beside the fields of a message: true if its agent is the sender.
 OWN_MARK = "own"
+
+STORED_FIELDS = {"output", "formatted", *AgentMessage.model_fields, OWN_MARK}
 
 SURROGATE_ERROR = "surrogates not allowed"  # in the text of Python's ValueError
 
@@ -87,8 +89,8 @@ def read_state(
         ]
         _restore_own(agent, messages, marks)
         for place, message in enumerate(found):
-            if message is not None and not agent.restore_formatted(message, strict=strict):
-                dropped.append(f"{key}[{place}].formatted")
+            if message is not None and not agent.restore_output(message, strict=strict):
+                dropped.append(f"{key}[{place}].output")
         restored[key] = messages
     return restored, dropped
 
@@ -108,7 +110,7 @@ def _read_loosely(
 
 def _read_one(record: Any, path: str, drop: Callable[[str], object]) -> AgentMessage | None:
     fields = dict(cast("Mapping[str, Any]", record)) if isinstance(record, Mapping) else {}
-    unfit: set[Any] = fields.keys() - {*AgentMessage.model_fields, OWN_MARK}
+    unfit: set[Any] = fields.keys() - STORED_FIELDS
     while True:
         for name in sorted(unfit, key=str):
             drop(f"{path}.{name}")
@@ -160,7 +162,9 @@ def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
     Earlier releases do not know these two.
     """
     for name, value in message:
-        if name != "usage" and (value or name not in ("reasoning", "provider_items")):
+        if name == "output":
+            yield "formatted", own_output(message)
+        elif name != "usage" and (value or name not in ("reasoning", "provider_items")):
             yield name, value
 
 
@@ -271,16 +275,16 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
             if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"a message was expected, not {record!r:.200}")
             # pydantic alone would accept any mapping, and silently drop unknown fields.
-            if unknown := record.keys() - {*AgentMessage.model_fields, OWN_MARK}:
+            if unknown := record.keys() - STORED_FIELDS:
                 raise ValueError(f"unknown fields {', '.join(sorted(map(repr, unknown)))}")
             if "content" not in record:
                 raise ValueError("a message must have a 'content'")
             message: AgentMessage = AgentMessage.model_validate(record)
             if message.type == TOOLS:
-                parts = [Message.model_validate(part) for part in message.formatted]
-                message.formatted = [
+                parts = [Message.model_validate(part) for part in message.output]
+                message.output = [
                     ToolResult.model_validate(saved) if part.role == "tool" else part
-                    for part, saved in zip(parts, message.formatted, strict=True)
+                    for part, saved in zip(parts, message.output, strict=True)
                 ]
             messages.append(message)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

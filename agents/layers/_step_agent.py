@@ -66,7 +66,7 @@ class StepAgent(Agent[ToolAction]):
         formats: Sequence[Format] | None = None,
         aggregator: Aggregator | None = None,
         finished: Callable[[AgentMessage[ToolAction]], bool] = lambda message: (
-            message.formatted["status"] == "none"
+            message.output["status"] == "none"
         ),
         name: str | None = None,
         description: str = "",
@@ -151,7 +151,7 @@ class StepAgent(Agent[ToolAction]):
 
         If this is cancelled, the agent remembers the known results of the action.
         """
-        parsed = message.formatted
+        parsed = message.output
         if parsed["status"] == "none":
             return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
         toolkit = self.interpreter
@@ -163,7 +163,7 @@ class StepAgent(Agent[ToolAction]):
             tool, (code,) = toolkit.tools[0], parsed["action"]["parameters"].values()
             argument = next(iter(tool.parameters["properties"]))
             action = {"name": tool.name, "parameters": {argument: code}}
-            message = message.model_copy(update={"formatted": {**parsed, "action": action}})
+            message = message.model_copy(update={"output": {**parsed, "action": action}})
         call = self.executor.call(message, session_id=session_id)
         try:
             return await run_in_tree(call)
@@ -185,7 +185,7 @@ class StepAgent(Agent[ToolAction]):
                 status = message.extra.setdefault("status", "ok")
                 with suppress(ValueError):  # a user's parser may raise
                     action = parse_reply(parser, message.text, status)
-            message.formatted = action
+            message.output = action
             memory.add(message, session_id=session_id)
             if action is None or action["status"] == "none":
                 continue

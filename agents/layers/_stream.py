@@ -181,7 +181,7 @@ class AgentView(View):
             self._feed.put(
                 AgentMessage(
                     content=call.text,
-                    formatted=call,
+                    output=call,
                     sender=self._sender,
                     receiver=call.name,
                     type="tool_call",
@@ -198,7 +198,7 @@ class AgentView(View):
             self._feed.put(
                 AgentMessage(
                     content=result.content,
-                    formatted=result,
+                    output=result,
                     sender=result.name or "",
                     receiver=self._sender,
                     type="tool_result",

@@ -260,7 +260,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
                 break
             except ContextTooLong as error:
                 reply = calls.messages(session_id)
-                executed = [each.formatted for each in reply if each.type == TOOLS]
+                executed = [each.output for each in reply if each.type == TOOLS]
                 if not (engineer.shorten(history) or _cut_longest(*executed)):
                     raise
                 logger.info("Shortening the prompt of %s: %s", self.name, error)
@@ -325,7 +325,7 @@ def _as_read(calls: Iterable[AgentMessage]) -> list[Message]:
     messages: list[Message] = []
     for each in calls:
         if each.type == TOOLS:
-            messages += each.formatted
+            messages += each.output
         elif each.stream_state == "end":
             messages.append(Message(role="user", content=each.text, parts=each.parts))
     return messages

@@ -92,12 +92,12 @@ class AgentPartner(Partner):
                         provider_items=[] if each.tool_calls else each.provider_items,
                     )
                     if each.tool_calls:
-                        message.formatted, message.type = [each], TOOLS
+                        message.output, message.type = [each], TOOLS
                     memory.add(message, session_id=session)
                 case "tool":
                     last = memory.messages(session)[-1:]
                     if last and last[0].type == TOOLS:
-                        last[0].formatted.append(each)
+                        last[0].output.append(each)
 
     async def interrupted_turn(self) -> InterruptedTurn | None:
         """Return the interrupted turn with its known calls in doubt, None if there is none."""

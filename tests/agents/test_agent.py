@@ -398,7 +398,7 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
         backend.formats = [ReAct()]
     agent = Agent(backend, tools=[look], formats=[ReAct()] if given else None)
     seen: list[str] = []
-    agent.before_action(lambda _, message, session_id: seen.append(message.formatted.name))
+    agent.before_action(lambda _, message, session_id: seen.append(message.output.name))
 
     assert (await agent("How is Oslo?", session_id=0)).content == "It is cold in Oslo."
     assert seen == ["look"]

@@ -83,11 +83,11 @@ def test_what_was_said_before_a_call_was_cut_short_is_remembered(
         for each in rounds:
             assert each is not None
             assert each.type == TOOLS
-            assert [part.role for part in each.formatted] == ["assistant", "tool"]
+            assert [part.role for part in each.output] == ["assistant", "tool"]
         if last is None:
             states.add("nothing")
         elif last.type == TOOLS:
-            states.add(f"called, {last.formatted[-1].status}")
+            states.add(f"called, {last.output[-1].status}")
         else:
             assert (FIRST + ANSWER).find(last.text) >= 0
             states.add(last.stream_state)

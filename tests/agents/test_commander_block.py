@@ -100,8 +100,8 @@ async def test_tools_that_are_run_in_the_block_belong_to_it() -> None:
     seen: list[Node[Any]] = []
     async with asyncio.timeout(5), Commander() as commander:
         call = ToolCall(id="1", name="look", arguments={})
-        answer = await ToolExecutor([look])(AgentMessage(formatted=call))
-        assert answer.formatted[0].content == "seen"
+        answer = await ToolExecutor([look])(AgentMessage(output=call))
+        assert answer.output[0].content == "seen"
         assert await look.run({}) == "seen"
     assert len(seen) == 2
     assert {child.parent for child in seen} == {commander}

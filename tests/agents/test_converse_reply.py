@@ -196,11 +196,11 @@ async def test_what_is_no_message_is_refused_by_name(said: Any, error: type[Exce
 
 
 async def test_a_message_may_be_something_else_than_text():
-    """A model reads it as JSON; without `content`, `formatted` is the content."""
+    """A model reads it as JSON; without `content`, `output` is the content."""
     backend = ScriptedBackend(otherwise="I see.")
     agent = ConversableAgent("agent", backend)
     await answer_of(agent, {"content": {"temperature": 18}})
-    await answer_of(agent, {"formatted": ["rain"]})
+    await answer_of(agent, {"output": ["rain"]})
     assert [r.messages[-1].content for r in backend.requests] == ['{"temperature":18}', '["rain"]']
 
 

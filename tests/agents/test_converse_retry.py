@@ -61,7 +61,7 @@ def check_once(agent: Talker, partner: str) -> None:
         assert len({*words}) == len(words)
         assert asked[-1][0] != "assistant"  # the message to answer
     calls = [each for each in agent.memory.messages(partner) if each.type == "tools"]
-    assert [each.formatted[0].tool_calls[0].arguments["number"] for each in calls] == agent.ran
+    assert [each.output[0].tool_calls[0].arguments["number"] for each in calls] == agent.ran
 
 
 @settings(deadline=None)

@@ -40,7 +40,7 @@ async def test_a_call_of_a_tool_is_the_hook_s_own_too() -> None:
         return "done"
 
     def sign(_: Any, message: AgentMessage, session_id: object) -> None:
-        message.formatted.arguments["lines"].append("signed")
+        message.output.arguments["lines"].append("signed")
 
     call = ToolCall(id="1", name="note", arguments={"lines": ["a"]})
     calls = Message(role="assistant", tool_calls=[call])
@@ -49,9 +49,9 @@ async def test_a_call_of_a_tool_is_the_hook_s_own_too() -> None:
     await agent("Note a.")
     executor = ToolExecutor([note])
     executor.before_action(
-        lambda _, message, session_id: message.formatted[0].arguments["lines"].append("x")
+        lambda _, message, session_id: message.output[0].arguments["lines"].append("x")
     )
-    sent = AgentMessage(formatted=[call])
+    sent = AgentMessage(output=[call])
     for _ in range(2):
         await executor(sent)
     assert got == [["a", "signed"], ["a", "x"], ["a", "x"]]
@@ -81,5 +81,5 @@ async def test_what_cannot_be_copied_is_passed_on_as_it_is() -> None:
     lock = threading.Lock()
     agent = Agent(ScriptedBackend("ok"))
     agent.before_agent(be_brief)
-    await agent(AgentMessage(content="Hello.", formatted=lock), session_id=1)
-    assert agent.memory.messages(1)[0].formatted is lock
+    await agent(AgentMessage(content="Hello.", output=lock), session_id=1)
+    assert agent.memory.messages(1)[0].output is lock

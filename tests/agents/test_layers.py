@@ -122,7 +122,7 @@ async def test_what_a_parser_made_comes_back_as_it_was() -> None:
     await agent("?", session_id=0)
     agent.load_state_dict(json.loads(json.dumps(agent.state_dict())), session_id=1)
 
-    assert agent.memory.get(1)[1].formatted == River(name="Nile")
+    assert agent.memory.get(1)[1].output == River(name="Nile")
 
 
 def test_repr_shows_the_structure() -> None:
@@ -242,10 +242,10 @@ async def test_action_hooks_see_and_change_calls_and_results() -> None:
         async def before_action(
             self, agent: Any, message: AgentMessage, session_id: object
         ) -> AgentMessage:
-            call: ToolCall = message.formatted
+            call: ToolCall = message.output
             doubled = {name: 2 * value for name, value in call.arguments.items()}
             call = call.model_copy(update={"arguments": doubled})
-            return message.model_copy(update={"formatted": call})
+            return message.model_copy(update={"output": call})
 
         def after_action(self, agent: Any, message: AgentMessage, session_id: object) -> None:
             message.content = f"about {message.content}"
@@ -441,14 +441,14 @@ async def test_a_stream_tells_of_calls_and_results() -> None:
     assert [(m.type, m.content) for m in seen[:2]] == [
         *(("tool_call", '{"place": "Oslo"}'), ("tool_result", "seen Oslo"))
     ]
-    assert seen[1].formatted.status == "ok"
+    assert seen[1].output.status == "ok"
 
 
 async def test_an_action_that_cannot_be_used_does_not_run() -> None:
     """The executor reports the fault."""
     executor = ToolExecutor([])
     half = {"tool_type": "code", "thought": "", "action": "rm(", "status": "invalid"}
-    told = await executor(AgentMessage(formatted={**half, "error": "it was cut off"}))
+    told = await executor(AgentMessage(output={**half, "error": "it was cut off"}))
 
     assert "it was cut off" in told.content
     assert told.extra["status"] == "invalid"
@@ -469,7 +469,7 @@ async def test_an_executor_takes_an_action_as_a_parser_found_it() -> None:
         aggregator=ToolAggregator(),
     )
     message = await agent("?", session_id=0)
-    while message.formatted["tool_type"]:
+    while message.output["tool_type"]:
         message = await agent(await executor(message), session_id=0)
 
     assert message.content == "42"

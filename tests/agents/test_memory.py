@@ -28,7 +28,7 @@ plain = st.builds(
     AgentMessage,
     content=contents | json_values,
     sender=st.sampled_from(["user", "alice", "bob"]),
-    formatted=json_values,
+    output=json_values,
     extra=st.dictionaries(contents, scalars, max_size=2),
     receiver=st.none() | st.just("alice"),
     stream_state=st.sampled_from(["end", "failed"]),
@@ -41,7 +41,7 @@ def exchange(content: str) -> AgentMessage:
         content=content,
         sender="alice",
         type=TOOLS,
-        formatted=[
+        output=[
             Message(role="assistant", content=content, tool_calls=[call]),
             ToolResult(content=content, tool_call_id="c", name="look"),
         ],
@@ -143,7 +143,7 @@ def test_a_saved_memory_is_json_and_comes_back(said: list[AgentMessage]) -> None
 async def test_what_is_no_json_is_saved_as_text() -> None:
     """So a memory can always be saved."""
     memory = Memory()
-    memory.add(AgentMessage(content="?", formatted={"when": object(), "raw": b"\xff"}))
+    memory.add(AgentMessage(content="?", output={"when": object(), "raw": b"\xff"}))
 
     assert "object" in json.dumps(memory.save())
 

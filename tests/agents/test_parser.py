@@ -49,7 +49,7 @@ async def test_json_becomes_a_model(reply: str) -> None:
 
     answer = await agent("The longest?")
 
-    assert answer.formatted == River(name="Nile", length=6650)
+    assert answer.output == River(name="Nile", length=6650)
     assert answer.content == reply
     (system, _) = backend.requests[0].messages
     assert (system.content or "").startswith("Know rivers.\n\nAnswer with one JSON value")
@@ -167,7 +167,7 @@ async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
 
     answer = await agent("The longest?", session_id=0)
 
-    assert answer.formatted.length == 6650
+    assert answer.output.length == 6650
     first, second = (request.messages[-1].content for request in backend.requests[1:])
     assert "length: Field required" in (first or "")
     assert "the reply is not JSON" in (second or "")
@@ -198,7 +198,7 @@ async def test_the_server_may_be_asked_to_allow_nothing_else() -> None:
     backend = ScriptedBackend("[1]", "[2]")
     agent = Agent(backend, output_format=JsonParser(list[int], constrain=True))
 
-    assert (await agent("?")).formatted == [1]
+    assert (await agent("?")).output == [1]
     await agent("?", response_format={"type": "text"})
 
     schema = {"items": {"type": "integer"}, "type": "array"}
@@ -210,7 +210,7 @@ async def test_a_string_is_stripped() -> None:
     """And its template is in the prompt."""
     agent = Agent(ScriptedBackend(" yes \n"), output_format=StringParser("Say yes or no."))
 
-    assert (await agent("?")).formatted == "yes"
+    assert (await agent("?")).output == "yes"
     assert agent.aggregate()[0].content == "Say yes or no."
 
 
@@ -313,7 +313,7 @@ async def test_an_action_that_was_cut_off_cannot_be_used(
 ) -> None:
     """At the reply's maximum length; a complete action in it can be used."""
     cut = Message(role="assistant", content=reply, finish_reason="length")
-    action = (await Agent(ScriptedBackend(cut), output_format=parser)("?")).formatted
+    action = (await Agent(ScriptedBackend(cut), output_format=parser)("?")).output
 
     assert action["status"] == status
     assert ("cut off" in (action["error"] or "")) is (status == "invalid")
@@ -361,7 +361,7 @@ async def test_an_action_that_a_filter_cut_off_is_not_run() -> None:
     """As one that was too long is not."""
     cut = Message(role="assistant", content="```python\nremove('a", finish_reason="content_filter")
     agent = Agent(ScriptedBackend(cut), output_format=CODE)
-    assert (await agent("?")).formatted["status"] == "invalid"
+    assert (await agent("?")).output["status"] == "invalid"
 
 
 def test_what_validate_refuses_is_told() -> None:
@@ -399,6 +399,6 @@ async def test_parsing_holds_in_sessions_at_once() -> None:
     agent = Agent(ScriptedBackend(otherwise=echo, seed=3), output_format=CODE)
     answers = await asyncio.gather(*(agent(f"n{n}", session_id=n) for n in range(20)))
 
-    assert [answer.formatted["action"]["parameters"]["text"] for answer in answers] == [
+    assert [answer.output["action"]["parameters"]["text"] for answer in answers] == [
         f"n{n}" for n in range(20)
     ]

@@ -342,7 +342,7 @@ async def test_what_earlier_releases_recorded_is_found(tmp_path: Any) -> None:
     recording = connect(f"cassette:{file}", record=backend)
     await Agent(recording, output_format=JsonParser(City), **old)("The capital?")
     playing = Agent(connect(f"cassette:{file}"), output_format=parser)
-    assert (await playing("The capital?")).formatted == City(name="Paris")
+    assert (await playing("The capital?")).output == City(name="Paris")
 
     body = request_body("m", Request([Message(role="user", content="?")], options=new))
     assert json.loads(json.dumps(body))["response_format"] == new["response_format"]

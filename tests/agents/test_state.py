@@ -77,7 +77,7 @@ def test_numbers_that_json_has_not_come_back(made: list[float], own: bool) -> No
     """Any reader accepts the saved JSON; no reply contains `own`."""
     agent = Agent(output_format=JsonParser(list[float]), name="a")
     content = "the best" if own else json.dumps(made)
-    agent.memory.add(AgentMessage(content=content, formatted=made, sender="a"), session_id=0)
+    agent.memory.add(AgentMessage(content=content, output=made, sender="a"), session_id=0)
     saved = json.dumps(agent.state_dict(0), allow_nan=False)
     agent.load_state_dict(json.loads(saved), 1)
     assert repr(agent.memory.messages(1)) == repr(agent.memory.messages(0))
@@ -94,7 +94,7 @@ action_like = st.dictionaries(
 def test_the_steps_of_a_reply_that_looks_like_an_action_can_be_listed(said: Any) -> None:
     """With any fields of the model."""
     agent = Agent(output_format=JsonParser(dict), name="a")
-    agent.memory.add(AgentMessage(content=json.dumps(said), formatted=said, sender="a"))
+    agent.memory.add(AgentMessage(content=json.dumps(said), output=said, sender="a"))
     assert all(step["content"] for step in agent.get_steps() if step["kind"] == "thought")
 
 
@@ -103,11 +103,11 @@ async def test_what_a_subclass_made_itself_comes_back() -> None:
 
     class Best(Agent[list[int]]):
         async def forward(self, *messages: Any, **options: Any) -> AgentMessage[list[int]]:
-            return AgentMessage(content="the best", formatted=[1, 2], sender=self.name)
+            return AgentMessage(content="the best", output=[1, 2], sender=self.name)
 
     agent = Best(output_format=JsonParser(list[int]))
     await agent("?", session_id=0)
-    assert (await save_and_load(agent))[1].formatted == [1, 2]
+    assert (await save_and_load(agent))[1].output == [1, 2]
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
@@ -117,7 +117,7 @@ async def test_an_action_that_was_cut_off_is_none_after_loading_either(reason: A
     parser = ToolParser(TextCall("shell", "Do: ", "\n"))
     agent = Agent(ScriptedBackend(cut), output_format=parser)
     assert (await agent("?", session_id=0)).extra == {"status": reason}
-    assert (await save_and_load(agent))[1].formatted["status"] == "invalid"
+    assert (await save_and_load(agent))[1].output["status"] == "invalid"
 
 
 async def test_calls_of_tools_come_back() -> None:

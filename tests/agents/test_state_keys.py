@@ -48,19 +48,15 @@ def count(value: Any) -> int:
 def test_a_memory_is_saved_whatever_the_keys_are(drawn: dict[str, Any]) -> None:
     """Also in models and dataclasses: none is lost, and the saved memory can be loaded."""
     agent = Agent(ScriptedBackend(), name="a")
-    for formatted in (drawn, Noted(notes=drawn), Kept(drawn)):
-        agent.memory.add(AgentMessage(content=drawn, formatted=formatted, extra=drawn))
+    for output in (drawn, Noted(notes=drawn), Kept(drawn)):
+        agent.memory.add(AgentMessage(content=drawn, output=output, extra=drawn))
     before = repr(agent.memory.messages())
     state = agent.state_dict()
     assert json.loads(json.dumps(state, ensure_ascii=False).encode()) == state
     for record in state["memory"]:
-        formatted = record["formatted"]
-        formatted = (
-            formatted.get("notes", formatted) if record is not state["memory"][0] else formatted
-        )
-        assert (
-            count(record["content"]) == count(record["extra"]) == count(formatted) == count(drawn)
-        )
+        output = record["formatted"]
+        output = output.get("notes", output) if record is not state["memory"][0] else output
+        assert count(record["content"]) == count(record["extra"]) == count(output) == count(drawn)
     agent.load_state_dict(state, 1)
     assert agent.state_dict(1) == state
     assert repr(agent.memory.messages()) == before

@@ -185,9 +185,9 @@ async def test_what_a_parser_has_made_is_dropped_if_it_does_not_know_it_any_more
     other = Agent(ScriptedBackend(), output_format=JsonParser(SmallCity), name="a")
     with pytest.raises(ConfigurationError, match="not a saved memory of a"):
         other.load_state_dict(state)
-    assert other.load_state_dict(state, strict=False) == ["memory[1].formatted"]
+    assert other.load_state_dict(state, strict=False) == ["memory[1].output"]
     asked, answer = other.memory.messages()
-    assert (asked.content, answer.content, answer.formatted) == ("?", reply, None)
+    assert (asked.content, answer.content, answer.output) == ("?", reply, None)
 
 
 def test_a_path_of_an_earlier_release_is_read() -> None:

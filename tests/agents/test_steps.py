@@ -80,7 +80,7 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
     answer = await agent("How many?", session_id=0)
 
     assert (answer.content, answer.sender, answer.extra["status"]) == ("It is 42.", "solver", "ok")
-    assert answer.formatted["status"] == "none"
+    assert answer.output["status"] == "none"
     prompt = backend.requests[0].messages[0].content or ""
     assert "- search: Search the web." in prompt
     assert "```python" in prompt

@@ -89,10 +89,10 @@ async def test_the_action_of_a_call_that_was_cut_is_remembered(
     kept = again.agent.memory.messages("s")
 
     assert _said(again)[:2] == _said(alone)[:2]
-    assert kept[1].formatted["action"] == {"name": "order", "parameters": {"thing": "lamp"}}
+    assert kept[1].output["action"] == {"name": "order", "parameters": {"thing": "lamp"}}
     known = hangs == "reply" and not read_only
     text = "lamp is ordered" if known else "The call was interrupted."
-    assert [(each.name, each.content) for each in kept[2].formatted] == [("order", text)]
+    assert [(each.name, each.content) for each in kept[2].output] == [("order", text)]
     assert again.memory.messages("s") == []
 
     world.requests.clear()

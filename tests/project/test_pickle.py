@@ -97,8 +97,8 @@ def test_messages_deltas_and_requests_arrive_equal() -> None:
 
 def test_a_message_with_a_type_argument_arrives() -> None:
     """Its class was made inside a function, so pickle cannot find it by name."""
-    arrived = sent(AgentMessage[dict[str, list[int]]](formatted={"a": [1]}, sender="bob"))
-    assert arrived == AgentMessage(formatted={"a": [1]}, sender="bob")
+    arrived = sent(AgentMessage[dict[str, list[int]]](output={"a": [1]}, sender="bob"))
+    assert arrived == AgentMessage(output={"a": [1]}, sender="bob")
     assert arrived.model_copy(update={"content": "x"}).content == "x"
 
 

@@ -49,9 +49,9 @@ class Twice(AgentHook):
         self.seen: list[str] = []
 
     def before_action(self, agent: Any, message: AgentMessage, session_id: object) -> AgentMessage:
-        call: Any = message.formatted
+        call: Any = message.output
         changed = call.model_copy(update={"arguments": {"n": call.arguments["n"] * 2}})
-        return message.model_copy(update={"formatted": changed})
+        return message.model_copy(update={"output": changed})
 
     def after_action(self, agent: Any, message: AgentMessage, session_id: object) -> AgentMessage:
         self.seen.append(message.content)

@@ -669,8 +669,8 @@ async def test_parsed_answers_and_step_agents_come_back_as_they_were(tmp_path):
 
     agent = make()
     answer = await agent("where?", session_id="s")
-    assert answer.formatted == City("Rome")
-    assert [each.formatted for each in await make().recall("s")] == [None, City("Rome")]
+    assert answer.output == City("Rome")
+    assert [each.output for each in await make().recall("s")] == [None, City("Rome")]
 
     def team() -> Sequential:
         backend = ScriptedBackend(otherwise=lambda request: f"{len(request.messages)}")

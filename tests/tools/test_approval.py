@@ -83,7 +83,7 @@ async def test_several_wait_at_once_and_are_answered_in_any_order():
         answer = await working
 
     assert order == ["c", "b", "a"]
-    assert [each.status for each in answer.formatted] == ["ok", "failed", "ok"]
+    assert [each.status for each in answer.output] == ["ok", "failed", "ok"]
 
 
 async def test_nobody_answering_in_time_is_a_no():

@@ -49,12 +49,12 @@ def call(name: str, **parameters: Any) -> AgentMessage:
 
 
 async def test_a_call_in_a_message_is_answered_by_a_message():
-    """Its content is text, its `formatted` the results, and it goes back to the sender."""
+    """Its content is text, its `output` the results, and it goes back to the sender."""
     answer = await ToolExecutor([add])(call("add", a=2))
 
     assert (answer.content, answer.sender, answer.receiver) == ("3", "ToolExecutor", "writer")
     assert answer.extra == {"status": "ok"}
-    assert [(r.content, r.name, r.status) for r in answer.formatted] == [("3", "add", "ok")]
+    assert [(r.content, r.name, r.status) for r in answer.output] == [("3", "add", "ok")]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ async def test_a_call_may_be_written_in_the_usual_ways(said: Any):
     executor = ToolExecutor([add])
 
     assert (await executor(AgentMessage(content=said))).content == "3"
-    assert (await executor(AgentMessage(content="text", formatted=said))).content == "3"
+    assert (await executor(AgentMessage(content="text", output=said))).content == "3"
 
 
 async def test_a_toolkits_method_is_called_by_its_dotted_name_and_by_its_tools_name():
@@ -135,7 +135,7 @@ def test_no_message_makes_the_executor_raise(content: Any):
     answer = asyncio.run(ToolExecutor([add])(AgentMessage(content=content)))
 
     assert answer.extra["status"] in ("ok", "invalid", "failed")
-    assert answer.formatted
+    assert answer.output
     json.dumps(answer.content)
 
 
@@ -144,7 +144,7 @@ async def test_one_wrong_call_concerns_no_other():
     calls = [{"name": n, "parameters": p} for n, p in [("broken", {}), ("add", {"a": 1})]]
     answer = await ToolExecutor([add, broken])(AgentMessage(content=calls))
 
-    assert [each.status for each in answer.formatted] == ["failed", "ok"]
+    assert [each.status for each in answer.output] == ["failed", "ok"]
     assert answer.content == "Error: OSError: disk full\n2"
 
 

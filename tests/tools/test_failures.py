@@ -172,7 +172,7 @@ async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
         question.approve()
 
     executor = ToolExecutor([send], approvals=Approvals(on_ask=meddle))
-    await executor(AgentMessage(content="", formatted=call))
+    await executor(AgentMessage(content="", output=call))
 
     assert ran == [["Ann"]]
     assert Decision.of(True).apply_to(call) is call
@@ -192,7 +192,7 @@ async def test_an_agents_hooks_come_before_the_question(kind: str, edit: Any) ->
         return "sent"
 
     def hook(agent: Any, message: AgentMessage, session_id: object) -> AgentMessage | None:
-        call: ToolCall = message.formatted
+        call: ToolCall = message.output
         seen.append(call)
         if kind == "exit":
             raise SystemExit(3)
@@ -200,7 +200,7 @@ async def test_an_agents_hooks_come_before_the_question(kind: str, edit: Any) ->
             call.arguments["to"] = ["Eve"]
         if kind in ("another", "not"):
             made = call.model_copy(update={"arguments": {"to": ["Eve"]}})
-            return message.model_copy(update={"formatted": made if kind == "another" else None})
+            return message.model_copy(update={"output": made if kind == "another" else None})
         return None
 
     class Person(View):

@@ -108,7 +108,7 @@ async def test_figures_are_images_beside_the_text(tmp_path: Path):
     (tmp_path / "plots" / "figure-1.png").write_text("another's")
     async with PythonKernel(figures=tmp_path / "plots") as kernel:
         message = AgentMessage(content={"name": "python", "parameters": {"code": code}})
-        (result,) = (await ToolExecutor([kernel])(message)).formatted
+        (result,) = (await ToolExecutor([kernel])(message)).output
 
     first, second = (str(tmp_path / "plots" / f"figure-{n}.png") for n in (2, 3))
     assert result.content == f"[figure 1: {first}]\nafter\n[figure 2: {second}]"

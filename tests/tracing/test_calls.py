@@ -101,7 +101,7 @@ async def by_executor(calls: list[ToolCall], answer: Any = None) -> None:
     async def approve(asked: Any) -> Any:
         return answer
 
-    await ToolExecutor(TOOLS, approvals=approve)(AgentMessage(formatted=calls, sender="me"))
+    await ToolExecutor(TOOLS, approvals=approve)(AgentMessage(output=calls, sender="me"))
 
 
 async def by_agent(calls: list[ToolCall], answer: Any = None) -> None:

@@ -239,7 +239,7 @@ assert_type(run(Shout("hi")), str)
 assert_type(run(upper("hi"), auto_exit=False, max_concurrency=1, timeout=5), str)
 
 
-# --- agents: what a parser makes is what an answer's `formatted` is
+# --- agents: what a parser makes is what an answer's `output` is
 
 
 class Weather(BaseModel):
@@ -266,16 +266,16 @@ class Twice(Agent[Weather]):
 async def asks(backend: Backend) -> None:
     agent = Agent(backend, output_format=JsonParser(Weather))
     assert_type(agent, Agent[Weather])
-    assert_type((await agent("?", stop=["x"])).formatted, Weather)
-    assert_type((await Twice(agent)("?")).formatted.degrees, int)
-    assert_type((await Agent(backend)("?")).formatted, Any)
+    assert_type((await agent("?", stop=["x"])).output, Weather)
+    assert_type((await Twice(agent)("?")).output.degrees, int)
+    assert_type((await Agent(backend)("?")).output, str)
     assert_type(agent.run_sync("?"), AgentMessage[Weather])
     async with Commander() as commander:
         assert_type(await commander.run(agent.call("?")), AgentMessage[Weather])
     async for message in agent.stream("?"):
         assert_type(message, AgentMessage)
     either: JsonParser[Weather | Fault] = JsonParser(Weather | Fault, retries=1)
-    assert_type((await Agent(backend, output_format=either)("?")).formatted, Weather | Fault)
+    assert_type((await Agent(backend, output_format=either)("?")).output, Weather | Fault)
     assert_type(JsonParser(Weather | None), JsonParser[Any])
     assert_type(JsonParser(list[Weather]), JsonParser[list[Weather]])
 
