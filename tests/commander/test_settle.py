@@ -9,12 +9,15 @@ import random
 import threading
 import warnings
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.nodes import give
 from support.seeds import seeds
 
-from anabranch import Commander, Job, Node, NodeCancelled, QuorumNotMet, handler, run, settle
+from anabranch import Commander, Job, Node, NodeCancelled, QuorumNotMet, Retry, handler, run, settle
+from anabranch.store import Durable, Journal
 from anabranch.testing import explore, pause
 
 
@@ -281,3 +284,157 @@ async def test_too_few_say_what_the_others_failed_with() -> None:
     assert str(caught.value) == (
         "1 of the 2 children needed have completed; 3 failed: Unspeakable, KeyError"
     )
+
+
+# --- some at a time, with options
+
+
+def test_at_most_so_many_run_at_once_and_in_their_order() -> None:
+    """All turns are used while nodes wait, in 200 event orders. Running nodes count, too."""
+
+    async def main() -> str:
+        at_once, number = random.randint(1, 4), random.randint(0, 9)
+        fates = [random.choice(["ends", "ends", "fails", "cancelled"]) for _ in range(number)]
+        running, begun = 0, list[int]()
+
+        def count(change: int) -> None:
+            nonlocal running
+            running += change
+            assert running <= at_once
+
+        @handler
+        async def counted(node: Node[Any], number: int, fate: str) -> int:
+            count(1)
+            begun.append(number)
+            return await step(node, number, fate)
+
+        class Desk(Job[list[int | Exception]]):
+            async def task(self) -> list[int | Exception]:
+                nodes = [
+                    counted(n, fate).at_done(lambda _: count(-1)) for n, fate in enumerate(fates)
+                ]
+                try:
+                    return await settle(*nodes, at_once=at_once)
+                finally:
+                    assert not self.children
+
+        async with Commander(max_concurrency=random.choice([None, 1])) as commander:
+            outcomes: list[Any] = await commander.run(Desk())
+        assert (begun if at_once == 1 else sorted(begun)) == [*range(number)]
+        assert all(map(fits, outcomes, range(9), fates, ["handler"] * number))
+        return "met"
+
+    explore(main, seeds(200))
+
+
+def test_a_cancel_starts_no_further_node_and_closes_coroutines() -> None:
+    async def main() -> str:
+        begun: list[int] = []
+
+        async def one(number: int) -> int:
+            begun.append(number)
+            return await step(None, number, "ends")
+
+        class Desk(Job[str]):
+            async def task(self) -> str:
+                try:
+                    async with asyncio.timeout(random.uniform(0, 4)):
+                        await settle(*(one(number) for number in range(6)), at_once=2)
+                except TimeoutError:
+                    assert not self.children
+                    count = len(begun)
+                    await asyncio.sleep(5)  # of the virtual clock
+                    assert len(begun) == count
+                return "met"
+
+        async with Commander() as commander:
+            return await commander.run(Desk())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explore(main, seeds(100))
+        gc.collect()
+
+
+async def test_each_node_is_tried_again_and_has_its_timeout() -> None:
+    tries: dict[int, int] = {}
+
+    @handler
+    async def shaky(node: Node[Any], number: int) -> int:
+        tries[number] = tries.get(number, 0) + 1
+        if number == 2:
+            await asyncio.Event().wait()
+        if tries[number] <= number:
+            raise ConnectionError(number)
+        return number
+
+    async with Commander() as commander:
+        again = Retry(attempts=2, on=ConnectionError, backoff=0)
+        nodes = [shaky(each) for each in (0, 1, 2, 3)]
+        zero, one, two, three = await settle(*nodes, at_once=1, retry=again, timeout=0.01)
+        assert (zero, one) == (0, 1)
+        assert isinstance(two, TimeoutError)
+        assert isinstance(three, ConnectionError)
+        assert tries == {0: 1, 1: 2, 2: 1, 3: 2}
+        late, soon = await settle(asyncio.Event().wait(), asyncio.sleep(0, 1), timeout=0.01)
+        assert isinstance(late, TimeoutError)
+        assert soon == 1
+        assert commander.children == ()
+
+
+async def test_options_that_nothing_could_obey_are_refused() -> None:
+    async with Commander() as commander:
+        for at_once in (0, -1, 1.5, "2"):
+            with pytest.raises(ValueError, match="at_once must be a whole number from 1 on"):
+                await settle(give(1), at_once=at_once)  # type: ignore[arg-type]
+        coroutine = asyncio.sleep(0)
+        with pytest.raises(TypeError, match=r"runs only once. Pass a node, such as .*agent.call"):
+            await settle(give(1), coroutine, retry=Retry())
+        coroutine.close()
+        with pytest.raises(TypeError, match="retry must be"):
+            await settle(give(1), retry=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="timeout must be"):
+            await settle(give(1), timeout="3")  # type: ignore[arg-type]
+        started = commander.call_handler(give(1))
+        with pytest.raises(TypeError, match="has started: pass its retry= and timeout= where"):
+            await settle(started, give(1), timeout=3)
+        assert commander.children == (started,)
+        assert await settle(started, at_once=1) == [1]
+
+
+class Fetch(Durable[int]):
+    number: int
+
+    async def task(self) -> int:
+        FETCHED.append(self.number)
+        if self.number == 3 and FETCHED.count(3) == 1:
+            await asyncio.Event().wait()
+        if self.number == 5 and FETCHED.count(3) == 1:
+            LAST_FETCHED.set()
+        return self.number
+
+
+class Fetches(Durable[int]):
+    async def task(self) -> int:
+        found = await settle(*(Fetch(number) for number in range(6)), at_once=2, at_least=6)
+        return sum(each for each in found if isinstance(each, int))
+
+
+FETCHED: list[int] = []
+LAST_FETCHED = asyncio.Event()
+
+
+async def test_a_durable_run_resumes_in_the_middle_of_the_turns(tmp_path: Path) -> None:
+    """The second execution replays the others and fetches only the one that was interrupted."""
+    FETCHED.clear()
+    LAST_FETCHED.clear()
+    async with asyncio.timeout(10), Journal(tmp_path / "runs.db") as journal, Commander():
+        call = asyncio.ensure_future(journal.run(Fetches(), run_id="r"))
+        await LAST_FETCHED.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        assert await journal.run(Fetches(), run_id="r") == 15
+    assert sorted(set(FETCHED)) == [0, 1, 2, 3, 4, 5]
+    assert FETCHED.count(3) == 2
+    assert FETCHED.count(0) == FETCHED.count(4) == 1

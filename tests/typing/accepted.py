@@ -24,6 +24,7 @@ from anabranch.commander import (
     current_node,
     quorum,
     run,
+    settle,
 )
 from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
@@ -119,6 +120,12 @@ async def starts(commander: Commander) -> None:
         assert_type(await started, str)
     assert_type(await commander.start(upper("hi")), str)
     assert_type(commander.start(Own(1)).node, Node[int])
+
+
+async def settles() -> None:
+    jobs = [Shout("a"), Shout("b")]
+    found = await settle(*jobs, at_least=1, at_once=5, retry=Retry(attempts=2), timeout=60)
+    assert_type(found, list[str | Exception])
 
 
 # --- a class sets defaults for its jobs
