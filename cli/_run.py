@@ -14,6 +14,7 @@ import typer
 from pydantic_core import to_json
 
 from .. import tracing
+from ..backends import Limits
 from ..commander import AnabranchError, Commander, ConfigurationError, Node
 from ..store import Durable, Journal
 from ._display import DisplayThread, TreeDisplay
@@ -84,6 +85,24 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Cancel the job after this time.")
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="NUMBER",
+            help="The most jobs that run at the same time. A job that waits for others is not"
+            " counted.",
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="The most tokens for all models together. When they are used, further requests"
+            " fail. Replies that are running then may exceed it.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -101,7 +120,8 @@ def run(
             if journal is not None:
                 file = await stack.enter_async_context(Journal(journal, codec=load_codec()))
             live_values = await open_live(live or [], stack)
-            async with Commander() as commander:
+            limits = None if budget is None else Limits(budget=budget)
+            async with Commander(max_concurrency=at_once, limits=limits) as commander:
                 if record is not None:
                     tracing.record(commander, record, content=content, append=append)
                 if display is not None:

@@ -31,7 +31,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from anabranch import Job, handler
+from anabranch import BudgetExceeded, Job, handler
 from anabranch.agents import Agent
 from anabranch.store import Durable
 from anabranch.testing import ScriptedBackend
@@ -100,6 +100,35 @@ class Kept(Durable[str]):
 
     async def task(self):
         return self.word
+
+class Counted(Job[int]):
+    """Return how many jobs ran at the same time at most."""
+
+    async def task(self):
+        count = [0, 0]
+
+        class Part(Job[None]):
+            async def task(self):
+                count[0] += 1
+                count[1] = max(count)
+                await asyncio.sleep(0)
+                count[0] -= 1
+
+        await asyncio.gather(*(Part() for _ in range(5)))
+        return count[1]
+
+async def long_answers():
+    """Return the number of answers until the budget is used."""
+    agent = Agent(ScriptedBackend(otherwise="word " * 50), name="writer")
+    for number in range(100):
+        try:
+            await agent("Hello")
+        except BudgetExceeded:
+            return number
+
+class Answers(Durable[int]):
+    async def task(self):
+        return await long_answers()
 
 ready = Leaf(7)
 writer = Agent(ScriptedBackend(otherwise="An answer."), name="writer")
@@ -192,11 +221,18 @@ COMMAND = f"{' '.join(PROGRAM)}"
         (["work:ready"], "7\n"),
         (["work:work", "number=2"], "4\n"),
         (["work:make", "leaves=1"], "begun\nhalf a line\nall grown\n"),
+        (["work:Counted", "--at-once", "2"], "2\n"),
+        (["work:long_answers", "--budget", "150"], "3\n"),
     ],
 )
 async def test_each_kind_of_name_is_run(options: list[str], output: str, folder: Path) -> None:
-    """A class of jobs, a handler, a job, a function that is async or makes one."""
+    """A class of jobs, a handler, a job, a function that is async or makes one; with limits."""
     assert await call(folder, "run", *options) == (0, output, "")
+
+
+async def test_a_budget_holds_for_a_durable_job(folder: Path) -> None:
+    run = ["work:Answers", "--journal", "runs.db", "--run-id", "a", "--budget", "150"]
+    assert await call(folder, "run", *run) == (0, "3\n", "")
 
 
 async def test_an_agent_gets_the_prompt(folder: Path) -> None:
