@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 try:
     from .commander.plugins import lazy_names
-except ModuleNotFoundError as error:
-    if error.name != "anabranch.commander":
+except ModuleNotFoundError as _error:
+    if _error.name != "anabranch.commander":
         raise
     raise ImportError(
         "anabranch/ needs symbolic links, and this clone has text files instead. Run"
         " `git config core.symlinks true` and `git checkout -- anabranch`."
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from .agents import Agent as Agent

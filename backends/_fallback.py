@@ -42,7 +42,7 @@ class Fallback(Backend):
             raise ConfigurationError("Fallback needs backends, from connect()")
         formats = {each.open: each for backend in reversed(backends) for each in backend.formats}
         super().__init__(backends[0].model, formats=[*formats.values()])
-        self.backends = tuple(backends)
+        self.backends: tuple[Backend, ...] = tuple(backends)
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
 
     @property

@@ -151,9 +151,9 @@ class ModelBackend(Backend):
                 )
         if resume not in (None, "continue"):
             raise ConfigurationError(f"resume={quote(resume)}: it must be 'continue' or None")
-        self.timeouts = timeouts or Timeouts()
-        self.retries = retries or Retries()
-        self.limits = limits or Limits()
+        self.timeouts: Timeouts = timeouts or Timeouts()
+        self.retries: Retries = retries or Retries()
+        self.limits: Limits = limits or Limits()
         self.breaker = breaker
         self.resume = resume
         if not (count_tokens is None or callable(count_tokens)):

@@ -101,7 +101,7 @@ class Turn:
         # "granted".
         self._needs_remote_turn = needs_remote_turn
         self._state: Literal["new", "waiting", "asking", "granted", "running", "over"] = "new"
-        self.was_sent = False
+        self.was_sent: bool = False
         self._refusal: BudgetExceeded | None = None
         # For the head of a queue: the limiters that block it, and when it may start if only time
         # does.

@@ -25,7 +25,7 @@ from ._turn import LIMITS_LOCK, Limiter, Turn
 
 __all__ = ["Limits", "Price", "Turn", "TurnLimits", "cost", "limits_of", "turn_in"]
 
-logger = logging.getLogger("anabranch.backends")
+logger: logging.Logger = logging.getLogger("anabranch.backends")
 
 _MINUTE_SECONDS = 60.0
 _ALONE_WARNING = (
@@ -136,7 +136,7 @@ class Limits(Limiter, TurnLimits):
         self.budget = budget
         self.prices = prices
         self.reserve = reserve
-        self.spent = 0.0
+        self.spent: float = 0.0
         self._reserved: dict[Turn, float] = {}  # infinite without `max_tokens`
         self._has_warned = False  # has logged that requests without `max_tokens` run alone
         self._running: dict[Turn, RequestStart | None] = {}

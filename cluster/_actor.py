@@ -59,9 +59,9 @@ class ActorHandle:
     def __init__(self, name: str, *, lease: float = LEASE_SECONDS) -> None:
         self.name = name
         self.lease = lease
-        self.host = ""  # its machine, once located
+        self.host: str = ""  # its machine, once located
         self._location: tuple[Cluster, Any] | None = None
-        self.is_lost = False  # its actor was lost: look it up again
+        self.is_lost: bool = False  # its actor was lost: look it up again
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name,)

@@ -127,9 +127,11 @@ class Cluster:
         self.ray = ray
         self.address = address
         # The addresses that mean this cluster: its machine may have several.
-        self.known_addresses = {None, "auto", "local", address}
-        self.head = FailureDetector(address, self._leave if is_joined_here else None)
-        self.machines = Machines(ray, address)
+        self.known_addresses: set[str | None] = {None, "auto", "local", address}
+        self.head: FailureDetector = FailureDetector(
+            address, self._leave if is_joined_here else None
+        )
+        self.machines: Machines = Machines(ray, address)
         # Whether a task was submitted. Ray blocks the caller of the first submission, so that one
         # must not run in the event loop.
         self.has_submitted = False

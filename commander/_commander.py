@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from contextvars import Context, copy_context
 from inspect import isawaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Unpack, cast, overload
 
 from . import _blocking
 from ._block_detector import BlockDetector
@@ -74,7 +74,7 @@ class Tree:
 
     def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
         self.commander = commander
-        self.root = record_of(commander)
+        self.root: Record = record_of(commander)
         self.max_concurrency = max_concurrency
         # The number of nodes that have entered, which is the last one's id.
         self.last_id = 0
@@ -142,7 +142,7 @@ class Commander(Node[Any], internal=True):
     commander is used once.
     """
 
-    policy = "isolate"
+    policy: ClassVar[Policy] = "isolate"
 
     def __init__(
         self,

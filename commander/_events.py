@@ -114,7 +114,7 @@ class Listener:
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity!r}")
-        self.kinds = None if kinds is None else frozenset(kinds)
+        self.kinds: frozenset[EventKind] | None = None if kinds is None else frozenset(kinds)
         if unknown := sorted((self.kinds or frozenset()).difference(get_args(EventKind))):
             known = ", ".join(get_args(EventKind))
             raise ValueError(f"unknown kind of event {unknown[0]!r}; the kinds are {known}")
@@ -127,7 +127,7 @@ class Listener:
         self.buffer: list[Any] = []
         self._room = capacity * WIDTH
         # The length of the buffer above which `publish` calls `attend`; 0 while a task waits.
-        self.quiet = 2 * self._room
+        self.quiet: int = 2 * self._room
         self._rewind()
         # How many events were dropped just before those in the buffer, and in all.
         self._gap = 0
@@ -136,7 +136,7 @@ class Listener:
         # Whether the next event must schedule the waiter's wake-up.
         self._must_wake = False
         self._woken_at = float("-inf")  # the last wake-up, by the loop's clock
-        self.closed = tree.root.state in DONE
+        self.closed: bool = tree.root.state in DONE
         if not self.closed:
             # A new list, because `publish` may be iterating over the old one.
             tree.listeners = [*tree.listeners, self]
@@ -366,7 +366,7 @@ class Tap(Listener):
         self._notify = notify
         self._on_close = on_close
         super().__init__(record_of(commander).tree, kinds, capacity)
-        self.quiet = 0
+        self.quiet: int = 0
 
     def now(self) -> float:
         """Return the time of the events' clock."""
@@ -390,7 +390,8 @@ class Tap(Listener):
     def take(self) -> Batch:
         """Return the events since the last call."""
         # No trim first: events beyond the capacity have not been dropped yet.
-        fields, self.buffer = self.buffer, []
+        fields = self.buffer
+        self.buffer: list[Any] = []
         if self._gap:
             fields[:0] = self._take_gap()
         self.quiet = 0

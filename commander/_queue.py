@@ -67,12 +67,12 @@ class Queue:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self.loop = tree.loop
+        self.loop: asyncio.AbstractEventLoop = tree.loop
         # The last job that started when it was put. If it has begun, all before it have.
         self._last: ref[Record] | None = None
         self._limited = tree.max_concurrency is not None
         # How many more jobs may hold a slot. Below 0 after `take` for a cancelled job.
-        self.free = tree.max_concurrency or 0
+        self.free: int = tree.max_concurrency or 0
         # Waiting jobs by priority. No lane is empty; `_priorities` has the keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []

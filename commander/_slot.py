@@ -45,8 +45,8 @@ class Slot:
     )
 
     def __init__(self, queue: Queue, job: Record) -> None:
-        self.queue = queue
-        self.is_held = True
+        self.queue: Queue = queue
+        self.is_held: bool = True
         self._job = job
         # The future that the suspended body awaits; None while it runs, before and after.
         self._on: asyncio.Future[Any] | None = None

@@ -175,8 +175,8 @@ class BodyWait:
     __slots__ = ("_at", "goes_on", "task", "timers")
 
     def __init__(self, task: asyncio.Task[Any] | None, goes_on: bool = False) -> None:
-        self.task = task
-        self.goes_on = goes_on
+        self.task: asyncio.Task[Any] | None = task
+        self.goes_on: bool = goes_on
         self.timers: list[asyncio.TimerHandle] = []
         # The future that the task awaits. If that is a single task, also its future, and so on.
         self._at: list[tuple[asyncio.Task[Any], asyncio.Future[Any]]] = []

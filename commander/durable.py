@@ -85,9 +85,9 @@ class DurableAttempt:
     __slots__ = ("end", "execution", "parent")
 
     def __init__(self, parent: DurableAttempt | None, execution: tuple[str, object]) -> None:
-        self.parent = parent
+        self.parent: DurableAttempt | None = parent
         # The run's id, and an object that identifies the execution.
-        self.execution = execution
+        self.execution: tuple[str, object] = execution
         # Why later executions do not run it again: it was "cut" short, or its result is "kept".
         self.end: Literal["", "cut", "kept"] = ""
 

@@ -116,12 +116,12 @@ class QuorumNotMet(AnabranchError):
         kinds = ", ".join(dict.fromkeys(type_name(each) for each in failures))
         why = f"; {len(failures)} failed: {kinds}" if failures else ""
         super().__init__(f"{completed} of the {needed} children needed have completed{why}")
-        self.outcomes = tuple(outcomes)
+        self.outcomes: tuple[Any, ...] = tuple(outcomes)
         self.needed = needed
         self.completed = completed
-        self.failures = tuple(failures)
+        self.failures: tuple[BaseException, ...] = tuple(failures)
         if failures:
-            self.__cause__ = group("children that failed", failures)
+            self.__cause__: BaseException | None = group("children that failed", failures)
 
 
 class WorkerLost(AnabranchError):

@@ -7,6 +7,7 @@ Anabranch uses, and tests it with and without each.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 # Returns the loop that runs in this thread, or None. The public function raises an exception if no
 # loop runs, and every put of a node calls this.
-running_loop = getattr(asyncio, "_get_running_loop", _running_loop)
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = getattr(
+    asyncio, "_get_running_loop", _running_loop
+)
 
 
 def silence_unfinished(task: asyncio.Task[Any]) -> None:

@@ -56,23 +56,23 @@ class OpenCall:
         exempt: Container[str] = (),
         repeats: OpenCall | None = None,
     ) -> None:
-        self.index = index
-        self.repeats = repeats
+        self.index: int = index
+        self.repeats: OpenCall | None = repeats
         self.held_pieces: list[ToolCallDelta] = []
         self.id: str | None = None
-        self.name = ""
-        self.raw = ""  # the arguments as JSON text, set by `read`
+        self.name: str = ""
+        self.raw: str = ""  # the arguments as JSON text, set by `read`
         self.arguments: dict[str, Any] = {}  # including the one for the user
         self.fault: str | None = None
-        self.handed_on = False
-        self.repaired = False
+        self.handed_on: bool = False
+        self.repaired: bool = False
         self.again: ToolCallDelta | None = None
         self.joiner: SurrogateJoiner | None = None  # set once half a surrogate pair has come
         self._to_user = to_user
         self._exempt = exempt
         self._user_part: _UserPart | None = None
         if to_user is None:
-            self.scanner = ObjectScanner()
+            self.scanner: ObjectScanner = ObjectScanner()
         else:
             # The text waits until the name is known, which may be exempt, and until the call is
             # known to be no copy: the user has already seen the text of the first one.

@@ -89,9 +89,9 @@ class Gate:
     __slots__ = ("channels", "is_over_limit", "limit", "pump", "wake_up")
 
     def __init__(self, limit: int, pump: Node[Any]) -> None:
-        self.limit = limit
-        self.pump = pump
-        self.is_over_limit = False
+        self.limit: int = limit
+        self.pump: Node[Any] = pump
+        self.is_over_limit: bool = False
         self.channels: list[Channel[Any]] = []
         self.wake_up: asyncio.Future[None] | None = None
 

@@ -99,9 +99,9 @@ class ObjectScanner:
 
     def __init__(self, watched: Container[str] = (), watcher: Watcher | None = None) -> None:
         self.parts: list[str] = []
-        self.done = False
-        self.broken = False
-        self.end = 0
+        self.done: bool = False
+        self.broken: bool = False
+        self.end: int = 0
         self._watched = watched
         self._watcher = watcher
         self._watching = False

@@ -18,7 +18,7 @@ class TextOrigin:
     __slots__ = ("open",)
 
     def __init__(self, *, open: bool = False) -> None:  # noqa: A002 - an attribute of that name
-        self.open = open
+        self.open: bool = open
 
 
 class UserText:

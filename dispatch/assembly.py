@@ -112,7 +112,7 @@ class Assembly:
         self._joining = False  # some arguments have contained half a surrogate pair
         self._splitter = TextSplitter(formats, self) if formats else None
         self._take_content = self.show if self._splitter is None else self._splitter.feed
-        self.whole = False  # a finish_reason or the end mark has come
+        self.whole: bool = False  # a finish_reason or the end mark has come
 
     def feed(self, deltas: Iterable[Delta]) -> None:
         """Take the next deltas; adjacent pieces of one call are read together, which is faster."""

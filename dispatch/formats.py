@@ -47,7 +47,8 @@ _FENCE = re.compile(r"\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)
 class Hermes(Format):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, SmolLM."""
 
-    open, close = "<tool_call>", "</tool_call>"
+    open: str = "<tool_call>"
+    close: str | None = "</tool_call>"
 
     def body(self, output: Output) -> Body:
         """Read the object as it arrives."""
@@ -94,7 +95,8 @@ class Llama(Format):
 class InternLMPlugin(Format):
     """`<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
 
-    open, close = "<|action_start|><|plugin|>", "<|action_end|>"
+    open: str = "<|action_start|><|plugin|>"
+    close: str | None = "<|action_end|>"
 
     def body(self, output: Output) -> Body:
         """Read the object as it arrives."""
@@ -126,8 +128,10 @@ class TextCall(_TextArgument, Format):
     def __init__(
         self, tool: str, begin: str, end: str, *, argument: str = "text", instruction: str = ""
     ) -> None:
-        self.open, self.close = begin, end
-        self.tool = self._tool = tool
+        self.open: str = begin
+        self.close: str | None = end
+        self.tool: str | None = tool
+        self._tool = tool
         self._argument = argument
         self.instruction = instruction
 
@@ -135,7 +139,8 @@ class TextCall(_TextArgument, Format):
 class FencedCall(Format):
     """A JSON object with `name` and `parameters` in a fence; any model can learn it."""
 
-    open, close = "```json\n", "\n```"
+    open: str = "```json\n"
+    close: str | None = "\n```"
     instruction = (
         "You have these tools:\n{tools}\n\nTo use one, write a JSON object with its name and"
         " parameters in this form, and end your message there:\n"
@@ -158,7 +163,8 @@ class FencedCall(Format):
 class InternLMInterpreter(_TextArgument, Format):
     """`<|action_start|><|interpreter|>code<|action_end|>`, fenced or not: code for `tool`."""
 
-    open, close = "<|action_start|><|interpreter|>", "<|action_end|>"
+    open: str = "<|action_start|><|interpreter|>"
+    close: str | None = "<|action_end|>"
 
     def __init__(self, tool: str = "interpreter", argument: str = "code") -> None:
         self._tool = tool
@@ -177,18 +183,19 @@ class InternLMInterpreter(_TextArgument, Format):
 class FencedCode(_TextArgument, Format):
     """A fenced block of code at the start of a line, which becomes a call of `tool`."""
 
-    close = "\n```"
+    close: str | None = "\n```"
     at_line_start = True
 
     def __init__(
         self, language: str = "python", tool: str = "python", argument: str = "code"
     ) -> None:
-        self.open = f"```{language}\n"
-        self.instruction = (
+        self.open: str = f"```{language}\n"
+        self.instruction: str = (
             f"To run {language} code, write it in a block of its own, and end your message there:\n"
             f"```{language}\n...\n```"
         )
-        self.tool = self._tool = tool
+        self.tool: str | None = tool
+        self._tool = tool
         self._argument = argument
 
     def body(self, output: Output) -> Body:
@@ -232,8 +239,9 @@ class BareJSON(Format):
 class Think(Format):
     """`<think>...</think>`: reasoning, which goes to its own branch and field."""
 
-    open, close = "<think>", "</think>"
-    branch = "reasoning"
+    open: str = "<think>"
+    close: str | None = "</think>"
+    branch: str | None = "reasoning"
 
 
 FORMATS: Mapping[str, Callable[[], Format]] = {

@@ -93,7 +93,7 @@ class Index:
                 f"size={size!r}, overlap={overlap!r}: size must be at least 16, and overlap at most"
                 " half of it"
             )
-        self.name = os.fspath(name)
+        self.name: str = os.fspath(name)
         self._store: Store
         if is_postgres_address(self.name):
             self._store = PostgresStore(self.name)

@@ -33,7 +33,7 @@ class Conversation:
     """
 
     def __init__(self, system: str | None = None, thread_id: str | None = None) -> None:
-        self.thread_id = thread_id or uuid4().hex
+        self.thread_id: str = thread_id or uuid4().hex
         self.messages: list[Message] = []
         if system is not None:
             self.messages.append(Message(role="system", content=system))

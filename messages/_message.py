@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 class Usage(BaseModel):
     """The tokens that a reply took. `a + b` and `sum` add them field by field."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     input_tokens: int = 0
     output_tokens: int = 0

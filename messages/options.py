@@ -45,7 +45,7 @@ class StrictSchema(dict[str, Any]):
 
     def __init__(self, sent: Mapping[str, Any], known_as: Mapping[str, Any]) -> None:
         super().__init__(sent)
-        self.known_as = dict(known_as)
+        self.known_as: dict[str, Any] = dict(known_as)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StrictSchema, (dict(self), self.known_as)

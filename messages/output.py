@@ -56,7 +56,7 @@ class OutputSchema(Generic[T]):
         self.output_type = output_type
         try:
             self._adapter: TypeAdapter[T] = TypeAdapter(output_type)
-            self.schema = self._adapter.json_schema()
+            self.schema: dict[str, Any] = self._adapter.json_schema()
             if self._adapter.core_schema["type"] == "call":
                 raise TypeError("it is a function")
         except Exception as error:  # pydantic raises errors of several classes
@@ -64,8 +64,8 @@ class OutputSchema(Generic[T]):
                 f"output_type must be a type with a JSON schema, not {quote(output_type)}: {error}"
             ) from error
         title = _NOT_IN_NAMES.sub("_", str(self.schema.get("title", ""))).strip("_")
-        self.name = title[:MAX_NAME_CHARS] or "answer"
-        self.is_object = _root(self.schema).get("type") == "object"
+        self.name: str = title[:MAX_NAME_CHARS] or "answer"
+        self.is_object: bool = _root(self.schema).get("type") == "object"
 
     @property
     def object_schema(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class SurrogateJoiner:
     __slots__ = ("half",)
 
     def __init__(self) -> None:
-        self.half = ""
+        self.half: str = ""
 
     def feed(self, text: str) -> str:
         """Return `text` with joined pairs; hold back a first half at its end."""

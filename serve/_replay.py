@@ -44,7 +44,7 @@ class Replay:
         self._answered: set[str] = set()
         self._questions: dict[str, deque[int]] = {}
         self._reasoning = ""
-        self.last_question = 0
+        self.last_question: int = 0
         # The last reply, unless it broke off. Calls may follow it.
         self._open: _LoggedReply | None = None
         # Replies and calls by their names in this execution, and the name of the last reply.

@@ -79,24 +79,24 @@ class Run(Node[None], internal=True):
         echo: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(f"run:{served.name}")
-        self.log = RunLog() if log is None else log
+        self.log: RunLog = RunLog() if log is None else log
         persisted = self.log.journal is not None
         stored_id = self.log.run_id.removeprefix(RUN_ID_PREFIX)
-        self.id = stored_id if persisted else secrets.token_hex(16)
+        self.id: str = stored_id if persisted else secrets.token_hex(16)
         self.served = served
         self.owner = owner
         self.on_leave = on_leave
-        self.created = created or time.time()
-        self.trace = RunLog() if traced else None
+        self.created: float = created or time.time()
+        self.trace: RunLog | None = RunLog() if traced else None
         self.echo = echo
         # Whether the journal has the input. No client learns the run's id before.
-        self.is_accepted = not persisted or resumed
+        self.is_accepted: bool = not persisted or resumed
         self._acceptance_known = asyncio.Event()
         self._input: RunInput | None = run_input
         # The id of the first call that the client must run, if the reply has provider items.
         self.first_call: str | None = None
         self._is_final_cancel = False  # it was cancelled, and not by the end of the server
-        self.approvals = Approvals(timeout=ANSWER_SECONDS, on_ask=self._ask)
+        self.approvals: Approvals = Approvals(timeout=ANSWER_SECONDS, on_ask=self._ask)
         self._can_ask = can_ask
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None

@@ -111,16 +111,16 @@ class RunLog:
         # The kind of the last added entry, and whether it ends the run. With a journal readers get
         # that entry later.
         self._added: EntryKind | None = None
-        self.is_ending = False
+        self.is_ending: bool = False
         self._stopped = False  # no more entries are added here
         # The entries of earlier executions; only with a journal.
-        self.replay = Replay((), "")
+        self.replay: Replay = Replay((), "")
         self._unwritten: list[tuple[EntryKind, dict[str, Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
         self._error: Exception | None = None
         self._is_resumed = False  # earlier executions may have added entries
-        self.has_begun = False  # this execution adds entries
+        self.has_begun: bool = False  # this execution adds entries
 
     @classmethod
     async def open(cls, journal: Journal, run_id: str) -> RunLog:

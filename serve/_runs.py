@@ -85,14 +85,14 @@ class Runs:
         # and the id of the first call. A later request with this call needs the items.
         self._by_call: dict[tuple[str, str, str], list[Run]] = {}
         self._runs: dict[str, Run] = {}
-        self.running = 0  # the number of runs that have not ended, with those to be resumed
+        self.running: int = 0  # the number of runs that have not ended, with those to be resumed
         # Persisted runs that are not resumed yet, oldest first, and the ids of those that a client
         # waits for.
         self._persisted: dict[str, _Persisted] = {}
         self._wanted: deque[str] = deque()
         # Tasks that wait for the last entries of runs to be written.
         self._writing: set[asyncio.Task[None]] = set()
-        self.closing = False
+        self.closing: bool = False
 
     def start(
         self,

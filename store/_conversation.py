@@ -261,7 +261,8 @@ class DurableConversation(Conversation):
         self._name = name
         self._conversations = conversations
         self._execution = execution
-        self.messages = self._messages = _Messages(self)
+        self._messages = _Messages(self)
+        self.messages: list[Message] = self._messages
         self._entries = entries
         self._by_ident = {entry.ident: entry for entry in entries}
         self._applied = 0  # of the entries

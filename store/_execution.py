@@ -74,32 +74,33 @@ class Execution:
         live: Mapping[str, Any],
     ) -> None:
         self.file = file
-        self.loop = asyncio.get_running_loop()
-        self.run_id = run.run_id
-        self.fence = run.fence
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.run_id: str = run.run_id
+        self.fence: int = run.fence
         # Identifies this execution among those of all journals in this process.
-        self.token = (run.run_id, object())
+        self.token: tuple[str, object] = (run.run_id, object())
         # The run's clock when this execution began.
-        self.clock_at_start = run.clock
-        self.live = dict(live)
-        self.keys = Keys(*live.values())
+        self.clock_at_start: float = run.clock
+        self.live: dict[str, Any] = dict(live)
+        self.keys: Keys = Keys(*live.values())
         # The limits of the run, which each of its roots has.
         self.limits: NodeLimits | None = None
         # These and the limits around the run, which were charged with earlier usage.
         self.counted_limits: list[NodeLimits] = []
         # The number of the last row of an earlier execution, and of the last row of all.
-        self.last_recorded = self.last_number = rows[-1].seq if rows else 0
+        self.last_recorded: int = rows[-1].seq if rows else 0
+        self.last_number: int = self.last_recorded
         # When this execution began, by the loop's clock, and the last recorded difference between
         # the wall clock and that.
-        self.started_at = self.loop.time()
+        self.started_at: float = self.loop.time()
         self._ahead = time.time() - self.started_at
         # The interval between writes of growing replies; None: never.
         self.partial_seconds: float | None = None
         # The ends of nodes are not recorded any more: the next execution resumes these nodes.
-        self.suspended = False
+        self.suspended: bool = False
         # No effect starts any more; effects in progress may still end.
-        self.suspending = False
-        self.grace_seconds = 0.0
+        self.suspending: bool = False
+        self.grace_seconds: float = 0.0
         self._suspension: asyncio.Future[None] | None = None
         # The identities of effects and durable nodes that this execution has replayed or begun.
         self.reached: set[bytes] = set()
@@ -113,9 +114,9 @@ class Execution:
         self.growing_replies: list[ReplyRow] = []
         # By node: the identity of the question that it asks a person.
         self.open_questions: dict[bytes, tuple[bytes, NodeScope]] = {}
-        self.inbox = Inbox()
-        self.conversations = Conversations(self)
-        self.roots = Roots(self)
+        self.inbox: Inbox = Inbox()
+        self.conversations: Conversations = Conversations(self)
+        self.roots: Roots = Roots(self)
         # The error that stopped this execution: nothing more can be appended.
         self.stop_error: BaseException | None = None
         # The nodes that wait to be cancelled again, as their cancel is recorded.
@@ -123,7 +124,7 @@ class Execution:
         # By identity, oldest first: the only row of most identities, or the list of all.
         self.rows_by_ident: dict[bytes, Row | list[Row]] = {}
         self._kinds: dict[str, list[Row]] = {kind: [] for kind in get_args(Indexed)}
-        self.intents = Intents(run.created)
+        self.intents: Intents = Intents(run.created)
         # The numbers of the letters that earlier executions have taken.
         self.taken_letters: set[int] = set()
         # The identities of answers that a `resumed` row has removed: the questions are asked again.

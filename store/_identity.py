@@ -70,13 +70,13 @@ class NodeIdentity(DurableScope):
         parent: Self | None,
         root: bytes,
     ) -> None:
-        self.execution = execution
-        self.ident = ident
+        self.execution: Execution = execution
+        self.ident: bytes = ident
         # The identity without attempts: effects of all attempts share it.
-        self.base_ident = base_ident
-        self.parent = parent
+        self.base_ident: bytes = base_ident
+        self.parent: Self | None = parent
         # The identity of its root, which may be itself.
-        self.root = root
+        self.root: bytes = root
         # None once only final callbacks put nodes: few have any, so it is computed when needed.
         self._attempt_ident: bytes | None = ident
         # By description of a put or call: the count in this attempt, and the task of the
@@ -85,26 +85,24 @@ class NodeIdentity(DurableScope):
             dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
         ) = None
         # The number of its attempt, from 1, and the run's clock at the start of that.
-        self.attempt = 1
-        self.began = 0.0
+        self.attempt: int = 1
+        self.began: float = 0.0
         # Whether its next attempt finds the effects that this one began: see `effect_sharer`.
-        self.shares_effects = parent is None
+        self.shares_effects: bool = parent is None
         self.outcome: Row | None = None
-        self.is_recorded = False
+        self.is_recorded: bool = False
         # Whether its end is recorded; that of a suspended node is not.
-        self.has_recorded_end = False
+        self.has_recorded_end: bool = False
         # Whether its outcome is recorded when it ends.
-        self.is_durable = False
+        self.is_durable: bool = False
         found = execution.rows_by_ident.get(ident)
         if isinstance(found, Row) and found.kind == "result":  # most nodes have only this
             self.outcome, self.is_recorded, self.has_recorded_end = found, True, True
         elif found is not None:
             self._read(execution.rows(ident))
         if not self.is_recorded and ident in execution.recorded_cancels:
-            self.cancel_reason, self.has_recorded_end = (
-                execution.recorded_cancels[ident].reason,
-                True,
-            )
+            self.cancel_reason: str | None = execution.recorded_cancels[ident].reason
+            self.has_recorded_end = True
             self._recorded_usage = execution.find(ident, "usage")
         if root == ident:
             self.is_root = self.is_durable = True
@@ -116,7 +114,7 @@ class NodeIdentity(DurableScope):
             if kind == "result" or kind == "failure":
                 if self.is_recorded:
                     # Its final callbacks have changed the outcome, so they are over.
-                    self.has_run_callbacks = True
+                    self.has_run_callbacks: bool = True
                 self.outcome, self.is_recorded, self.has_recorded_end = row, True, True
                 if usage is not None:
                     self._recorded_usage = usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ class ReplyRow(DurableReply):
         execution = requester.execution
         self._leaves = shutdown_check_here()
         self._broken: dict[str, Any] = {}
-        self.earlier_charges = [
+        self.earlier_charges: Sequence[tuple[str, Usage]] = [
             each for row in execution.find_all(ident, "spent") for each in usage_in_row(row)
         ]
         self.recorded = None
@@ -53,13 +53,13 @@ class ReplyRow(DurableReply):
         # The task that reads it while it arrives, and whether that is the task of another node than
         # the requester, as in `fork`.
         self.reader: asyncio.Task[object] | None = None
-        self.is_forked = False
+        self.is_forked: bool = False
         self.requester = requester
         self._execution = execution
         self._ident = ident
         # Set at the end of the stream: its failure, None if it is complete or was closed.
         self._over: asyncio.Future[BaseException | None] = self._execution.loop.create_future()
-        self.has_reader = requester.execution.partial_seconds is not None
+        self.has_reader: bool = requester.execution.partial_seconds is not None
         # The text that no row has yet, the number of written characters, and the next write.
         self._unwritten: list[str] = []
         self._written = 0

@@ -212,7 +212,7 @@ class NodeScope(NodeIdentity):
         self.execution.roots.record_new(self.ident)  # its row precedes the rows below it
         if self.refusal is not None:
             raise self.refusal
-        self.began = self.execution.clock()
+        self.began: float = self.execution.clock()
         self._counts = None
         # The recorded attempt was aborted: its body must not run again, and it ends the same way.
         if (row := self.execution.find(self.attempt_ident, "aborted")) is not None:
@@ -262,7 +262,8 @@ class NodeScope(NodeIdentity):
         if not isinstance(waiter, NodeScope) or execution.suspending or execution.suspended:
             return  # a suspension gives up waits that the next execution begins again
         if execution.find(self.ident, "given up") is not None:
-            self.given_up = None  # the recorded timeout has happened again, so the node may end
+            # The recorded timeout has happened again, so the node may end.
+            self.given_up: dict[str, Any] | None = None
         elif execution.last_recorded and execution.unreplayed.names_below(waiter.attempt_ident):
             # In the earlier execution, it may have reached these entries before it gave up.
             waiter.has_strayed = True
@@ -375,7 +376,7 @@ class NodeScope(NodeIdentity):
             self._record_before_leaving()
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_below(node)})
         self.lost_failures = frozenset()
-        self.attempt += 1
+        self.attempt: int = self.attempt + 1
         self._attempt_ident = digest(self.ident, self.attempt)
         self._end_attempt("cut")
 
@@ -423,7 +424,7 @@ class NodeScope(NodeIdentity):
             if self.lost_failures and self.parent is not None:
                 # If the parent fails, a resume lets both run again.
                 self.parent.lost_failures |= {*self.lost_failures, self.ident, *aborted}
-            self.has_recorded_end = not leaving and durable is not None
+            self.has_recorded_end: bool = not leaving and durable is not None
             if self.has_recorded_end or (not leaving and self.ident in execution.recorded_cancels):
                 self._record_usage(node)
         elif error is not None:
@@ -563,7 +564,8 @@ class NodeScope(NodeIdentity):
         self._record_before_leaving()
         self._record_usage(node)  # a replay reads the usage that precedes the outcome
         value = self.execution.append(self.ident, kind, value, find=self.is_root)
-        self.has_recorded_end, self.own_outcome = True, (self.execution.last_number, kind)
+        self.has_recorded_end = True
+        self.own_outcome = (self.execution.last_number, kind)
         if refused is not None:  # the failure is recorded, so it is raised only now
             attach_idents(refused, self.ident)
             raise refused

@@ -96,8 +96,8 @@ class Session(OwnedRun):
 
     def __init__(self, execution: Execution, *, grace: float) -> None:
         super().__init__(None, execution, ended=False, grace=grace)
-        self.is_calling = False
-        self.calls = [
+        self.is_calling: bool = False
+        self.calls: list[SessionCall] = [
             SessionCall(execution, row.ident, json.loads(row.value)["inputs"])
             for row in execution.rows_of_kind("root")
         ]
@@ -124,7 +124,8 @@ class Session(OwnedRun):
         """
         self._early_cancels = []
         self._began = asyncio.get_running_loop().create_future()
-        self._job, self._parent, self.error = _SessionCallNode(call, work, written), parent, None
+        self._job, self._parent = _SessionCallNode(call, work, written), parent
+        self.error: BaseException | None = None
         self.is_calling = True
         try:
             await self.drive(parent)

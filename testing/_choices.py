@@ -27,7 +27,7 @@ class Choices:
     """
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - not for secrets
+        self.random: random.Random = random.Random(seed)  # noqa: S311 - not for secrets
         turn, kind = divmod(seed, 3)
         # Consecutive for the seeds with ranks, and for those without.
         self._digits = abs(turn if kind == 2 else 2 * turn + kind)

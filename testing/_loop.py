@@ -7,6 +7,7 @@ Instead of waiting, the selector advances the clock or reports a deadlock.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 import sys
 import threading
@@ -39,7 +40,7 @@ class VirtualClock:
     """
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now: float = 0.0
 
     def advance(self, seconds: float) -> None:
         """Advance the clock at once, like a body that computes for this long.
@@ -83,9 +84,9 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self, seed: int | None = 0, *, patience: float = 10.0, turns: int | None = 1_000_000
     ) -> None:
         self.seed = seed
-        self.clock = VirtualClock()
-        self.choices = Choices(seed or 0)
-        self.random = self.choices.random
+        self.clock: VirtualClock = VirtualClock()
+        self.choices: Choices = Choices(seed or 0)
+        self.random: random.Random = self.choices.random
         self.patience = patience
         self._turns = self._turns_left = turns
         # Handles that other threads have added since the last turn.

@@ -96,8 +96,8 @@ class ScriptedBackend(ModelBackend):
         self.embedded: list[list[str]] = []
         self._dimensions = dimensions
         self._seed = seed
-        self.opened = 0
-        self.closed = 0
+        self.opened: int = 0
+        self.closed: int = 0
         self._replies = list(replies)
         self._otherwise = otherwise
         self._cut = _cutter(size, seed)

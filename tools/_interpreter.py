@@ -48,7 +48,7 @@ class Interpreter:
         self._starting: asyncio.Task[Kernel] | None = None
         self._ending_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self.last_used = 0.0  # the loop's time at the end of the last call
+        self.last_used: float = 0.0  # the loop's time at the end of the last call
 
     @property
     def is_idle(self) -> bool:

@@ -75,9 +75,11 @@ class McpServer(Toolkit):
         prefix: str = "",
         approve: bool = False,
     ) -> None:
-        self.url, self.command = _parse_server(server)
-        self.headers = dict(headers or {})
-        self.env = dict(env or {})
+        url, command = _parse_server(server)
+        self.url: str | None = url
+        self.command: list[str] = command
+        self.headers: dict[str, str] = dict(headers or {})
+        self.env: dict[str, str] = dict(env or {})
         self.cwd = cwd
         self.connect_timeout = connect_timeout
         self.timeout = timeout

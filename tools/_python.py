@@ -99,12 +99,12 @@ class PythonKernel(Toolkit):
         self.grace = grace
         self.start_timeout = start_timeout
         self.idle = idle
-        self.pool = KernelPool(max_kernels)
+        self.pool: KernelPool = KernelPool(max_kernels)
         self.max_output = max_output
-        self.figures = FigureFolder(figures)
-        self.limits = limits or ResourceLimits()
-        self.cwd = None if cwd is None else os.fspath(cwd)
-        self.env = dict(env or {})
+        self.figures: FigureFolder = FigureFolder(figures)
+        self.limits: ResourceLimits = limits or ResourceLimits()
+        self.cwd: str | None = None if cwd is None else os.fspath(cwd)
+        self.env: dict[str, str] = dict(env or {})
         self.executable = executable
         self.approve = approve
 
@@ -113,7 +113,9 @@ class PythonKernel(Toolkit):
 
             return Interpreter(self)
 
-        self.interpreters = PerSession(make, lambda interpreter: interpreter.close())
+        self.interpreters: PerSession[Interpreter] = PerSession(
+            make, lambda interpreter: interpreter.close()
+        )
 
     @tool(name="python")
     async def run(self, code: str) -> Illustrated:

@@ -106,8 +106,8 @@ class Tool(Generic[P, R]):
         require(timeout, NUMBER | None, f"{about} timeout must be a number of seconds or None")
         summary, descriptions = parse_docstring(function.__doc__)
         self.function = function
-        self.name = name or function.__name__
-        self.description = summary if description is None else description
+        self.name: str = name or function.__name__
+        self.description: str = summary if description is None else description
         self.read_only = read_only
         self.timeout = timeout
         self.approve = approve
@@ -116,7 +116,7 @@ class Tool(Generic[P, R]):
         self.reconcile = reconcile
         self.reconcile_after = reconcile_after
         self.ends_turn = ends_turn
-        self.source = stored_name(function).replace(":", ".", 1)
+        self.source: str = stored_name(function).replace(":", ".", 1)
         self.spec = ""
         signature = inspect.signature(function).parameters
         self._has_fields = any(isinstance(p.default, FieldInfo) for p in signature.values())

@@ -53,7 +53,9 @@ class WebBrowser(Toolkit):
         allow_private: bool | Sequence[str] = False,
         approve: bool = False,
     ) -> None:
-        self.engine = engine if isinstance(engine, SearchEngine) else search_engine(engine)
+        self.engine: SearchEngine = (
+            engine if isinstance(engine, SearchEngine) else search_engine(engine)
+        )
         self.results = results
         self.max_text = max_text
         self.approve = approve

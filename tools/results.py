@@ -14,7 +14,7 @@ from ._schema import InvalidArguments
 
 __all__ = ["Illustrated", "ToolResult", "describe_error", "shorten"]
 
-logger = logging.getLogger("anabranch.tools")
+logger: logging.Logger = logging.getLogger("anabranch.tools")
 
 Status: TypeAlias = Literal["ok", "failed", "invalid"]
 

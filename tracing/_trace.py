@@ -33,11 +33,11 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.root = TraceNode(0, "Commander", None, 0.0, "running")
+        self.root: TraceNode = TraceNode(0, "Commander", None, 0.0, "running")
         self.executions: list[Execution] = []
         self.prices: dict[str, Price] = {}
-        self.missed = 0
-        self.end = 0.0
+        self.missed: int = 0
+        self.end: float = 0.0
         # Whether open nodes may still continue; else they are "lost".
         self.live = False
         # Nodes that have changed, in order. A view that draws often puts a dictionary here, and

@@ -76,14 +76,14 @@ class ConversableAgent(Agent[Any]):
         super().__init__(backend, system, name=name, aggregator=aggregator, **options)
         # The session of conversations that it begins. It depends on the name alone, so that another
         # agent of this name, as after a restart, continues it.
-        self.identity = f"@{key_of(name)}"
+        self.identity: str = f"@{key_of(name)}"
         self.directory = directory
         self.human_input_mode: HumanInputMode = human_input_mode
         self.human_input = human_input
         self.max_consecutive_auto_reply = max_consecutive_auto_reply
         self.is_termination = is_termination
         self.default_auto_reply = default_auto_reply
-        self.rules = reply_rules(type(self))
+        self.rules: list[ReplyRule] = reply_rules(type(self))
         self.auto_replies: Counter[str] = Counter()
         # By session: messages that have not passed the hooks, and so must not reach the memory.
         # `admit` of an arrived message passes it; an abandoned one passes with the next message.
@@ -435,7 +435,7 @@ class UserProxyAgent(ConversableAgent):
         if name is None:
             session = TemporarySession("@")
             session.end_with(self)
-            self.identity = session
+            self.identity: str = session
 
 
 class GroupAggregator(Aggregator):

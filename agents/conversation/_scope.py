@@ -109,7 +109,7 @@ class ConversationScope:
         if limit < 1:
             raise ValueError(f"max_messages must be at least 1, not {limit!r}")
         self.limit = limit
-        self.left = limit
+        self.left: int = limit
         self.listeners: list[Listener] = []
         self.feed = feed
         # Growing replies of remote agents, by sender and receiver.

@@ -72,7 +72,7 @@ class ToolParser(Parser[ToolAction]):
         check_formats(formats)
         self.formats = formats
         self.validate = validate
-        self.tools = list(tools)
+        self.tools: list[AnyTool | Toolkit] = list(tools)
         self.template = template
 
     def instruction(self) -> str:

@@ -138,17 +138,17 @@ class Agent(Generic[F]):
         self.backend = backend
         self.system = system
         self.knowledge = knowledge
-        self.knowledge_tool = None if knowledge is None else knowledge.as_tool()
+        self.knowledge_tool: AnyTool | None = None if knowledge is None else knowledge.as_tool()
         knowledge_tools = () if self.knowledge_tool is None else (self.knowledge_tool,)
-        self.tools = flatten([*flatten(tools), *knowledge_tools])
-        self.name = name or type(self).__name__
+        self.tools: list[AnyTool] = flatten([*flatten(tools), *knowledge_tools])
+        self.name: str = name or type(self).__name__
         # Whether a message with this sender is certainly its own. Not so for a class's name, which
         # other agents may have, nor for "user", the name of a person among conversable agents.
         self._has_own_name = self.name not in ("user", type(self).__name__)
         self.description = description
         self._default_memory = Memory()
-        self.memory = memory or self._default_memory
-        self.aggregator = aggregator or Aggregator()
+        self.memory: Memory = memory or self._default_memory
+        self.aggregator: Aggregator = aggregator or Aggregator()
         self.output_format = output_format
         self.formats = formats
         self.max_rounds = max_rounds
@@ -157,8 +157,8 @@ class Agent(Generic[F]):
         self.journal = journal
         self._journal_sessions: JournalSessions | None = None
         self.options = options
-        self.usage_totals = UsageTotals()
-        self.tool_sessions = ToolSessions()
+        self.usage_totals: UsageTotals = UsageTotals()
+        self.tool_sessions: ToolSessions = ToolSessions()
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:
             self.add_hook(each)

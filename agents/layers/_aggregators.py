@@ -88,7 +88,7 @@ class FewShotAggregator(Aggregator):
     """
 
     def __init__(self, examples: Iterable[Wire]) -> None:
-        self.examples = [_read(example) for example in examples]
+        self.examples: list[Message] = [_read(example) for example in examples]
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
         """Return the opening with the examples."""
@@ -116,7 +116,7 @@ class ToolAggregator(FewShotAggregator):
         self.begin = begin
         self.end = end
         self.role: Role = role
-        self.users = frozenset(users)
+        self.users: frozenset[str] = frozenset(users)
 
     def append(
         self,

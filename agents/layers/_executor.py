@@ -66,7 +66,7 @@ class ToolExecutor:
     ) -> None:
         self.name = name
         self.approvals = approvals
-        self.tool_sessions = ToolSessions()
+        self.tool_sessions: ToolSessions = ToolSessions()
         self.tools: dict[str, AnyTool] = {}
         self._aliases: dict[str, AnyTool | None] = {}
         self._before = Hooks()

@@ -90,9 +90,9 @@ class StepAgent(Agent[ToolAction]):
         check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
         self.finished = finished
         self.interpreter = interpreter
-        self.plugins = list(plugins)
+        self.plugins: list[AnyTool | Toolkit] = list(plugins)
         executed = [*self.plugins, *([] if interpreter is None else [interpreter])]
-        self.executor = ToolExecutor(executed, name="tools")
+        self.executor: ToolExecutor = ToolExecutor(executed, name="tools")
         self.executor.tool_sessions = self.tool_sessions
         before, after = self.hooks_of("before_action"), self.hooks_of("after_action")
         self.executor.before_action(lambda _, sent, session: before.run(self, sent, session))
@@ -103,7 +103,7 @@ class StepAgent(Agent[ToolAction]):
         if all(each.branch is not None for each in formats):
             formats += [FencedCall()] if self.plugins else []
             formats += [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
-        self.agent = Agent(
+        self.agent: Agent[ToolAction] = Agent(
             backend,
             system,
             name=self.name,

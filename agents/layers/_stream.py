@@ -25,7 +25,7 @@ class StreamedReply:
     def __init__(self, sender: str, receiver: str | None = None, text_before: str = "") -> None:
         self.sender = sender
         self.receiver = receiver
-        self.text_before = text_before
+        self.text_before: str = text_before
         self.pending: list[str] = []
         self.outer: StreamedReply | None = None  # the same reply in the outer feed
 

@@ -48,7 +48,7 @@ class Prompts:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder: Path | None = None if folder is None else Path(folder)
         if self.folder is not None and not self.folder.is_dir():
             raise FileNotFoundError(f"there is no folder of prompts {str(self.folder)!r}")
 
@@ -195,7 +195,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             **options,
         )
         self.prompt_engineer = prompt_engineer
-        self.modules = list(modules)
+        self.modules: list[Module] = list(modules)
 
     async def forward(
         self,

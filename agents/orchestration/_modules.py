@@ -117,7 +117,7 @@ class Retrieval(Module):
         query: Query = lambda obs, _: obs,
     ) -> None:
         super().__init__(name)
-        self.search = search if callable(search) else _search_in(search, limit)
+        self.search: Search = search if callable(search) else _search_in(search, limit)
         self.limit = limit
         self.query = query
 

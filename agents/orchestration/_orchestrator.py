@@ -171,7 +171,7 @@ class Orchestrator(Generic[S]):
         if not self.agents:
             raise ValueError("an Orchestrator needs at least one agent")
         self.transition = transition
-        self.state = state
+        self.state: S = state
         self.name = name
         if session_id is None:
             session_id = TemporarySession()

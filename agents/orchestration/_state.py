@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import chain, repeat
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -31,7 +31,7 @@ S = TypeVar("S", bound="State")
 class Namespace(BaseModel):
     """Typed fields of one agent. An unknown name or an invalid value is a `ValidationError`."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", validate_assignment=True)
 
     @model_serializer(mode="wrap")
     def _serialize(
