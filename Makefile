@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts prose messages clean
+.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts prose messages api clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ prose: $(VENV)/dev.stamp  ## count phrases that are hard to read; ARGS=FOLDER li
 
 messages: $(VENV)/dev.stamp  ## print the texts that users see, and store them for the test
 	PYTHONPATH=tests $(BIN)/python -m support.message_texts
+
+api: $(VENV)/dev.stamp  ## print what is new in the public API, and store it for the test
+	PYTHONPATH=tests $(BIN)/python -m support.public_api
 
 clean:  ## remove the virtual environments and all that was built
 	rm -rf $(VENV) .venv-* build dist *.egg-info .*_cache .hypothesis

@@ -65,7 +65,7 @@ class HandlerFunction(Generic[P, T]):
     def __get__(self, instance: None, owner: type[Any]) -> HandlerFunction[P, T]: ...
     @overload
     def __get__(
-        self: HandlerFunction[Concatenate[Any, Q], T], instance: object, owner: type[Any]
+        self: Callable[Concatenate[Any, Q], Handler[T]], instance: object, owner: type[Any]
     ) -> Callable[Q, Handler[T]]: ...
     def __get__(self, instance: object | None, owner: type[Any]) -> Any:
         if instance is None:

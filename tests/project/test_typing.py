@@ -1,4 +1,4 @@
-"""Strict pyright and mypy see the types of the everyday API and report its wrong uses."""
+"""Strict pyright, mypy and ty see the types of the everyday API and report its wrong uses."""
 
 import json
 import re
@@ -47,18 +47,29 @@ def mypy():
     return [(Path(file), int(line), message) for file, line, message in found]
 
 
+def ty():
+    """Return the errors that ty reports, by file and line."""
+    command = [sys.executable, "-m", "ty", "check", "--python", sys.executable]
+    command += ["--output-format", "concise", str(ACCEPTED), str(REJECTED)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found = re.findall(r"^(\S+?):(\d+):\d+: error(.*)$", done.stdout, re.MULTILINE)
+    return [(Path(file), int(line), message) for file, line, message in found]
+
+
 @pytest.mark.checkers
-@pytest.mark.parametrize("checker", [pyright, mypy])
+@pytest.mark.parametrize("checker", [pyright, mypy, ty])
 def test_the_checkers_see_the_types_that_the_contract_says(checker):
     """Right uses: each `assert_type` passes.
 
-    Wrong uses: exactly the lines marked `# error` fail.
+    Wrong uses: exactly the lines marked `# error` fail. ty lets unknown options pass.
     """
     errors = checker()
     assert [error for error in errors if error[0] == ACCEPTED] == []
 
     lines = (ROOT / REJECTED).read_text().splitlines()
-    marked = {number for number, line in enumerate(lines, 1) if "# error:" in line}
+    pattern = "# error:" if checker is ty else "# error[:,]"
+    marked = {number for number, line in enumerate(lines, 1) if re.search(pattern, line)}
     reported = {line: message for file, line, message in errors if file == REJECTED}
     assert len(marked) > 25
     assert {*reported} == marked, {

@@ -64,7 +64,7 @@ async def body(node: Node[Any], commander: Commander) -> None:
     node.put_job(Shout("hi"), policy="fail_slow")  # error: no such policy
     node.put_job(Shout("hi"), timeout="1")  # error: seconds are a number
     node.put_job(Shout("hi"), retry=3)  # error: not a Retry
-    node.call_handler(upper("hi"), priority=1)  # error: only jobs have one
+    node.call_handler(upper("hi"), priority=1)  # error, except for ty: only jobs have one
     node.call_handler(upper)  # error: not called yet
     Retry(3)  # error: keyword only
     Commander(10)  # error: keyword only
