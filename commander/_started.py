@@ -142,7 +142,9 @@ class TextRouter:
     """
 
     def __init__(self, tree: Tree) -> None:
-        self.readers = WeakValueDictionary[int, Started[Any]]()
+        self.readers: WeakValueDictionary[int, Started[Any]] = WeakValueDictionary[
+            int, Started[Any]
+        ]()
         self._tree = tree
         # The number of the top-level node above each source, and the source's name.
         self._sources: dict[Key, tuple[int, str]] = {}
