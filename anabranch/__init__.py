@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from .commander import BudgetExceeded as BudgetExceeded
     from .commander import Commander as Commander
     from .commander import ConfigurationError as ConfigurationError
+    from .commander import Context as Context
+    from .commander import ContextError as ContextError
     from .commander import ContextTooLong as ContextTooLong
     from .commander import MissingExtra as MissingExtra
     from .commander import ModelNotFound as ModelNotFound
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from .commander import ToolError as ToolError
     from .commander import WorkerLost as WorkerLost
     from .commander import check_cancelled as check_cancelled
+    from .commander import current_context as current_context
     from .commander import current_node as current_node
     from .commander import quorum as quorum
     from .commander import run as run
@@ -89,9 +92,10 @@ _NAMES_BY_PACKAGE = {
     "agents": "Agent AgentMessage Memory ToolExecutor",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
-        BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound
-        ModelRetry Node NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited Restart Retry
-        StreamInterrupted ToolError WorkerLost check_cancelled current_node quorum run settle""",
+        BudgetExceeded Commander ConfigurationError Context ContextError ContextTooLong MissingExtra
+        ModelNotFound ModelRetry Node NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited
+        Restart Retry StreamInterrupted ToolError WorkerLost check_cancelled current_context
+        current_node quorum run settle""",
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",

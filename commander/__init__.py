@@ -29,6 +29,7 @@ Observation:
 
 For other packages:
 
+- `context`: `Context`, a value that a caller passes to all code below
 - `errors`; `kinds` (checks of arguments); `plugins` (entry points, names imported on demand)
 - `waiting`, `body_waits` (wait for nodes); `durable` (journals); `remote` (places); `tap` (tracing)
 - `pattern` (edges start nodes again); `process`, `thread` (cancellation reaches them)
@@ -73,6 +74,8 @@ from ._usage import charge as charge
 from ._usage import limits_around as limits_around
 from ._usage import payer as payer
 from ._usage import payers as payers
+from .context import Context as Context
+from .context import current_context as current_context
 from .errors import AnabranchError as AnabranchError
 from .errors import AuthenticationError as AuthenticationError
 from .errors import BackendError as BackendError
@@ -80,6 +83,7 @@ from .errors import BackendUnavailable as BackendUnavailable
 from .errors import BadResponse as BadResponse
 from .errors import BudgetExceeded as BudgetExceeded
 from .errors import ConfigurationError as ConfigurationError
+from .errors import ContextError as ContextError
 from .errors import ContextTooLong as ContextTooLong
 from .errors import MissingExtra as MissingExtra
 from .errors import ModelNotFound as ModelNotFound

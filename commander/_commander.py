@@ -16,7 +16,7 @@ from ._block_detector import BlockDetector
 from ._body import spawn, spawn_measured
 from ._cancel import Sweep, cancel_subtrees
 from ._end import finish
-from ._entry import enter
+from ._entry import enter_with
 from ._event import EventKind, Origin
 from ._events import Events, Listener
 from ._explain import Explanation, draw_explanations, explain
@@ -320,7 +320,7 @@ class Commander(Node[Any], internal=True):
         """
         require_kind(job, "a job or a handler" if options.get("on") is None else "a Job")
         options["claim"] = True
-        enter(self, job, **options)
+        enter_with(self, job, options)
         try:
             return await job
         except asyncio.CancelledError:
@@ -346,7 +346,7 @@ class Commander(Node[Any], internal=True):
         """
         require_kind(job, "a job or a handler" if options.get("on") is None else "a Job")
         options["claim"] = True
-        enter(self, job, **options)
+        enter_with(self, job, options)
         return Started(job)
 
     def put_job_threadsafe(

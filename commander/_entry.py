@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import copy_context
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from ._record import (
     record_of,
     wrong_loop,
 )
+from .context import CONTEXT
 from .durable import DurableScope, find_scope
 from .errors import NodeClosed, NotDurable
 from .private import running_loop
@@ -38,7 +40,7 @@ from .private import running_loop
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["enter"]
+__all__ = ["enter", "enter_with"]
 
 
 def enter(
@@ -131,6 +133,22 @@ def enter(
         tree.spawn(record, None)  # a job that ends without its body needs no slot
     else:
         tree.queue.put(record, priority)
+    return record
+
+
+def enter_with(above: Node[Any], node: Node[Any], options: Mapping[str, Any]) -> Record:
+    """Call `enter` with the options of a put. A `context` is for the node and all below it."""
+    if "context" not in options:
+        return enter(above, node, **options)
+    others = {**options}
+    value = others.pop("context")
+    # The node starts in a copy of this code's context, also when it is queued or retried.
+    token = CONTEXT.set(value)
+    try:
+        record = enter(above, node, **others)
+    finally:
+        CONTEXT.reset(token)
+    record.own_context = (value,)
     return record
 
 

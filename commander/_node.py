@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack
 
 from ._cancel import cancel_subtrees
-from ._entry import enter
+from ._entry import enter, enter_with
 from ._options import HandlerOptions, JobOptions
 from ._place import On
 from ._policy import Policy, check_policy, check_retry, check_timeout
@@ -250,6 +250,7 @@ class Node(NodeBase, Generic[T_co]):
           run; the job's attributes are sent there
         - `limits`: such as `Limits(budget=...)`, for the job and all nodes below it, in addition to
           the limits of the nodes above
+        - `context`: a value that all code of the job and below it can read, see `Context`
         - `key`: distinguishes equal jobs, in drawings (`Pack[a-17]`) and in a durable run
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
@@ -260,7 +261,7 @@ class Node(NodeBase, Generic[T_co]):
             require_kind(job, "a Job")
         above = self if parent is None else parent
         # Without options a call with `**` would cost more than the two names.
-        enter(above, job, **options) if options else enter(above, job)
+        enter_with(above, job, options) if options else enter(above, job)
         return job
 
     def call_handler(
@@ -277,7 +278,7 @@ class Node(NodeBase, Generic[T_co]):
         if options:
             if "priority" in options or "on" in options:
                 raise TypeError("a handler takes no priority= and on=: use a job")
-            enter(above, handler, **options)
+            enter_with(above, handler, options)
         else:
             enter(above, handler)
         return handler

@@ -39,6 +39,7 @@ class HandlerOptions(TypedDict, total=False):
     claim: bool
     limits: NodeLimits | None
     key: str | None
+    context: object
 
 
 class JobOptions(HandlerOptions, total=False):

@@ -302,6 +302,8 @@ class Record:
     pattern: RareField[Pattern | None] = RareField(None)
     # The limits of the node and all nodes below it. The engine only stores them.
     limits: RareField[NodeLimits | None] = RareField(None)
+    # The value of its own `context=`, for code that has no context variables of the node.
+    own_context: RareField[tuple[Any] | None] = RareField(None)
     # The amounts charged to this node and all nodes below it, by account.
     charges: RareField[dict[str, Any] | None] = RareField(None)
     # The node's own `_node_actor`, for events after its end.

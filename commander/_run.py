@@ -19,6 +19,7 @@ from ._options import NodeLimits
 from ._policy import Policy, check_timeout
 from ._record import Record, record_of
 from ._report import is_a
+from .context import INHERITED, set_context
 from .private import running_loop, silence_unfinished
 from .thread import at_cancel
 from .waiting import outcome
@@ -38,6 +39,7 @@ def run(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     timeout: float | None = None,
     limits: NodeLimits | None = None,
+    context: object = INHERITED,
     journal: Any = None,
     run_id: str | None = None,
     live: Mapping[str, Any] | None = None,
@@ -54,7 +56,8 @@ def run(
 
     `max_concurrency` counts jobs whose bodies run, not handlers or jobs that wait for the tree. To
     limit requests to models, use `Limits(concurrency=)`. `limits` hold for the whole tree.
-    `timeout` is the job's timeout in seconds.
+    `timeout` is the job's timeout in seconds. `context` is a value that all code of the tree can
+    read, see `Context`.
 
     With `journal`, a `Journal` or its file name, a `Durable` job is a run with the id `run_id`.
     The same call resumes an interrupted run, and returns the result of one that has ended. `live`
@@ -90,7 +93,7 @@ def run(
         max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
     )
     tree = commander._tree
-    main = asyncio.Task(_main(commander, tree, job, timeout, auto_exit, kept), loop=loop)
+    main = asyncio.Task(_main(commander, tree, job, timeout, context, auto_exit, kept), loop=loop)
     received, stopped = _Received(), None
     # Signals end the run in the main thread; in a thread of `in_thread`, a cancel of that node.
     in_main = threading.current_thread() is threading.main_thread()
@@ -143,9 +146,12 @@ async def _main(
     tree: Tree,
     job: Node[T],
     timeout: float | None,
+    context: object,
     auto_exit: bool,
     kept: AbstractAsyncContextManager[durable.DurableRun] | None,
 ) -> T:
+    if context is not INHERITED:
+        set_context(commander, context)  # in this task
     if kept is not None:
         async with kept as run, commander:
             await run.drive(commander, timeout=timeout)

@@ -7,6 +7,7 @@
     ├── WorkerLost            the process or machine of a node ended or was lost
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
+    │   └── ContextError          code below a call needs another context=, or any
     ├── NotDurable            durable code outside of a durable run (also a RuntimeError)
     ├── ToolError             a tool failed; the text goes to the model
     │   └── ModelRetry        the model should correct its call or its answer
@@ -39,6 +40,7 @@ __all__ = [
     "BadResponse",
     "BudgetExceeded",
     "ConfigurationError",
+    "ContextError",
     "ContextTooLong",
     "MissingExtra",
     "ModelNotFound",
@@ -145,6 +147,13 @@ class MissingExtra(AnabranchError, ImportError):
 
 class ConfigurationError(AnabranchError):
     """A key, a model name or a setting is missing or unusable; the message says what to do."""
+
+
+class ContextError(ConfigurationError):
+    """Code below a call needs a context, and `context=` was not given or has another type.
+
+    It fails the run: a tool's `ContextError` is not a result for the model.
+    """
 
 
 class NotDurable(AnabranchError, RuntimeError):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
+from ..commander.context import read_context_parameters
+
 __all__ = [
     "CURRENT_CALL",
     "Done",
@@ -110,7 +112,9 @@ def check_effect(
     try:
         parameters = inspect.signature(reconcile).parameters
         receiver = ["self"] if next(iter(parameters), "") == "self" else []
-        values = dict.fromkeys([*receiver, *arguments, "effect_key"])
+        values = dict.fromkeys(
+            [*receiver, *arguments, *read_context_parameters(reconcile), "effect_key"]
+        )
         inspect.signature(reconcile).bind(**values)
     except TypeError as error:
         raise TypeError(

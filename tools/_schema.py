@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, cast, get_type_hints
 
@@ -38,13 +38,19 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
-def _named_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function, without the `self` or unannotated `cls` of a method."""
+def _named_parameters(
+    function: Callable[..., Any], without: Container[str]
+) -> list[inspect.Parameter]:
+    """Return the parameters of a function, without the `self` or unannotated `cls` of a method.
+
+    And without those in `without`, which the model does not give.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     if parameters:
         first = parameters[0]
         if first.name == "self" or (first.name == "cls" and first.annotation is first.empty):
             del parameters[0]
+    parameters = [p for p in parameters if p.name not in without]
     for p in parameters:
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise TypeError(
@@ -58,9 +64,14 @@ def _is_required(p: inspect.Parameter) -> bool:
     return p.default.is_required() if isinstance(p.default, FieldInfo) else p.default is p.empty
 
 
-def check_names(function: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raise `TypeError` unless a function accepts the arguments of a schema."""
-    parameters, names = _named_parameters(function), list(names)
+def check_names(
+    function: Callable[..., Any], names: Iterable[str], without: Container[str]
+) -> None:
+    """Raise `TypeError` unless a function accepts the arguments of a schema.
+
+    The parameters in `without` get their values elsewhere.
+    """
+    parameters, names = _named_parameters(function, without), list(names)
     taken = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     needed = [p.name for p in parameters if p.name in taken and _is_required(p)]
     unknown = [name for name in names if name not in taken and len(taken) == len(parameters)]
@@ -96,11 +107,17 @@ class Arguments:
 
     A `Field(...)`, as a default or in `Annotated`, has the meaning of pydantic's `validate_call`.
     `descriptions`, from the docstring, apply to parameters without another description.
-    `names` are the names of the parameters, also where a field has an alias.
+    `names` are the names of the parameters, also where a field has an alias. The parameters in
+    `without` get their values elsewhere.
     """
 
-    def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
-        parameters = _named_parameters(function)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        descriptions: Mapping[str, str],
+        without: Container[str] = (),
+    ) -> None:
+        parameters = _named_parameters(function, without)
         # Not `get_type_hints(function)`: it fails if the return annotation cannot be resolved.
         written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
         bare = SimpleNamespace(__annotations__=written)

@@ -21,13 +21,14 @@ import anyio.to_thread
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
-from ..commander import Retry, ToolError, parent_here
+from ..commander import Context, Retry, ToolError, parent_here
+from ..commander.context import context_values, read_context_parameters
 from ..commander.kinds import NUMBER, require
 from ..commander.stored_names import stored_name
 from ..messages import Part
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
-from ._schema import Arguments, check_names, fill_defaults, parse_docstring
+from ._schema import Arguments, InvalidArguments, check_names, fill_defaults, parse_docstring
 from .origins import mask_spec
 from .results import Illustrated, describe_error
 
@@ -68,6 +69,9 @@ class Tool(Generic[P, R]):
     after the checks of `RemoteSchema` (types, bounds, required fields), without conversion.
     `source` names the function or server of the tool, `spec` is the text with which `open_tools`
     opened it, if any.
+
+    A parameter that is annotated as a `Context` gets the value that a caller passed as `context=`.
+    The model does not see it.
 
     Raises `TypeError` for a function that cannot be called by name, that has types without a
     schema, or that does not accept the arguments in `parameters`, and `ValueError` for an invalid
@@ -120,13 +124,15 @@ class Tool(Generic[P, R]):
         self.spec = ""
         signature = inspect.signature(function).parameters
         self._has_fields = any(isinstance(p.default, FieldInfo) for p in signature.values())
+        # The parameters that the call's `context=` fills, not the model.
+        self._contexts = read_context_parameters(function)
         if parameters is None:
-            self._arguments = Arguments(function, descriptions)
+            self._arguments = Arguments(function, descriptions, self._contexts)
             names: Iterable[str] = self._arguments.names
         else:
             self._arguments = RemoteSchema(parameters)
             names = self._arguments.parameters["properties"]
-            check_names(function, names)
+            check_names(function, names, self._contexts)
         check_effect(
             self.name,
             effect,
@@ -154,8 +160,9 @@ class Tool(Generic[P, R]):
         it returns an awaitable, as a wrapper of an async function does, that is awaited here. A
         cancel does not wait for the thread; long work calls `check_cancelled()`.
 
-        Raises `InvalidArguments` for wrong arguments and `ToolError` if the function tries to end
-        the program (`sys.exit()`), else what the function raises. This is one attempt without
+        Raises `InvalidArguments` for wrong arguments, `ContextError` if the function needs a
+        context that no code above has passed, and `ToolError` if the function tries to end the
+        program (`sys.exit()`), else what the function raises. This is one attempt without
         limits: the node of a call applies `timeout`, `retry` and `approve`.
         """
         return result_text(await self.run_raw(arguments))
@@ -163,6 +170,8 @@ class Tool(Generic[P, R]):
     async def run_raw(self, arguments: Mapping[str, Any]) -> Any:
         """Run as `run` does, and return the function's own result."""
         values = self.check(arguments)
+        if self._contexts:
+            values |= self.contexts()
         if self._has_fields:
             values = fill_defaults(self.function, (), values)
         return await _call_function(self.function, values)
@@ -172,8 +181,9 @@ class Tool(Generic[P, R]):
     ) -> Done | NotDone | Unknown:
         """Call `reconcile`, and return the outcome of the call that sent this key."""
         assert self.reconcile is not None
+        contexts = context_values(read_context_parameters(self.reconcile), self.name)
         outcome: object = await _call_function(
-            self.reconcile, {**self.check(arguments), "effect_key": key}
+            self.reconcile, {**self.check(arguments), **contexts, "effect_key": key}
         )
         if not isinstance(outcome, (Done, NotDone, Unknown)):
             raise TypeError(
@@ -226,7 +236,21 @@ class Tool(Generic[P, R]):
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the function takes them; raise `InvalidArguments`."""
-        return self._arguments.check(arguments)
+        values = self._arguments.check(arguments)
+        for name in self._contexts:
+            if name in values:  # the function takes any name, or the schema does
+                raise InvalidArguments(
+                    f"wrong arguments: {name}: Extra inputs are not permitted"
+                    f" (got {values[name]!r:.80})"
+                )
+        return values
+
+    def contexts(self) -> dict[str, Context[Any]]:
+        """Return the values of the parameters that are annotated as a `Context`.
+
+        Raises `ContextError` if the caller passed no context, or one of another type.
+        """
+        return context_values(self._contexts, f"the tool {self.name}")
 
     # Type checkers take the first match, so in this order: a class method, which binds its class; a
     # tool read from the class; a method, which binds its object; a static method.

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from ...backends import Backend
 from ...commander import Node, NodeLimits, run
+from ...commander.context import INHERITED
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require, require_awaitable
 from ...dispatch import Format
@@ -169,6 +170,7 @@ class Agent(Generic[F]):
         self,
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
+        context: object = INHERITED,
         **options: Any,
     ) -> AgentMessage[F]:
         """Answer messages. Strings and parts are the user's.
@@ -176,17 +178,23 @@ class Agent(Generic[F]):
         A `Message` of the assistant is an earlier reply of this agent, so you can pass a history.
         It cannot be the last message. Results of tools follow the message with the calls.
 
+        `context` is a value that all tools, hooks, instructions and agents below can read, typed;
+        see `Context`. By default it is that of the calling code.
+
         Raises the errors of its backend, its hooks and its `forward`; `BadResponse` if
         `output_format` can use no answer of the model; `TypeError` for another type; `ValueError`
         for tool calls without results. Cancelling the call cancels everything below it, and waits
         for that.
         """
-        return await run_in_tree(self.call(*messages, session_id=session_id, **options))
+        return await run_in_tree(
+            self.call(*messages, session_id=session_id, context=context, **options)
+        )
 
     def call(
         self,
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
+        context: object = INHERITED,
         **options: Any,
     ) -> AgentCall[F]:
         """Make the same call as a node that has not started.
@@ -194,7 +202,7 @@ class Agent(Generic[F]):
         For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
         """
         if not options.keys() <= WIRE_OPTIONS:
-            takes = ["session_id", *parameters_of(type(self).forward)]
+            takes = ["session_id", "context", *parameters_of(type(self).forward)]
             check_options(options, f"a call of {self.name!r}", takes=takes)
         nameless = session_id is None and not self.has_own_memory
         kind: type[AgentCall[F]] = AgentCall
@@ -205,16 +213,20 @@ class Agent(Generic[F]):
                     " its session. Give it session_id="
                 )
             kind = JournalCall
-        return kind(self, read_inputs(messages, self.name), session_id, options)
+        call = kind(self, read_inputs(messages, self.name), session_id, options)
+        if context is not INHERITED:
+            call._node_context = context
+        return call
 
     def run_sync(
         self,
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
+        context: object = INHERITED,
         **options: Any,
     ) -> AgentMessage[F]:
         """Answer in a program without a loop, and block until then."""
-        return run(self.call(*messages, session_id=session_id, **options))
+        return run(self.call(*messages, session_id=session_id, context=context, **options))
 
     def stream(
         self,
@@ -223,6 +235,7 @@ class Agent(Generic[F]):
         parent: Node[Any] | None = None,
         timeout: float | None = None,
         limits: NodeLimits | None = None,
+        context: object = INHERITED,
         **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
         """Yield all messages of a call while they grow; the answer comes last.
@@ -241,7 +254,7 @@ class Agent(Generic[F]):
         `call_handler`. Closing the generator cancels the call: use `contextlib.aclosing` if you may
         leave early.
         """
-        call = self.call(*messages, session_id=session_id, **options)
+        call = self.call(*messages, session_id=session_id, context=context, **options)
         return stream_call(call, parent, timeout=timeout, limits=limits)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:

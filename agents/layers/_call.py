@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Unpack, cast
 from typing_extensions import TypeVar
 
 from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
+from ...commander.context import INHERITED, set_context
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import require_awaitable
 from ...commander.waiting import observe, wait_shielded
@@ -161,6 +162,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
 
     # Named like the engine's attributes, so that it does not enter the call's identity.
     _node_steering: Steering | None = None
+    _node_context: object = INHERITED
 
     def __init__(
         self,
@@ -214,6 +216,8 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
 
     async def task(self) -> AgentMessage[F]:
         """Run the hooks, remember the messages, and let the agent answer."""
+        if self._node_context is not INHERITED:
+            set_context(self, self._node_context)
         agent, session_id = self.agent, self.session_id
         is_temporary = isinstance(session_id, TemporarySession)  # of this call, or of a call above
         if is_temporary:
@@ -263,6 +267,8 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
 
     async def task(self) -> AgentMessage[F]:
         """Let the session make the call, unless a call in the session has made this one."""
+        if self._node_context is not INHERITED:
+            set_context(self, self._node_context)
         above = OUTER_SESSION.get()
         if above is not None and above.agent is self.agent:
             return await super().task()

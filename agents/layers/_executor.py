@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, cast
 
-from ...commander import Node, NodeCancelled
+from ...commander import ContextError, Node, NodeCancelled
 from ...commander.kinds import checked
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
@@ -161,10 +161,14 @@ class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
         try:
             message = await executor._before.run(executor, message, session_id)
             answer = answer_of(executor, message, await self._run(message))
+        except ContextError:
+            raise  # the caller must correct it
         except Exception as error:  # noqa: BLE001 - the error of a hook becomes a result
             answer = _hook_failed(executor, message, error)
         try:
             return await executor._after.run(executor, answer, session_id)
+        except ContextError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             return _hook_failed(executor, message, error)
 

@@ -15,12 +15,14 @@ from anabranch.agents import Agent, AgentMessage, JsonParser
 from anabranch.backends import Backend
 from anabranch.commander import (
     Commander,
+    Context,
     Event,
     Node,
     NodeState,
     Restart,
     Retry,
     Started,
+    current_context,
     current_node,
     quorum,
     run,
@@ -337,3 +339,32 @@ def call_static_and_class_methods(scales: Scales) -> None:
     assert_type(scales.label(2), str)
     assert_type(Scales.label(x=2), str)
     assert_type(scales.double.name, str)
+
+
+# --- the context of a call
+
+
+class User:
+    name: str = ""
+
+
+@tool
+def list_orders(ctx: Context[User], limit: int = 10) -> list[str]:
+    assert_type(ctx.value, User)
+    assert_type(ctx.value.name, str)
+    assert_type(ctx.session_id, int | str | None)
+    assert_type(ctx.agent, str)
+    assert_type(ctx.node, Node[Any])
+    return [ctx.value.name] * limit
+
+
+async def contexts(commander: Commander, agent: Agent, user: User) -> None:
+    assert_type(list_orders(Context(user)), list[str])
+    assert_type(list_orders(ctx=Context(user), limit=1), list[str])
+    assert_type(current_context(), Context[object])
+    assert_type(current_context(User).value, User)
+    await agent("?", context=user)
+    await commander.run(agent.call("?", context=user), context=user)
+    commander.put_job(Shout("hi"), context=user)
+    commander.put_job_threadsafe(Shout("hi"), context=user)
+    run(Shout("hi"), context=user)
