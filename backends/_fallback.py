@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
-from ..commander.errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
+from ..commander import payer
+from ..commander.errors import (
+    BackendError,
+    BackendUnavailable,
+    BudgetExceeded,
+    ConfigurationError,
+    RateLimited,
+)
+from ..commander.kinds import NUMBER, require
 from ..messages import Delta, Request, require_request
 from ._backend import Backend
 from ._request_fit import can_take
 from ._retry import Breaker
-from .limits import Limits
+from .limits import Limits, limits_of
 
 __all__ = ["Fallback"]
 
@@ -29,20 +37,39 @@ class Fallback(Backend):
     raised unchanged, because the next backend would hide a wrong key or a wrong name. A backend
     that was down `failures` times in a row is skipped for `reset_after` seconds. If all fail, the
     last failure is raised with a note for each.
+
+        backend = Fallback([connect("openai:gpt-5"), connect("openai:gpt-5-mini")], over=0.8)
+
+    With `over`, new requests use the next backend first when that share of a budget is spent, here
+    80 %. This includes the budgets of the node, of all nodes above it and of the first backend; the
+    one that is nearest to its end decides. The first backend is then asked last. A backend whose
+    request the rest of a budget does not allow is skipped too. Without a budget, and for budgets of
+    another process, `over` has no effect.
     """
 
     provider = "fallback"
 
     def __init__(
-        self, backends: Sequence[Backend], *, failures: int = 3, reset_after: float = 30.0
+        self,
+        backends: Sequence[Backend],
+        *,
+        failures: int = 3,
+        reset_after: float = 30.0,
+        over: float | None = None,
     ) -> None:
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
         if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise ConfigurationError("Fallback needs backends, from connect()")
+        require(over, NUMBER | None, "over must be a number or None")
+        if over is not None and not 0 < over <= 1:
+            raise ConfigurationError(
+                f"over={over!r}: it must be a share of the budget above 0, at most 1, such as 0.8"
+            )
         formats = {each.open: each for backend in reversed(backends) for each in backend.formats}
         super().__init__(backends[0].model, formats=[*formats.values()])
         self.backends: tuple[Backend, ...] = tuple(backends)
+        self.over: float | None = over
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
 
     @property
@@ -67,6 +94,8 @@ class Fallback(Backend):
         require_request(request)
         failures: list[BackendError] = []
         pairs = list(zip(self.backends, self._breakers, strict=True))
+        if self._is_over():
+            pairs.append(pairs.pop(0))
         able = [each for each in pairs if can_take(each[0], request)] or pairs
         for backend, breaker in able:
             has_begun = False
@@ -78,13 +107,27 @@ class Fallback(Backend):
                             yield delta
                 return
             except BackendError as error:
-                if has_begun or not _allows_next(error):
+                is_refusal = self.over is not None and isinstance(error, BudgetExceeded)
+                if has_begun or not (is_refusal or _allows_next(error)):
                     raise
                 failures.append(error)
         for (backend, _), failure in zip(able, failures, strict=True):
             with suppress(Exception):  # the `repr` or `str` of a user's class may raise
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]
+
+    def _is_over(self) -> bool:
+        """Return whether the share `over` of a budget for the first backend is spent."""
+        if self.over is None:
+            return False
+        first = self.backends[0]
+        limits = (*limits_of(payer()), *first.limits_of_model(first.model))
+        return any(
+            isinstance(each, Limits)
+            and each.budget is not None
+            and each.spent >= self.over * each.budget
+            for each in limits
+        )
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raise `ConfigurationError`: vectors of different models cannot be compared."""

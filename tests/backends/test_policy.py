@@ -8,17 +8,25 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import sleep_virtual, virtual_time
 
-from anabranch.backends import Breaker, Fallback, Limits, ModelBackend, Retries, Timeouts
+from anabranch.backends import Breaker, Fallback, Limits, ModelBackend, Price, Retries, Timeouts
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
     BackendUnavailable,
+    BudgetExceeded,
+    Commander,
+    ConfigurationError,
+    Node,
     RateLimited,
     StreamInterrupted,
 )
+from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, Request, Usage
+from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.contract("B1")
 
@@ -306,3 +314,75 @@ async def test_usage_reaches_the_limits() -> None:
         await anext(deltas)
 
     assert limits.spent == 33
+
+
+# --- a smaller model near the end of the budget
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.integers(1, 400)), min_size=4, max_size=4),
+    st.floats(0.01, 1.0),
+    st.integers(1, 60),
+)
+async def test_the_next_backend_is_asked_when_a_share_of_any_budget_is_spent(
+    budgets: list[int | None], over: float, tokens: int
+) -> None:
+    """Budgets of the commander, a job, a nested job, and of the first backend."""
+    limits = [None if each is None else Limits(budget=each) for each in budgets]
+    usage = Usage(input_tokens=0, output_tokens=tokens)
+    answer = Message(role="assistant", content="Hi", usage=usage)
+    large = ScriptedBackend(otherwise=answer, limits=limits[3])
+    small = ScriptedBackend(otherwise=answer)
+    backend = Fallback([large, small], over=over)
+
+    @handler
+    async def ask(node: Node[Any]) -> None:
+        for _ in range(8):
+            near = any(
+                each is not None and each.budget is not None and each.spent >= over * each.budget
+                for each in limits
+            )
+            before = len(large.requests)
+            try:
+                await backend.complete(ASK)
+            except BudgetExceeded:
+                spent = [each for each in limits[:3] if each and each.spent >= (each.budget or 0)]
+                assert spent
+                return
+            assert (len(large.requests) == before) == near
+
+    @handler
+    async def outer(node: Node[Any]) -> None:
+        await node.call_handler(ask(), limits=limits[2])
+
+    async with Commander(limits=limits[0]) as commander:
+        await commander.run(outer(), limits=limits[1])
+
+
+async def test_the_first_backend_is_asked_last_when_the_others_are_down() -> None:
+    large, small = ScriptedBackend("One.", "Two."), ScriptedBackend(otherwise=DOWN)
+    spent = Limits(budget=100_000)
+    spent.spent = 90_000
+    async with Commander(limits=spent):
+        backend = Fallback([large, small], over=0.8)
+        assert (await backend.complete(ASK)).content == "One."
+    assert len(small.requests) == 1
+
+
+async def test_a_request_that_the_budget_does_not_allow_goes_to_the_next() -> None:
+    """The large model would cost more than the rest, although 80 % are not spent yet."""
+    prices = {"large": Price(1000, 1000), "small": Price(1, 1)}
+    limits = Limits(budget=1.0, prices=prices, reserve=True)
+    large, small = (ScriptedBackend(otherwise=each, model=each, max_tokens=5000) for each in prices)
+    async with Commander(limits=limits):
+        with pytest.raises(BudgetExceeded):
+            await Fallback([large, small]).complete(ASK)
+        assert (await Fallback([large, small], over=0.8).complete(ASK)).content == "small"
+
+
+@pytest.mark.parametrize("over", [0, -1, 1.1, 80, float("nan")])
+def test_a_share_is_above_0_and_at_most_1(over: float) -> None:
+    with pytest.raises(ConfigurationError, match="must be a share of the budget"):
+        Fallback([ScriptedBackend()], over=over)
+    with pytest.raises(TypeError, match="over must be a number or None"):
+        Fallback([ScriptedBackend()], over="0.8")  # type: ignore[arg-type]
