@@ -131,8 +131,8 @@ def by_name(
     """
     tools_by_name = dict(known or {})
     for tool in tools:
-        if not isinstance(getattr(tool, "name", None), str):  # such as a plain function or a class
-            raise TypeError(f"{tool!r:.200} is not a tool; use @tool or Tool(...)")
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(_not_a_tool(tool))
         if (other := tools_by_name.get(tool.name)) is not None:
             raise DuplicateToolName(
                 f"there are two tools called {tool.name!r}, from {other.source} and from"
@@ -140,6 +140,13 @@ def by_name(
             )
         tools_by_name[tool.name] = tool
     return tools_by_name
+
+
+def _not_a_tool(given: object) -> str:
+    if not isinstance(given, type) and callable(getattr(given, "as_tool", None)):
+        name = getattr(given, "name", None) or type(given).__name__
+        return f"{name} is not a tool; use its as_tool()"
+    return f"{given!r:.200} is not a tool; use @tool or Tool(...)"
 
 
 async def import_extra(path: str, what: str, extra: str) -> ModuleType:

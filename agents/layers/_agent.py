@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
 
@@ -18,12 +18,13 @@ from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
-from ...tools import AnyTool, Approve, Toolkit
+from ...tools import AnyTool, Approve, Tool, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import Knowledge, answer
+from ._as_tool import make_tool
 from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree, stream_call
 from ._hooks import (
     AgentHook,
@@ -256,6 +257,26 @@ class Agent(Generic[F]):
         """
         call = self.call(*messages, session_id=session_id, context=context, **options)
         return stream_call(call, parent, timeout=timeout, limits=limits)
+
+    def as_tool(
+        self, name: str | None = None, description: str | None = None
+    ) -> Tool[[str], Awaitable[str]]:
+        """Return a tool with which the model of another agent asks this one.
+
+            boss = Agent(backend, tools=[researcher.as_tool()])
+
+        The model writes a `request`, and reads the answer. Each call of the tool is a call of this
+        agent without a session, below the node of the tool. So its usage also counts for the agent
+        that has the tool, and a stream of that agent has its messages. `approve` of that agent
+        decides on its tools, unless it has a view or `approve` itself. A failure is a failure of
+        the tool. In a durable run only the replies and the tools below it are repeated that the
+        journal does not have.
+
+        `name` is by default the agent's, with "_" for characters that a tool's name cannot have.
+        `description` is by default the agent's. Raises `ConfigurationError` without a description,
+        and for an agent with `journal=`.
+        """
+        return make_tool(self, name, description)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already. Subclasses write their own.

@@ -1,0 +1,60 @@
+"""An agent as a tool of another agent: `Agent.as_tool`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from ...commander.errors import ConfigurationError
+from ...tools import Illustrated, Tool, result_text
+
+if TYPE_CHECKING:
+    from ._agent import Agent
+
+__all__ = ["make_tool", "tool_name"]
+
+# The names of functions that all providers accept.
+NOT_IN_TOOL_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
+MAX_TOOL_NAME_CHARS = 64
+
+
+def tool_name(agent: Agent[Any], prefix: str = "") -> str:
+    """Return the agent's name as the name of a tool; raise `ConfigurationError` if none is left."""
+    name = NOT_IN_TOOL_NAMES.sub("_", agent.name).strip("_")
+    if not name:
+        raise ConfigurationError(
+            f"the name {agent.name!r} has no letters for the name of a tool: give name="
+        )
+    return f"{prefix}{name}"[:MAX_TOOL_NAME_CHARS]
+
+
+def make_tool(
+    agent: Agent[Any], name: str | None, description: str | None
+) -> Tool[[str], Awaitable[str]]:
+    """Return the tool of `Agent.as_tool`."""
+    description = description or agent.description
+    if not description.strip():
+        raise ConfigurationError(
+            f"{agent.name} has no description, and a model must know when to call it. Give it"
+            " description=, or as_tool(description=)"
+        )
+    if agent.journal is not None:
+        raise ConfigurationError(
+            f"{agent.name} stores its sessions in a journal, and the calls of a tool have no"
+            " session. Make the tool of an agent without journal="
+        )
+
+    async def ask(request: str) -> str:
+        """Ask the agent.
+
+        Args:
+            request: The task or the question, with everything that is needed to answer it.
+        """
+        answer = await agent(request)
+        text = answer.text
+        return Illustrated(text, answer.parts) if answer.parts else text
+
+    made = Tool(ask, name=name or tool_name(agent), description=description, effect="nested")
+    made.source = f"the agent {agent.name}"
+    return made
