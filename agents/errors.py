@@ -2,6 +2,7 @@
 
 AnabranchError
     ConversationTooLong     a conversation reached its limit of messages
+    InputRefused            a guard refused a message to an agent
     LimitReached            an orchestrator reached a limit of its state
     UnknownAgent            no agent has this name (also a LookupError)
 """
@@ -12,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from ..commander.errors import AnabranchError
 
-__all__ = ["ConversationTooLong", "Limit", "LimitReached", "UnknownAgent"]
+__all__ = ["ConversationTooLong", "InputRefused", "Limit", "LimitReached", "UnknownAgent"]
 
 Limit: TypeAlias = Literal["max_errors", "max_steps", "max_transitions"]
 
@@ -27,6 +28,18 @@ class ConversationTooLong(AnabranchError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"the conversation was stopped after {limit} messages (max_messages)")
         self.limit = limit
+
+
+class InputRefused(AnabranchError):
+    """A guard raises it to refuse a message. Its text is for the person who wrote the message.
+
+        def no_passwords(message: AgentMessage) -> None:
+            if "password" in message.text:
+                raise InputRefused("Please do not send passwords.")
+
+    `anabranch serve` sends the text to the client. A guard may raise any other exception, too. Then
+    clients of a server learn only that the run has failed.
+    """
 
 
 class LimitReached(AnabranchError):

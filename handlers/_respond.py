@@ -65,7 +65,7 @@ async def respond(
     if heard := await view.heard(request):
         conversation.add(*heard)
         request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
-    stream = backend.stream(request)
+    stream = view.incoming(backend.stream(request))
     reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
     node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any, TextIO
 
 from ..commander import Node, emit
 from ..commander.kinds import passes_with
 from ..dispatch.pouring import pour
-from ..messages import Message, Request, ToolCall
+from ..messages import Delta, Message, Request, ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from ..tools.calls import NO_PERSON
 from ._handler import handler
@@ -50,6 +50,13 @@ class View:
         request. In a durable run, each execution must return the same.
         """
         return ()
+
+    def incoming(self, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+        """Return the deltas of a reply before anything reads them, by default unchanged.
+
+        An agent with guards holds them back here. The result must close `deltas` when it is closed.
+        """
+        return deltas
 
     def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
         """Return the tools for the next request, by default the same ones.

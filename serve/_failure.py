@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
+from ..agents.errors import InputRefused
 from ..commander.errors import BackendError, BudgetExceeded, ContextTooLong, RateLimited
 from ..messages.mask import mask
 
@@ -50,6 +51,7 @@ HTTP_STATUS = {
     "insufficient_quota": 429,
     "rate_limit_exceeded": 429,
     "context_length_exceeded": 400,
+    "input_refused": 400,
 }
 
 
@@ -88,6 +90,8 @@ def failure_of(error: BaseException, run_id: str) -> Failure:
             case ContextTooLong():
                 text = "The conversation is too long for the model."
                 return Failure("context_length_exceeded", text)
+            case InputRefused():
+                return Failure("input_refused", str(cause) or "The input was refused.")
             case BackendError(status=402 | 429):
                 return Failure("insufficient_quota", "The model's quota is used up.")
             case _:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 from ..agents import AgentMessage
+from ..agents.errors import InputRefused
 from ..agents.integration import APPROVE, MESSAGE_FEED, Feed, StreamedReply
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
@@ -218,6 +219,8 @@ class Run(Node[None], internal=True):
         """Write a failure to the server's log; clients do not see the cause."""
         if isinstance(error, JournalError):  # its message is enough, without a traceback
             logger.error("run %s of %s failed: %s", self.id, self.served.name, error)
+        elif isinstance(error, InputRefused):  # neither the server nor the model is at fault
+            logger.info("run %s of %s was refused: %s", self.id, self.served.name, error)
         else:
             log_failure("run %s of %s failed", self.id, self.served.name, error=error)
 

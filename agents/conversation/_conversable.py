@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
+from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require_awaitable
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
@@ -72,6 +73,11 @@ class ConversableAgent(Agent[Any]):
         aggregator: Aggregator | None = None,
         **options: Any,
     ) -> None:
+        if options.get("guards"):
+            raise ConfigurationError(
+                f"{name} takes part in conversations, which do not run guards=. Write a reply"
+                " function that refuses the message"
+            )
         aggregator = aggregator or GroupAggregator()
         super().__init__(backend, system, name=name, aggregator=aggregator, **options)
         # The session of conversations that it begins. It depends on the name alone, so that another

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
 
@@ -26,6 +26,7 @@ from ._aggregators import Aggregator, System, read_system
 from ._answer import Knowledge, answer
 from ._as_tool import make_tool
 from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree, stream_call
+from ._guards import Guard, check_guards
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -82,6 +83,9 @@ class Agent(Generic[F]):
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's
       formats.
     - `hooks`: objects with some of the methods of `AgentHook`.
+    - `guards`: functions, plain or async, that check each message while the model already answers.
+      Until all have returned, no text is shown, no tool starts and the memory does not show the
+      message to others. One that raises cancels the reply, and the call fails with its exception.
     - `view`: receives text, calls and results while they arrive, and decides whether a tool may
       run.
     - `approve`: decides instead of the view, also for agents below that have neither. A function of
@@ -118,6 +122,7 @@ class Agent(Generic[F]):
         output_format: Parser[F] | None = None,
         formats: Sequence[Format] | None = None,
         hooks: Iterable[AgentHook | object] = (),
+        guards: Iterable[Guard] = (),
         max_rounds: int = 10,
         view: View | None = None,
         approve: Approve | None = None,
@@ -159,6 +164,7 @@ class Agent(Generic[F]):
         self.journal = journal
         self._journal_sessions: JournalSessions | None = None
         self.options = options
+        self.guards: list[Guard] = check_guards(guards, self.name)
         self.usage_totals: UsageTotals = UsageTotals()
         self.tool_sessions: ToolSessions = ToolSessions()
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
@@ -260,7 +266,7 @@ class Agent(Generic[F]):
 
     def as_tool(
         self, name: str | None = None, description: str | None = None
-    ) -> Tool[[str], Awaitable[str]]:
+    ) -> Tool[[str], Coroutine[Any, Any, str]]:
         """Return a tool with which the model of another agent asks this one.
 
             boss = Agent(backend, tools=[researcher.as_tool()])

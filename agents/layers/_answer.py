@@ -15,6 +15,7 @@ from ...handlers import look_up, respond
 from ...messages import Conversation, Message
 from ...tools import AnyTool, ToolResult
 from ._call import run_in_tree
+from ._guards import wait_for_gate
 from ._memory import Memory, SessionId
 from ._message import AgentMessage, reply_message
 from ._parsers import parse_reply
@@ -72,6 +73,7 @@ async def answer(
     token = STEERING.set(None)  # messages to this call do not steer what its tools do
     try:
         if agent.knowledge_tool is not None:
+            await wait_for_gate()  # the search is a call of a tool
             tool = agent.hooked(agent.knowledge_tool, session_id)
             has_searched = await run_in_tree(look_up(conversation, tool, view))
         message, output = await _ask(agent, backend, conversation, session_id, view, options)

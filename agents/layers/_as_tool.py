@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ...commander.errors import ConfigurationError
-from ...tools import Illustrated, Tool, result_text
+from ...tools import Illustrated, Tool
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -31,7 +31,7 @@ def tool_name(agent: Agent[Any], prefix: str = "") -> str:
 
 def make_tool(
     agent: Agent[Any], name: str | None, description: str | None
-) -> Tool[[str], Awaitable[str]]:
+) -> Tool[[str], Coroutine[Any, Any, str]]:
     """Return the tool of `Agent.as_tool`."""
     description = description or agent.description
     if not description.strip():
@@ -55,6 +55,8 @@ def make_tool(
         text = answer.text
         return Illustrated(text, answer.parts) if answer.parts else text
 
-    made = Tool(ask, name=name or tool_name(agent), description=description, effect="nested")
+    made = Tool[[str], Coroutine[Any, Any, str]](
+        ask, name=name or tool_name(agent), description=description, effect="nested"
+    )
     made.source = f"the agent {agent.name}"
     return made

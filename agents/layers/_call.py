@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
@@ -17,6 +17,7 @@ from ...commander.errors import ConfigurationError
 from ...commander.kinds import require_awaitable
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
+from ._guards import GATE, Gate, GuardCheck, Guarded, wait_for_gate
 from ._memory import CURRENT_CALLS, SessionId, TemporarySession
 from ._message import AgentMessage, copy_message, with_text_output
 from ._steer import STEERING, Steering, as_agent_message
@@ -229,16 +230,24 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
         steering, outer_steering = self.steering(), STEERING.get()
         steering.above = None if outer_steering is steering else outer_steering
-        steering.begin(partial(before.run, agent, session_id=session_id))
+        hook = partial(before.run, agent, session_id=session_id)
+        steering.begin(partial(self._check_steering, hook) if agent.guards else hook)
         STEERING.set(steering)
         received = [await before.run(agent, each, session_id) for each in self._messages]
+        # After the hooks, because a hook may call agents, and these must not wait for the guards.
+        gate = Gate(GATE.get(), CURRENT_CALLS.get()) if agent.guards else None
+        token = None if gate is None else GATE.set(gate)
         remembered = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
         try:
             outer = OUTER_SESSION.get()
             if outer is not None and not is_temporary and agent.memory.messages(session_id):
                 outer.require(agent, session_id)
-            forwarding = agent.forward(*remembered, session_id=session_id, **self._options)
-            reply = await require_awaitable(forwarding, agent, "forward")
+            if gate is None:
+                reply = await self._forward(remembered)
+                await wait_for_gate()
+            else:
+                work = partial(self._forward, remembered)
+                reply = await run_in_tree(Guarded(agent, gate, received, work))
             if isinstance(reply, str):
                 reply = AgentMessage(content=reply, sender=agent.name)
             elif not isinstance(reply, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -251,6 +260,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         except BaseException:
             agent.memory.retract(remembered, session_id)
             raise
+        finally:
+            if token is not None:
+                GATE.reset(token)
         answer = await after.run(agent, copy_message(answer), session_id)
         answer = answer.model_copy(update={"usage": self.usage})
         if agent.output_format is None:
@@ -258,6 +270,21 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if (listener := MESSAGE_FEED.get()) is not None:
             listener.put(answer)
         return answer
+
+    async def _check_steering(
+        self, hook: Callable[[AgentMessage], Awaitable[AgentMessage]], message: AgentMessage
+    ) -> AgentMessage:
+        """Let the guards pass a steering message before a request delivers it."""
+        message = await hook(message)
+        for guard in self.agent.guards:
+            gate = GATE.get()
+            await run_in_tree(GuardCheck(guard, message, gate and gate.outer))
+        return message
+
+    def _forward(self, messages: Sequence[AgentMessage]) -> Awaitable[AgentMessage[F] | str]:
+        agent = self.agent
+        forwarding = agent.forward(*messages, session_id=self.session_id, **self._options)
+        return require_awaitable(forwarding, agent, "forward")
 
 
 class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):

@@ -17,6 +17,7 @@ from ...tools.results import describe_error
 from ...tools.sessions import CURRENT_SESSION, ToolSessions
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
+from ._guards import wait_for_gate
 from ._hooks import Hook, HookHandle, Hooks
 from ._memory import SessionId
 from ._message import AgentMessage
@@ -151,6 +152,7 @@ class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
         self._session_id = session_id
 
     async def task(self) -> AgentMessage:
+        await wait_for_gate()
         executor, message = self._executor, self._message
         session_id, current = self._session_id, CURRENT_SESSION.get()
         if session_id is None and current is not None:

@@ -15,6 +15,7 @@ from ...commander.errors import BadResponse, ContextTooLong
 from ...commander.kinds import checked, passes_with
 from ...messages import Message, Part, Request
 from ...tools.sessions import do_all
+from ._guards import GATE, Gate
 from ._message import AgentMessage, copy_message, has_run
 from ._state import json_value, read_records, saved_fields
 
@@ -69,6 +70,8 @@ CURRENT_CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_cal
 ADDED_BY_CALLS = "_added_in"
 # In a durable run: the attempt of the node that added it, and the messages that a summary replaced.
 ADDED_BY_ATTEMPT, REPLACED_MESSAGES = "_done_in", "_instead_of"
+# The gate of the call that added it, if the guards of that had not passed.
+ADDED_BEFORE_GATE = "_gate"
 
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
@@ -127,18 +130,24 @@ class Memory:
         self.max_tokens = max_tokens
         self.count = count
         self._sessions: dict[SessionId, list[AgentMessage]] = {}
+        # Whether a message may wait for guards. So memories without guards pay nothing for them.
+        self._has_gates = False
 
     @property
     def sessions(self) -> list[SessionId]:
         """The sessions with messages, in the order of their beginnings."""
-        return [session for session, messages in self._sessions.items() if messages]
+        return [session for session in self._sessions if self._visible(session)]
 
     def add(
         self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return the stored copies."""
         stored = [copy_message(message) for message in messages]
-        scope = scope_here()
+        scope, gate = scope_here(), GATE.get()
+        if gate is not None and not gate.is_open:
+            self._has_gates = True
+            for each in stored:
+                vars(each)[ADDED_BEFORE_GATE] = gate
         for each in stored:
             vars(each)[ADDED_BY_CALLS] = CURRENT_CALLS.get()
             vars(each)[ADDED_BY_ATTEMPT] = None if scope is None else scope.current_attempt()
@@ -157,7 +166,7 @@ class Memory:
         The arguments override those of the memory.
         """
         accepts = self.filter if filter is None else filter
-        messages = [m for m in self._all(session_id) if accepts is None or accepts(m)]
+        messages = [m for m in self._visible(session_id) if accepts is None or accepts(m)]
         recent = self.recent_n if recent_n is None else recent_n
         if recent is not None:
             messages = messages[max(0, len(messages) - recent) :]
@@ -165,7 +174,7 @@ class Memory:
 
     def messages(self, session_id: SessionId = 0) -> list[AgentMessage]:
         """Return all messages of a session, also those that `get` leaves out, in a new list."""
-        return list(self._all(session_id))
+        return list(self._visible(session_id))
 
     def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
         """Remove messages that `add` returned, unless more was added after them.
@@ -229,7 +238,7 @@ class Memory:
 
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
         """Return a complete session as plain JSON values; other values become text."""
-        messages = self._all(session_id)
+        messages = self._visible(session_id)
         return json_value([dict(saved_fields(message)) for message in messages])
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
@@ -252,6 +261,11 @@ class Memory:
     def _all(self, session_id: SessionId) -> list[AgentMessage]:
         return self._sessions.get(session_id, [])
 
+    def _visible(self, session_id: SessionId) -> list[AgentMessage]:
+        """Return a session without the messages of other calls whose guards have not passed."""
+        messages = self._all(session_id)
+        return [*filter(_is_visible, messages)] if self._has_gates else messages
+
     def _newest(self, messages: list[AgentMessage], tokens: int) -> list[AgentMessage]:
         """Return the newest messages with at most this number of tokens, at least one message."""
         start = len(messages)
@@ -272,6 +286,16 @@ def _is_added_here(message: AgentMessage) -> bool:
     """Return whether the agent's call around this, or a call below it, added a message."""
     calls = CURRENT_CALLS.get()
     return vars(message).get(ADDED_BY_CALLS, ())[: len(calls)] == calls
+
+
+def _is_visible(message: AgentMessage) -> bool:
+    gate: Gate | None = vars(message).get(ADDED_BEFORE_GATE)
+    if gate is None:
+        return True
+    if gate.is_open:
+        del vars(message)[ADDED_BEFORE_GATE]
+        return True
+    return CURRENT_CALLS.get()[: len(gate.calls)] == gate.calls  # it is the call, or below it
 
 
 class SummaryMemory(Memory):

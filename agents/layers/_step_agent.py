@@ -19,6 +19,7 @@ from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._call import run_in_tree
 from ._executor import INTERRUPTED, ToolExecutor, answer_of
+from ._guards import Guard
 from ._hooks import AgentHook
 from ._interrupted import InterruptedCall
 from ._memory import SessionId
@@ -71,6 +72,7 @@ class StepAgent(Agent[ToolAction]):
         name: str | None = None,
         description: str = "",
         hooks: Iterable[AgentHook | object] = (),
+        guards: Iterable[Guard] = (),
         max_rounds: int = 4,
         approve: Approve | None = None,
         journal: str | Journal | None = None,
@@ -80,6 +82,7 @@ class StepAgent(Agent[ToolAction]):
             name=name,
             description=description,
             hooks=hooks,
+            guards=guards,
             max_rounds=max_rounds,
             approve=approve,
             journal=journal,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 
 from ...handlers import View
-from ...messages import Message, Request, ToolCall
+from ...messages import Delta, Message, Request, ToolCall
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
 from ...tools.calls import NO_PERSON
+from ._guards import GATE, hold
 from ._message import AgentMessage, StreamState, copy_message
 
 __all__ = ["APPROVE", "MESSAGE_FEED", "AgentView", "Feed", "StreamedReply"]
@@ -144,12 +145,18 @@ class AgentView(View):
         self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
         self._feed = MESSAGE_FEED.get()
+        self._gate = GATE.get()
         self._reply = StreamedReply(sender)
         self._over = False  # whether the next text belongs to another reply
 
     async def heard(self, request: Request) -> Sequence[Message]:
         """Return the steering messages that this request delivers."""
         return await self._deliver(request)
+
+    def incoming(self, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+        """Hold a reply back until the guards of the calls around this have passed."""
+        gate = self._gate
+        return deltas if gate is None or gate.is_open else hold(deltas, gate)
 
     def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
         """Return the agent's tools, which may have changed since the last request."""

@@ -1,0 +1,217 @@
+"""Guards: checks of an agent's input that run at the same time as its first request.
+
+A `Gate` is closed until all guards of a call have passed. What must not happen before waits for it:
+text and tool calls of replies (`hold`), tools that an agent runs itself, answers, and the view of
+other calls on the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from ...commander import Node
+from ...commander.errors import ConfigurationError
+from ...commander.waiting import observe, wait_shielded
+from ...messages import Delta
+from ._message import AgentMessage, copy_message
+
+if TYPE_CHECKING:
+    from ._agent import Agent
+
+__all__ = [
+    "GATE",
+    "Gate",
+    "Guard",
+    "GuardCheck",
+    "Guarded",
+    "check_guards",
+    "hold",
+    "wait_for_gate",
+]
+
+T = TypeVar("T")
+
+Guard: TypeAlias = Callable[[AgentMessage], Awaitable[None] | None]
+"""Checks a message to an agent, plain or async. It raises to refuse the message."""
+
+# The deltas that a reader may be behind after the gate has opened.
+MAX_HELD_DELTAS = 1024
+
+
+def check_guards(guards: Iterable[Guard], name: str) -> list[Guard]:
+    """Return the guards of an agent; raise `ConfigurationError` for one that cannot be called."""
+    found = [*guards]
+    for guard in found:
+        if not callable(guard) or isinstance(guard, type):
+            raise ConfigurationError(
+                f"a guard of {name} must be a function of a message, not {guard!r:.200}"
+            )
+        if inspect.isasyncgenfunction(guard) or inspect.isgeneratorfunction(guard):
+            raise ConfigurationError(
+                f"the guard {name_of(guard)} of {name} must raise or return, not yield"
+            )
+        try:
+            inspect.signature(guard).bind(None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the guard {name_of(guard)} of {name} must take one argument, the message: {error}"
+            ) from None
+        except ValueError:  # a builtin without a signature
+            continue
+    return found
+
+
+def name_of(guard: Callable[..., object]) -> str:
+    """Return the name of a guard's node."""
+    return getattr(guard, "__name__", None) or type(guard).__name__
+
+
+class Gate:
+    """Closed until all guards of one call, and of the calls above it, have passed."""
+
+    def __init__(self, outer: Gate | None, calls: tuple[object, ...]) -> None:
+        self.outer = outer
+        self.calls = calls  # the call, after the calls above it, as in `CURRENT_CALLS`
+        self._waiting: list[GuardCheck] | None = None  # None until the guards are known
+        self._call: Node[Any] | None = None
+
+    def set_guards(self, call: Node[Any], guards: list[GuardCheck]) -> None:
+        """Set the guards that open it, and the node that fails if one refuses."""
+        self._call, self._waiting = call, guards
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all guards have passed."""
+        waiting = self._waiting
+        if waiting is None:
+            return False
+        while waiting and waiting[-1].state == "completed":
+            waiting.pop()
+        return not waiting and (self.outer is None or self.outer.is_open)
+
+    async def passed(self) -> None:
+        """Wait until all guards have passed. If one refuses, the waiting node is cancelled."""
+        while self._waiting:
+            guard = self._waiting[-1]
+            await observe(guard)
+            if guard.state == "completed":
+                if self._waiting and self._waiting[-1] is guard:
+                    self._waiting.pop()
+                continue
+            if guard.state == "failed" and self._call is not None:
+                await observe(self._call)  # it cancels all nodes below itself, so mostly this one
+            assert guard.error is not None
+            raise guard.error
+        if self.outer is not None:
+            await self.outer.passed()
+
+
+GATE: ContextVar[Gate | None] = ContextVar("anabranch_agents_gate", default=None)
+"""The gate of the call around this, None without guards. Nodes inherit it."""
+
+
+async def wait_for_gate() -> None:
+    """Wait until the guards of all calls around this have passed."""
+    if (gate := GATE.get()) is not None:
+        await gate.passed()
+
+
+class GuardCheck(Node[None], internal=True):
+    """One guard that checks one message. It has the guard's name."""
+
+    def __init__(self, guard: Guard, message: AgentMessage, gate: Gate | None) -> None:
+        super().__init__(name_of(guard))
+        # Named like the engine's attributes, so that they do not enter the identity.
+        self._node_guard, self._node_message, self._node_gate = guard, message, gate
+
+    async def task(self) -> None:
+        """Call the guard, outside of the gate and of the stream of the call that it checks."""
+        from ._steer import STEERING
+        from ._stream import MESSAGE_FEED
+
+        GATE.set(self._node_gate)
+        MESSAGE_FEED.set(None)
+        STEERING.set(None)
+        guard = self._node_guard
+        result: object = guard(copy_message(self._node_message))
+        if isawaitable(result):
+            result = await result
+        if result is not None:
+            raise TypeError(
+                f"the guard {name_of(guard)} must raise to refuse a message, and return None, not"
+                f" {result!r:.200}"
+            )
+
+
+class Guarded(Node[T], Generic[T], internal=True, name="guarded"):
+    """Runs the guards of a call beside its work. The first guard that refuses cancels both."""
+
+    # A failure of a guard, which no code awaits, cancels the body and all other nodes.
+    policy = "fail_fast"
+
+    def __init__(
+        self,
+        agent: Agent[Any],
+        gate: Gate,
+        messages: Sequence[AgentMessage],
+        work: Callable[[], Awaitable[T]],
+    ) -> None:
+        self._node_guards = [
+            GuardCheck(guard, message, gate.outer) for message in messages for guard in agent.guards
+        ]
+        self._node_gate, self._node_task = gate, work
+
+    async def task(self) -> T:
+        """Start the guards, do the work, and wait for the guards."""
+        for guard in self._node_guards:
+            self.call_handler(guard)
+        self._node_gate.set_guards(self, [*self._node_guards])
+        result = await self._node_task()
+        await self._node_gate.passed()
+        return result
+
+
+async def hold(deltas: AsyncGenerator[Delta, None], gate: Gate) -> AsyncGenerator[Delta, None]:
+    """Read a reply at once, and yield its deltas when the gate is open."""
+    waiting: deque[Delta] = deque()
+    changed = asyncio.Event()
+
+    async def read() -> None:
+        # In one task from beginning to end: the timeouts of a backend belong to a task.
+        async with aclosing(deltas):
+            async for delta in deltas:
+                waiting.append(delta)
+                changed.set()
+                while len(waiting) >= MAX_HELD_DELTAS and gate.is_open:
+                    changed.clear()
+                    await changed.wait()
+
+    reading = asyncio.ensure_future(read())
+    reading.add_done_callback(lambda _: changed.set())
+    try:
+        await gate.passed()
+        while True:
+            while waiting:
+                delta = waiting.popleft()
+                if not waiting:
+                    changed.set()
+                yield delta
+            if reading.done():
+                break
+            changed.clear()
+            await changed.wait()
+        reading.result()
+    finally:
+        reading.cancel()
+        interrupted = await wait_shielded(reading)
+        if not reading.cancelled():
+            reading.exception()  # so that asyncio does not log it
+        if interrupted is not None:
+            raise interrupted

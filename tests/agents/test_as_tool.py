@@ -1,0 +1,157 @@
+"""An agent as a tool of another agent: `Agent.as_tool`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.killed_executions import kill_everywhere
+from support.memory_journal import act
+
+from anabranch import Agent, Approvals, Commander, tool
+from anabranch.agents import ConversableAgent, Memory
+from anabranch.backends import Backend
+from anabranch.commander.errors import ConfigurationError
+from anabranch.messages import Message, Request, ToolCall
+from anabranch.store import Durable, Live
+from anabranch.store import live as later
+from anabranch.testing import ScriptedBackend
+
+
+def calls(name: str, **arguments: Any) -> Message:
+    call = ToolCall(id=name, name=name, arguments=arguments)
+    return Message(role="assistant", tool_calls=[call])
+
+
+def expert(*replies: Any, **options: Any) -> Agent:
+    options = {"name": "expert", "description": "Knows colors.", **options}
+    return Agent(ScriptedBackend(*(replies or ("blue",))), **options)
+
+
+def boss(sub: Agent, *more: Any, **options: Any) -> Agent:
+    script = calls("expert", request="the sky?"), "It is blue."
+    return Agent(ScriptedBackend(*script), name="boss", tools=[sub.as_tool(), *more], **options)
+
+
+async def test_the_model_asks_an_agent_and_reads_its_answer() -> None:
+    """The call is below the tool's node. Both agents count its usage."""
+    sub = expert()
+    outer = boss(sub)
+    async with Commander() as commander:
+        answer = await commander.run(outer.call("What color has the sky?"))
+    assert answer.text == "It is blue."
+    assert sub.backend.requests[0].messages[-1].content == "the sky?"
+    (used,) = sub.usage().values()
+    (total,) = outer.usage().values()
+    assert 0 < used.output_tokens < total.output_tokens
+    assert outer.backend.requests[1].messages[-1].content == "blue"
+    assert sub.memory.sessions == []
+
+
+async def test_a_stream_has_the_messages_of_both() -> None:
+    """Each has its sender."""
+    messages = [each async for each in boss(expert()).stream("go")]
+    assert {(each.sender, each.text) for each in messages if each.stream_state == "end"} >= {
+        ("expert", "blue"),
+        ("boss", "It is blue."),
+    }
+
+
+async def test_its_failure_is_a_failure_of_the_tool() -> None:
+    """The model reads it, and goes on."""
+    outer = boss(expert(ValueError("no colors today")))
+    assert (await outer("go")).text == "It is blue."
+    assert "no colors today" in str(outer.backend.requests[1].messages[-1].content)
+
+
+async def test_its_questions_reach_the_outer_approve() -> None:
+    """A sub-agent has no one to ask by itself."""
+    asked: list[tuple[str, str]] = []
+
+    @tool(approve=True)
+    def paint() -> str:
+        """Paint."""
+        return "done"
+
+    def approve(question: Any) -> bool:
+        asked.append((question.agent, question.call.name))
+        return True
+
+    sub = expert(calls("paint"), "painted", tools=[paint])
+    await boss(sub, approve=approve)("go")
+    assert asked == [("expert", "paint")]
+    assert "done" in str(sub.backend.requests[1].messages[-1].content)
+    waiting = Approvals(on_ask=lambda question: question.approve())
+    sub = expert(calls("paint"), "painted", tools=[paint])
+    await boss(sub, approve=waiting)("go")
+    assert "done" in str(sub.backend.requests[1].messages[-1].content)
+
+
+def test_what_it_needs_is_checked_where_it_is_made() -> None:
+    """A description, a usable name, no journal, and as_tool() among the tools."""
+    with pytest.raises(ConfigurationError, match="has no description"):
+        Agent(name="expert").as_tool()
+    assert Agent(name="expert").as_tool(description="Knows it.").description == "Knows it."
+    assert expert(name="The color expert!").as_tool().name == "The_color_expert"
+    assert expert().as_tool("ask_expert").name == "ask_expert"
+    assert len(expert(name="x" * 80).as_tool().name) == 64
+    with pytest.raises(ConfigurationError, match="give name="):
+        expert(name="专家").as_tool()
+    with pytest.raises(ConfigurationError, match="without journal="):
+        expert(journal=":memory:").as_tool()
+    with pytest.raises(TypeError, match="expert is not a tool; use its as_tool()"):
+        Agent(tools=[expert()])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="two tools called 'expert'"):
+        Agent(tools=[expert().as_tool(), expert().as_tool()])
+    assert expert().as_tool().effect == "nested"
+    assert expert().as_tool().origin == "the agent expert"
+
+
+async def test_an_agent_of_any_class_may_be_one() -> None:
+    """Its own forward answers, with its own memory if it has one."""
+
+    class Echo(Agent[Any]):
+        async def forward(self, message: Any, session_id: Any = 0) -> str:
+            return f"echo {message.text}"
+
+    echo = Echo(name="expert", description="Echoes.", memory=Memory())
+    outer = boss(echo)
+    await outer("go")
+    assert outer.backend.requests[1].messages[-1].content == "echo the sky?"
+    assert [each.text for each in echo.memory.messages()] == ["the sky?", "echo the sky?"]
+    talker = ConversableAgent("expert", ScriptedBackend("hm"), description="Talks.")
+    outer = boss(talker)
+    await outer("go")
+    assert outer.backend.requests[1].messages[-1].content == "hm"
+
+
+@tool(effect="nested")
+async def paint(color: str) -> str:
+    """Paint."""
+    return await act("paint", color)
+
+
+class Paints(Durable[str]):
+    """An agent whose sub-agent has a tool with an effect."""
+
+    backend: Live[Backend] = later()
+
+    async def task(self) -> str:
+        sub = Agent(self.backend, "expert", name="expert", description="Paints.", tools=[paint])
+        outer = Agent(self.backend, "boss", name="boss", tools=[sub.as_tool()])
+        return (await outer("go")).text
+
+
+def test_no_effect_of_a_sub_agent_happens_twice() -> None:
+    """A run that is killed after any row ends in the same way, with the same effects."""
+
+    def answer(request: Request) -> Message | str:
+        role, last = request.messages[0].content, request.messages[-1]
+        if last.role == "tool":
+            return f"{role}: {last.content}"
+        if role == "boss":
+            return calls("expert", request="blue")
+        return calls("paint", color="blue")
+
+    first = kill_everywhere(lambda: Paints(ScriptedBackend(otherwise=answer)))
+    assert first.result.startswith("boss: expert: ")
