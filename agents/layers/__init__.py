@@ -8,6 +8,7 @@ An agent:
 - `_agent`: `Agent`; `_call`: one call as a node, and its usage; `_answer`: how an agent answers
 - `_step_agent`: an agent whose model writes calls as text; `_sequential`: a chain of agents
 - `_hooks`: functions that see and change messages; `_executor`: runs the calls in a message
+- `_guards`: checks of messages beside the first request; `_as_tool`: an agent as a tool
 
 Messages:
 
@@ -33,6 +34,7 @@ from ._aggregators import System as System
 from ._aggregators import ToolAggregator as ToolAggregator
 from ._call import AgentCall as AgentCall
 from ._executor import ToolExecutor as ToolExecutor
+from ._guards import Guard as Guard
 from ._hooks import AgentHook as AgentHook
 from ._hooks import AgentHookHandle as AgentHookHandle
 from ._hooks import Hook as Hook

@@ -65,7 +65,7 @@ async def test_its_failure_is_a_failure_of_the_tool() -> None:
 
 
 async def test_its_questions_reach_the_outer_approve() -> None:
-    """A sub-agent has no one to ask by itself."""
+    """The sub-agent itself has neither a view nor approve=."""
     asked: list[tuple[str, str]] = []
 
     @tool(approve=True)
@@ -87,7 +87,7 @@ async def test_its_questions_reach_the_outer_approve() -> None:
     assert "done" in str(sub.backend.requests[1].messages[-1].content)
 
 
-def test_what_it_needs_is_checked_where_it_is_made() -> None:
+def test_missing_parts_are_reported_when_the_tool_is_made() -> None:
     """A description, a usable name, no journal, and as_tool() among the tools."""
     with pytest.raises(ConfigurationError, match="has no description"):
         Agent(name="expert").as_tool()
@@ -99,7 +99,7 @@ def test_what_it_needs_is_checked_where_it_is_made() -> None:
         expert(name="专家").as_tool()
     with pytest.raises(ConfigurationError, match="without journal="):
         expert(journal=":memory:").as_tool()
-    with pytest.raises(TypeError, match="expert is not a tool; use its as_tool()"):
+    with pytest.raises(TypeError, match="expert is not a tool; use its as_tool"):
         Agent(tools=[expert()])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="two tools called 'expert'"):
         Agent(tools=[expert().as_tool(), expert().as_tool()])
@@ -142,8 +142,8 @@ class Paints(Durable[str]):
         return (await outer("go")).text
 
 
-def test_no_effect_of_a_sub_agent_happens_twice() -> None:
-    """A run that is killed after any row ends in the same way, with the same effects."""
+def test_a_killed_run_repeats_no_effect_of_a_sub_agent() -> None:
+    """After a kill at any row the run ends with the same result and the same effects."""
 
     def answer(request: Request) -> Message | str:
         role, last = request.messages[0].content, request.messages[-1]
