@@ -55,7 +55,7 @@ async def talk(backend: Backend, question: str) -> ChatResult:
     directory = Directory()
     for kind, name in ((Alice, "alice"), (Bob, "bob")):
         agent = kind(name, backend, directory=directory)
-        agent.system = agent.role()
+        agent.instructions = agent.role()
     user = UserProxyAgent(
         human_input_mode="NEVER", max_consecutive_auto_reply=0, directory=directory
     )

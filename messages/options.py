@@ -51,6 +51,9 @@ class StrictSchema(dict[str, Any]):
         return StrictSchema, (dict(self), self.known_as)
 
 
+# Names for an argument in other frameworks and in earlier versions.
+OTHER_NAMES = {"system": "instructions", "system_prompt": "instructions", "deps": "context"}
+
 MIN_SIMILARITY = 0.6  # of a suggested name; 1.0 is the same name
 
 
@@ -88,11 +91,13 @@ def parameters_of(*functions: Callable[..., Any]) -> list[str]:
     ]
 
 
-def nearest(name: str, known: Iterable[str], similarity: float = MIN_SIMILARITY) -> str | None:
+def nearest(name: str, known: Collection[str], similarity: float = MIN_SIMILARITY) -> str | None:
     """Return the most similar name, or None if all differ too much; the first one of equals."""
 
     def similarity_to(other: str) -> float:
         return SequenceMatcher(None, name, other).ratio()
 
+    if (meant := OTHER_NAMES.get(name)) in known:
+        return meant
     near = max(known, key=similarity_to)
     return near if similarity_to(near) >= similarity else None

@@ -13,7 +13,7 @@ from ...commander import current_node, emit
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require_awaitable
 from ...messages import Usage
-from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
+from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Instructions, SessionId
 from ..layers._call import add_usage, run_in_tree, stream_call
 from ..layers._memory import TemporarySession
 from ..layers._stream import MESSAGE_FEED, StreamedReply
@@ -62,7 +62,7 @@ class ConversableAgent(Agent[Any]):
         self,
         name: str,
         backend: Backend | None = None,
-        system: System | None = None,
+        instructions: Instructions | None = None,
         *,
         directory: Directory | None = None,
         human_input_mode: HumanInputMode = "NEVER",
@@ -79,7 +79,7 @@ class ConversableAgent(Agent[Any]):
                 " function that refuses the message"
             )
         aggregator = aggregator or GroupAggregator()
-        super().__init__(backend, system, name=name, aggregator=aggregator, **options)
+        super().__init__(backend, instructions, name=name, aggregator=aggregator, **options)
         # The session of conversations that it begins. It depends on the name alone, so that another
         # agent of this name, as after a restart, continues it.
         self.identity: str = f"@{key_of(name)}"
@@ -430,13 +430,13 @@ class UserProxyAgent(ConversableAgent):
         self,
         name: str | None = None,
         backend: Backend | None = None,
-        system: System | None = None,
+        instructions: Instructions | None = None,
         *,
         human_input_mode: HumanInputMode = "ALWAYS",
         **options: Any,
     ) -> None:
         super().__init__(
-            name or "user", backend, system, human_input_mode=human_input_mode, **options
+            name or "user", backend, instructions, human_input_mode=human_input_mode, **options
         )
         if name is None:
             session = TemporarySession("@")

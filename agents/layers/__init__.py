@@ -13,7 +13,8 @@ An agent:
 Messages:
 
 - `_message`: `AgentMessage`; `_memory`: the memory of each session; `_state`: saved memories
-- `_prompt`: `@prompt`; `_aggregators`: from a memory to a request
+- `_prompt`: `@prompt`; `_instructions`: an agent's instructions, also as a function
+- `_aggregators`: from a memory to a request
 - `_parsers`: from a reply to a value; `_actions`: from a reply to a tool call written as text
 
 During and after a call:
@@ -40,6 +41,7 @@ from ._hooks import AgentHookHandle as AgentHookHandle
 from ._hooks import Hook as Hook
 from ._hooks import HookHandle as HookHandle
 from ._hooks import Hooks as Hooks
+from ._instructions import Instructions as Instructions
 from ._memory import Memory as Memory
 from ._memory import SessionId as SessionId
 from ._memory import SummaryMemory as SummaryMemory

@@ -22,7 +22,7 @@ from ...tools import AnyTool, Approve, Tool, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
-from ._aggregators import Aggregator, System, read_system
+from ._aggregators import Aggregator, System
 from ._answer import Knowledge, answer
 from ._as_tool import make_tool
 from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree, stream_call
@@ -37,6 +37,7 @@ from ._hooks import (
     Moment,
     methods_of,
 )
+from ._instructions import Instructions, check_instructions, read_instructions
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
 from ._message import AgentMessage, read_inputs, with_text_output
 from ._parsers import Parser
@@ -74,7 +75,9 @@ class Agent(Generic[F]):
     then "max_rounds", else "ok", or "length" or "content_filter" for a reply that was cut off. A
     subclass with another `forward` mostly calls agents that are its attributes.
 
-    - `system`: a string, a message, or a list of messages.
+    - `instructions`: a text, a message, a list of messages, or a function that returns one of
+      these for each call: `instructions=lambda ctx: f"You help {ctx.value.name}."`. It may be
+      async, and gets the `Context` of the call if it has a parameter for it.
     - `knowledge`: documents, as an `anabranch.knowledge.Index`. The agent searches them for each
       question before it asks the model, and gives the model a tool to search on. The answer's
       `extra["citations"]` has the passages that the answer cites, as `[7]`.
@@ -111,7 +114,7 @@ class Agent(Generic[F]):
     def __init__(
         self,
         backend: Backend | None = None,
-        system: System | None = None,
+        instructions: Instructions | None = None,
         *,
         tools: Iterable[AnyTool | Toolkit] = (),
         knowledge: Knowledge | None = None,
@@ -138,12 +141,12 @@ class Agent(Generic[F]):
                 f"an agent cannot be called {name!r}: it would take the messages of the {name} for"
                 " its own. Give it another name="
             )
-        read_system(system)  # raises for an invalid prompt here, and not at the first call
+        check_instructions(instructions)  # here, and not at the first call
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         check_formats(formats)
         require(journal, str | None, "journal must be a file's name or a Journal", like="session")
         self.backend = backend
-        self.system = system
+        self.instructions: Instructions | None = instructions
         self.knowledge = knowledge
         self.knowledge_tool: AnyTool | None = None if knowledge is None else knowledge.as_tool()
         knowledge_tools = () if self.knowledge_tool is None else (self.knowledge_tool,)
@@ -298,12 +301,24 @@ class Agent(Generic[F]):
                 f"{self.name} has no backend. Give it one, or write forward()."
             )
         await require_awaitable(self.memory.prepare(session_id), self.memory, "prepare")
-        return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
+        if callable(self.instructions):
+            instructions = await read_instructions(self.instructions, self.name)
+            request = self.aggregate(session_id, instructions)
+        else:
+            request = self.aggregate(session_id)
+        return await answer(self, self.backend, request, session_id, options)
 
-    def aggregate(self, session_id: SessionId = 0) -> list[Message]:
-        """Return the messages of the next request to the model in this session."""
+    def aggregate(
+        self, session_id: SessionId = 0, instructions: System | None = None
+    ) -> list[Message]:
+        """Return the messages of the next request to the model in this session.
+
+        `instructions` replaces a function of instructions, which is only called in a call.
+        """
+        if not callable(self.instructions):
+            instructions = self.instructions
         return self.aggregator.aggregate(
-            self.memory.get(session_id), self.name, self.output_format, self.system
+            self.memory.get(session_id), self.name, self.output_format, instructions
         )
 
     # --- hooks

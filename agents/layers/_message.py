@@ -231,7 +231,7 @@ def read_inputs(
             result[-1].output.append(ToolResult.model_validate(message.model_dump()))
         else:
             raise TypeError(
-                f"a system prompt must be the agent's, Agent(system=...): {quote(message)}"
+                f"a system prompt must be the agent's, Agent(instructions=...): {quote(message)}"
             )
     if open_calls:
         raise ValueError(f"the results of the calls {open_calls} must follow them")

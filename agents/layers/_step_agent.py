@@ -16,11 +16,12 @@ from ...tools import AnyTool, Approve, Toolkit, ToolResult
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, ToolAction, ToolParser, check_formats
 from ._agent import Agent
-from ._aggregators import Aggregator, System, ToolAggregator
+from ._aggregators import Aggregator, ToolAggregator
 from ._call import run_in_tree
 from ._executor import INTERRUPTED, ToolExecutor, answer_of
 from ._guards import Guard
 from ._hooks import AgentHook
+from ._instructions import Instructions
 from ._interrupted import InterruptedCall
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
@@ -60,7 +61,7 @@ class StepAgent(Agent[ToolAction]):
     def __init__(
         self,
         backend: Backend,
-        system: System | None = None,
+        instructions: Instructions | None = None,
         *,
         plugins: Iterable[AnyTool | Toolkit] = (),
         interpreter: Toolkit | None = None,
@@ -108,7 +109,7 @@ class StepAgent(Agent[ToolAction]):
             formats += [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
         self.agent: Agent[ToolAction] = Agent(
             backend,
-            system,
+            instructions,
             name=self.name,
             output_format=ToolParser(
                 *formats,

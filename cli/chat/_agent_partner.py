@@ -81,7 +81,7 @@ class AgentPartner(Partner):
         for each in conversation:
             match each.role:
                 case "system" | "developer":
-                    self.agent.system = each.content
+                    self.agent.instructions = each.content
                 case "user":
                     memory.add(_as_turn(each), session_id=session)
                 case "assistant":

@@ -162,11 +162,15 @@ async def set_system(chat: ChatLoop, argument: str) -> None:
     """show or set the system prompt; "" removes it"""
     partner = require_agent(chat)
     if not argument:
-        system = partner.agent.system
-        chat.screen.note(str(system) if system else "there is no system prompt", "")
+        system = partner.agent.instructions
+        if callable(system):
+            text = "the agent's code makes a system prompt for each answer"
+        else:
+            text = str(system) if system else "there is no system prompt"
+        chat.screen.note(text, "")
         return
     system = None if argument in ('""', "''") else argument
-    partner.agent.system = system
+    partner.agent.instructions = system
     await partner.note(system=system)
     chat.screen.note("system prompt set, from the next answer on")
 

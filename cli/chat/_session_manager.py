@@ -61,6 +61,12 @@ class SessionManager:
         self.ask_doubt: AskDoubt | None = None
         self.choose_name: ChooseName | None = None
 
+    @property
+    def system(self) -> str | None:
+        """The system prompt for the notes of a session; None if it is not a text."""
+        instructions = self.agent.instructions
+        return instructions if isinstance(instructions, str) else None
+
     def adopt(self, agent: Agent[Any], place: str) -> None:
         """Use the person's own agent. Its sessions are stored beside the others of the chat."""
         self.agent, self.tools, self.place = agent, [*agent.tools], place
@@ -69,9 +75,8 @@ class SessionManager:
     def new(self, conversation: Conversation | None = None) -> AgentPartner:
         """Return a partner in a new session, which may start with a conversation."""
         self.sessions.release()
-        system = self.agent.system if isinstance(self.agent.system, str) else None
         info = self.sessions.new(
-            **self.speaker(), system=system, folder=str(Path.cwd()), agent=self.place
+            **self.speaker(), system=self.system, folder=str(Path.cwd()), agent=self.place
         )
         partner = AgentPartner(self.agent, self.sessions, info, ask_doubt=self.ask_doubt)
         if conversation is not None:
@@ -93,7 +98,7 @@ class SessionManager:
         if not self.place:
             if info.model and info.speaker != self.speaker():
                 await self.use(info.model, info.base_url)
-            self.agent.system = info.system
+            self.agent.instructions = info.system
         return partner
 
     def speaker(self) -> dict[str, str | None]:

@@ -250,7 +250,7 @@ async def _make_agent(manager: SessionManager, options: ChatArguments) -> None:
             raise ConfigurationError(str(error)) from error
     manager.agent = Agent(
         name=AGENT,
-        system=options.system,
+        instructions=options.system,
         tools=manager.tools,
         knowledge=index,
         formats=_formats(options.formats),
@@ -326,7 +326,7 @@ async def _open_session(
     partner = await manager.open(info)
     if options.agent is None:
         if options.system is None:
-            manager.agent.system = info.system
+            manager.agent.instructions = info.system
         # The next `-c` uses the same model and system prompt.
-        await partner.note(**manager.speaker(), system=manager.agent.system)
+        await partner.note(**manager.speaker(), system=manager.system)
     return partner

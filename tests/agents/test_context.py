@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from anabranch import Agent, Commander, Context, ContextError, ToolExecutor, current_context, tool
-from anabranch.agents import AgentMessage
+from anabranch import (
+    Agent,
+    Commander,
+    ConfigurationError,
+    Context,
+    ContextError,
+    ToolExecutor,
+    current_context,
+    tool,
+)
+from anabranch.agents import AgentMessage, StepAgent
 from anabranch.messages import Message, Request, ToolCall
 from anabranch.testing import ScriptedBackend
 
@@ -125,3 +134,77 @@ async def test_an_executor_passes_the_context_and_raises_its_error():
         assert answer.text == "ada  None"
         with pytest.raises(ContextError):
             await executor(message)
+
+
+# --- instructions
+
+
+def opening(agent: Agent[Any], request: int = -1) -> list[tuple[str, str | None]]:
+    messages = agent.backend.requests[request].messages  # type: ignore[union-attr]
+    return [(each.role, each.content) for each in messages if each.role == "system"]
+
+
+async def test_instructions_may_be_a_function_of_the_context():
+    def plain(ctx: Context[User]) -> str:
+        return f"Help {ctx.value.name}."
+
+    async def later(ctx: Context[User]) -> list[Message]:
+        await asyncio.sleep(0)
+        return [Message(role="system", content=f"Help {ctx.value.name} as {ctx.agent}.")]
+
+    class Help:
+        def __call__(self, ctx: Context[User]) -> str:
+            return f"Help {ctx.value.name}."
+
+    for function, expected in (
+        (plain, "Help ada."),
+        (lambda ctx: f"Help {ctx.value.name}.", "Help ada."),
+        (Help(), "Help ada."),
+        (later, "Help ada as one."),
+        (lambda: "Help all.", "Help all."),
+    ):
+        agent = Agent(ScriptedBackend("ok"), function, name="one")  # type: ignore[arg-type]
+        await agent("?", context=User("ada"))
+        assert opening(agent) == [("system", expected)]
+
+
+async def test_the_function_is_called_for_each_call():
+    names = iter(["ada", "eve"])
+    agent = Agent(ScriptedBackend("ok", "ok"), lambda: f"Help {next(names)}.")
+    await agent("?", session_id=1)
+    await agent("?", session_id=1)
+    assert opening(agent, 0) == [("system", "Help ada.")]
+    assert opening(agent, 1) == [("system", "Help eve.")]
+    assert [each.role for each in agent.aggregate(1)] == ["user", "assistant"] * 2
+
+
+async def test_a_function_may_return_none():
+    agent = Agent(ScriptedBackend("ok"), lambda: None)
+    await agent("?")
+    assert opening(agent) == []
+
+
+async def test_wrong_instructions_are_an_error_that_names_the_agent():
+    agent = Agent(ScriptedBackend(), lambda: 7, name="one")  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigurationError, match="instructions of one returned 7"):
+        await agent("?")
+    with pytest.raises(TypeError):
+        Agent(ScriptedBackend(), 7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="instructions"):
+        Agent(ScriptedBackend(), system="x")
+
+
+async def test_instructions_that_need_a_context_fail_without_one():
+    agent = Agent(ScriptedBackend("ok"), lambda ctx: ctx.value)
+    with pytest.raises(ContextError, match="'ctx'"):
+        await agent("?")
+    assert agent.backend.requests == []  # type: ignore[union-attr]
+    assert (await agent("?", context="Be kind.")).text == "ok"
+
+
+async def test_a_step_agent_takes_a_function_too():
+    agent = StepAgent(ScriptedBackend("done"), lambda ctx: f"Help {ctx.value}.")
+    await agent("?", context="ada")
+    (text,) = [content for _, content in opening(agent.agent)]
+    assert text is not None
+    assert text.startswith("Help ada.")

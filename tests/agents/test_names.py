@@ -229,7 +229,7 @@ async def test_what_is_no_history_is_refused_before_the_model_is_asked() -> None
     for wrong in ([calls], [calls, "no"], [result], [calls, result, result]):
         with pytest.raises(ValueError, match="result"):
             agent.call(*wrong)
-    with pytest.raises(TypeError, match="system="):
+    with pytest.raises(TypeError, match="instructions="):
         agent.call(Message(role="system", content="Be brief."))
     with pytest.raises(TypeError, match="the last message must be a user's"):
         agent.call("Hello.", Message(role="assistant", content="Hello."))

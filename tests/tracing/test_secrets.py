@@ -107,7 +107,7 @@ async def play(file: Path, key: str, words: dict[str, str], *, content: bool) ->
         async with asyncio.timeout(20), Commander() as commander:
             with record(commander, file, content=content):
                 backend = connect(server.url, model="m", api_key=key, **options)
-                agent = Agent(backend, tools=[look, fail], system=f"{words['system']} {key}")
+                agent = Agent(backend, tools=[look, fail], instructions=f"{words['system']} {key}")
                 agent.name = f"agent {key}"
                 await asyncio.wait([asyncio.ensure_future(_ask(agent, words, key))])
                 other = connect(address, model="m", **options)
