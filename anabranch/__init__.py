@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .commander import BudgetExceeded as BudgetExceeded
     from .commander import Commander as Commander
     from .commander import ConfigurationError as ConfigurationError
+    from .commander import ContentFiltered as ContentFiltered
     from .commander import Context as Context
     from .commander import ContextError as ContextError
     from .commander import ContextTooLong as ContextTooLong
@@ -59,8 +60,11 @@ if TYPE_CHECKING:
     from .commander import NodeCancelled as NodeCancelled
     from .commander import NodeClosed as NodeClosed
     from .commander import NotDurable as NotDurable
+    from .commander import OutputInvalid as OutputInvalid
     from .commander import QuorumNotMet as QuorumNotMet
     from .commander import RateLimited as RateLimited
+    from .commander import Refused as Refused
+    from .commander import ReplyTruncated as ReplyTruncated
     from .commander import Restart as Restart
     from .commander import Retry as Retry
     from .commander import StreamInterrupted as StreamInterrupted
@@ -92,10 +96,11 @@ _NAMES_BY_PACKAGE = {
     "agents": "Agent AgentMessage Memory ToolExecutor",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
-        BudgetExceeded Commander ConfigurationError Context ContextError ContextTooLong MissingExtra
-        ModelNotFound ModelRetry Node NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited
-        Restart Retry StreamInterrupted ToolError WorkerLost check_cancelled current_context
-        current_node quorum run settle""",
+        BudgetExceeded Commander ConfigurationError ContentFiltered Context ContextError
+        ContextTooLong MissingExtra ModelNotFound ModelRetry Node NodeCancelled NodeClosed
+        NotDurable OutputInvalid QuorumNotMet RateLimited Refused ReplyTruncated Restart Retry
+        StreamInterrupted ToolError WorkerLost check_cancelled current_context current_node quorum
+        run settle""",
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",

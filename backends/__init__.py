@@ -14,6 +14,7 @@ Around each request
     _retry, _timeout             retries, the breaker, continued replies; time limits
     _estimate                    tokens of a request before its usage is known
     _request_fit                 parts that a model does not take; roles that every model knows
+    typed_output                 how a model is asked for typed output, and its reply read
     _recorded, _request_events   replies stored in a journal; events about requests
 Servers
     _wire, _http, _openai        chat completions as JSON and events; over aiohttp or the SDK
@@ -25,7 +26,8 @@ Models in this process
     _vllm*                       the vLLM engine
 
 Each implementation is imported when `connect` first needs it, so that its extra is optional.
-`limits` is public: the cluster package starts requests under the same limits.
+`limits` is public: the cluster package starts requests under the same limits. So is `typed_output`:
+`respond` of the handlers runs the same policy with tools.
 """
 
 from ._backend import Backend as Backend

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, cast
+from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
 
 from ..commander.durable import scope_here
 from ..commander.errors import ConfigurationError
@@ -16,13 +16,24 @@ from ..commander.kinds import passes_with
 from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
-from ..messages import Delta, Message, Request, require_request
+from ..messages import (
+    Delta,
+    Message,
+    OutputMessage,
+    OutputMode,
+    OutputSchema,
+    Request,
+    require_request,
+)
 from ..messages.options import check_options
 from ._recorded import key_of, record_replies
 from ._request_fit import fit_parts
 from .limits import Limits
+from .typed_output import TypedOutput
 
 __all__ = ["Backend", "BackendFactory"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -93,6 +104,16 @@ class Backend(ABC):
         """
         return None
 
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """The ways in which its model can be asked for typed output, the best first.
+
+        This is what is known about the model or its server. By default nothing is, and each mode is
+        possible with `output_mode=`. Where "tool" follows "text" as the second mode, it is the best
+        one for a request with tools.
+        """
+        return ("text", "tool", "schema", "grammar")
+
     def check_parts(self, messages: Sequence[Message]) -> None:
         """Raise `ConfigurationError` if the model is known not to take a part of `messages`."""
         fit_parts(self, Request(messages))
@@ -161,14 +182,68 @@ class Backend(ABC):
             return False
         return scope.has_reply(key_of(fitted), self.redact)
 
-    async def complete(self, request: Request) -> Message:
+    @overload
+    async def complete(self, request: Request) -> Message: ...
+    @overload
+    async def complete(
+        self,
+        request: Request,
+        *,
+        output_type: type[T] | OutputSchema[T],
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+    ) -> OutputMessage[T]: ...
+    # A type checker cannot infer the type from a union, a `Literal` and other special forms.
+    @overload
+    async def complete(
+        self,
+        request: Request,
+        *,
+        output_type: object,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+    ) -> OutputMessage[Any]: ...
+    async def complete(
+        self,
+        request: Request,
+        *,
+        output_type: Any = None,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+    ) -> Message:
         """Return the complete reply to `request`. Raises and is cancelled as `stream`.
 
         message = await backend.complete(Request([Message(role="user", content="Hello")]))
+
+        With `output_type` the reply is an `OutputMessage`, whose `output` is a value of that type:
+        a model, a dataclass, a `TypedDict`, a union, a list, a primitive or a `Literal`. How the
+        model is asked follows from `output_modes`, unless `output_mode` says it. If the reply does
+        not fit, the model reads the reason and is asked again, `output_retries` times.
+
+        Raises `OutputInvalid` after that, and `Refused`, `ContentFiltered` or `ReplyTruncated` for
+        a reply that another request would not improve. Raises `ConfigurationError` for a request
+        with tools, as only `respond` runs them, and for a mode that is not possible.
         """
         require_request(request)
-        async with aclosing(self.stream(request)) as deltas:
-            return assemble([delta async for delta in deltas], self.formats)
+        if output_type is None:
+            async with aclosing(self.stream(request)) as deltas:
+                return assemble([delta async for delta in deltas], self.formats)
+        if request.tools:
+            raise ConfigurationError(
+                "complete(output_type=...) runs no tools. Use respond(), or leave out the tools"
+            )
+        output = TypedOutput(OutputSchema[Any].of(output_type), self, output_mode)
+        conversation = list(request.messages)
+        for retries in range(output_retries, -1, -1):
+            asked = output.prepare(Request(conversation, (), request.options))
+            message = await self.complete(asked)
+            try:
+                return output.read(message)
+            except ValueError as error:
+                if (failure := output.failure(message, str(error), retries)) is not None:
+                    raise failure from error
+                conversation += output.correct(message, str(error))
+        raise ConfigurationError(f"output_retries must be 0 or more, not {output_retries!r}")
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each of `texts`, in their order.

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Format
-from ..messages import Delta, Request, require_request
+from ..messages import Delta, OutputMode, Request, require_request
 from ._backend import Backend
 from ._cassette_file import CassetteFile, RecordedReply, write_line
 from ._embedding import list_of_texts
@@ -80,6 +80,11 @@ class CassetteBackend(Backend):
     def takes(self) -> frozenset[str] | None:
         """The inputs that the recorded backend takes."""
         return self.record.takes if self.record else None
+
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """Those of the recorded backend; without it, those of the recorded requests come first."""
+        return self.record.output_modes if self.record else self._recorded().output_modes()
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Replay the reply to `request`, or record it."""
@@ -175,12 +180,16 @@ class CassetteBackend(Backend):
         if (failure := track.ending(self.file)) is not None:
             raise failure
 
-    def _next_reply(self, key: str) -> RecordedReply:
+    def _recorded(self) -> CassetteFile:
         if self._recording_file is None:
             self._recording_file = CassetteFile(self.file)
-        tracks = self._recording_file.find(key)
+        return self._recording_file
+
+    def _next_reply(self, key: str) -> RecordedReply:
+        recorded = self._recorded()
+        tracks = recorded.find(key)
         if not tracks:
-            difference = _describe_difference(key, self._recording_file.requests())
+            difference = _describe_difference(key, recorded.requests())
             raise BackendError(
                 f"{self.file} has no reply to this request. The nearest one differs:{difference}"
             )

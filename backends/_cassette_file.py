@@ -25,9 +25,10 @@ from ..commander.errors import (
 )
 from ..commander.stored_names import find_stored, stored_name
 from ..dispatch.assembly import assemble_partial
-from ..messages import Delta, ProviderItem, ToolCallDelta, Usage
+from ..messages import Delta, OutputMode, ProviderItem, ToolCallDelta, Usage
 from ._embedding import as_vectors
 from ._secret import Redact, redact_value
+from .typed_output import mode_of
 
 __all__ = ["CassetteFile", "RecordedReply", "delta_from_json", "delta_to_json", "write_line"]
 
@@ -150,6 +151,12 @@ class CassetteFile:
     def requests(self) -> list[str]:
         """Return all recorded requests."""
         return [tracks[0].request for tracks in self._replies.values()]
+
+    def output_modes(self) -> list[OutputMode]:
+        """Return the modes of typed output, those of the recorded requests first."""
+        found = {mode_of(json.loads(request)) for request in self.requests()}
+        order: list[OutputMode] = ["schema", "grammar", "text", "tool"]
+        return sorted(order, key=lambda mode: mode not in found)
 
 
 def write_line(track: RecordedReply, model: str, cut: Redact) -> str:

@@ -11,12 +11,12 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ..commander.errors import BackendUnavailable
-from ..messages import Delta, Request
+from ..messages import Delta, OutputMode, Request
 from ._model import ModelBackend
 from ._per_loop import PerLoop
 
@@ -218,6 +218,11 @@ class EngineBackend(ModelBackend, Generic[_E]):
     """A backend with a `SharedEngine`, which it opens when entered or first used."""
 
     _engine: _E | None = None
+
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """A grammar; with tools, a call, because the engine constrains calls as well."""
+        return ("grammar", "tool", "text")
 
     @abstractmethod
     async def prepare(self) -> None:

@@ -14,7 +14,7 @@ from ..commander.errors import (
     RateLimited,
 )
 from ..commander.kinds import NUMBER, require
-from ..messages import Delta, Request, require_request
+from ..messages import Delta, OutputMode, Request, require_request
 from ._backend import Backend
 from ._request_fit import can_take
 from ._retry import Breaker
@@ -85,6 +85,20 @@ class Fallback(Backend):
         """
         known = [each.takes for each in self.backends if each.takes is not None]
         return frozenset[str]().union(*known) if len(known) == len(self.backends) else None
+
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """The modes of typed output that all backends have, the best first.
+
+        Each backend gets the same request. So the first mode is the one that is the best for the
+        backend with the fewest possibilities.
+        """
+        orders = [each.output_modes for each in self.backends]
+        common: list[OutputMode] = [
+            mode for mode in orders[0] if all(mode in order for order in orders)
+        ]
+        common.sort(key=lambda mode: max(order.index(mode) for order in orders))
+        return common
 
     def __repr__(self) -> str:
         return f"Fallback({list(self.backends)!r})"

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
+from ..messages import OutputMode
 from ._address import (
     header_secrets,
     hide_secrets,
@@ -35,6 +36,8 @@ class HostedProvider:
 
     `renamed` maps our options to its own, `omitted` are options that it rejects.
     `continuation_fields` are added to the message that the reply continues; None if it cannot.
+    `output_modes` are as in `Backend`; models whose names begin with one of `models_without_schema`
+    do not take a JSON schema.
     """
 
     name: str
@@ -44,6 +47,14 @@ class HostedProvider:
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     omitted: frozenset[str] = frozenset()
     continuation_fields: Mapping[str, Any] | None = None
+    output_modes: tuple[OutputMode, ...] = ("schema", "tool", "text")
+    models_without_schema: tuple[str, ...] = ()
+
+    def modes_of(self, model: str) -> tuple[OutputMode, ...]:
+        """Return the modes of typed output that `model` knows, the best first."""
+        if model == "gpt-4" or model.startswith(self.models_without_schema):
+            return tuple(mode for mode in self.output_modes if mode != "schema")
+        return self.output_modes
 
 
 HOSTED_PROVIDERS = (
@@ -53,6 +64,9 @@ HOSTED_PROVIDERS = (
         "OPENAI_API_KEY",
         "OPENAI_BASE_URL",
         renamed={"max_tokens": "max_completion_tokens"},
+        models_without_schema=(
+            *("gpt-3.5", "gpt-4-", "gpt-4o-2024-05-13", "o1-preview", "o1-mini"),
+        ),
     ),
     HostedProvider(
         "mistral",
@@ -61,9 +75,15 @@ HOSTED_PROVIDERS = (
         renamed={"seed": "random_seed"},
         omitted=frozenset({"stream_options"}),  # it always sends the usage
         continuation_fields={"prefix": True},
+        models_without_schema=("codestral-mamba",),
     ),
     HostedProvider(
-        "groq", "https://api.groq.com/openai/v1", "GROQ_API_KEY", continuation_fields={}
+        "groq",
+        "https://api.groq.com/openai/v1",
+        "GROQ_API_KEY",
+        continuation_fields={},
+        # Only some of its models take a schema, and none while it streams.
+        output_modes=("tool", "text"),
     ),
 )
 _ENTRY_POINT_GROUP = "anabranch.providers"

@@ -15,7 +15,15 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..messages import ChunkReader, Delta, Message, Request, ToolCallDelta, request_body
+from ..messages import (
+    ChunkReader,
+    Delta,
+    Message,
+    OutputMode,
+    Request,
+    ToolCallDelta,
+    request_body,
+)
 from ..messages.text import SurrogateJoiner, encodable, quote
 from ._address import (
     CHAT_PATH,
@@ -29,6 +37,7 @@ from ._address import (
 from ._embedding import Embedded, read_embeddings
 from ._failure import MAX_SILENT_BYTES, describe, read_json_body, read_reply
 from ._model import ModelBackend
+from ._providers import HOSTED_PROVIDERS
 from ._request_events import names_listener
 from ._secret import Redactor, as_secret, filter_library_logs
 from ._sse import EventReader
@@ -88,6 +97,12 @@ class WireBackend(ModelBackend):
     def server(self) -> tuple[str, int]:
         url = urlsplit(self.base_url)
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """Those of the hosted provider with this address; of another server nothing is known."""
+        hosts = [host for host in HOSTED_PROVIDERS if host.base_url == self.base_url]
+        return hosts[0].modes_of(self.model) if hosts else super().output_modes
 
     def check_defaults(self, options: Mapping[str, Any]) -> None:
         """Also refuse the SDK's transport options, and say where to put keys and fields."""

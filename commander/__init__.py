@@ -83,6 +83,7 @@ from .errors import BackendUnavailable as BackendUnavailable
 from .errors import BadResponse as BadResponse
 from .errors import BudgetExceeded as BudgetExceeded
 from .errors import ConfigurationError as ConfigurationError
+from .errors import ContentFiltered as ContentFiltered
 from .errors import ContextError as ContextError
 from .errors import ContextTooLong as ContextTooLong
 from .errors import MissingExtra as MissingExtra
@@ -91,8 +92,11 @@ from .errors import ModelRetry as ModelRetry
 from .errors import NodeCancelled as NodeCancelled
 from .errors import NodeClosed as NodeClosed
 from .errors import NotDurable as NotDurable
+from .errors import OutputInvalid as OutputInvalid
 from .errors import QuorumNotMet as QuorumNotMet
 from .errors import RateLimited as RateLimited
+from .errors import Refused as Refused
+from .errors import ReplyTruncated as ReplyTruncated
 from .errors import StreamInterrupted as StreamInterrupted
 from .errors import ToolError as ToolError
 from .errors import WorkerLost as WorkerLost

@@ -17,7 +17,11 @@
         ├── RateLimited           429
         ├── ContextTooLong        the prompt does not fit the model
         ├── BackendUnavailable    5xx, no connection, no reply in time
-        ├── BadResponse           the response violates the protocol
+        ├── BadResponse           the response violates the protocol, or is no typed output
+        │   ├── Refused           the model refused to give the output
+        │   ├── ContentFiltered   a content filter stopped the output
+        │   ├── ReplyTruncated    the reply ended before the output was complete
+        │   └── OutputInvalid     the output did not fit, after all retries
         ├── BudgetExceeded        the budget of the limits is exhausted
         └── StreamInterrupted     the connection was lost in the middle of the reply
 
@@ -40,6 +44,7 @@ __all__ = [
     "BadResponse",
     "BudgetExceeded",
     "ConfigurationError",
+    "ContentFiltered",
     "ContextError",
     "ContextTooLong",
     "MissingExtra",
@@ -48,8 +53,11 @@ __all__ = [
     "NodeCancelled",
     "NodeClosed",
     "NotDurable",
+    "OutputInvalid",
     "QuorumNotMet",
     "RateLimited",
+    "Refused",
+    "ReplyTruncated",
     "StreamInterrupted",
     "ToolError",
     "WorkerLost",
@@ -231,6 +239,42 @@ class BadResponse(BackendError):
     def __init__(self, message: str, *, status: int | None = None, partial: Any = None) -> None:
         super().__init__(message, status=status)
         self.partial = partial
+
+
+class _NoOutput(BadResponse):
+    """A complete reply without the typed output that was asked for."""
+
+    def __init__(self, text: str, *, message: Any = None) -> None:
+        super().__init__(text)
+        self.message = message
+
+
+class Refused(_NoOutput):
+    """The model refused to give the typed output. Asking again would not help.
+
+    Attribute: `message`, the reply. Its `refusal` is in the error's text.
+    """
+
+
+class ContentFiltered(_NoOutput):
+    """A content filter stopped the reply before the typed output was complete.
+
+    Attribute: `message`, the reply as far as it came.
+    """
+
+
+class ReplyTruncated(_NoOutput):
+    """The reply reached a token limit before the typed output was complete.
+
+    Attribute: `message`, the reply as far as it came.
+    """
+
+
+class OutputInvalid(_NoOutput):
+    """The last reply is not valid typed output, and `output_retries` are used up.
+
+    Attribute: `message`, the last reply. The error's text says what is wrong with it.
+    """
 
 
 class BudgetExceeded(BackendError):

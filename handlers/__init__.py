@@ -2,6 +2,7 @@
 
 - `_handler`: `@handler` makes an async function a kind of node, `Handler`
 - `_respond`: one answer of a model with its tools; `look_up`, a search before it
+- `_output`: typed output of `respond`: the tool `final_answer`, validators
 - `_call_tools`: run the calls of a reply, each when it is complete
 - `_view`: `show` passes text on; a `View` sees an exchange, `ConsoleView` prints it
 - `legible`: make text of others safe for a terminal

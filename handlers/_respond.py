@@ -4,21 +4,97 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
 from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
-from ..messages import Conversation, Message, Request, ToolCall
+from ..messages import (
+    Conversation,
+    Message,
+    OutputMessage,
+    OutputMode,
+    OutputSchema,
+    Request,
+    ToolCall,
+)
 from ..tools import AnyTool, ToolResult, describe, with_narration
 from ..tools.toolkits import flatten
 from ._call_tools import call_tools
-from ._handler import handler
+from ._handler import Handler, HandlerFunction, handler
+from ._output import Output, OutputValidator
 from ._view import View, show
 
 __all__ = ["look_up", "respond"]
 
+T = TypeVar("T")
 
+
+class _Respond(Protocol):
+    """The types of `respond`, which depend on `output_type`."""
+
+    @overload
+    def __call__(
+        self,
+        backend: Backend,
+        conversation: Conversation,
+        tools: Sequence[AnyTool] = (),
+        view: View | None = None,
+        *,
+        narrate: bool = False,
+        max_rounds: int = 10,
+        repairs: int = 2,
+        formats: Sequence[Format] | None = None,
+        output_type: None = None,
+        **options: Any,
+    ) -> Handler[Message]: ...
+    @overload
+    def __call__(
+        self,
+        backend: Backend,
+        conversation: Conversation,
+        tools: Sequence[AnyTool] = (),
+        view: View | None = None,
+        *,
+        narrate: bool = False,
+        max_rounds: int = 10,
+        repairs: int = 2,
+        formats: Sequence[Format] | None = None,
+        output_type: type[T] | OutputSchema[T],
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+        output_validators: Sequence[OutputValidator[T]] = (),
+        **options: Any,
+    ) -> Handler[OutputMessage[T]]: ...
+    # A type checker cannot infer the type from a union, a `Literal` and other special forms.
+    @overload
+    def __call__(
+        self,
+        backend: Backend,
+        conversation: Conversation,
+        tools: Sequence[AnyTool] = (),
+        view: View | None = None,
+        *,
+        narrate: bool = False,
+        max_rounds: int = 10,
+        repairs: int = 2,
+        formats: Sequence[Format] | None = None,
+        output_type: object,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+        output_validators: Sequence[OutputValidator[Any]] = (),
+        **options: Any,
+    ) -> Handler[OutputMessage[Any]]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Handler[Any]:
+        """Return the handler, which has not started."""
+        ...
+
+
+def _with_types(function: HandlerFunction[..., Message]) -> _Respond:
+    return cast("_Respond", function)
+
+
+@_with_types
 @handler
 async def respond(
     node: Node[Any],
@@ -31,6 +107,10 @@ async def respond(
     max_rounds: int = 10,
     repairs: int = 2,
     formats: Sequence[Format] | None = None,
+    output_type: Any = None,
+    output_mode: OutputMode | None = None,
+    output_retries: int = 2,
+    output_validators: Sequence[OutputValidator[Any]] = (),
     **options: Any,
 ) -> Message:
     """Let the model answer the conversation, with its tools; return its last message.
@@ -54,6 +134,18 @@ async def respond(
     or is cancelled, its text so far is added without calls. If its tools are interrupted, the
     unfinished calls get a result that says so. So a provider always accepts the conversation. Two
     tools with one name raise `ConfigurationError` before the model is asked.
+
+    With `output_type` the result is an `OutputMessage`, whose `output` has that type:
+
+        message = await respond(backend, conversation, output_type=Invoice)
+        message.output.total
+
+    `output_mode` and `output_retries` are as in `Backend.complete`, and so are the errors. Each of
+    `output_validators`, plain or async, takes the output and returns it, perhaps changed. If one
+    raises `ModelRetry(reason)`, the model reads the reason and answers again. Answers that do not
+    fit, and the reasons, stay in the conversation. In the mode "tool" the answer is a call of
+    `final_answer`, and other calls of that reply run as always. If a tool with `ends_turn` ends the
+    exchange, its result is the output if it fits; otherwise the message has no `output`.
     """
     view = view or View()
     tools = flatten(tools)
@@ -61,18 +153,29 @@ async def respond(
     offered = with_narration(tools) if narrate else tools
     silent = {"tool_choice": "none"} if last and tools else {}
     formats = backend.formats if formats is None else formats
-    request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
+    output: Output | None = None
+    if output_type is not None:
+        output = Output(output_type, backend, output_mode, tools, formats, view, output_validators)
+    request = conversation.request(tools=offered, **options, **silent)
+    request = write_as_text(output.prepare(request, last) if output else request, formats)
     if heard := await view.heard(request):
         conversation.add(*heard)
-        request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
+        request = conversation.request(tools=offered, **options, **silent)
+        request = write_as_text(output.prepare(request, last) if output else request, formats)
     stream = view.incoming(backend.stream(request))
-    reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
-    node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
-    results = node.call_handler(call_tools(reply.tool_calls, tools, view))
+    given = tools if output is None else output.tools
+    reply = fork(node, stream, to_user="to_user", tools=given, formats=formats)
+    write = view.write if output is None else output.watch(node, reply)
+    node.call_handler(show(reply.text, write).at_done(lambda _: view.ended()))
+    results = node.call_handler(
+        call_tools(reply.tool_calls, given, view if output is None else output.view)
+    )
     message: Message | None = None
     try:
         message = await reply.message
         answers = await results
+        if output is not None:
+            await output.read(message, answers)
     except BaseException:
         if message is not None:
             conversation.add(message, *results.results(message))
@@ -80,20 +183,34 @@ async def respond(
             conversation.add(partial)
         raise
     conversation.add(message, *answers)
-    if not answers or _ended_by(answers, tools):
+    if output is not None:
+        if output.found is not None:
+            return output.found
+        if output.fault:
+            conversation.add(*output.correct(message, output_retries))
+            output_retries -= 1
+        answers = output.others(answers)
+    if not answers and output is None:
         return message
-    if last:
+    if ended := _ended_by(answers, tools):
+        return message if output is None else output.of_result(message, ended)
+    if last and answers:
         raise BadResponse("the model called a tool, although it had to answer without tools")
     is_invalid = any(answer.status == "invalid" for answer in answers)
     options |= {"narrate": narrate, "formats": formats}
-    options |= {"max_rounds": max_rounds - 1, "repairs": repairs - is_invalid}
-    return await respond(backend, conversation, view.next_tools(tools), view, **options)
+    options |= {"max_rounds": max_rounds - bool(answers), "repairs": repairs - is_invalid}
+    if output is not None:
+        options |= {"output_type": output.schema, "output_mode": output_mode}
+        options |= {"output_retries": output_retries, "output_validators": output_validators}
+    if answers:
+        tools = view.next_tools(tools)
+    return await respond(backend, conversation, tools, view, **options)
 
 
-def _ended_by(answers: Iterable[ToolResult], tools: Iterable[AnyTool]) -> bool:
-    """Return whether a call has succeeded whose tool ends the turn."""
+def _ended_by(answers: Iterable[ToolResult], tools: Iterable[AnyTool]) -> list[ToolResult]:
+    """Return the results of successful calls whose tools end the turn."""
     ending = {tool.name for tool in tools if tool.ends_turn}
-    return any(answer.status == "ok" and answer.name in ending for answer in answers)
+    return [answer for answer in answers if answer.status == "ok" and answer.name in ending]
 
 
 FormatOf: TypeAlias = Callable[[str], Format | None]

@@ -15,6 +15,7 @@ from ..commander import Node, emit
 from ..commander.kinds import passes_with
 from ..dispatch.pouring import pour
 from ..messages import Delta, Message, Request, ToolCall
+from ..messages.output import GrowingOutput
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from ..tools.calls import NO_PERSON
 from ._handler import handler
@@ -65,6 +66,22 @@ class View:
         the same.
         """
         return tools
+
+    def output_begun(self, output: GrowingOutput[Any]) -> None:
+        """See that the next reply may be typed output, which grows in `output`.
+
+        Called before each request of `respond(..., output_type=...)`. What earlier replies have
+        written is then not the output.
+        """
+
+    def output_grew(self) -> None:
+        """See that `output` has a new piece: `output.read()` returns the value so far."""
+
+    def output_failed(self, reason: str) -> None:
+        """See that the output of the last reply cannot be used.
+
+        The model is asked again with the reason, or the exchange fails.
+        """
 
     def called(self, call: ToolCall) -> None:
         """Show that a tool is about to run."""

@@ -48,3 +48,6 @@ from ._wire import error_from_wire as error_from_wire
 from ._wire import message_from_response as message_from_response
 from ._wire import request_body as request_body
 from .arguments import ToolCallError as ToolCallError
+from .output import OutputMessage as OutputMessage
+from .output import OutputMode as OutputMode
+from .output import OutputSchema as OutputSchema

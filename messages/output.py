@@ -8,14 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from ..commander.errors import ConfigurationError
+from ._message import Message
 from .options import StrictSchema
 from .text import quote
 
-__all__ = ["GrowingOutput", "OutputMode", "OutputSchema", "strict_schema"]
+__all__ = [
+    "GrowingOutput",
+    "GrowingText",
+    "OutputMessage",
+    "OutputMode",
+    "OutputSchema",
+    "strict_schema",
+]
 
 T = TypeVar("T")
 
@@ -27,6 +35,21 @@ OutputMode: TypeAlias = Literal["schema", "tool", "grammar", "text"]
 - "grammar": as "schema", for engines that turn any JSON schema into a grammar;
 - "text": the system prompt has the schema, and nothing constrains the reply.
 """
+
+
+class OutputMessage(Message, Generic[T]):
+    """A reply with typed output.
+
+        message = await backend.complete(request, output_type=Invoice)
+        message.output.total
+
+    `output_text` is the text of the output as the model wrote it: the content, or the arguments of
+    a call. Dumps and the wire contain neither of the two.
+    """
+
+    output: T = Field(exclude=True)
+    output_text: str = Field(default="", exclude=True, repr=False)
+
 
 INSTRUCTION = "Answer with one JSON value that fits this schema, and nothing else:\n{schema}"
 WRAPPER = "response"
@@ -66,6 +89,21 @@ class OutputSchema(Generic[T]):
         title = _NOT_IN_NAMES.sub("_", str(self.schema.get("title", ""))).strip("_")
         self.name: str = title[:MAX_NAME_CHARS] or "answer"
         self.is_object: bool = _root(self.schema).get("type") == "object"
+
+    @classmethod
+    def of(cls, output_type: object) -> OutputSchema[Any]:
+        """Return the schema of a type; a schema is returned unchanged."""
+        if isinstance(output_type, OutputSchema):
+            return cast("OutputSchema[Any]", output_type)
+        return OutputSchema(output_type)
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether None is a value of the type."""
+        with suppress(ValidationError):
+            self._adapter.validate_python(None)
+            return True
+        return False
 
     @property
     def object_schema(self) -> dict[str, Any]:
@@ -112,8 +150,10 @@ class OutputSchema(Generic[T]):
             return self._first_that_fits(complete, is_wrapped)
         raise ValueError("the reply was cut off before its JSON was complete")
 
-    def read(self, value: Any) -> T:
+    def read(self, value: Any, *, is_wrapped: bool = False) -> T:
         """Return the value of parsed JSON; raise `ValueError` with a text for the model."""
+        if is_wrapped and not self.is_object:
+            value = _unwrap(value)
         try:
             return self._adapter.validate_json(to_json(value))
         except ValidationError as error:
@@ -142,7 +182,7 @@ class OutputSchema(Generic[T]):
         for each in candidates:
             try:
                 if is_wrapped and not self.is_object:
-                    return self._adapter.validate_json(to_json(_unwrap(each)))
+                    return self._adapter.validate_json(to_json(_unwrap(_ANY.validate_json(each))))
                 return self._adapter.validate_json(each)
             except ValidationError as error:
                 if error.errors()[0]["type"] == "json_invalid":
@@ -158,9 +198,8 @@ _ANY = TypeAdapter[Any](Any)
 _WRAPPED = TypeAdapter(dict[str, Any])
 
 
-def _unwrap(text: str) -> Any:
+def _unwrap(value: Any) -> Any:
     """Return the field of an `object_schema`, or the value itself where a model wrote only that."""
-    value: Any = _ANY.validate_json(text)
     if not isinstance(value, dict):
         return value
     return cast("dict[str, Any]", value).get(WRAPPER, value)
@@ -213,9 +252,19 @@ class GrowingOutput(Generic[T]):
         text = "".join(self._pieces)
         self._pieces = [text]
         try:
-            return (self._schema.parse_partial(text, is_wrapped=self._is_wrapped),)
+            return (self._value_of(text),)
         except ValueError:
             return None
+
+    def _value_of(self, text: str) -> T:
+        return self._schema.parse_partial(text, is_wrapped=self._is_wrapped)
+
+
+class GrowingText(GrowingOutput[str]):
+    """A growing output that is the text itself."""
+
+    def _value_of(self, text: str) -> str:
+        return text
 
 
 def faults_of(error: ValidationError | None) -> str:

@@ -17,6 +17,7 @@ from ..backends import Limits, ModelBackend, Retries, Timeouts
 from ..messages import (
     Delta,
     Message,
+    OutputMode,
     ProviderItem,
     Request,
     ToolCall,
@@ -58,6 +59,8 @@ class ScriptedBackend(ModelBackend):
     is the `usage` of the message, or else an estimate. No request is retried.
 
     `takes` lists the kinds of input besides text, as `Backend.takes` does; None means unknown.
+    `output_modes` are the ways to ask for typed output, as `Backend.output_modes`: by default the
+    replies are JSON text, and each other mode is possible.
 
     `embed` returns unit vectors of `dimensions` numbers. The `seed` gives each word a direction,
     and the vector of a text is the sum of the directions of its words, without regard to order and
@@ -83,6 +86,7 @@ class ScriptedBackend(ModelBackend):
         limits: Limits | None = None,
         dimensions: int = 256,
         takes: Iterable[str] | None = None,
+        output_modes: Sequence[OutputMode] = ("text", "schema", "grammar", "tool"),
         **default_options: Any,
     ) -> None:
         # A scripted 429 must not delay the requests after it.
@@ -92,6 +96,7 @@ class ScriptedBackend(ModelBackend):
         if dimensions < 1:
             raise ValueError(f"dimensions is a number of numbers, at least 1, not {dimensions!r}")
         self._takes = None if takes is None else frozenset(takes)
+        self._output_modes = tuple(output_modes)
         self.requests: list[Request] = []
         self.embedded: list[list[str]] = []
         self._dimensions = dimensions
@@ -107,6 +112,11 @@ class ScriptedBackend(ModelBackend):
     def takes(self) -> frozenset[str] | None:
         """The `takes` argument, as a frozenset."""
         return self._takes
+
+    @property
+    def output_modes(self) -> Sequence[OutputMode]:
+        """The `output_modes` argument."""
+        return self._output_modes
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request` with the next reply of the script."""
