@@ -16,6 +16,7 @@ from .conversation import TERMINATE as TERMINATE
 from .conversation import Answer as Answer
 from .conversation import Chat as Chat
 from .conversation import ChatResult as ChatResult
+from .conversation import ChatStream as ChatStream
 from .conversation import ConversableAgent as ConversableAgent
 from .conversation import Directory as Directory
 from .conversation import GroupChat as GroupChat
@@ -29,6 +30,7 @@ from .conversation import reply as reply
 from .layers import Agent as Agent
 from .layers import AgentHook as AgentHook
 from .layers import AgentMessage as AgentMessage
+from .layers import AgentStream as AgentStream
 from .layers import Aggregator as Aggregator
 from .layers import FewShotAggregator as FewShotAggregator
 from .layers import JsonParser as JsonParser

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,10 +34,9 @@ async def ask(request: Request) -> StreamingResponse:
     stream = agent.stream(question, session_id=request.query_params.get("user"), parent=commander)
 
     async def words() -> AsyncIterator[str]:
-        async with aclosing(stream):
-            async for message in stream:
-                if message.stream_state in ("begin", "streaming"):
-                    yield message.extra["delta"]
+        async with stream:
+            async for text in stream.text():
+                yield text
         yield "\n"
 
     return StreamingResponse(words(), media_type="text/plain")

@@ -15,6 +15,7 @@ answers it. Listeners receive the answer while it grows.
 from ._chat import Chat as Chat
 from ._chat import ChatOptions as ChatOptions
 from ._chat import ChatResult as ChatResult
+from ._chat import ChatStream as ChatStream
 from ._conversable import ConversableAgent as ConversableAgent
 from ._conversable import GroupAggregator as GroupAggregator
 from ._conversable import HumanInputMode as HumanInputMode

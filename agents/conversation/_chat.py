@@ -9,6 +9,7 @@ from ...commander import Node
 from ...commander.durable import scope_here
 from ...handlers import handler
 from ..layers import AgentMessage, SessionId
+from ..layers._agent_stream import MessageStream
 from ._participant import Answer, MessageLike, Participant, Status, as_message, name_of
 from ._scope import (
     MAX_MESSAGES,
@@ -22,7 +23,7 @@ from ._scope import (
 if TYPE_CHECKING:
     from ._conversable import ConversableAgent
 
-__all__ = ["Chat", "ChatOptions", "ChatResult"]
+__all__ = ["Chat", "ChatOptions", "ChatResult", "ChatStream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,22 @@ class ChatResult:
     def text(self) -> str:
         """The text of the last message."""
         return self.last.text
+
+
+class ChatStream(MessageStream[ChatResult]):
+    """The messages of one conversation while they grow, as `stream_chat` returns them.
+
+    The conversation begins with the first read. A stream has one reader. As a context manager it
+    cancels the conversation when the block is left early.
+    """
+
+    async def result(self) -> ChatResult:
+        """Return the conversation at its end, or raise its failure.
+
+        It can be called without any reading, after it, and while another task reads. Cancelling it
+        closes the stream. Raises `RuntimeError` if the stream was closed before the end.
+        """
+        return await self._result()
 
 
 class ChatOptions(TypedDict, total=False):

@@ -14,10 +14,10 @@ from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require_awaitable
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Instructions, SessionId
-from ..layers._call import add_usage, run_in_tree, stream_call
+from ..layers._call import add_usage, run_in_tree
 from ..layers._memory import TemporarySession
-from ..layers._stream import MESSAGE_FEED, StreamedReply
-from ._chat import Chat, ChatOptions, ChatResult
+from ..layers._stream import MESSAGE_FEED, StreamedReply, mute_voice
+from ._chat import Chat, ChatOptions, ChatResult, ChatStream
 from ._human import HumanInput, TerminalInput, Transcript
 from ._participant import Answer, Directory, MessageLike, Participant, is_termination, name_of
 from ._reply import ReplyNode, ReplyResult, ReplyRule, SenderFilter, reply_rules
@@ -146,19 +146,20 @@ class ConversableAgent(Agent[Any]):
         *,
         clear_history: bool = True,
         **options: Unpack[ChatOptions],
-    ) -> AsyncGenerator[AgentMessage, None]:
+    ) -> ChatStream:
         """Hold a new conversation, as `initiate_chat` does, and yield its messages while they grow.
 
-            async with aclosing(alice.stream_chat("bob", "Hello")) as messages:
+            async with alice.stream_chat("bob", "Hello") as messages:
                 async for message in messages:
                     print(message.extra.get("delta", ""), end="")
+            result = await messages.result()
 
         Parts of a message have the text so far, and the new text as `extra["delta"]`. Each message
-        comes complete at its end. The conversation's failure is raised at the end. Closing the
-        generator cancels the conversation: use `contextlib.aclosing` if you may leave early.
+        comes complete at its end. The conversation's failure is raised at the end. Leaving the
+        block cancels the conversation.
         """
         chat = Chat(self, recipient, message, clear_history=clear_history, **options)
-        return stream_call(chat)
+        return ChatStream(chat)
 
     async def stream_reply(
         self, texts: AsyncIterable[str] | Iterable[str], **extra: Any
@@ -396,7 +397,7 @@ class ConversableAgent(Agent[Any]):
         if self.backend is None:
             return self.default_auto_reply
         partner = self._partner(message)
-        with set_in_block(MESSAGE_FEED, ScopeFeed(partner)):
+        with mute_voice(), set_in_block(MESSAGE_FEED, ScopeFeed(partner)):
             forwarding = self.forward(message, session_id=self.session_with(partner))
             return await require_awaitable(forwarding, self, "forward")
 

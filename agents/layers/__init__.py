@@ -19,7 +19,8 @@ Messages:
 
 During and after a call:
 
-- `_stream`: messages of a call while they grow; `_steer`: messages to a call while it runs
+- `_stream`: messages of a call while they grow; `_agent_stream`: one call with its reader
+- `_steer`: messages to a call while it runs
 - `_sessions`: sessions that a journal stores; `_interrupted`: the result of an interrupted call
 """
 
@@ -29,6 +30,7 @@ from ._actions import AgentStep as AgentStep
 from ._actions import ToolAction as ToolAction
 from ._actions import ToolParser as ToolParser
 from ._agent import Agent as Agent
+from ._agent_stream import AgentStream as AgentStream
 from ._aggregators import Aggregator as Aggregator
 from ._aggregators import FewShotAggregator as FewShotAggregator
 from ._aggregators import System as System

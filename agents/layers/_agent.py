@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
 
@@ -22,10 +22,11 @@ from ...tools import AnyTool, Approve, Tool, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
+from ._agent_stream import AgentStream, Growing, GrowingText
 from ._aggregators import Aggregator, System
 from ._answer import Knowledge, answer
 from ._as_tool import make_tool
-from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree, stream_call
+from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree
 from ._guards import Guard, check_guards
 from ._hooks import (
     AgentHook,
@@ -247,13 +248,17 @@ class Agent(Generic[F]):
         limits: NodeLimits | None = None,
         context: object = INHERITED,
         **options: Any,
-    ) -> AsyncGenerator[AgentMessage, None]:
-        """Yield all messages of a call while they grow; the answer comes last.
+    ) -> AgentStream[F]:
+        """Return a call that is read while it runs: as text, as output or as messages.
 
-            async for message in agent.stream("Tell me a story."):
-                print(message.extra.get("delta", ""), end="", flush=True)
+            async for text in agent.stream("Tell me a story.").text():
+                print(text, end="", flush=True)
 
-        A reply comes as messages whose `stream_state` is "begin", then "streaming". Each has the
+        `text()` yields the new text of the agent's replies, `output()` the output while it grows,
+        and `await stream.answer()` returns the answer. `AgentStream` has the details.
+
+        The stream itself yields all messages of the call; the answer comes last. A reply comes as
+        messages whose `stream_state` is "begin", then "streaming". Each has the
         text so far, and the new text in `extra["delta"]`. "failed" ends a reply that broke off or
         could not be used. The failure of the call is raised at the end. Calls and results of tools
         are messages of type "tool_call" and "tool_result". Messages of agents below have the names
@@ -261,11 +266,12 @@ class Agent(Generic[F]):
 
         The call is a child of `parent`, for example a commander with limits, by default of the
         current node. `timeout`, in seconds, and `limits` hold for the call and all below it, as in
-        `call_handler`. Closing the generator cancels the call: use `contextlib.aclosing` if you may
-        leave early.
+        `call_handler`. Closing the stream cancels the call: use `async with` if you may leave
+        early.
         """
         call = self.call(*messages, session_id=session_id, context=context, **options)
-        return stream_call(call, parent, timeout=timeout, limits=limits)
+        growing = cast("Growing[F]", GrowingText()) if self.output_format is None else None
+        return AgentStream(call, parent, growing=growing, timeout=timeout, limits=limits)
 
     def as_tool(
         self, name: str | None = None, description: str | None = None

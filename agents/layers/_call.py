@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
@@ -21,7 +21,7 @@ from ._guards import GATE, Gate, GuardCheck, Guarded, wait_for_gate
 from ._memory import CURRENT_CALLS, SessionId, TemporarySession
 from ._message import AgentMessage, copy_message, with_text_output
 from ._steer import STEERING, Steering, as_agent_message
-from ._stream import APPROVE, MESSAGE_FEED, Feed
+from ._stream import APPROVE, MESSAGE_FEED, begin_voice, lend_voice
 
 if TYPE_CHECKING:
     from ...store import Session
@@ -37,7 +37,6 @@ __all__ = [
     "UsageTotals",
     "add_usage",
     "run_in_tree",
-    "stream_call",
     "usage_of",
 ]
 
@@ -224,6 +223,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if is_temporary:
             session_id.forget[agent] = partial(agent.forget, session_id)
         self.begin(agent, session_id)
+        begin_voice(self)
         CURRENT_CALLS.set(
             (*CURRENT_CALLS.get(), object())
         )  # a new object for each attempt of this call
@@ -300,7 +300,9 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
         if above is not None and above.agent is self.agent:
             return await super().task()
         sessions = self.agent.journal_sessions()
-        return await sessions.call(self, self._messages, self.session_id, self._options)
+        begin_voice(self)
+        with lend_voice():
+            return await sessions.call(self, self._messages, self.session_id, self._options)
 
     async def suspend(self) -> None:
         """Let running tools end, before everything is cancelled."""
@@ -338,35 +340,3 @@ async def run_in_tree(
         node.cancel("the call was cancelled")
         await wait_shielded(observe(node))
         raise
-
-
-async def stream_call(
-    call: Node[Any], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
-) -> AsyncGenerator[AgentMessage, None]:
-    """Run a call or a conversation and yield all its messages, then raise its failure.
-
-    Feeds further out, as of an agent whose `forward` reads this stream, receive them too.
-    """
-    feed = Feed(MESSAGE_FEED.get())
-
-    async def run_and_end() -> None:
-        try:
-            await run_in_tree(call, parent, **options)
-        finally:
-            feed.end()
-
-    # In a task, because no context variable may be set, and no commander open, across a yield.
-    token = MESSAGE_FEED.set(feed)
-    running = asyncio.ensure_future(run_and_end())
-    MESSAGE_FEED.reset(token)
-    try:
-        async for message in feed:
-            yield message
-        await running
-    finally:
-        running.cancel()
-        interrupted = await wait_shielded(running)
-        if not running.cancelled():
-            running.exception()  # so that asyncio does not log it if the reader left early
-        if interrupted is not None:
-            raise interrupted

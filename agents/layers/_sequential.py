@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...commander.errors import ConfigurationError
@@ -10,6 +11,7 @@ from ...commander.kinds import require
 from ._agent import Agent
 from ._memory import SessionId
 from ._message import AgentMessage
+from ._stream import lend_voice
 
 if TYPE_CHECKING:
     from ...store import Journal
@@ -63,7 +65,8 @@ class Sequential(Agent[Any]):
         """Let each agent answer in turn. All get the same options."""
         agents = list(self)[: None if exit_at is None else exit_at + 1]
         for agent in agents:
-            messages = (await agent(*messages, session_id=session_id, **options),)
+            with lend_voice() if agent is agents[-1] else nullcontext():
+                messages = (await agent(*messages, session_id=session_id, **options),)
         return messages[0]
 
     def __iter__(self) -> Iterator[Agent[Any]]:

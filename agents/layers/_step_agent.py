@@ -26,6 +26,7 @@ from ._interrupted import InterruptedCall
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
 from ._parsers import parse_reply
+from ._stream import lend_voice
 
 if TYPE_CHECKING:
     from ...store import Journal
@@ -125,7 +126,8 @@ class StepAgent(Agent[ToolAction]):
         self, *messages: Any, session_id: SessionId = 0, **options: Any
     ) -> AgentMessage[ToolAction]:
         """Ask the model, run its action, and ask again, until a reply is `finished`."""
-        answer = await self.agent(*messages, session_id=session_id, **options)
+        with lend_voice():
+            answer = await self.agent(*messages, session_id=session_id, **options)
         for _ in range(self.max_rounds - 1):
             if self.finished(answer):
                 return answer
@@ -133,7 +135,8 @@ class StepAgent(Agent[ToolAction]):
             memory = self.agent.memory
             before = {id(each) for each in memory.messages(session_id)}
             try:
-                answer = await self.agent(result, session_id=session_id, **options)
+                with lend_voice():
+                    answer = await self.agent(result, session_id=session_id, **options)
             except BaseException:
                 # A failed call removes its messages from the memory. But the action has run, and a
                 # model that does not read its result would repeat it.

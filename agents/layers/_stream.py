@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ...handlers import View
@@ -14,16 +15,70 @@ from ...tools.calls import NO_PERSON
 from ._guards import GATE, hold
 from ._message import AgentMessage, StreamState, copy_message
 
-__all__ = ["APPROVE", "MESSAGE_FEED", "AgentView", "Feed", "StreamedReply"]
+__all__ = [
+    "APPROVE",
+    "MESSAGE_FEED",
+    "AgentView",
+    "Feed",
+    "StreamedReply",
+    "begin_voice",
+    "lend_voice",
+    "mute_voice",
+]
+
+_VOICE: ContextVar[object | None] = ContextVar("anabranch_agents_voice", default=None)
+"""The call whose replies an `AgentView` here publishes. Nodes inherit it."""
+
+_IS_LENT: ContextVar[bool] = ContextVar("anabranch_agents_voice_lent", default=False)
+"""Whether the next call of an agent below publishes as `_VOICE`, and not as itself."""
+
+
+def begin_voice(call: object) -> None:
+    """Let replies in this context count as those of `call`, unless the voice was lent to it."""
+    if _IS_LENT.get():
+        _IS_LENT.set(False)
+    else:
+        _VOICE.set(call)
+
+
+@contextmanager
+def lend_voice() -> Generator[None]:
+    """Let replies of an agent that the block calls count as those of the call around it.
+
+    For a `forward` that gives another agent's answer as its own: `AgentStream.text` yields them.
+    """
+    token = _IS_LENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_LENT.reset(token)
+
+
+@contextmanager
+def mute_voice() -> Generator[None]:
+    """Let replies in the block count as those of no call."""
+    token = _VOICE.set(None)
+    try:
+        yield
+    finally:
+        _VOICE.reset(token)
 
 
 class StreamedReply:
     """A reply that an agent is giving, text by text.
 
-    `text_before` is the text that messages have passed on; `pending` are the texts since.
+    `text_before` is the text that messages have passed on; `pending` are the texts since. `voice`
+    is the call whose reply it is, None in a conversation.
     """
 
-    def __init__(self, sender: str, receiver: str | None = None, text_before: str = "") -> None:
+    def __init__(
+        self,
+        sender: str,
+        receiver: str | None = None,
+        text_before: str = "",
+        voice: object | None = None,
+    ) -> None:
+        self.voice = voice
         self.sender = sender
         self.receiver = receiver
         self.text_before: str = text_before
@@ -70,8 +125,7 @@ class Feed(AsyncIterator[AgentMessage]):
 
     def put(self, message: AgentMessage) -> None:
         """Add a complete message."""
-        if self._outer is not None:
-            self._outer.put(copy_message(message))
+        self._put_outer(message)
         self._add(message)
 
     def _add(self, item: AgentMessage | StreamedReply) -> None:
@@ -92,9 +146,15 @@ class Feed(AsyncIterator[AgentMessage]):
             self._items.remove(reply)
         self._add(reply.message("failed"))
 
+    def _put_outer(self, message: AgentMessage) -> None:
+        if self._outer is not None:
+            self._outer.put(copy_message(message))
+
     def _grow_outer(self, reply: StreamedReply, text: str) -> None:
         if self._outer is not None:
-            reply.outer = reply.outer or StreamedReply(reply.sender, reply.receiver)
+            reply.outer = reply.outer or StreamedReply(
+                reply.sender, reply.receiver, voice=reply.voice
+            )
             self._outer.grow(reply.outer, text)
 
     def _fail_outer(self, reply: StreamedReply) -> None:
@@ -106,12 +166,16 @@ class Feed(AsyncIterator[AgentMessage]):
         self._ended = True
         self._wakeup.set()
 
+    async def _wait(self) -> None:
+        """Wait until something is new; raise `StopAsyncIteration` at the end."""
+        if self._ended:
+            raise StopAsyncIteration
+        self._wakeup.clear()
+        await self._wakeup.wait()
+
     async def __anext__(self) -> AgentMessage:
         while not self._items:
-            if self._ended:
-                raise StopAsyncIteration
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            await self._wait()
         item = self._items.popleft()
         return item.message() if isinstance(item, StreamedReply) else item
 
@@ -146,8 +210,12 @@ class AgentView(View):
         self._view = view
         self._feed = MESSAGE_FEED.get()
         self._gate = GATE.get()
-        self._reply = StreamedReply(sender)
+        self._voice = _VOICE.get()
+        self._reply = self._new_reply()
         self._over = False  # whether the next text belongs to another reply
+
+    def _new_reply(self) -> StreamedReply:
+        return StreamedReply(self._sender, voice=self._voice)
 
     async def heard(self, request: Request) -> Sequence[Message]:
         """Return the steering messages that this request delivers."""
@@ -165,7 +233,7 @@ class AgentView(View):
     def write(self, text: str) -> Awaitable[object] | object:
         """Publish text of the reply."""
         if self._over:
-            self._reply, self._over = StreamedReply(self._sender), False
+            self._reply, self._over = self._new_reply(), False
         if self._feed is not None:
             self._feed.grow(self._reply, text)
         return None if self._view is None else self._view.write(text)
@@ -180,7 +248,7 @@ class AgentView(View):
         """Publish that the last text is not the answer; twice is harmless."""
         if self._feed is not None and self._reply.begun:
             self._feed.fail(self._reply)
-        self._reply = StreamedReply(self._sender)
+        self._reply = self._new_reply()
 
     def called(self, call: ToolCall) -> None:
         """Publish a call, as a message of type "tool_call"."""
@@ -200,7 +268,7 @@ class AgentView(View):
     def answered(self, result: ToolResult) -> None:
         """Publish a result, as a message of type "tool_result"."""
         if self._over:  # the reply with the call is complete: `break_off` must not end it
-            self._reply = StreamedReply(self._sender)
+            self._reply = self._new_reply()
         if self._feed is not None:
             self._feed.put(
                 AgentMessage(

@@ -466,7 +466,7 @@ async def test_the_result_of_a_tool_that_ends_the_turn_is_the_answer() -> None:
     answer = await agent("Seat 3, please.", session_id=1)
     await agent("Thanks!", session_id=1)
 
-    assert (answer.content, answer.formatted) == ("Seat 3 is booked.", None)
+    assert answer.content == answer.output == "Seat 3 is booked."
     assert [role for role, _ in said(backend.requests[1])] == [
         *("user", "assistant", "tool", "assistant", "user")
     ]

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from anabranch.agents import Agent, AgentMessage, JsonParser
+from anabranch.agents import Agent, AgentMessage, AgentStream, JsonParser
 from anabranch.backends import Backend
 from anabranch.commander import (
     Commander,
@@ -283,6 +283,13 @@ async def asks(backend: Backend) -> None:
         assert_type(await commander.run(agent.call("?")), AgentMessage[Weather])
     async for message in agent.stream("?"):
         assert_type(message, AgentMessage)
+    async with agent.stream("?") as stream:
+        assert_type(stream, AgentStream[Weather])
+        async for text in stream.text():
+            assert_type(text, str)
+        async for weather in agent.stream("?").output():
+            assert_type(weather, Weather)
+        assert_type((await stream.answer()).output, Weather)
     either: JsonParser[Weather | Fault] = JsonParser(Weather | Fault, retries=1)
     assert_type((await Agent(backend, output_format=either)("?")).output, Weather | Fault)
     assert_type(JsonParser(Weather | None), JsonParser[Any])
