@@ -16,7 +16,6 @@ from .conversation import TERMINATE as TERMINATE
 from .conversation import Answer as Answer
 from .conversation import Chat as Chat
 from .conversation import ChatResult as ChatResult
-from .conversation import ChatStream as ChatStream
 from .conversation import ConversableAgent as ConversableAgent
 from .conversation import Directory as Directory
 from .conversation import GroupChat as GroupChat
