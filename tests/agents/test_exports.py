@@ -19,11 +19,11 @@ def exports(file: Path) -> list[str]:
 
 
 def test_the_everyday_names_are_few_and_stand_in_the_rooms_too() -> None:
-    """At most forty at the top; each name is exported by one package."""
+    """At most 45 at the top; each name is exported by one package."""
     everyday = exports(ROOM / "__init__.py")
     inner = [name for room in INNER for name in exports(ROOM / room / "__init__.py")]
 
-    assert len(everyday) <= 40
+    assert len(everyday) <= 45
     assert len(set(inner)) == len(inner)
     assert set(everyday) <= set(inner)
 
