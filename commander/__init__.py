@@ -31,6 +31,7 @@ For other packages:
 
 - `context`: `Context`, a value that a caller passes to all code below
 - `errors`; `kinds` (checks of arguments); `plugins` (entry points, names imported on demand)
+- `other_names` (names of other frameworks, and what to write instead)
 - `waiting`, `body_waits` (wait for nodes); `durable` (journals); `remote` (places); `tap` (tracing)
 - `pattern` (edges start nodes again); `process`, `thread` (cancellation reaches them)
 - `stored_names` (classes in stored data); `private` (private names of asyncio)
@@ -53,6 +54,7 @@ from ._node import current_node as current_node
 from ._options import HandlerOptions as HandlerOptions
 from ._options import JobOptions as JobOptions
 from ._options import NodeLimits as NodeLimits
+from ._options import SyncOptions as SyncOptions
 from ._place import On as On
 from ._place import Place as Place
 from ._place import RemoteBody as RemoteBody

@@ -9,7 +9,7 @@ from ._place import On
 from ._policy import Policy, Restart, Retry
 from ._report import type_name
 
-__all__ = ["HandlerOptions", "JobOptions", "NodeLimits", "check_limits"]
+__all__ = ["HandlerOptions", "JobOptions", "NodeLimits", "SyncOptions", "check_limits"]
 
 
 class NodeLimits(ABC):  # noqa: B024 - the engine asks nothing of it
@@ -28,6 +28,14 @@ def check_limits(limits: object) -> None:
         raise TypeError(
             f"limits must be an object such as Limits(budget=...), not {type_name(limits)}"
         )
+
+
+class SyncOptions(TypedDict, total=False):
+    """The options of a blocking call, as of `Chat.run_sync`. `run` describes them."""
+
+    timeout: float | None
+    limits: NodeLimits | None
+    context: object
 
 
 class HandlerOptions(TypedDict, total=False):

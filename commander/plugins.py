@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._report import describe
 from .errors import AnabranchError, ConfigurationError
+from .other_names import class_advice
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -82,11 +83,16 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     `modules` maps each module of the package to its names, separated by blanks. Type checkers
     cannot follow a `__getattr__`, so the package imports the same names under `TYPE_CHECKING`.
+
+    The name of another framework's class raises an `ImportError` that says what to import.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def load(name: str) -> Any:
         if name not in module_of:
+            if (advice := class_advice(package, name)) is not None:
+                # Not an `AttributeError`: `from ... import` would replace its message.
+                raise ImportError(advice, name=package)
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{module_of[name]}"), name)
         setattr(sys.modules[package], name, value)  # `__getattr__` is not called for it again

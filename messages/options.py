@@ -12,6 +12,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from ..commander.errors import ConfigurationError
+from ..commander.other_names import OPTION_ADVICE, OTHER_OPTIONS
 
 __all__ = ["WIRE_OPTIONS", "StrictSchema", "check_options", "nearest", "parameters_of"]
 
@@ -51,9 +52,6 @@ class StrictSchema(dict[str, Any]):
         return StrictSchema, (dict(self), self.known_as)
 
 
-# Names for an argument in other frameworks and in earlier versions.
-OTHER_NAMES = {"system": "instructions", "system_prompt": "instructions", "deps": "context"}
-
 MIN_SIMILARITY = 0.6  # of a suggested name; 1.0 is the same name
 
 
@@ -70,14 +68,16 @@ def check_options(
         return
     arguments = () if of is None else parameters_of(*(kind.__init__ for kind in of.__mro__))
     known = [*takes, *arguments, *sorted(WIRE_OPTIONS)]
-    faults = [
-        f"{name!r}" + (f" (did you mean {near!r}?)" if (near := nearest(str(name), known)) else "")
-        for name in sorted(unknown, key=str)
-    ]
-    raise ConfigurationError(
-        f"{owner} has no option {', '.join(faults)}; pass a field that only your server knows in"
-        " extra={...}"
-    )
+    faults: list[str] = []
+    for name in sorted(unknown, key=str):
+        advice = OPTION_ADVICE.get(name)
+        if advice is None and (near := nearest(str(name), known)):
+            advice = f"did you mean {near!r}?"
+        faults.append(f"{name!r}" + ("" if advice is None else f" ({advice})"))
+    message = f"{owner} has no option {', '.join(faults)}"
+    if not OPTION_ADVICE.keys() >= {*unknown}:
+        message += "; pass a field that only your server knows in extra={...}"
+    raise ConfigurationError(message)
 
 
 def parameters_of(*functions: Callable[..., Any]) -> list[str]:
@@ -97,7 +97,7 @@ def nearest(name: str, known: Collection[str], similarity: float = MIN_SIMILARIT
     def similarity_to(other: str) -> float:
         return SequenceMatcher(None, name, other).ratio()
 
-    if (meant := OTHER_NAMES.get(name)) in known:
+    if (meant := OTHER_OPTIONS.get(name)) in known:
         return meant
     near = max(known, key=similarity_to)
     return near if similarity_to(near) >= similarity else None

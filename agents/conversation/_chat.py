@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from ...commander import Node
+from ...commander import Node, SyncOptions, run
 from ...commander.durable import scope_here
 from ...handlers import handler
 from ..layers import AgentMessage, SessionId
@@ -145,6 +145,16 @@ class Chat(Node[ChatResult], internal=True):
         self._timeout = timeout
         self._listener = listener
         self._messages: list[AgentMessage] = []
+
+    def run_sync(self, **options: Unpack[SyncOptions]) -> ChatResult:
+        """Hold the conversation in a program without a loop, and block until its end.
+
+            result = Chat(alice, bob, "Hello").run_sync(timeout=60)
+
+        `options` are `timeout=`, `limits=` and `context=`, as in `run`. They hold for the complete
+        conversation.
+        """
+        return run(self, **options)
 
     async def task(self) -> ChatResult:
         """Exchange messages. For the outermost chat, the limit of messages is an end."""

@@ -14,7 +14,7 @@ from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require_awaitable
 from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Instructions, SessionId
-from ..layers._call import add_usage, run_in_tree
+from ..layers._call import add_usage, names_sync_form, run_in_tree
 from ..layers._memory import TemporarySession
 from ..layers._stream import MESSAGE_FEED, StreamedReply, mute_voice
 from ._chat import Chat, ChatOptions, ChatResult, ChatStream
@@ -100,6 +100,10 @@ class ConversableAgent(Agent[Any]):
 
     # --- conversations
 
+    @names_sync_form(
+        "await agent.initiate_chat(...); in a program without a loop use"
+        " Chat(agent, recipient, message).run_sync()"
+    )
     async def initiate_chat(
         self,
         recipient: Participant | str,

@@ -9,21 +9,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from ...backends import Backend
-from ...commander import Node, current_node
+from ...commander import Node, SyncOptions, current_node
 from ...commander.durable import scope_here
 from ...commander.kinds import checked
 from ..errors import ConversationTooLong, UnknownAgent
 from ..layers import AgentMessage, prompt
 from ..layers._call import run_in_tree
 from ..layers._memory import TemporarySession
+from ._chat import Chat, ChatResult
 from ._participant import (
     Answer,
     Directory,
+    MessageLike,
     Participant,
     Status,
     as_message,
@@ -35,6 +38,7 @@ from ._scope import (
     current_scope,
     current_session,
     hold_within_limit,
+    key_of,
     set_in_block,
     with_session,
 )
@@ -327,6 +331,29 @@ class Group(ABC):
     def chat_messages(self) -> dict[str, list[AgentMessage]]:
         """The messages of each conversation, oldest first, in new lists."""
         return {key: list(each.messages) for key, each in self.talks.items()}
+
+    def run_sync(
+        self,
+        message: MessageLike,
+        *,
+        sender: str = "user",
+        **options: Unpack[SyncOptions],
+    ) -> ChatResult:
+        """Let the members answer a message in a program without a loop; block until their end.
+
+            result = GroupChat("team", [planner, writer]).run_sync("Write a poem.", timeout=60)
+            print(result.text)
+
+        The message is from `sender`, who takes no further part. The result has the message, the
+        group's answer and the status of the members' conversation, which is in
+        `chat_messages[sender]`. A repetition continues it. `options` are those of `Chat.run_sync`.
+        In a loop, use `await user.initiate_chat(group, message)`.
+        """
+        from ._conversable import ConversableAgent  # which imports this module
+
+        chat = Chat(ConversableAgent(sender), self, message, max_turns=1)
+        result = chat.run_sync(**options)
+        return replace(result, status=self.talks[key_of(sender)].status)
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Take a message from outside or from a member, and let the members answer it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from ...commander.kinds import require
+from ...commander.other_names import PAIR_ADVICE
 from ..errors import UnknownAgent
 from ..layers import AgentMessage
 
@@ -42,9 +43,7 @@ def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
     elif isinstance(given, AgentMessage):
         message = given
     elif not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"a message must be a text, an AgentMessage or a mapping, not {given!r:.200}"
-        )
+        raise TypeError(_describe_fault(given))
     else:
         fields = dict(given)
         if unknown := [name for name in fields if name not in MESSAGE_FIELDS]:
@@ -69,6 +68,13 @@ def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:
             "extra": dict(message.extra),
         }
     )
+
+
+def _describe_fault(given: object) -> str:
+    advice = ""
+    if isinstance(given, tuple) and given and isinstance(cast("Any", given)[0], bool):
+        advice = f". {PAIR_ADVICE}"
+    return f"a message must be a text, an AgentMessage or a mapping, not {given!r:.200}{advice}"
 
 
 def is_termination(message: AgentMessage) -> bool:

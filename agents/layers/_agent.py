@@ -26,7 +26,14 @@ from ._agent_stream import AgentStream, Growing, GrowingText
 from ._aggregators import Aggregator, System
 from ._answer import Knowledge, answer
 from ._as_tool import make_tool
-from ._call import OUTER_SESSION, AgentCall, JournalCall, UsageTotals, run_in_tree
+from ._call import (
+    OUTER_SESSION,
+    AgentCall,
+    JournalCall,
+    UsageTotals,
+    names_sync_form,
+    run_in_tree,
+)
 from ._guards import Guard, check_guards
 from ._hooks import (
     AgentHook,
@@ -177,6 +184,7 @@ class Agent(Generic[F]):
 
     # --- calls
 
+    @names_sync_form("await agent(...); in a program without a loop use agent.run_sync(...)")
     async def __call__(
         self,
         *messages: AgentMessage | Message | Part | str,
@@ -233,11 +241,19 @@ class Agent(Generic[F]):
         self,
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
         context: object = INHERITED,
         **options: Any,
     ) -> AgentMessage[F]:
-        """Answer in a program without a loop, and block until then."""
-        return run(self.call(*messages, session_id=session_id, context=context, **options))
+        """Answer in a program without a loop, and block until then.
+
+            print(agent.run_sync("Hello", timeout=60).text)
+
+        `timeout`, in seconds, and `limits` hold for the call and all below it, as in `run`.
+        """
+        call = self.call(*messages, session_id=session_id, context=context, **options)
+        return run(call, timeout=timeout, limits=limits)
 
     def stream(
         self,

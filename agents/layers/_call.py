@@ -36,15 +36,31 @@ __all__ = [
     "OuterSession",
     "UsageTotals",
     "add_usage",
+    "names_sync_form",
     "run_in_tree",
     "usage_of",
 ]
 
+C = TypeVar("C", bound=Callable[..., Any])
 F = TypeVar("F", default=Any)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _usage_lock = Lock()  # several threads may call an agent at the same time
+
+
+def names_sync_form(advice: str) -> Callable[[C], C]:
+    """Add advice to Python's warning about a call that was never awaited.
+
+    The name of a coroutine is that of its function, and the warning contains it. So a call costs
+    nothing, and stays a plain coroutine.
+    """
+
+    def name(function: C) -> C:
+        function.__qualname__ += f" ({advice})"
+        return function
+
+    return name
 
 
 def usage_of(node: Node[Any]) -> dict[str, Usage]:

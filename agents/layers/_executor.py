@@ -6,9 +6,9 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
-from ...commander import ContextError, Node, NodeCancelled
+from ...commander import ConfigurationError, ContextError, Node, NodeCancelled, SyncOptions, run
 from ...commander.kinds import checked
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
@@ -16,9 +16,9 @@ from ...tools.calls import NO_PERSON, CallNode, start_call
 from ...tools.results import describe_error
 from ...tools.sessions import CURRENT_SESSION, ToolSessions
 from ...tools.toolkits import by_name
-from ._call import run_in_tree
+from ._call import names_sync_form, run_in_tree
 from ._guards import wait_for_gate
-from ._hooks import Hook, HookHandle, Hooks
+from ._hooks import AgentHook, AgentHookHandle, Hook, HookHandle, Hooks, methods_of
 from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
@@ -50,7 +50,8 @@ class ToolExecutor:
 
     A call inside a node, or a commander's block, is a child of that. Outside it runs under a new
     commander. Cancelling reaches every call. Without `approvals`, a tool that needs an approval is
-    refused, unless an agent above has an `approve`.
+    refused, unless an agent above has an `approve`. `hooks` are objects with `before_action` or
+    `after_action`, such as an `AgentHook`.
 
     Tools keep their state, as the variables of a `PythonKernel`, for the session `session_id` until
     `reset` or `aclose`. A call without a session belongs to the session of the agent around it,
@@ -63,6 +64,7 @@ class ToolExecutor:
         tools: Iterable[AnyTool | Toolkit],
         *,
         approvals: Approve | None = None,
+        hooks: Iterable[AgentHook | object] = (),
         name: str = "ToolExecutor",
     ) -> None:
         self.name = name
@@ -74,6 +76,8 @@ class ToolExecutor:
         self._after = Hooks()
         for item in tools:
             self.add(item)
+        for hook in hooks:
+            self.add_hook(hook)
 
     def add(self, item: AnyTool | Toolkit) -> None:
         """Add a tool, or all tools of a toolkit.
@@ -99,11 +103,40 @@ class ToolExecutor:
         """Call `hook(executor, answer, session_id)` with each answer; see `before_action`."""
         return self._after.add(hook)
 
+    def add_hook(self, hook: AgentHook | object) -> AgentHookHandle:
+        """Add the methods `before_action` and `after_action` of an object; the handle removes them.
+
+        Raises `ConfigurationError` if it has neither, or a misspelt one.
+        """
+        methods = methods_of(hook)
+        added = {"before_action": self._before, "after_action": self._after}
+        handles = [hooks.add(methods[name]) for name, hooks in added.items() if name in methods]
+        if not handles:
+            raise ConfigurationError(
+                f"{hook!r:.200} has neither before_action nor after_action. An executor calls no"
+                " other methods"
+            )
+        return AgentHookHandle(handles)
+
+    @names_sync_form("await executor(...); in a program without a loop use executor.run_sync(...)")
     async def __call__(
         self, message: AgentMessage, *, session_id: SessionId | None = None
     ) -> AgentMessage:
         """Run the calls in `message` and return their results."""
         return await run_in_tree(self.call(message, session_id=session_id))
+
+    def run_sync(
+        self,
+        message: AgentMessage,
+        *,
+        session_id: SessionId | None = None,
+        **options: Unpack[SyncOptions],
+    ) -> AgentMessage:
+        """Run the calls in a program without a loop, and block until then.
+
+        `options` are `timeout=`, `limits=` and `context=`, as in `run`.
+        """
+        return run(self.call(message, session_id=session_id), **options)
 
     def call(self, message: AgentMessage, *, session_id: SessionId | None = None) -> ExecutorCall:
         """Make the same call as a node that has not started."""

@@ -17,6 +17,7 @@ from ...backends import Backend
 from ...commander.durable import scope_here
 from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
 from ...commander.kinds import checked, require_awaitable
+from ...commander.other_names import NO_TEXT_ADVICE
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
@@ -277,6 +278,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
         elif not isinstance(response, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"process_response of {self.name} must return a text, not {response!r:.200}"
+                + (f". {NO_TEXT_ADVICE}" if response is None else "")
             )
         else:
             for module in self.modules:

@@ -383,6 +383,8 @@ def planner_reviewer_executor(
     executor: Backend | None = None,
     max_steps: int | None = 30,
     max_errors: int = 3,
+    max_rejects: int = 1,
+    max_task_steps: int = 10,
     constrain: bool = False,
     modules: Iterable[Module] = (),
     prompts: str | Path | None = None,
@@ -391,9 +393,9 @@ def planner_reviewer_executor(
 ) -> Orchestrator[PlannerState]:
     """Make an orchestrator with a `planner`, a `reviewer` and an `executor`.
 
-    The planner makes a plan, which the reviewer may reject `state.max_rejects` times in a row. The
-    executor acts for the first task, at most `state.max_task_steps` times. Then the reviewer checks
-    the rest of the plan. The run is done when no task is left and the reviewer accepts that.
+    The planner makes a plan, which the reviewer may reject `max_rejects` times in a row. The
+    executor acts for the first task, at most `max_task_steps` times. Then the reviewer checks the
+    rest of the plan. The run is done when no task is left and the reviewer accepts that.
 
     Each may have another model. With `constrain` the server allows nothing but the JSON. `modules`
     are the executor's. The rest is as in `single_agent`.
@@ -422,4 +424,5 @@ def planner_reviewer_executor(
             PromptedAgent(engineer.name, engineer, model, modules=model_modules, **settings)
         )
     state = PlannerState(task=task, max_steps=max_steps, max_errors=max_errors)
+    state.max_rejects, state.max_task_steps = max_rejects, max_task_steps
     return Orchestrator(agents, transition, state, timeout=timeout)

@@ -503,3 +503,29 @@ def test_the_role_prompt_tells_a_model_how_to_ask_for_the_floor():
     assert text.startswith("You are Amelie")
     assert "You praise everybody." in text
     assert GroupTalk("talk", [endless("a")]).request in text
+
+
+# --- without a loop
+
+
+def test_a_group_answers_in_a_program_without_a_loop_and_continues():
+    team = GroupChat("team", [endless("a"), speaker("b", "Fine. TERMINATE", "Bye.")], max_turns=3)
+    result = team.run_sync("Go.", timeout=10)
+    assert (result.status, result.text) == ("terminated", "Fine. TERMINATE")
+    result = team.run_sync("Again.", sender="user")
+    assert (result.status, result.messages[0].text, result.text) == ("turn_limit", "Again.", "a!")
+    expected = ["Go.", "a!", "Fine. TERMINATE", "Again.", "a!", "Bye.", "a!"]
+    assert [each.text for each in team.chat_messages["user"]] == expected
+    assert team.run_sync("Hi", sender="ann#7").messages[0].sender == "ann#7"
+
+
+def test_a_group_without_an_answer_says_so():
+    assert GroupChat("team", [speaker("a")]).run_sync("Go.").status == "no_answer"
+
+
+def test_a_chat_runs_in_a_program_without_a_loop():
+    result = Chat(endless("a"), endless("b"), "Hello", max_turns=2).run_sync(timeout=10)
+    assert (result.status, len(result.messages)) == ("turn_limit", 4)
+    with pytest.raises(TimeoutError):
+        waiting = ConversableAgent("c", ScriptedBackend([asyncio.Event()]))
+        Chat(endless("a"), waiting, "Hello").run_sync(timeout=0.01)

@@ -139,8 +139,9 @@ async def test_a_reviewer_who_is_never_content_is_overruled() -> None:
         ScriptedBackend(otherwise=json_of(feedback=["no"])),
     )
     executor = ScriptedBackend(json_of(status="progress", action="pull"))
-    orchestrator = planner_reviewer_executor(planner, TASK, reviewer=reviewer, executor=executor)
-    orchestrator.state.max_rejects = 2
+    orchestrator = planner_reviewer_executor(
+        planner, TASK, reviewer=reviewer, executor=executor, max_rejects=2
+    )
     assert (await orchestrator.play(Door())).status == "over"
     assert len(reviewer.requests) == 3
 
@@ -154,8 +155,7 @@ async def test_an_executor_without_steps_or_action_is_told() -> None:
         json_of(status="progress", action="push"),
         otherwise=json_of(status="progress", action="push"),
     )
-    orchestrator = planner_reviewer_executor(backend, TASK)
-    orchestrator.state.max_task_steps = 1
+    orchestrator = planner_reviewer_executor(backend, TASK, max_task_steps=1)
     result = await orchestrator.play(Door())
     assert (result.status, len(result.steps)) == ("max_errors", 1)
     assert "there is no action" in contents(backend, 3)[-1]

@@ -82,7 +82,7 @@ def test_every_name_of_the_wire_is_an_option(giver: Giver, name: str) -> None:
     ("make", "written", "meant"),
     [
         ("agent", "max_turn", "max_rounds"),
-        ("agent", "system_prompt", "system"),
+        ("agent", "system_prompt", "instructions"),
         ("agent", "tool", "tools"),
         ("step agent", "plugin", "plugins"),
         ("conversable", "human_mode", "human_input_mode"),

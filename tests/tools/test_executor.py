@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.agents import AgentMessage, ToolExecutor
+from anabranch import ConfigurationError
+from anabranch.agents import AgentHook, AgentMessage, ToolExecutor
 from anabranch.commander import Commander, NodeCancelled, ToolError, current_node
 from anabranch.handlers import handler
 from anabranch.messages import Message, ToolCall
@@ -235,3 +236,62 @@ def test_two_tools_of_one_name_are_refused():
     """A model could not tell them apart."""
     with pytest.raises(ValueError, match="two tools called 'add'"):
         ToolExecutor([add, add])
+
+
+# --- hooks and the blocking form
+
+
+class Doubling(AgentHook):
+    """Doubles the argument of `add`, and notes the results."""
+
+    def __init__(self) -> None:
+        self.results: list[str] = []
+
+    def before_action(self, agent: Any, message: AgentMessage, session_id: Any) -> AgentMessage:
+        found = {"name": "add", "parameters": {"a": 2 * message.content["parameters"]["a"]}}
+        return message.model_copy(update={"content": found})
+
+    async def after_action(self, agent: Any, message: AgentMessage, session_id: Any) -> None:
+        self.results.append(message.text)
+
+
+class After:
+    """Not an `AgentHook`, and with one of the methods."""
+
+    def after_action(self, agent: Any, message: AgentMessage, session_id: Any) -> AgentMessage:
+        return message.model_copy(update={"content": f"{message.text}!"})
+
+
+async def test_objects_with_hooks_are_called_around_the_calls_until_they_are_removed() -> None:
+    doubling = Doubling()
+    executor = ToolExecutor([add], hooks=[doubling, After()])
+    assert (await executor(call("add", a=3))).text == "7!"
+    assert doubling.results == ["7"]
+    handle = executor.add_hook(After())
+    assert (await executor(call("add", a=3))).text == "7!!"
+    handle.remove()
+    assert (await executor(call("add", a=3))).text == "7!"
+
+
+def test_an_object_without_a_hook_for_actions_is_refused() -> None:
+    class BeforeAgent:
+        def before_agent(self, *_: Any) -> None: ...
+
+    class Misspelt:
+        def before_actions(self, *_: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="neither before_action nor after_action"):
+        ToolExecutor([add], hooks=[BeforeAgent()])
+    with pytest.raises(ConfigurationError, match="did you mean 'before_action'"):
+        ToolExecutor([add], hooks=[Misspelt()])
+
+
+def test_the_blocking_form_runs_in_a_loop_of_its_own() -> None:
+    assert ToolExecutor([add]).run_sync(call("add", a=3), timeout=10).text == "4"
+    with pytest.raises(TimeoutError):
+        ToolExecutor([endless]).run_sync(call("endless"), timeout=0.01)
+
+
+@tool
+async def endless() -> None:
+    await asyncio.Event().wait()
