@@ -27,6 +27,7 @@ from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
 __all__ = [
     "ENDED_STATES",
+    "SESSION_CLASS",
     "JournalFile",
     "Letter",
     "Row",
@@ -39,6 +40,9 @@ __all__ = [
 T = TypeVar("T")
 
 ENDED_STATES = ("completed", "failed", "cancelled")
+SESSION_CLASS = "anabranch.store:Session"
+"""The class name of a session, which only a call of its agent resumes."""
+
 NAME_PATTERN = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
 
 _SELECT_RUN = """select run_id, class_name, version, state, inputs, queue, created,

@@ -17,7 +17,7 @@ from ..commander.waiting import observe, wait_shielded
 from ._durable import Durable, make_again
 from ._execution import FIRST_ROOT, Execution
 from ._failure import decode_failure
-from ._journal_file import ENDED_STATES, Row
+from ._journal_file import ENDED_STATES, SESSION_CLASS, Row
 from ._json import canonical, digest
 from ._keys import Keys
 from ._roots import put_again
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ._journal_file import JournalFile, Letter, RunRow
 
 __all__ = [
-    "SESSION_CLASS",
     "OwnedRun",
     "acquire_or_start",
     "acquired",
@@ -48,9 +47,6 @@ __all__ = [
 ]
 
 K = TypeVar("K", bound="OwnedRun")
-
-SESSION_CLASS = "anabranch.store:Session"
-"""The class name of a session, which only a call of its agent resumes."""
 
 
 class OwnedRun:

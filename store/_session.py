@@ -15,9 +15,9 @@ from ..commander.waiting import observe, wait_shielded
 from ..messages import Usage
 from ._codec import Codec
 from ._execution import FIRST_ROOT, Execution
-from ._journal_file import ENDED_STATES
+from ._journal_file import ENDED_STATES, SESSION_CLASS
 from ._json import digest
-from ._run import SESSION_CLASS, OwnedRun, acquired, record_taken
+from ._run import OwnedRun, acquired, record_taken
 from ._scope import NodeScope
 from ._view import RunView, view
 from .errors import JournalError, RunNotFound

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from ..tools.calls import write_text
 from ._execution import FIRST_ROOT
-from ._journal_file import ENDED_STATES, Letter, Row, RunRow
+from ._journal_file import ENDED_STATES, SESSION_CLASS, Letter, Row, RunRow
 from ._unreplayed import child_name
 from .errors import NotPending, RunNotFound
 
@@ -135,7 +135,7 @@ def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
         letters=letters,
         refused=refused,
         unreplayed=unreplayed,
-        waits=[] if run.state in ENDED_STATES else _waits(rows, letters),
+        waits=_waits(run, rows, letters),
         names=names,
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
@@ -159,10 +159,16 @@ def is_abandoned(run: RunRow) -> bool:
     return False
 
 
-def _waiting(rows: list[Row], letters: list[Letter]) -> dict[bytes, Row]:
+def _waiting(run: RunRow, rows: list[Row], letters: list[Letter]) -> dict[bytes, Row]:
     """Return, by identity, the rows of waits that have not ended, oldest first."""
     waiting: dict[bytes, Row] = {}
+    if run.state in ENDED_STATES:
+        return waiting
     for row in rows:
+        # The calls of a session run one after the other, so the end of one ends all waits. It may
+        # have left a question that changed code has not asked again.
+        if run.class_name == SESSION_CLASS and row.kind in ("root", "over"):
+            waiting.clear()
         if row.kind in ("letter", "withdrawn", "result", "failure", "cancelled"):
             waiting.pop(row.ident, None)
         elif row.kind in ("question", "waits", "attempt"):
@@ -173,9 +179,9 @@ def _waiting(rows: list[Row], letters: list[Letter]) -> dict[bytes, Row]:
     return waiting
 
 
-def _waits(rows: list[Row], letters: list[Letter]) -> list[RunWait]:
+def _waits(run: RunRow, rows: list[Row], letters: list[Letter]) -> list[RunWait]:
     waits: list[RunWait] = []
-    for row in _waiting(rows, letters).values():
+    for row in _waiting(run, rows, letters).values():
         value = json.loads(row.value)
         kind = "retry" if row.kind == "attempt" else value["kind"]
         until = value.get("until", value.get("due"))
@@ -312,5 +318,5 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
 async def _open(file: JournalFile, run_id: str) -> dict[bytes, Row]:
     """Return the rows of a run's questions that wait for an answer."""
     run, rows, letters = await file.look(run_id)
-    waiting = {} if run.state in ENDED_STATES else _waiting(rows, letters)
+    waiting = _waiting(run, rows, letters)
     return {ident: row for ident, row in waiting.items() if row.kind == "question"}

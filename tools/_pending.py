@@ -73,6 +73,11 @@ class PendingList(Generic[Q]):
             if not any(question.number > seen for question in self.pending):
                 await self._added.wait()
 
+    async def wait_for_next(self) -> None:
+        """Wait until a question is added."""
+        self._added.clear()
+        await self._added.wait()
+
     def put(self, question: Q, timeout: float | None = None) -> Q:
         """Add a question as a child of the current node, which must await it."""
         number = question.number = next(self._numbers)

@@ -22,6 +22,7 @@ During and after a call:
 - `_stream`: messages of a call while they grow; `_agent_stream`: one call with its reader
 - `_steer`: messages to a call while it runs
 - `_sessions`: sessions that a journal stores; `_interrupted`: the result of an interrupted call
+- `_resume`: resume the interrupted calls of all sessions
 """
 
 from ...dispatch.formats import FencedCall as FencedCall

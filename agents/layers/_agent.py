@@ -521,6 +521,27 @@ class Agent(Generic[F]):
         """
         return await self._journaled().find_interrupted(session_id)
 
+    async def resume_interrupted(
+        self, *, parent: Node[Any] | None = None, context: object = INHERITED
+    ) -> dict[SessionId, AgentCall[F]]:
+        """Resume the interrupted calls of all sessions, and return them by session.
+
+            async with Commander() as commander:
+                await agent.resume_interrupted(parent=commander)  # when the application starts
+                print(approvals.pending)
+
+        If `approve` is an `Approvals`, it returns when the questions that were open in the journal
+        wait in `pending` again. The calls go on as children of `parent`, by default of the current
+        node. Each is that of its first execution: recorded parts are replayed, and a new call in
+        its session waits for it. `context` is for all of them. It leaves out sessions that another
+        process uses. It reads the entries of all sessions that were not cancelled. Raises
+        `ConfigurationError` without a journal or a tree.
+        """
+        self._journaled()
+        from ._resume import resume_interrupted
+
+        return await resume_interrupted(self, parent, context)
+
     async def end_interrupted(self, session_id: SessionId) -> bool:
         """End the interrupted call of a session where it is; return False if there is none.
 

@@ -138,11 +138,18 @@ class JournalSessions:
 
     async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the interrupted call of a session; None if there is none."""
+        found = await self.find_interrupted_inputs(session_id)
+        return None if found is None else found[0]
+
+    async def find_interrupted_inputs(
+        self, session_id: SessionId
+    ) -> tuple[list[AgentMessage], dict[str, Any]] | None:
+        """Return the messages and options of the interrupted call of a session."""
         async with self._opened(session_id) as session:
             last = _interrupted(session)
             if last is None or last.is_cancelled:
                 return None
-            return read_records(last.inputs["messages"])
+            return read_records(last.inputs["messages"]), last.inputs["options"]
 
     async def end_interrupted(self, session_id: SessionId) -> bool:
         """End the interrupted call of a session where it is, and remember it."""
