@@ -41,6 +41,7 @@ from .layers import SummaryMemory as SummaryMemory
 from .layers import ToolAggregator as ToolAggregator
 from .layers import ToolExecutor as ToolExecutor
 from .layers import ToolParser as ToolParser
+from .layers import handoff as handoff
 from .layers import prompt as prompt
 from .orchestration import EpisodeResult as EpisodeResult
 from .orchestration import Namespace as Namespace

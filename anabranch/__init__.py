@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .agents import AgentMessage as AgentMessage
     from .agents import Memory as Memory
     from .agents import ToolExecutor as ToolExecutor
+    from .agents import handoff as handoff
     from .backends import Backend as Backend
     from .backends import connect as connect
     from .commander import AnabranchError as AnabranchError
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
     from .tools import tool as tool
 
 _NAMES_BY_PACKAGE = {
-    "agents": "Agent AgentMessage Memory ToolExecutor",
+    "agents": "Agent AgentMessage Memory ToolExecutor handoff",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContentFiltered Context ContextError

@@ -55,6 +55,7 @@ class ConversableAgent(Agent[Any]):
     by name, and the agent adds itself to it. The other options are those of `Agent`.
     """
 
+    hands_off = False
     _reserved_names = ()  # a person who takes part may be called "user"
 
     @checked

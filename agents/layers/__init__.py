@@ -9,6 +9,7 @@ An agent:
 - `_step_agent`: an agent whose model writes calls as text; `_sequential`: a chain of agents
 - `_hooks`: functions that see and change messages; `_executor`: runs the calls in a message
 - `_guards`: checks of messages beside the first request; `_as_tool`: an agent as a tool
+- `_handoff`: a tool that passes the conversation on to another agent
 
 Messages:
 
@@ -39,6 +40,8 @@ from ._aggregators import ToolAggregator as ToolAggregator
 from ._call import AgentCall as AgentCall
 from ._executor import ToolExecutor as ToolExecutor
 from ._guards import Guard as Guard
+from ._handoff import Handoff as Handoff
+from ._handoff import handoff as handoff
 from ._hooks import AgentHook as AgentHook
 from ._hooks import AgentHookHandle as AgentHookHandle
 from ._hooks import Hook as Hook

@@ -35,6 +35,7 @@ from ._call import (
     run_in_tree,
 )
 from ._guards import Guard, check_guards
+from ._handoff import check_handoffs
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -47,7 +48,7 @@ from ._hooks import (
 )
 from ._instructions import Instructions, check_instructions, read_instructions
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
-from ._message import AgentMessage, read_inputs, with_text_output
+from ._message import AgentMessage, first_in_handoff, read_inputs, with_text_output
 from ._parsers import Parser
 from ._state import mark_own, read_again, read_records, read_state
 
@@ -118,6 +119,9 @@ class Agent(Generic[F]):
     # messages for its own.
     _reserved_names: ClassVar[Sequence[str]] = ("user",)
 
+    # Whether its calls can end with a handoff.
+    hands_off: ClassVar[bool] = True
+
     @checked(approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
@@ -168,6 +172,7 @@ class Agent(Generic[F]):
         self.memory: Memory = memory or self._default_memory
         self.aggregator: Aggregator = aggregator or Aggregator()
         self.output_format = output_format
+        check_handoffs(self, self.tools)
         self.formats = formats
         self.max_rounds = max_rounds
         self.view = view
@@ -460,7 +465,8 @@ class Agent(Generic[F]):
         With `strict` that is a `ConfigurationError`, else `output` becomes None.
         """
         parser = self.output_format
-        if message.sender != self.name or message.type is not None:
+        is_own = self.name in (message.sender, first_in_handoff(message))
+        if not is_own or message.type is not None:
             return True
         if message.output is None:
             if parser is None and message.stream_state == "end":

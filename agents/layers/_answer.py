@@ -14,13 +14,15 @@ from ...dispatch.assembly import STOPPED
 from ...handlers import look_up, respond
 from ...messages import Conversation, Message
 from ...tools import AnyTool, ToolResult
+from ...tools.toolkits import flatten
 from ._call import run_in_tree
 from ._guards import wait_for_gate
+from ._handoff import HANDED_VIEW, find_handoff, hand_over
 from ._memory import Memory, SessionId
 from ._message import AgentMessage, reply_message
 from ._parsers import parse_reply
 from ._steer import STEERING, Deliveries
-from ._stream import AgentView
+from ._stream import APPROVE, AgentView
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -69,7 +71,11 @@ async def answer(
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     deliveries, has_searched = Deliveries(agent, backend), False
     offer = partial(agent.hooked_tools, session_id)
-    view = AgentView(agent.name, agent.view, agent.approve, deliveries.deliver, offer)
+    shown, approve = agent.view, agent.approve
+    handed = HANDED_VIEW.get()
+    if shown is None and handed is not None and handed[0] is agent:
+        shown, approve = handed[1], approve or APPROVE.get()
+    view = AgentView(agent.name, shown, approve, deliveries.deliver, offer)
     token = STEERING.set(None)  # messages to this call do not steer what its tools do
     try:
         if agent.knowledge_tool is not None:
@@ -94,6 +100,8 @@ async def answer(
         STEERING.reset(token)
     new = conversation.messages[len(request) :]
     rounds = _remember_calls(agent, memory, new, session_id, deliveries)
+    if message.tool_calls and (made := find_handoff(flatten(agent.tools), new)) is not None:
+        return await hand_over(agent, made, memory, session_id, shown)
     logger.debug("%s answers: %s", agent.name, message)
     status = "max_rounds" if agent.tools and rounds >= agent.max_rounds + has_searched else "ok"
     if message.finish_reason in STOPPED:
@@ -134,7 +142,10 @@ async def _ask(
         )
         message = await run_in_tree(exchange)
         if message.tool_calls:
-            message = _result_of_turn(conversation, agent.hooked_tools(session_id))
+            tools = agent.hooked_tools(session_id)
+            if find_handoff(tools, conversation.messages) is not None:
+                return message, cast("F", None)
+            message = _result_of_turn(conversation, tools)
         if parser is None:
             return message, cast("F", None)
         try:

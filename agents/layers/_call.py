@@ -19,7 +19,7 @@ from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
 from ._guards import GATE, Gate, GuardCheck, Guarded, wait_for_gate
 from ._memory import CURRENT_CALLS, SessionId, TemporarySession
-from ._message import AgentMessage, copy_message, with_text_output
+from ._message import AgentMessage, copy_message, first_in_handoff, with_text_output
 from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, MESSAGE_FEED, begin_voice, lend_voice
 
@@ -253,7 +253,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         # After the hooks, because a hook may call agents, and these must not wait for the guards.
         gate = Gate(GATE.get(), CURRENT_CALLS.get()) if agent.guards else None
         token = None if gate is None else GATE.set(gate)
-        remembered = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
+        remembered = self.remember(received)
         try:
             outer = OUTER_SESSION.get()
             if outer is not None and not is_temporary and agent.memory.messages(session_id):
@@ -270,6 +270,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
                 raise TypeError(
                     f"forward() of {agent.name} must return a message or a text, not {reply!r:.200}"
                 )
+            sender = reply.sender
+            if first_in_handoff(reply) == agent.name:  # later requests read it as its own
+                reply = reply.model_copy(update={"sender": agent.name})
             answer = agent.memory.add(reply, session_id=session_id)[0]
             if agent.output_format is None:
                 with_text_output(answer)
@@ -279,13 +282,24 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         finally:
             if token is not None:
                 GATE.reset(token)
-        answer = await after.run(agent, copy_message(answer), session_id)
+        answer = copy_message(answer)
+        answer.sender = sender
+        answer = await after.run(agent, answer, session_id)
         answer = answer.model_copy(update={"usage": self.usage})
         if agent.output_format is None:
             with_text_output(answer)  # hooks may have changed the text
+        self.publish(answer)
+        return answer
+
+    def remember(self, received: Sequence[AgentMessage]) -> list[AgentMessage]:
+        """Add the received messages to the agent's memory."""
+        agent = self.agent
+        return agent.memory.add(*map(agent.receive_as, received), session_id=self.session_id)
+
+    def publish(self, answer: AgentMessage[F]) -> None:
+        """Pass the answer to the readers of streams."""
         if (listener := MESSAGE_FEED.get()) is not None:
             listener.put(answer)
-        return answer
 
     async def _check_steering(
         self, hook: Callable[[AgentMessage], Awaitable[AgentMessage]], message: AgentMessage

@@ -18,6 +18,7 @@ from ...tools.sessions import CURRENT_SESSION, ToolSessions
 from ...tools.toolkits import by_name
 from ._call import names_sync_form, run_in_tree
 from ._guards import wait_for_gate
+from ._handoff import Handoff
 from ._hooks import AgentHook, AgentHookHandle, Hook, HookHandle, Hooks, methods_of
 from ._memory import SessionId
 from ._message import AgentMessage
@@ -84,6 +85,11 @@ class ToolExecutor:
 
         Raises `ConfigurationError`, and adds none, if a name is taken.
         """
+        if isinstance(item, Handoff):
+            raise ConfigurationError(
+                f"{self.name} only runs tools, and {item.name} hands a conversation over. Give it"
+                " to an Agent: Agent(tools=[...])"
+            )
         methods = item.methods if isinstance(item, Toolkit) else {"": item}
         self.tools = by_name(methods.values(), self.tools)
         if isinstance(item, Toolkit):

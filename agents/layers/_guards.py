@@ -11,12 +11,12 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from ...commander import Node
+from ...commander import Context, Node
+from ...commander.context import call_with_context
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Delta
@@ -38,7 +38,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-Guard: TypeAlias = Callable[[AgentMessage], Awaitable[None] | None]
+Guard: TypeAlias = (
+    Callable[[AgentMessage], Awaitable[None] | None]
+    | Callable[[AgentMessage, Context[Any]], Awaitable[None] | None]
+)
 """Checks a message to an agent, plain or async. It raises to refuse the message."""
 
 # The deltas that a reader may be behind after the gate has opened.
@@ -58,13 +61,18 @@ def check_guards(guards: Iterable[Guard], name: str) -> list[Guard]:
                 f"the guard {name_of(guard)} of {name} must raise or return, not yield"
             )
         try:
-            inspect.signature(guard).bind(None)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"the guard {name_of(guard)} of {name} must take one argument, the message: {error}"
-            ) from None
+            signature = inspect.signature(guard)
         except ValueError:  # a builtin without a signature
             continue
+        for given in (None,), (None, None):
+            with suppress(TypeError):
+                signature.bind(*given)
+                break
+        else:
+            raise ConfigurationError(
+                f"the guard {name_of(guard)} of {name} must take the message, or the message and"
+                f" the context, not {signature}"
+            )
     return found
 
 
@@ -140,9 +148,7 @@ class GuardCheck(Node[None], internal=True):
         MESSAGE_FEED.set(None)
         STEERING.set(None)
         guard = self._node_guard
-        result: object = guard(copy_message(self._node_message))
-        if isawaitable(result):
-            result = await result
+        result: object = await call_with_context(guard, copy_message(self._node_message))
         if result is not None:
             raise TypeError(
                 f"the guard {name_of(guard)} must raise to refuse a message, and return None, not"

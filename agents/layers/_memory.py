@@ -25,6 +25,7 @@ __all__ = [
     "SessionId",
     "SummaryMemory",
     "TemporarySession",
+    "added_by",
     "ask_summary",
     "cut_middle",
     "message_tokens",
@@ -280,6 +281,11 @@ class Memory:
         limits = {"recent_n": self.recent_n, "max_tokens": self.max_tokens}
         shown = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
         return f"{type(self).__name__}({shown})"
+
+
+def added_by(message: AgentMessage) -> tuple[object, ...]:
+    """Return the agent's call that added a message, after the calls above it."""
+    return vars(message).get(ADDED_BY_CALLS, ())
 
 
 def _is_added_here(message: AgentMessage) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "AgentMessage",
     "StreamState",
     "copy_message",
+    "first_in_handoff",
     "has_run",
     "own_output",
     "read_inputs",
@@ -138,6 +139,12 @@ def _own(value: Any) -> Any:
 def own_output(message: AgentMessage) -> Any:
     """Return the `output` to store, which is None for one of `with_text_output`."""
     return message.output if "output" in message.model_fields_set else None
+
+
+def first_in_handoff(message: AgentMessage) -> str | None:
+    """Return the agent that handed its conversation to the sender of an answer, None if none."""
+    path = message.extra.get("handoff")
+    return cast("list[Any]", path)[0] if isinstance(path, list) and path else None
 
 
 def has_run(message: AgentMessage) -> bool:

@@ -171,6 +171,8 @@ class PromptedAgent(Agent[Any], Generic[S]):
     The state has the agent's history, under `histories`. Its memory stores nothing.
     """
 
+    hands_off = False  # the transition chooses the next agent
+
     @checked
     def __init__(
         self,

@@ -12,7 +12,7 @@ from support.memory_journal import act
 from support.openai_client import serve_to_client
 from support.seeds import SEED, example_count
 
-from anabranch import Agent, AgentMessage, Commander, Retry, tool
+from anabranch import Agent, AgentMessage, Commander, Context, Retry, tool
 from anabranch.agents import ConversableAgent, Memory, StepAgent
 from anabranch.agents.errors import InputRefused
 from anabranch.backends import Backend
@@ -262,20 +262,20 @@ async def test_steering_passes_the_guards() -> None:
 async def test_a_guard_must_be_a_function_that_raises_or_returns_nothing() -> None:
     """A guard that returns False was meant to refuse. So it fails the call."""
 
-    async def two(message: AgentMessage, more: int) -> None: ...
+    async def three(message: AgentMessage, context: Any, more: int) -> None: ...
     async def yields(message: AgentMessage) -> Any:
         yield message
 
     for guard, text in [
         (3, "must be a function"),
         (Refused, "must be a function"),
-        (two, "must take one argument"),
+        (three, "must take the message"),
         (yields, "not yield"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
             Agent(name="a", guards=[guard])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="must be a list"):
-        Agent(name="a", guards=two)  # type: ignore[arg-type]
+        Agent(name="a", guards=three)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="reply function"):
         ConversableAgent("a", guards=[lambda message: None])
     scene = Scene(lambda message: "bad" not in message.text)
@@ -481,3 +481,14 @@ async def test_another_call_of_the_session_does_not_read_a_message_that_is_being
     with pytest.raises(Refused):
         await first
     assert [each.text for each in scene.agent.memory.messages()] == ["hello", "hi"]
+
+
+async def test_a_guard_may_read_the_context() -> None:
+    """It takes it as its second parameter."""
+    seen: list[Any] = []
+
+    def check(message: AgentMessage, ctx: Context[str]) -> None:
+        seen.append((message.text, ctx.value))
+
+    await Scene(check).agent("hi", context="ann")
+    assert seen == [("hi", "ann")]
