@@ -298,7 +298,7 @@ async def test_a_guard_that_raises_cancelled_error_does_not_let_the_call_hang() 
 
 
 async def test_sessions_in_a_journal_forget_what_a_guard_refused(tmp_path: Any) -> None:
-    """The next call goes on, in this process and in another one."""
+    """The next call continues, in this process and in another one."""
     path = tmp_path / "notes.db"
     scene = Scene(journal=str(path))
     scene.go.set()
@@ -320,7 +320,7 @@ async def pay() -> str:
 
 
 class Guarded(Durable[str]):
-    """An agent with a tool and a guard that asks a model; it refuses if told to."""
+    """An agent with a tool and a guard that asks a model. The model may refuse."""
 
     backend: Live[Backend] = later()
     question: str = "good"

@@ -258,7 +258,7 @@ async def test_cancels_limits_and_steering_reach_the_other_agent() -> None:
 
 
 async def test_the_other_agent_may_have_a_memory_guards_and_a_journal() -> None:
-    """Its own sessions stay as they are. Its guards check the question."""
+    """Its own sessions stay unchanged. Its guards check the question."""
 
     def guard(message: Any) -> None:
         if "money" in message.text:
