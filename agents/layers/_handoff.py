@@ -46,7 +46,7 @@ class Handoff(Tool[[], Coroutine[Any, Any, str]]):
             function, name=name, description=description, effect="nested", ends_turn=True
         )
         self.agent = agent
-        self.source = f"the agent {agent.name}"
+        self.source: str = f"the agent {agent.name}"
 
 
 def handoff(agent: Agent[Any], name: str | None = None, description: str | None = None) -> Handoff:
