@@ -32,9 +32,12 @@ timeout raises the builtin `TimeoutError`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._report import group, type_name
+
+if TYPE_CHECKING:
+    from ..messages import Message
 
 __all__ = [
     "AnabranchError",
@@ -244,7 +247,7 @@ class BadResponse(BackendError):
 class _NoOutput(BadResponse):
     """A complete reply without the typed output that was asked for."""
 
-    def __init__(self, text: str, *, message: Any = None) -> None:
+    def __init__(self, text: str, *, message: Message | None = None) -> None:
         super().__init__(text)
         self.message = message
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -75,6 +75,13 @@ class OutputSchema(Generic[T]):
     Raises `ConfigurationError` for a type without a JSON schema.
     """
 
+    @overload
+    def __init__(self, output_type: type[T]) -> None: ...
+
+    # A type checker cannot infer the type from a union, an `Annotated` and other special forms.
+    @overload
+    def __init__(self: OutputSchema[Any], output_type: object) -> None: ...
+
     def __init__(self, output_type: Any) -> None:
         self.output_type = output_type
         try:
@@ -109,7 +116,7 @@ class OutputSchema(Generic[T]):
     def object_schema(self) -> dict[str, Any]:
         """The schema of an object; any other value becomes the field `response` of an object."""
         if self.is_object:
-            return self.schema
+            return dict(_root(self.schema))
         inner = {key: value for key, value in self.schema.items() if key != "$defs"}
         wrapped: dict[str, Any] = {
             "type": "object",

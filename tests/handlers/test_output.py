@@ -323,6 +323,67 @@ async def test_an_own_response_format_is_refused() -> None:
         await ask("", response_format={"type": "json_object"})
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_the_arguments_of_the_final_answer_grow_like_text(size: int) -> None:
+    """The view reads values of its first call only, and its complete value at the end."""
+    view = Seen()
+    reply = calling(
+        *(call("look", 0, place="Rome"), call("final_answer", 1, name="Paris", people=2)),
+        call("final_answer", 2, name="Rome"),
+        content="I know.",
+    )
+
+    backend = ScriptedBackend(reply, size=size)
+    async with Commander() as commander:
+        message = await commander.run(
+            respond(backend, Conversation(), [look], view, output_type=City, output_mode="tool")
+        )
+
+    assert message.output == view.values[-1] == PARIS
+    assert all(PARIS.name.startswith(value.name) for value in view.values)
+
+
+async def test_text_before_a_call_is_not_output() -> None:
+    """A new request begins a new output."""
+    view = Seen()
+    first = calling(call("look", place="Rome"), content='{"name": "Guess"}')
+
+    await ask(first, '{"name": "Rome"}', tools=[look], view=view)
+
+    assert [value.name for value in view.values][-1] == "Rome"
+    assert not any(value.name == "Guess" for value in view.values)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_cancel_while_a_validator_waits_leaves_a_valid_conversation(
+    mode: OutputMode,
+) -> None:
+    """The reply and the results of its calls are in it."""
+    waits, conversation = asyncio.Event(), Conversation()
+
+    async def forever(city: City) -> City:
+        waits.set()
+        await asyncio.Event().wait()
+        return city
+
+    backend = ScriptedBackend(answering(mode, '{"name": "Rome"}'))
+    async with Commander() as commander:
+        node = commander.call_handler(
+            respond(
+                backend,
+                conversation,
+                output_type=City,
+                output_mode=mode,
+                output_validators=[forever],
+            )
+        )
+        await waits.wait()
+        node.cancel()
+
+    roles = ["assistant", "tool"] if mode == "tool" else ["assistant"]
+    assert [each.role for each in conversation] == roles
+
+
 async def test_a_message_with_output_is_stored_as_a_plain_message() -> None:
     """The conversation, dumps and the wire do not contain the output."""
     conversation = Conversation()

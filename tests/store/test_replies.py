@@ -12,13 +12,22 @@ from support.killed_executions import disk_after, execute_in_loop
 from support.memory_journal import RUN_ID, Disk
 from support.seeds import SEED, example_count
 
-from anabranch import BackendUnavailable, ConfigurationError, Node, handler
+from anabranch import (
+    BackendUnavailable,
+    ConfigurationError,
+    Conversation,
+    ModelRetry,
+    Node,
+    ToolCall,
+    handler,
+)
 from anabranch.backends import Backend, Fallback, Limits
 from anabranch.backends._cassette import CassetteBackend
 from anabranch.commander import BudgetExceeded
 from anabranch.dispatch import FencedCode, Hermes, Think, fork
 from anabranch.dispatch.assembly import assemble
-from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
+from anabranch.handlers import respond
+from anabranch.messages import Delta, Message, OutputMode, Request, ToolCallDelta, Usage
 from anabranch.messages.compact_json import read_message, write_json, write_message
 from anabranch.store import Durable, Live
 from anabranch.store import live as later
@@ -413,3 +422,71 @@ def test_a_message_is_read_as_it_was_written() -> None:
     for _ in range(example_count(3000, 50_000)):
         said = assemble([random_delta(chance) for _ in range(chance.randrange(6))])
         assert read_message(json.loads(write_json(write_message(said)).encode())) == said
+
+
+# --- typed output
+
+
+class Priced(Durable[list[str]]):
+    backend: Live[Backend] = later()
+    mode: OutputMode = "text"
+
+    async def task(self) -> list[str]:
+        """Ask for two numbers; a validator rejects one, and one reply does not fit."""
+        conversation = Conversation()
+        checked: list[int] = []
+
+        async def check(number: int) -> int:
+            checked.append(number)
+            await pause_of_loop()
+            if number < 5:
+                raise ModelRetry("too low")
+            return number + 1
+
+        for _ in range(2):
+            message = await self.call_handler(
+                respond(
+                    self.backend,
+                    conversation,
+                    output_type=int,
+                    output_mode=self.mode,
+                    output_validators=[check],
+                )
+            )
+            conversation.add(f"So it was {message.output}. And now?")
+        return [f"{each.role}: {each.content}" for each in conversation] + [str(checked)]
+
+
+async def pause_of_loop() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("mode", ["text", "schema", "tool"])
+async def test_typed_output_is_the_same_after_every_kill(mode: OutputMode) -> None:
+    """No recorded reply is requested again; validators run in each execution."""
+
+    def scripted_numbers() -> ScriptedBackend:
+        numbers = iter(["3", '"x"', "7", "9"])
+
+        def answer(asked: Request) -> Message:
+            text = next(numbers)
+            if mode != "tool":
+                return Message(role="assistant", content=text)
+            arguments = {"response": json.loads(text)}
+            call = ToolCall(id="c0", name="final_answer", arguments=arguments)
+            return Message(role="assistant", tool_calls=[call])
+
+        return ScriptedBackend(otherwise=answer)
+
+    backend = scripted_numbers()
+    first = await execute_in_loop(Priced(backend, mode))
+    assert len(backend.requests) == 4
+    assert first.result[-1] == "[3, 7, 9]"
+    for rows in range(len(first.rows) + 1):
+        known = sum(row.kind == "reply" for row in first.rows[:rows])
+        again = scripted_numbers()
+        for _ in range(known):
+            again._otherwise(request())  # pyright: ignore - the script goes on after the replies
+        resumed = await execute_in_loop(Priced(again, mode), disk_after(first, rows))
+        assert resumed.result == first.result, rows
+        assert len(again.requests) == 4 - known

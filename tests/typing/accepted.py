@@ -28,9 +28,16 @@ from anabranch.commander import (
     run,
     settle,
 )
-from anabranch.handlers import Handler, handler
+from anabranch.handlers import Handler, handler, respond
 from anabranch.jobs import Job
-from anabranch.messages import Usage
+from anabranch.messages import (
+    Conversation,
+    Message,
+    OutputMessage,
+    OutputSchema,
+    Request,
+    Usage,
+)
 from anabranch.store import Durable
 from anabranch.tools import Tool, Toolkit, tool
 
@@ -294,6 +301,36 @@ async def asks(backend: Backend) -> None:
     assert_type((await Agent(backend, output_format=either)("?")).output, Weather | Fault)
     assert_type(JsonParser(Weather | None), JsonParser[Any])
     assert_type(JsonParser(list[Weather]), JsonParser[list[Weather]])
+
+
+async def check_weather(weather: Weather) -> Weather:
+    return weather
+
+
+async def typed_output(backend: Backend, request: Request, conversation: Conversation) -> None:
+    assert_type(await backend.complete(request), Message)
+    message = await backend.complete(request, output_type=Weather, output_retries=1)
+    assert_type(message, OutputMessage[Weather])
+    assert_type(message.output, Weather)
+    assert_type((await backend.complete(request, output_type=list[Weather])).output, list[Weather])
+    assert_type((await backend.complete(request, output_type=int)).output, int)
+    either: OutputMessage[Weather | Fault] = await backend.complete(
+        request, output_type=Weather | Fault, output_mode="tool"
+    )
+    assert_type(either.output, Weather | Fault)
+    assert_type(OutputSchema(Weather), OutputSchema[Weather])
+
+    assert_type(respond(backend, conversation), Handler[Message])
+    assert_type(await respond(backend, conversation, temperature=0), Message)
+    answer = await respond(
+        backend,
+        conversation,
+        output_type=Weather,
+        output_mode="schema",
+        output_validators=[check_weather],
+        temperature=0,
+    )
+    assert_type(answer.output.degrees, int)
 
 
 # --- tools: a method is bound as a plain one is
