@@ -24,6 +24,9 @@ PAGES = (
 )  # a later one uses names of an earlier one
 TEXT = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 
+RIVER = text('{"name": "Nile", "length_km": 6650}')
+REPLIES = (*[text("Nile")] * 3, RIVER, text("Nile"))  # the fourth request is for typed output
+
 
 async def test_every_block_of_the_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -32,7 +35,7 @@ async def test_every_block_of_the_pages_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     names: dict[str, Any] = {}
-    async with asyncio.timeout(60), ScriptedServer(text("Nile")) as server:
+    async with asyncio.timeout(60), ScriptedServer(*REPLIES) as server:
         server.embeds = True
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
