@@ -77,7 +77,8 @@ class Started(Generic[T_co]):
         alternate, also those of the same agent.
 
         If a retried node fails in the middle of a reply, its text so far has been yielded, and the
-        text of the next attempt follows. To show only valid text, use `agent.stream()`.
+        text of the next attempt follows. An answer that no model has streamed, as of an agent's own
+        `forward`, is in the result only.
 
         Raises the failure of the job after the last text, `NodeCancelled` if it was cancelled.
         Cancelling the reader does not cancel the job. Raises `RuntimeError` while another task
@@ -179,7 +180,7 @@ class TextRouter:
             found = self._sources[key] = _find_source(event, record)
         number, source = found
         reader = self.readers.get(number)
-        if reader is not None:
+        if reader is not None and isinstance(event.data, str):  # a user may emit another value
             reader._add(key, source, event.data)
 
 

@@ -289,6 +289,15 @@ async def test_deltas_come_home_in_order_while_the_job_runs() -> None:
         assert await job == 1000
 
 
+async def test_a_started_job_yields_its_text_from_there() -> None:
+    """Also while another job with the same numbers of nodes speaks on another machine."""
+    async with Commander() as commander:
+        runs = [commander.start(Speak(50), on=place) for place in (LEFT, RIGHT)]
+        for run in runs:
+            assert "".join([text async for _, text in run.text()]) == "".join(map(str, range(50)))
+            assert await run == 50
+
+
 async def test_a_flood_is_bounded_and_told() -> None:
     """Events that a slow reader misses are counted, as for any slow listener."""
     async with Commander() as commander:
