@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..agents import AgentMessage
 from ..commander import Actor, EventKind, NodeState, Policy
+from ..commander.context import SentContext
 from ..messages import Usage
 from ._payload import JobPayload
 
@@ -80,6 +81,8 @@ class TreeContext(NamedTuple):
     limits: RemoteLimits | None
     # The conversation's limit of messages, the number left, and its session; None outside of one.
     messages: tuple[int, int, str | None] | None
+    # The node's `context=`; None without one.
+    value: SentContext | None
 
 
 class TaskSpec(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agents.integration import current_scope, current_session
 from ..commander import Node, NodeSnapshot, NodeState, actor_of, charge
+from ..commander.context import receive_context, send_context
 from ..commander.remote import (
     DONE,
     Event,
@@ -31,7 +32,7 @@ from ..commander.remote import (
     type_name,
 )
 from ..commander.tap import Tap
-from ._payload import describe_error, dump, dump_error, load, load_error
+from ._payload import describe_error, dump, dump_error, load, load_error, pack, unpack
 from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
 from ._ray import this_host
 
@@ -90,6 +91,7 @@ class RemoteNode:
             None if call is None else call.address,
             None if call is None else call.limits,
             None if scope is None else (scope.limit, scope.left, current_session()),
+            send_context(lambda value: pack(value, "it")),
         )
 
     def descendants(self, depth: int) -> Sequence[NodeSnapshot]:
@@ -220,6 +222,7 @@ class RemoteCommander(SubtreeCommander, internal=True):
     def put_root(self, node: Node[Any]) -> None:
         """Put the node that runs the body for home, with the number that it has at home."""
         self._root = node
+        receive_context(self.context.value, unpack)  # in the context of the task that serves it
         number = self.context.node_id
         below = number * NUMBERS_PER_NODE
         self.put_numbered(node, number=number, below=below, policy=self.context.policy)

@@ -16,6 +16,7 @@ from anyio import CancelScope, from_thread, to_thread
 
 from ._node import Node
 from ._report import note, type_name
+from .context import send_context
 from .errors import WorkerLost
 from .process import describe_exit, start_process, wait_for_exit
 from .thread import CANCEL_NOTICE, CancelNotice
@@ -149,7 +150,7 @@ class ProcessCall(_Call[T], internal=True):
                 f"in_process sends {self._name} and its arguments to another process, and "
                 f"one of them cannot be pickled: {error}"
             ) from error
-        work = pickle.dumps((preparation, call))
+        work = pickle.dumps((preparation, call, send_context(pickle.dumps)))
         process = await start_process(
             sys.executable,
             "-c",

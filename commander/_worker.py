@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.spawn import prepare
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from . import _blocking
 from ._report import describe
+from .context import receive_context
 
 
 def main() -> None:
@@ -73,10 +75,11 @@ def _read(parent: int, size: int) -> bytes:
 def _run(work: bytes) -> bytes:
     main = None
     try:
-        preparation, call = pickle.loads(work)  # noqa: S301 - the parent wrote it
+        preparation, call, context = pickle.loads(work)  # noqa: S301 - the parent wrote it
         main = _Main(preparation.pop(BY_NAME, None), preparation.pop(BY_PATH, None))
         prepare(preparation)
-        function, args, kwargs = _Reader(call, main).load()
+        receive_context(context, partial(_load, main))
+        function, args, kwargs = _load(main, call)
         return pickle.dumps((True, function(*args, **kwargs), ""))
     except (SystemExit, KeyboardInterrupt):
         raise  # they end this process, not the parent
@@ -137,6 +140,10 @@ class _Main:
             )
         finally:
             _blocking.process_imports_main = False
+
+
+def _load(main: _Main, packed: bytes) -> Any:
+    return _Reader(packed, main).load()
 
 
 class _Reader(pickle.Unpickler):

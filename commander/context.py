@@ -28,7 +28,7 @@ from typing import (
 )
 
 from ._record import record_of
-from ._report import type_name
+from ._report import describe, type_name
 from ._usage import payer, payers
 from .errors import ContextError
 
@@ -50,10 +50,13 @@ __all__ = [
     "INHERITED",
     "Context",
     "ContextParameter",
+    "SentContext",
     "call_with_context",
     "context_values",
     "current_context",
     "read_context_parameters",
+    "receive_context",
+    "send_context",
     "set_context",
 ]
 
@@ -136,16 +139,24 @@ def set_context(node: Node[Any], value: object) -> None:
     record_of(node).own_context = (value,)
 
 
-def _find_context() -> Context[Any] | None:
-    node = payer()
+def _find_value(node: Node[Any] | None) -> Any:
+    """Return the value of the nearest `context=`; INHERITED if there is none."""
     value = CONTEXT.get(INHERITED)
     if value is INHERITED:
         # As in a node that a thread without our context variables put below another node.
         every = (record_of(each).own_context for each in payers(node))
-        found = next((each for each in every if each is not None), None)
-        if found is None:
-            return None
-        (value,) = found
+        (value,) = next((each for each in every if each is not None), (INHERITED,))
+    return value
+
+
+def _find_context() -> Context[Any] | None:
+    node = payer()
+    value = _find_value(node)
+    if value is INHERITED:
+        return None
+    if isinstance(value, _PackedContext):
+        value = value.read()
+        CONTEXT.set(value)
     actor = None if node is None else record_of(node).actor
     if actor is None:
         return Context(value, _node=node)
@@ -157,6 +168,61 @@ def _missing(what: str) -> ContextError:
         f"{what}, and no context was given: pass context= to the call, as in"
         " agent(question, context=user), put_job(job, context=user) or run(job, context=user)"
     )
+
+
+# --- other processes
+
+
+class SentContext(NamedTuple):
+    """A context on its way to another process: its pickle, or the reason why it has none."""
+
+    packed: bytes | None
+    why: str = ""
+
+
+class _PackedContext:
+    """A context from another process. It is unpickled when it is first read."""
+
+    def __init__(self, sent: SentContext, load: Callable[[bytes], Any]) -> None:
+        self.sent = sent
+        self._load = load
+
+    def read(self) -> Any:
+        packed, why = self.sent
+        if packed is None:
+            raise ContextError(why)
+        try:
+            return self._load(packed)
+        except Exception as error:
+            raise ContextError(
+                f"this process cannot read the context that it was sent: {describe(error)}"
+            ) from error
+
+
+def send_context(pack: Callable[[Any], bytes]) -> SentContext | None:
+    """Return the context of the calling code for another process; None if there is none.
+
+    A value that `pack` refuses is an error only for code that reads it there.
+    """
+    value = _find_value(payer())
+    if value is INHERITED:
+        return None
+    if isinstance(value, _PackedContext):
+        return value.sent
+    try:
+        return SentContext(pack(value))
+    except Exception as error:  # noqa: BLE001 - pickling may raise anything
+        why = (
+            f"the context, a {type_name(value)}, cannot be sent to another process:"
+            f" {describe(error)}. Pass a value that can be pickled, or read it before"
+        )
+        return SentContext(None, why)
+
+
+def receive_context(sent: SentContext | None, load: Callable[[bytes], Any]) -> None:
+    """Set the context that another process sent, for the calling code and its nodes."""
+    if sent is not None:
+        CONTEXT.set(_PackedContext(sent, load))
 
 
 # --- parameters for a context

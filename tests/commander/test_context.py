@@ -320,3 +320,54 @@ async def test_the_annotated_parameter_is_found_at_any_place():
     assert await call_with_context(Both().named, "x") == ("x", None)
     with pytest.raises(ContextError, match=r"Both.*'ctx'"):
         await call_with_context(Both(), "x")
+
+
+# --- processes
+
+
+def read_in_process() -> str:
+    return current_context(User).value.name
+
+
+def run_in_process() -> str:
+    @handler
+    async def work(self: Node[Any]) -> str:
+        return await self.in_process(read_in_process)
+
+    return run(work())
+
+
+def needs_no_context() -> int:
+    return 7
+
+
+class Lock(User):
+    def __reduce__(self) -> Any:
+        raise TypeError("it holds a lock")
+
+
+async def test_a_function_in_a_process_reads_a_copy_of_the_context():
+    async with Commander() as commander:
+
+        @handler
+        async def work(self: Node[Any]) -> list[Any]:
+            return [
+                await self.in_process(read_in_process),
+                await self.in_process(run_in_process),
+            ]
+
+        assert await commander.run(work(), context=User("ada")) == ["ada", "ada"]
+
+
+async def test_a_context_that_cannot_be_pickled_is_an_error_only_where_it_is_read():
+    async with Commander() as commander:
+
+        @handler
+        async def work(self: Node[Any]) -> Any:
+            assert await self.in_process(needs_no_context) == 7
+            return await self.in_process(read_in_process)
+
+        with pytest.raises(ContextError, match=r"the context, a Lock, cannot be sent .* a lock"):
+            await commander.run(work(), context=Lock("ada"))
+        with pytest.raises(ContextError, match="no context was given"):
+            await commander.run(work())
