@@ -32,7 +32,7 @@ from ._record import (
     record_of,
     wrong_loop,
 )
-from .context import CONTEXT
+from .context import INHERITED, context_set
 from .durable import DurableScope, find_scope
 from .errors import NodeClosed, NotDurable
 from .private import running_loop
@@ -143,11 +143,10 @@ def enter_with(above: Node[Any], node: Node[Any], options: Mapping[str, Any]) ->
     others = {**options}
     value = others.pop("context")
     # The node starts in a copy of this code's context, also when it is queued or retried.
-    token = CONTEXT.set(value)
-    try:
+    with context_set(value):
         record = enter(above, node, **others)
-    finally:
-        CONTEXT.reset(token)
+    if value is INHERITED:
+        return record
     record.own_context = (value,)
     return record
 

@@ -6,7 +6,8 @@ The value is in a context variable, which nodes inherit. So nodes without one pa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +53,7 @@ __all__ = [
     "ContextParameter",
     "SentContext",
     "call_with_context",
+    "context_set",
     "context_values",
     "current_context",
     "read_context_parameters",
@@ -137,6 +139,17 @@ def set_context(node: Node[Any], value: object) -> None:
     """Set the context of the running body of `node`, and so of all nodes that it puts."""
     CONTEXT.set(value)
     record_of(node).own_context = (value,)
+
+
+@contextmanager
+def context_set(value: object) -> Generator[None]:
+    """Set the context of the block, unless the value is `INHERITED`. The block must not yield."""
+    token = None if value is INHERITED else CONTEXT.set(value)
+    try:
+        yield
+    finally:
+        if token is not None:
+            CONTEXT.reset(token)
 
 
 def _find_value(node: Node[Any] | None) -> Any:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from ..commander import Node, ToolError
+from ..commander import Context, Node, ToolError
+from ..commander.context import read_context_parameters
 from ..commander.durable import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
@@ -30,6 +31,8 @@ def call_tool(
 ) -> Node[Any]:
     """Put a call of `tool` below `caller`, as an effect of the caller.
 
+    A `Context` among the arguments is that of the call; by default it is the caller's.
+
     The node returns the tool's result or raises its exception. The keyword `key` names the effect,
     unless the tool has a parameter of that name. Raises `InvalidArguments` for arguments that the
     tool does not accept, `NotStorable` for arguments or a type of result that cannot be stored.
@@ -40,6 +43,9 @@ def call_tool(
     if key is not None and (type(key) is not str or not key):
         raise TypeError(f"key= of a call must be a text that is not empty, not {key!r}")
     by_name = {**signature.bind_partial(*args).arguments, **kwargs}
+    # A context is not an argument of the effect, and is not stored.
+    given = [by_name.pop(name, None) for name in read_context_parameters(tool.function)]
+    contexts: list[Context[Any]] = [each for each in given if isinstance(each, Context)]
     try:
         arguments = to_jsonable_python(by_name)
     except PydanticSerializationError as error:
@@ -47,7 +53,10 @@ def call_tool(
     tool.check(arguments)
     effect = cast("DurableEffect", effect_of(caller, tool, arguments, key))
     call = _ToolCall(tool, effect, _codec(tool))
-    return caller.call_handler(_CallNode(arguments, call))
+    node = _CallNode(arguments, call)
+    if contexts:
+        return caller.call_handler(node, context=contexts[0].value)
+    return caller.call_handler(node)
 
 
 def _codec(tool: AnyTool) -> Codec | None:

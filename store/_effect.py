@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..commander import (
     ConfigurationError,
+    ContextError,
     Node,
     NodeCancelled,
     NodeClosed,
@@ -242,6 +243,12 @@ class DurableEffect(Effect):
                 limited = Limited(work)
                 result = await current_node().call_handler(limited, timeout=timeout, claim=True)
             return self._record_result(result)
+        except ContextError as error:
+            # A failure of no attempt: the effect is not in doubt, and a resume, which may pass the
+            # context, makes it again.
+            self._append("failed", {"by": "", "failure": _failure(error), "cut_off": False})
+            self._execution.fail(error)
+            raise
         except Exception as error:  # also for a result that cannot be stored
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}

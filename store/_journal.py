@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from ..commander import Commander, ConfigurationError, Node, NodeLimits, durable, parent_here
+from ..commander.context import INHERITED, context_set
 from ..commander.kinds import NUMBER, require
 from ..commander.waiting import wait_shielded
 from ..files.sqlite import MEMORY
@@ -189,6 +190,7 @@ class Journal:
         live: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         limits: NodeLimits | None = None,
+        context: object = INHERITED,
     ) -> T:
         """Start a run or resume it; wait for its end and return its result.
 
@@ -197,10 +199,12 @@ class Journal:
 
         `timeout` limits the seconds of the job in all executions together. After that it fails with
         `TimeoutError`, which is recorded. `limits`, such as `Limits(budget=...)`, apply to the run
-        with its later rounds, and count earlier usage. The journal stores neither: pass them again
-        to resume the run.
+        with its later rounds, and count earlier usage. `context` is a value that all code of the
+        run can read, see `Context`. The journal stores none of them: pass them again to resume the
+        run. Without its context, the run stops where that is read, and can be resumed.
         """
-        return await self._drive(job, run_id, live, timeout, limits)
+        with context_set(context):
+            return await self._drive(job, run_id, live, timeout, limits)
 
     async def take_up(
         self,
@@ -209,12 +213,14 @@ class Journal:
         live: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         limits: NodeLimits | None = None,
+        context: object = INHERITED,
     ) -> Any:
         """Resume a run by its name, with its job from the journal; otherwise as `run`.
 
         Raises `RunNotFound`, and `JournalMismatch` if its class was removed or has another version.
         """
-        return await self._drive(None, run_id, live, timeout, limits)
+        with context_set(context):
+            return await self._drive(None, run_id, live, timeout, limits)
 
     async def _drive(
         self,

@@ -27,7 +27,7 @@ from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-from ..commander import ConfigurationError, Node, NodeLimits
+from ..commander import ConfigurationError, ContextError, Node, NodeLimits
 from ..commander.body_waits import (
     has_siblings,
     immediate_receiver,
@@ -394,6 +394,8 @@ class NodeScope(NodeIdentity):
             execution.pending_cancels.pop(node, None)
             execution.conversations.catch_up(self)  # its body did not run
         durable = cast("DurableNode", node) if node._node_is_durable else None
+        if durable is not None and isinstance(error, ContextError) and not self.is_recorded:
+            execution.fail(error)  # not an outcome: a resume may pass the context
         if not execution.suspended:
             is_new = not (self.is_recorded or self.returns_recorded)
             if execution.last_recorded and ending == "completed" and is_new:
@@ -457,6 +459,9 @@ class NodeScope(NodeIdentity):
         execution = self.execution
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             execution.suspend()  # the process ends, but not the run
+            return
+        if isinstance(error, ContextError) and self.is_durable:
+            execution.fail(error)  # as in `record_outcome`
             return
         # A plain body runs again, and fails again because of its child.
         decided = timed_out or self.is_durable
