@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import Commander, NodeLimits
 from ..commander.errors import ConfigurationError, MissingExtra
+from ..commander.kinds import FUNCTION, require
 from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
 from ._durable_run import RUN_ID_PREFIX
 from ._failure import masked_logs
-from ._run import OnLeave
+from ._run import ContextOf, OnLeave
 from ._runs import NotRunning, Runs
 from ._served_model import ServedModel, served_model_of
 
@@ -39,6 +40,7 @@ def serve(
     auth: Auth | None = None,
     max_runs: int = 200,
     limits: NodeLimits | None = None,
+    context: ContextOf | None = None,
     page: bool = True,
     max_body: int = 10_000_000,
     max_messages: int = 2_048,
@@ -61,6 +63,8 @@ def serve(
     - `auth`: the tokens. Without it the server answers only this machine.
     - `max_runs`: more runs at once get 429 with a time to retry.
     - `limits`: bounds on all runs together.
+    - `context`: a function, plain or async, from the name of the user to the context of the user's
+      runs, for tools with a `Context`. The name is that of `auth`, and "" without it.
     - `page`: whether there is a chat page.
     - `max_body`, `max_messages`: the largest request in bytes and in messages; others get 413.
     - `journal`: a `Journal` or the name of a file. A server that starts again resumes its runs:
@@ -94,10 +98,12 @@ def serve(
     leave: dict[str, OnLeave] = {**DEFAULT_ON_LEAVE, **(on_leave or {})}
     if max_runs < 1:
         raise ConfigurationError(f"max_runs must be at least 1, not {max_runs!r}")
+    require(context, FUNCTION | None, "context must be a function from a user's name, or None")
     if max_messages < 1:
         raise ConfigurationError(f"max_messages must be at least 1, not {max_messages!r}")
     bounds = (max_body, max_messages)
-    return Server(served, chosen_wires, leave, keep, auth, max_runs, limits, page, *bounds, journal)
+    more = (context, page, *bounds, journal)
+    return Server(served, chosen_wires, leave, keep, auth, max_runs, limits, *more)
 
 
 class Server:
@@ -116,6 +122,7 @@ class Server:
         auth: Auth | None,
         max_runs: int,
         limits: NodeLimits | None,
+        context: ContextOf | None,
         page: bool,
         max_body: int,
         max_messages: int,
@@ -130,6 +137,7 @@ class Server:
         self._auth = None if auth is None else Authenticator(auth)
         self._max_runs = max_runs
         self._limits = limits
+        self._context = context
         self.has_page = page
         if journal is not None and not isinstance(journal, Journal):
             journal = Journal(journal)
@@ -199,7 +207,8 @@ class Server:
             if journal is not None:
                 stack.enter_context(_only_server(journal))
             commander = Commander(limits=self._limits)
-            runs = Runs(commander, max_runs=self._max_runs, keep=self._keep, journal=journal)
+            more: Any = {"keep": self._keep, "journal": journal, "context": self._context}
+            runs = Runs(commander, max_runs=self._max_runs, **more)
             # At the end, in this order: the commander's end cancels the runs, then their last
             # entries are written, then the journal closes.
             stack.callback(runs.close)

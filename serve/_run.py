@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from inspect import isawaitable
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
@@ -16,6 +17,7 @@ from ..agents import AgentMessage
 from ..agents.errors import InputRefused
 from ..agents.integration import APPROVE, MESSAGE_FEED, Feed, StreamedReply
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
+from ..commander.context import set_context
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
 from ..messages.text import RefusalText
@@ -30,9 +32,12 @@ from ._served_model import InvalidInput, RunInput, ServedModel
 
 logger = logging.getLogger("anabranch.serve")
 
-__all__ = ["OnLeave", "Run", "RunState"]
+__all__ = ["ContextOf", "OnLeave", "Run", "RunState"]
 
 OnLeave: TypeAlias = Literal["cancel", "detach"]
+
+ContextOf: TypeAlias = Callable[[str], object]
+"""Returns the context for the runs of a user, or an awaitable of it."""
 RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
 
 LOGGED_EVENTS: tuple[EventKind, ...] = ("text", "reasoning", "called", "answered")
@@ -96,6 +101,8 @@ class Run(Node[None], internal=True):
         self._input: RunInput | None = run_input
         # The id of the first call that the client must run, if the reply has provider items.
         self.first_call: str | None = None
+        # Makes the context of the owner's runs, also when a restart resumes this one.
+        self.context_of: ContextOf | None = None
         self._is_final_cancel = False  # it was cancelled, and not by the end of the server
         self.approvals: Approvals = Approvals(timeout=ANSWER_SECONDS, on_ask=self._ask)
         self._can_ask = can_ask
@@ -168,6 +175,9 @@ class Run(Node[None], internal=True):
         APPROVE.set(self.approvals if self._can_ask else _deny)
         MESSAGE_FEED.set(_BrokenReplies(self._break_off))
         try:
+            if self.context_of is not None:
+                value = self.context_of(self.owner)
+                set_context(self, await value if isawaitable(value) else value)
             # The server's commander reports code that blocks the loop, once and not for each run.
             async with Commander(policy="fail_fast", slow_after=None) as tree:
                 self.tree = tree

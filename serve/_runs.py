@@ -20,7 +20,7 @@ from ..commander.stored_names import stored_name
 from ..store import Journal, JournalError, RunNotFound, RunRow
 from ._durable_run import RUN_ID_PREFIX, DurableAnswer, IncompleteInput, read_stored_input
 from ._failure import log_failure
-from ._run import OnLeave, Run
+from ._run import ContextOf, OnLeave, Run
 from ._run_log import LAST_KINDS, RunLog, give_up
 from ._served_model import RunInput, ServedModel
 
@@ -72,9 +72,16 @@ class Runs:
     """
 
     def __init__(
-        self, commander: Commander, *, max_runs: int, keep: float, journal: Journal | None = None
+        self,
+        commander: Commander,
+        *,
+        max_runs: int,
+        keep: float,
+        journal: Journal | None = None,
+        context: ContextOf | None = None,
     ) -> None:
         self._commander = commander
+        self._context = context
         self._max_runs = max_runs
         self._keep = keep
         self._journal = journal
@@ -119,6 +126,7 @@ class Runs:
         return run
 
     def _begin(self, run: Run) -> None:
+        run.context_of = self._context
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)
         self.running += 1

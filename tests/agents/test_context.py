@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.paths import ROOT
 
 from anabranch import (
     Agent,
@@ -208,3 +210,30 @@ async def test_a_step_agent_takes_a_function_too():
     (text,) = [content for _, content in opening(agent.agent)]
     assert text is not None
     assert text.startswith("Help ada.")
+
+
+# --- the programs of the docs
+
+
+def programs(page: str, title: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"# {title}\n")[1]
+    return re.findall(r"```python\n(.*?)```", re.split(r"\n##", text)[0], re.DOTALL)
+
+
+def compiled(program: str) -> Any:
+    return compile(program, "docs", "exec", dont_inherit=True)
+
+
+async def test_the_programs_about_the_context_run(capsys: pytest.CaptureFixture[str]):
+    backend = ScriptedBackend(otherwise=last_result)
+    space: dict[str, Any] = {"__name__": "docs", "Agent": Agent, "backend": backend}
+    shop, web = programs("agents.md", "One agent for all requests")
+    await asyncio.to_thread(exec, compiled(shop), space)
+    assert "Middlemarch" in capsys.readouterr().out
+    assert opening(space["shop"]) == [
+        ("system", "You work in a bookshop. The customer is called Ada.")
+    ]
+    exec(compiled(web), space)
+    assert await space["ask"]("What did I order?", space["find_user"]("eve")) == "[]"
+    (delete,) = programs("tools.md", "Read the context of the call")
+    exec(compiled(delete), {"__name__": "docs"})
