@@ -11,9 +11,8 @@ them, and cannot do it without.
 from __future__ import annotations
 
 import argparse
-import asyncio
 
-from anabranch import Agent, Backend, connect
+from anabranch import Agent, connect
 from anabranch.agents import Aggregator, FewShotAggregator
 
 SYSTEM = "You write facts down."
@@ -32,12 +31,6 @@ def few_shot() -> Aggregator:
     )
 
 
-async def write_down(backend: Backend, fact: str, aggregator: Aggregator) -> str:
-    clerk = Agent(backend, SYSTEM, name="clerk", aggregator=aggregator)
-    async with backend:
-        return (await clerk(fact)).content
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="An agent with worked examples.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
@@ -45,7 +38,8 @@ def main() -> None:
     parser.add_argument("fact", nargs="?", default="The Rhine has a length of 1230 km.")
     options = parser.parse_args()
     aggregator = Aggregator() if options.plain else few_shot()
-    print(asyncio.run(write_down(connect(options.model), options.fact, aggregator)))
+    clerk = Agent(connect(options.model), SYSTEM, name="clerk", aggregator=aggregator)
+    print(clerk.run_sync(options.fact).text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ billion parameters; the local one (135 million) answers in a sentence.
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Iterable
 
 from anabranch import Agent, Backend, Memory, connect
@@ -19,12 +18,11 @@ SYSTEM = "You answer in one word, and say nothing else."
 QUESTIONS = ("What is the capital of France?", "Which river flows through it?")
 
 
-async def ask(backend: Backend, questions: Iterable[str]) -> Agent:
+def ask(backend: Backend, questions: Iterable[str]) -> Agent:
     agent = Agent(backend, SYSTEM, name="sage", memory=Memory())
-    async with backend:
-        for question in questions:
-            answer = await agent(question)
-            print(f"user: {question}\n{answer.sender}: {answer.content}")
+    for question in questions:
+        answer = agent.run_sync(question)
+        print(f"user: {question}\n{answer.sender}: {answer.text}")
     return agent
 
 
@@ -33,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     options = parser.parse_args()
-    agent = asyncio.run(ask(connect(options.model), options.questions))
+    agent = ask(connect(options.model), options.questions)
     print(f"({len(agent.memory.messages())} messages in its memory)")
 
 

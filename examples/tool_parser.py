@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import asyncio
 from typing import Any
 
 from anabranch import Agent, Backend, connect
@@ -29,11 +28,10 @@ def readable(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-async def write(backend: Backend, task: str) -> ToolAction:
+def write(backend: Backend, task: str) -> ToolAction:
     parser = ToolParser(FencedCode(), validate=readable)
     programmer = Agent(backend, SYSTEM, name="programmer", output_format=parser)
-    async with backend:
-        return (await programmer(task)).output
+    return programmer.run_sync(task).output
 
 
 def main() -> None:
@@ -43,7 +41,7 @@ def main() -> None:
         "task", nargs="?", default="Write a Python program that prints the numbers from 1 to 5."
     )
     options = parser.parse_args()
-    action = asyncio.run(write(connect(options.model), options.task))
+    action = write(connect(options.model), options.task)
     for name, value in action.items():
         print(f"{name}: {value!r}")
 

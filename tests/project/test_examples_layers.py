@@ -58,9 +58,9 @@ async def test_the_one_word_agent_answers_in_one_word(
 
 
 @pytest.mark.usefixtures("small_model")
-async def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.CaptureFixture[str]):
+def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.CaptureFixture[str]):
     """The answer contains the right word, and the memory has both messages."""
-    agent = await load_example("one_word_agent").ask(local(12), ["What is the capital of France?"])
+    agent = load_example("one_word_agent").ask(local(12), ["What is the capital of France?"])
     assert "Paris" in capsys.readouterr().out
     assert len(agent.memory.messages()) == 2
 
@@ -120,9 +120,9 @@ async def test_the_tool_parser_finds_code(
 
 
 @pytest.mark.usefixtures("small_model")
-async def test_the_tool_parser_finds_code_of_the_local_model():
+def test_the_tool_parser_finds_code_of_the_local_model():
     """The model follows the format. Truncated code is not usable."""
-    action = await load_example("tool_parser").write(
+    action = load_example("tool_parser").write(
         local(12), "Write a Python program that prints 1 to 5."
     )
     assert (action["tool_type"], action["status"]) == ("python", "invalid")
