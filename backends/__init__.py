@@ -6,6 +6,7 @@ vectors.
 Interface
     _backend                     `Backend`, the base class
     _providers                   `connect`: the prefixes, such as `openai:`, and their backends
+    _named                       `as_backend`: backends by name, and their pools of connections
     _fallback                    `Fallback`: ask another backend if one fails
     _cassette, _cassette_file    replies recorded in a file, and their replay
 Around each request
@@ -27,12 +28,14 @@ Models in this process
 
 Each implementation is imported when `connect` first needs it, so that its extra is optional.
 `limits` is public: the cluster package starts requests under the same limits. So is `typed_output`:
-`respond` of the handlers runs the same policy with tools.
+`respond` of the handlers runs the same policy with tools. With `override` agents replace the
+backends of all code below a call.
 """
 
 from ._backend import Backend as Backend
 from ._fallback import Fallback as Fallback
 from ._model import ModelBackend as ModelBackend
+from ._named import as_backend as as_backend
 from ._providers import connect as connect
 from ._retry import Breaker as Breaker
 from ._retry import Retries as Retries

@@ -16,6 +16,7 @@ from ..commander.errors import (
 from ..commander.kinds import NUMBER, require
 from ..messages import Delta, OutputMode, Request, require_request
 from ._backend import Backend
+from ._named import as_backend
 from ._request_fit import can_take
 from ._retry import Breaker
 from .limits import Limits, limits_of
@@ -30,15 +31,15 @@ _QUOTA_STATUSES = (402, 429)
 class Fallback(Backend):
     """Asks each of `backends` in turn until one answers.
 
-        backend = Fallback([connect("openai:gpt-5"), connect("http://HOST/v1", model="m")])
+        backend = Fallback(["openai:gpt-5", connect("http://HOST/v1", model="m")])
 
     It asks the next one if a backend is unavailable, limits the rate or has no quota left (status
     402 or 429), after that backend's own retries and only before the first delta. Other errors are
     raised unchanged, because the next backend would hide a wrong key or a wrong name. A backend
     that was down `failures` times in a row is skipped for `reset_after` seconds. If all fail, the
-    last failure is raised with a note for each.
+    last failure is raised with a note for each. A backend may be given by its name.
 
-        backend = Fallback([connect("openai:gpt-5"), connect("openai:gpt-5-mini")], over=0.8)
+        backend = Fallback(["openai:gpt-5", "openai:gpt-5-mini"], over=0.8)
 
     With `over`, new requests use the next backend first when that share of a budget is spent, here
     80 %. This includes the budgets of the node, of all nodes above it and of the first backend; the
@@ -51,7 +52,7 @@ class Fallback(Backend):
 
     def __init__(
         self,
-        backends: Sequence[Backend],
+        backends: Sequence[Backend | str],
         *,
         failures: int = 3,
         reset_after: float = 30.0,
@@ -59,16 +60,19 @@ class Fallback(Backend):
     ) -> None:
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
-        if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
-            raise ConfigurationError("Fallback needs backends, from connect()")
+        if isinstance(backends, str):
+            raise ConfigurationError(f"Fallback needs a list of backends, not one: {backends!r}")
         require(over, NUMBER | None, "over must be a number or None")
         if over is not None and not 0 < over <= 1:
             raise ConfigurationError(
                 f"over={over!r}: it must be a share of the budget above 0, at most 1, such as 0.8"
             )
-        formats = {each.open: each for backend in reversed(backends) for each in backend.formats}
-        super().__init__(backends[0].model, formats=[*formats.values()])
-        self.backends: tuple[Backend, ...] = tuple(backends)
+        self.backends: tuple[Backend, ...] = tuple(as_backend(each) for each in backends)
+        if not all(isinstance(each, Backend) for each in self.backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError("Fallback needs backends, from connect(), or their names")
+        found = (each for backend in reversed(self.backends) for each in backend.formats)
+        formats = {each.open: each for each in found}
+        super().__init__(self.backends[0].model, formats=[*formats.values()])
         self.over: float | None = over
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ._providers import HostedProvider
 
-__all__ = ["OpenAIBackend"]
+__all__ = ["OpenAIBackend", "load_sdk"]
 
 
 _LAZY_SDK_CLASSES = (
@@ -54,6 +54,8 @@ class OpenAIBackend(WireBackend):
         host: HostedProvider,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
+        *,
+        load: bool = True,
         **settings: Any,
     ) -> None:
         variable = host.base_url_variable
@@ -64,16 +66,8 @@ class OpenAIBackend(WireBackend):
                 f"{host.name}: no key. Set {host.key_variable}, or pass api_key= "
                 "(any text for a server that needs none)."
             )
-        try:  # now, because it takes a second that no reply should wait for
-            import_module("aiohttp")
-            for (
-                module,
-                name,
-            ) in _LAZY_SDK_CLASSES:  # the SDK imports these at first use
-                getattr(import_module(module), name)
-        except ImportError:
-            raise MissingExtra("the openai backend", "openai") from None
-        _certificates()
+        if load:  # now, because it takes a second that no reply should wait for
+            load_sdk()
         super().__init__(model, base_url, key, **settings)
         self.provider = host.name
         self._host = host if self.base_url == host.base_url else None
@@ -181,6 +175,17 @@ class OpenAIBackend(WireBackend):
 
 def _without(body: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
+
+
+def load_sdk() -> None:
+    """Import the SDK and read the certificates, which takes a second; raise `MissingExtra`."""
+    try:
+        import_module("aiohttp")
+        for module, name in _LAZY_SDK_CLASSES:  # the SDK imports these at first use
+            getattr(import_module(module), name)
+    except ImportError:
+        raise MissingExtra("the openai backend", "openai") from None
+    _certificates()
 
 
 @cache

@@ -27,7 +27,7 @@ from ._address import (
 )
 from ._backend import Backend, BackendFactory
 
-__all__ = ["HOSTED_PROVIDERS", "HostedProvider", "connect"]
+__all__ = ["HOSTED_PROVIDERS", "HostedProvider", "connect", "hosted_provider"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,19 @@ def connect(
         has_key=api_key is not None or bool(secrets),
     )
     return backend
+
+
+def hosted_provider(spec: str) -> HostedProvider | None:
+    """Return the service of a spec such as `openai:gpt-5`; None for any other spec.
+
+    Raises `ConfigurationError` if the model is missing.
+    """
+    prefix, _, name = spec.partition(":")
+    for host in HOSTED_PROVIDERS:
+        if host.name == prefix:
+            _need_model(prefix, name)
+            return host
+    return None
 
 
 def _hosted(host: HostedProvider, name: str, /, **settings: Any) -> Backend:

@@ -66,6 +66,7 @@ from ._policy import quorum as quorum
 from ._record import Actor as Actor
 from ._record import Callback as Callback
 from ._record import NodeState as NodeState
+from ._record import outermost_commander as outermost_commander
 from ._record import parent_here as parent_here
 from ._run import run as run
 from ._settle import settle as settle

@@ -32,7 +32,7 @@ from .errors import NodeCancelled
 from .private import running_loop
 
 if TYPE_CHECKING:
-    from ._commander import Tree
+    from ._commander import Commander, Tree
     from ._event import Origin
     from ._node import Node
     from ._options import NodeLimits
@@ -462,6 +462,17 @@ def parent_here() -> Node[Any] | None:
         if record_of(node).tree.loop is loop:
             return node
     return None
+
+
+def outermost_commander() -> Commander | None:
+    """Return the outermost commander around this code on the running loop; None if there is none.
+
+    All other commanders around this code on this loop end before it.
+    """
+    loop = running_loop()
+    trees = [record_of(node).tree for node in enclosing()]
+    found = [tree.commander for tree in trees if tree.loop is loop]
+    return found[-1] if found else None
 
 
 def node_in(tree: Tree) -> Record | None:

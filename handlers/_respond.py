@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from itertools import count
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
-from ..backends import Backend
+from ..backends import Backend, as_backend
+from ..backends.override import replaced
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
 from ..messages import (
@@ -36,7 +37,7 @@ class _Respond(Protocol):
     @overload
     def __call__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         conversation: Conversation,
         tools: Sequence[AnyTool] = (),
         view: View | None = None,
@@ -51,7 +52,7 @@ class _Respond(Protocol):
     @overload
     def __call__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         conversation: Conversation,
         tools: Sequence[AnyTool] = (),
         view: View | None = None,
@@ -70,7 +71,7 @@ class _Respond(Protocol):
     @overload
     def __call__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         conversation: Conversation,
         tools: Sequence[AnyTool] = (),
         view: View | None = None,
@@ -98,7 +99,7 @@ def _with_types(function: HandlerFunction[..., Message]) -> _Respond:
 @handler
 async def respond(
     node: Node[Any],
-    backend: Backend,
+    backend: Backend | str,
     conversation: Conversation,
     tools: Sequence[AnyTool] = (),
     view: View | None = None,
@@ -127,6 +128,9 @@ async def respond(
     text, by default the backend's. A format with an `instruction` describes the tools in the system
     prompt, and writes earlier calls and results as text.
 
+    `backend` may be the name of a model, as for `connect`. Below a call of an agent with another
+    backend, that one is asked instead: see `Agent.override`.
+
     Before each request, `view.heard` may return messages to add after the results of the calls.
     After a reply with calls, `view.next_tools` may change the tools for the next request.
 
@@ -147,22 +151,26 @@ async def respond(
     `final_answer`, and other calls of that reply run as always. If a tool with `ends_turn` ends the
     exchange, its result is the output if it fits; otherwise the message has no `output`.
     """
+    # `backend` itself goes on to the next request. It is part of the identity of nodes in durable
+    # runs, which must not depend on a replacement.
+    backend = as_backend(backend)
+    model = replaced(backend)
     view = view or View()
     tools = flatten(tools)
     last = repairs < 0 or (bool(tools) and max_rounds < 1)
     offered = with_narration(tools) if narrate else tools
     silent = {"tool_choice": "none"} if last and tools else {}
-    formats = backend.formats if formats is None else formats
+    formats = model.formats if formats is None else formats
     output: Output | None = None
     if output_type is not None:
-        output = Output(output_type, backend, output_mode, tools, formats, view, output_validators)
+        output = Output(output_type, model, output_mode, tools, formats, view, output_validators)
     request = conversation.request(tools=offered, **options, **silent)
     request = write_as_text(output.prepare(request, last) if output else request, formats)
     if heard := await view.heard(request):
         conversation.add(*heard)
         request = conversation.request(tools=offered, **options, **silent)
         request = write_as_text(output.prepare(request, last) if output else request, formats)
-    stream = view.incoming(backend.stream(request))
+    stream = view.incoming(model.stream(request))
     given = tools if output is None else output.tools
     reply = fork(node, stream, to_user="to_user", tools=given, formats=formats)
     write = view.write if output is None else output.watch(node, reply)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import field
 from typing import Any, Self
 
-from ..backends import Backend
+from ..backends import Backend, as_backend
 from ..commander.durable import record_once, scope_here
 from ..commander.kinds import require, require_awaitable
 from ..dispatch import Format
@@ -31,10 +31,10 @@ class ResponseJob(Job[Message]):
 
     It adds the same messages to `conversation` as `respond`. `options` have the names of chat
     completions; others raise `ConfigurationError`. `formats` are the formats of calls in the
-    model's text, by default the backend's.
+    model's text, by default the backend's. A backend may be given by its name.
     """
 
-    backend: Backend
+    backend: Backend | str
     conversation: Conversation
     tools: Sequence[AnyTool] = ()
     view: View = field(default_factory=View)
@@ -44,8 +44,12 @@ class ResponseJob(Job[Message]):
 
     def __post_init__(self) -> None:
         require(
-            self.backend, Backend, "backend must be a Backend, from connect(...)", like="stream"
+            self.backend,
+            (Backend, str),
+            "backend must be a Backend, from connect(...), or the name of a model",
+            like="stream",
         )
+        self.backend = as_backend(self.backend)
         require(self.conversation, Conversation, "conversation must be a Conversation")
         require(self.view, View, "view must be a View", like="ended")
         check_options(self.options, "a ResponseJob")
@@ -77,7 +81,7 @@ class ChatJob(Job[None]):
     job and the journal stores the results of `read`: a resumed run continues at the same message.
     """
 
-    backend: Backend
+    backend: Backend | str
     conversation: Conversation
     tools: Sequence[AnyTool] = ()
     view: View = field(default_factory=ConsoleView)

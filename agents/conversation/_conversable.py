@@ -16,6 +16,7 @@ from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Instructions, SessionId
 from ..layers._call import add_usage, names_sync_form, run_in_tree
 from ..layers._memory import TemporarySession
+from ..layers._override import BACKEND_OR_NONE, backend_of
 from ..layers._stream import MESSAGE_FEED, StreamedReply, mute_voice
 from ._chat import Chat, ChatOptions, ChatResult, ChatStream
 from ._human import HumanInput, TerminalInput, Transcript
@@ -58,11 +59,11 @@ class ConversableAgent(Agent[Any]):
     hands_off = False
     _reserved_names = ()  # a person who takes part may be called "user"
 
-    @checked
+    @checked(backend=BACKEND_OR_NONE)
     def __init__(
         self,
         name: str,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
         directory: Directory | None = None,
@@ -399,7 +400,7 @@ class ConversableAgent(Agent[Any]):
         The model reads the whole history with the partner, and its text streams to the listeners.
         Reply functions may call it too.
         """
-        if self.backend is None:
+        if backend_of(self) is None:
             return self.default_auto_reply
         partner = self._partner(message)
         with mute_voice(), set_in_block(MESSAGE_FEED, ScopeFeed(partner)):
@@ -435,7 +436,7 @@ class UserProxyAgent(ConversableAgent):
     def __init__(
         self,
         name: str | None = None,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
         human_input_mode: HumanInputMode = "ALWAYS",

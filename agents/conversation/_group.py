@@ -221,7 +221,7 @@ def random_speaker(seed: int | None = None) -> Callable[[GroupConversation], str
 
 
 def choose_by_model(
-    backend: Backend, **options: Any
+    backend: Backend | str, **options: Any
 ) -> Callable[[GroupConversation], Awaitable[str]]:
     """Make a policy that lets a model choose, by the conversation and the members' `description`s.
 

@@ -18,6 +18,10 @@ Messages:
 - `_aggregators`: from a memory to a request
 - `_parsers`: from a reply to a value; `_actions`: from a reply to a tool call written as text
 
+Around a call:
+
+- `_override`: replace the models that agents ask; `_history`: messages that an application stores
+
 During and after a call:
 
 - `_stream`: messages of a call while they grow; `_agent_stream`: one call with its reader

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
-from ...backends import Backend
+from ...backends import Backend, as_backend
 from ...commander import Node, NodeLimits, run
 from ...commander.context import INHERITED
 from ...commander.errors import ConfigurationError
@@ -36,6 +37,7 @@ from ._call import (
 )
 from ._guards import Guard, check_guards
 from ._handoff import check_handoffs
+from ._history import History, read_history
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -49,6 +51,7 @@ from ._hooks import (
 from ._instructions import Instructions, check_instructions, read_instructions
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
 from ._message import AgentMessage, first_in_handoff, read_inputs, with_text_output
+from ._override import BACKEND_OR_NONE, override_backend, read_backend, require_backend
 from ._parsers import Parser
 from ._state import mark_own, read_again, read_records, read_state
 
@@ -122,10 +125,10 @@ class Agent(Generic[F]):
     # Whether its calls can end with a handoff.
     hands_off: ClassVar[bool] = True
 
-    @checked(approve="a function that is asked, Approvals() or None")
+    @checked(backend=BACKEND_OR_NONE, approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
         tools: Iterable[AnyTool | Toolkit] = (),
@@ -157,7 +160,7 @@ class Agent(Generic[F]):
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         check_formats(formats)
         require(journal, str | None, "journal must be a file's name or a Journal", like="session")
-        self.backend = backend
+        self.backend: Backend | None = None if backend is None else as_backend(backend)
         self.instructions: Instructions | None = instructions
         self.knowledge = knowledge
         self.knowledge_tool: AnyTool | None = None if knowledge is None else knowledge.as_tool()
@@ -195,6 +198,8 @@ class Agent(Generic[F]):
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         context: object = INHERITED,
+        history: History | None = None,
+        backend: Backend | str | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
         """Answer messages. Strings and parts are the user's.
@@ -211,7 +216,14 @@ class Agent(Generic[F]):
         for that.
         """
         return await run_in_tree(
-            self.call(*messages, session_id=session_id, context=context, **options)
+            self.call(
+                *messages,
+                session_id=session_id,
+                context=context,
+                history=history,
+                backend=backend,
+                **options,
+            )
         )
 
     def call(
@@ -219,6 +231,8 @@ class Agent(Generic[F]):
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         context: object = INHERITED,
+        history: History | None = None,
+        backend: Backend | str | None = None,
         **options: Any,
     ) -> AgentCall[F]:
         """Make the same call as a node that has not started.
@@ -226,7 +240,8 @@ class Agent(Generic[F]):
         For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
         """
         if not options.keys() <= WIRE_OPTIONS:
-            takes = ["session_id", "context", *parameters_of(type(self).forward)]
+            takes = ["session_id", "context", "history", "backend"]
+            takes += parameters_of(type(self).forward)
             check_options(options, f"a call of {self.name!r}", takes=takes)
         nameless = session_id is None and not self.has_own_memory
         kind: type[AgentCall[F]] = AgentCall
@@ -237,9 +252,18 @@ class Agent(Generic[F]):
                     " its session. Give it session_id="
                 )
             kind = JournalCall
+            if history is not None:
+                raise ConfigurationError(
+                    f"{self.name} stores its sessions in a journal, which has the earlier messages"
+                    " of session_id=. Leave out history="
+                )
         call = kind(self, read_inputs(messages, self.name), session_id, options)
         if context is not INHERITED:
             call._node_context = context
+        if history:
+            call._node_stored = read_history(self, history)
+        if backend is not None:
+            call._node_backend = read_backend(backend)
         return call
 
     def run_sync(
@@ -249,6 +273,8 @@ class Agent(Generic[F]):
         timeout: float | None = None,
         limits: NodeLimits | None = None,
         context: object = INHERITED,
+        history: History | None = None,
+        backend: Backend | str | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
         """Answer in a program without a loop, and block until then.
@@ -257,13 +283,22 @@ class Agent(Generic[F]):
 
         `timeout`, in seconds, and `limits` hold for the call and all below it, as in `run`.
         """
-        call = self.call(*messages, session_id=session_id, context=context, **options)
+        call = self.call(
+            *messages,
+            session_id=session_id,
+            context=context,
+            history=history,
+            backend=backend,
+            **options,
+        )
         return run(call, timeout=timeout, limits=limits)
 
     def stream(
         self,
         *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
+        history: History | None = None,
+        backend: Backend | str | None = None,
         parent: Node[Any] | None = None,
         timeout: float | None = None,
         limits: NodeLimits | None = None,
@@ -290,7 +325,14 @@ class Agent(Generic[F]):
         `call_handler`. Closing the stream cancels the call: use `async with` if you may leave
         early.
         """
-        call = self.call(*messages, session_id=session_id, context=context, **options)
+        call = self.call(
+            *messages,
+            session_id=session_id,
+            context=context,
+            history=history,
+            backend=backend,
+            **options,
+        )
         growing = cast("Growing[F]", GrowingText()) if self.output_format is None else None
         return AgentStream(call, parent, growing=growing, timeout=timeout, limits=limits)
 
@@ -323,17 +365,14 @@ class Agent(Generic[F]):
         """
         # Declared with Any, so that type checkers accept a subclass with other parameters.
         session_id: SessionId = options.pop("session_id", 0)
-        if self.backend is None:
-            raise ConfigurationError(
-                f"{self.name} has no backend. Give it one, or write forward()."
-            )
+        backend = require_backend(self)
         await require_awaitable(self.memory.prepare(session_id), self.memory, "prepare")
         if callable(self.instructions):
             instructions = await read_instructions(self.instructions, self.name)
             request = self.aggregate(session_id, instructions)
         else:
             request = self.aggregate(session_id)
-        return await answer(self, self.backend, request, session_id, options)
+        return await answer(self, backend, request, session_id, options)
 
     def aggregate(
         self, session_id: SessionId = 0, instructions: System | None = None
@@ -347,6 +386,18 @@ class Agent(Generic[F]):
         return self.aggregator.aggregate(
             self.memory.get(session_id), self.name, self.output_format, instructions
         )
+
+    def override(self, *, backend: Backend | str) -> AbstractContextManager[None]:
+        """Let all calls in a block ask another backend, mostly in a test.
+
+            with agent.override(backend=ScriptedBackend("Hello")):
+                answer = await agent("Hi")
+
+        It holds for calls of this agent that begin in the block, also in tasks that are started
+        there, and for all agents below these calls. Blocks may be nested, and a call may have a
+        `backend=` too: the innermost wins. The end of the block restores what was before.
+        """
+        return override_backend(self, read_backend(backend))
 
     # --- hooks
 
@@ -412,6 +463,11 @@ class Agent(Generic[F]):
     def has_own_memory(self) -> bool:
         """Whether it was given a memory. Then it also remembers calls without a session."""
         return self.memory is not self._default_memory
+
+    @property
+    def conversant(self) -> Agent[Any] | None:
+        """The agent whose memory the model reads: itself, or one below; None for several."""
+        return self
 
     def state_dict(self, session_id: SessionId = 0) -> dict[str, Any]:
         """Return the memories of this agent and all below it in one session, as JSON values.

@@ -131,8 +131,10 @@ async def _ask(
     while True:
         # Not a bare await of the node: a cancel reaches this body and those below it in the same
         # loop iteration, in any order. `conversation` is complete only when those have ended.
+        # Its own backend, because the node's identity in durable runs includes that. `respond` asks
+        # the one that replaces it.
         exchange = respond(
-            backend,
+            agent.backend or backend,
             conversation,
             agent.hooked_tools(session_id),
             view,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Unpack, cast
 
 from typing_extensions import TypeVar
 
+from ...backends import Backend
 from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
 from ...commander.context import INHERITED, set_context
 from ...commander.errors import ConfigurationError
@@ -18,8 +19,16 @@ from ...commander.kinds import require_awaitable
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Message, Part, Usage
 from ._guards import GATE, Gate, GuardCheck, Guarded, wait_for_gate
-from ._memory import CURRENT_CALLS, SessionId, TemporarySession
-from ._message import AgentMessage, copy_message, first_in_handoff, with_text_output
+from ._history import as_messages
+from ._memory import ADDED_BY_CALLS, CURRENT_CALLS, SessionId, TemporarySession
+from ._message import (
+    NEW_MESSAGES,
+    AgentMessage,
+    copy_message,
+    first_in_handoff,
+    with_text_output,
+)
+from ._override import enter_call
 from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, MESSAGE_FEED, begin_voice, lend_voice
 
@@ -91,6 +100,7 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
     _spending: UsageTotals | None = None
     _session: SessionId | None = None
     _counted = False
+    _node_backend: Backend | None = None  # replaces the models of this call
 
     @property
     def usage(self) -> Usage:
@@ -115,8 +125,10 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
                 " return the messages from the job"
             )
         agent.tool_sessions.enter(session_id)
+        # In the context of this call, which all nodes below inherit.
+        enter_call(agent, self._node_backend)
         if agent.approve is not None:
-            APPROVE.set(agent.approve)  # in the context of this call, which all nodes below inherit
+            APPROVE.set(agent.approve)
 
     @staticmethod
     def _count(call: CountedCall[Any]) -> None:
@@ -179,6 +191,10 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     # Named like the engine's attributes, so that it does not enter the call's identity.
     _node_steering: Steering | None = None
     _node_context: object = INHERITED
+    # The history of the call, its copies in the memory, and the marks of the attempts so far.
+    _node_stored: Sequence[AgentMessage] = ()
+    _node_remembered: Sequence[AgentMessage] = ()
+    _node_attempts: Sequence[object] = ()
 
     def __init__(
         self,
@@ -240,9 +256,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             session_id.forget[agent] = partial(agent.forget, session_id)
         self.begin(agent, session_id)
         begin_voice(self)
-        CURRENT_CALLS.set(
-            (*CURRENT_CALLS.get(), object())
-        )  # a new object for each attempt of this call
+        attempt = object()  # a new one for each attempt of this call
+        CURRENT_CALLS.set((*CURRENT_CALLS.get(), attempt))
+        self._node_attempts = (*self._node_attempts, attempt)
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
         steering, outer_steering = self.steering(), STEERING.get()
         steering.above = None if outer_steering is steering else outer_steering
@@ -253,6 +269,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         # After the hooks, because a hook may call agents, and these must not wait for the guards.
         gate = Gate(GATE.get(), CURRENT_CALLS.get()) if agent.guards else None
         token = None if gate is None else GATE.set(gate)
+        earlier = self._remember_history() if self._node_stored else ()
         remembered = self.remember(received)
         try:
             outer = OUTER_SESSION.get()
@@ -277,17 +294,21 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             if agent.output_format is None:
                 with_text_output(answer)
         except BaseException:
-            agent.memory.retract(remembered, session_id)
+            if agent.memory.retract(remembered, session_id) and earlier:
+                (agent.conversant or agent).memory.retract(earlier, session_id)
+                self._node_remembered = ()
             raise
         finally:
             if token is not None:
                 GATE.reset(token)
+        new = self._new_messages(remembered, answer)
         answer = copy_message(answer)
         answer.sender = sender
         answer = await after.run(agent, answer, session_id)
         answer = answer.model_copy(update={"usage": self.usage})
         if agent.output_format is None:
             with_text_output(answer)  # hooks may have changed the text
+        vars(answer)[NEW_MESSAGES] = new
         self.publish(answer)
         return answer
 
@@ -316,6 +337,48 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         forwarding = agent.forward(*messages, session_id=self.session_id, **self._options)
         return require_awaitable(forwarding, agent, "forward")
 
+    def _remember_history(self) -> Sequence[AgentMessage]:
+        """Add the history to the empty session; return the added messages.
+
+        Raises `ConfigurationError` if the session has other messages.
+        """
+        agent, session_id, owner = self.agent, self.session_id, self.agent.conversant
+        if owner is None:
+            raise ConfigurationError(
+                f"{agent.name} asks no model with its own memory, so it takes no history=. Give its"
+                " agents a session with session_id="
+            )
+        present = owner.memory.messages(session_id)
+        if present and self._node_remembered:
+            return ()  # an earlier attempt has added it
+        if present:
+            raise ConfigurationError(
+                f"the session {session_id!r} of {agent.name} has messages already. Give a call"
+                " either history= or the session_id= of earlier calls"
+            )
+        if isinstance(session_id, TemporarySession):
+            session_id.forget[owner] = partial(owner.forget, session_id)
+        added = owner.memory.add(*self._node_stored, session_id=session_id)
+        for each in added:
+            vars(each)[ADDED_BY_CALLS] = ()  # they are older than this call
+        self._node_remembered = added
+        return self._node_remembered
+
+    def _new_messages(
+        self, received: Sequence[AgentMessage], answer: AgentMessage
+    ) -> Callable[[], list[Message]]:
+        """Return a function that makes `new_messages()` of what this call has added."""
+        agent, attempts = self.agent, self._node_attempts
+        owner = agent.conversant or agent
+        found: list[AgentMessage] = []
+        for each in reversed(owner.memory.messages(self.session_id)):
+            if any(mark in attempts for mark in vars(each).get(ADDED_BY_CALLS, ())):
+                found.append(each)
+            if len(attempts) == 1 and received and each is received[0]:
+                break  # all others are older
+        found = found[::-1] or [*received, answer]
+        return partial(as_messages, found, owner.name, answer)
+
 
 class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
     """A call in a session that a journal stores. Its work is below a node of that session."""
@@ -329,6 +392,7 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
         above = OUTER_SESSION.get()
         if above is not None and above.agent is self.agent:
             return await super().task()
+        enter_call(self.agent, self._node_backend)
         sessions = self.agent.journal_sessions()
         begin_voice(self)
         with lend_voice():

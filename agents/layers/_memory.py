@@ -9,7 +9,8 @@ from itertools import takewhile
 from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
-from ...backends import Backend
+from ...backends import Backend, as_backend
+from ...backends.override import replaced
 from ...commander.durable import DurableAttempt, scope_here
 from ...commander.errors import BadResponse, ContextTooLong
 from ...commander.kinds import checked, passes_with
@@ -17,9 +18,11 @@ from ...messages import Message, Part, Request
 from ...tools.sessions import do_all
 from ._guards import GATE, Gate
 from ._message import AgentMessage, copy_message, has_run
+from ._override import A_BACKEND
 from ._state import json_value, read_records, saved_fields
 
 __all__ = [
+    "ADDED_BY_CALLS",
     "CURRENT_CALLS",
     "Memory",
     "SessionId",
@@ -318,10 +321,10 @@ class SummaryMemory(Memory):
     `backend` are summarized in parts. A single message that is too long loses its middle.
     """
 
-    @checked
+    @checked(backend=A_BACKEND)
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         *,
         max_tokens: int,
         prompt: str = "Summarise this conversation for someone who has to go on with it. Keep names"
@@ -330,7 +333,7 @@ class SummaryMemory(Memory):
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         super().__init__(filter=filter, count=count)
-        self.backend = backend
+        self.backend: Backend = as_backend(backend)
         self.limit = max_tokens
         self.prompt = prompt
 
@@ -380,7 +383,7 @@ class SummaryMemory(Memory):
         """Return a summary of texts, or of the summaries of their halves if they are too long."""
         try:
             return await ask_summary(
-                self.backend, self.prompt, "\n\n".join(texts), cut=len(texts) == 1
+                replaced(self.backend), self.prompt, "\n\n".join(texts), cut=len(texts) == 1
             )
         except ContextTooLong:
             if len(texts) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, Field, model_validator
@@ -13,6 +13,7 @@ from ...messages.text import quote
 from ...tools import ToolResult, result_text
 
 __all__ = [
+    "NEW_MESSAGES",
     "TOOLS",
     "AgentMessage",
     "StreamState",
@@ -35,6 +36,10 @@ TOOLS = "tools"
 Its `output` is the list of `Message`s that a model reads. So no limit and no filter can separate
 a call from its result.
 """
+
+
+# An attribute of an answer, a function. It is not a field, so it is neither saved nor compared.
+NEW_MESSAGES = "_new_messages"
 
 
 class AgentMessage(BaseModel, Generic[F]):
@@ -94,6 +99,24 @@ class AgentMessage(BaseModel, Generic[F]):
 
     def __eq__(self, other: object) -> bool:
         return super(AgentMessage, _own(self)).__eq__(_own(other))
+
+    def new_messages(self) -> list[Message]:
+        """Return the messages of this call, to store them in a database of your own.
+
+            stored += [each.model_dump(mode="json") for each in answer.new_messages()]
+            answer = await agent("And why?", history=stored)
+
+        These are the messages that the agent's memory got: the question, replies with tool calls,
+        their results, steering messages and the answer. Raises `RuntimeError` for a message that is
+        no answer, and for one that was pickled, copied or read from a journal.
+        """
+        make: Callable[[], list[Message]] | None = vars(self).get(NEW_MESSAGES)
+        if make is None:
+            raise RuntimeError(
+                "this message has no new messages. Only the answer that a call of an agent returned"
+                " has them, in the process of the call"
+            )
+        return make()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # pydantic makes `AgentMessage[City]` at run time. Another process cannot import that class,
@@ -188,7 +211,7 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
         kinds = "a string, a Part, an AgentMessage or a Message of the user"
         raise TypeError(f"a message to an agent must be {kinds}, not {quote(message)}")
-    return message.model_copy(
+    copy = message.model_copy(
         update={
             "extra": dict(message.extra),
             "parts": list(message.parts),
@@ -196,6 +219,8 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
             "usage": Usage(),
         }
     )
+    vars(copy).pop(NEW_MESSAGES, None)  # or the memory of one agent would hold another's
+    return copy
 
 
 def read_inputs(

@@ -10,8 +10,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
 
 from ...backends import Backend
+from ...backends.override import replaced
 from ...messages import Message, Request
 from ...messages.options import check_options
+from ._override import read_backend
 
 __all__ = ["Prompt", "fill_template", "prompt"]
 
@@ -64,18 +66,19 @@ class Prompt(Generic[P]):
         return fill_template(self._template, values, self._function.__qualname__)
 
     def with_backend(
-        self, backend: Backend, **options: Any
+        self, backend: Backend | str, **options: Any
     ) -> Callable[P, Coroutine[Any, Any, str]]:
         """Return an async function that sends the text to `backend` and returns the reply.
 
         `options` have the wire's names. It raises the errors of `backend.complete`.
         """
         check_options(options, f"the prompt {self._function.__qualname__!r}")
+        own = read_backend(backend)
 
         async def ask(*args: P.args, **kwargs: P.kwargs) -> str:
             question = Message(role="user", content=self(*args, **kwargs))
             logger.debug("%s asks: %s", self._function.__qualname__, question.content)
-            answer = await backend.complete(Request((question,), (), options))
+            answer = await replaced(own).complete(Request((question,), (), options))
             logger.debug("%s is answered: %s", self._function.__qualname__, answer)
             return answer.content or ""
 

@@ -69,6 +69,10 @@ class Sequential(Agent[Any]):
                 messages = (await agent(*messages, session_id=session_id, **options),)
         return messages[0]
 
+    @property
+    def conversant(self) -> None:
+        """None: each of its agents has a memory."""
+
     def __iter__(self) -> Iterator[Agent[Any]]:
         return iter(self.agents.values())
 

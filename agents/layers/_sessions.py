@@ -23,7 +23,8 @@ from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
 from ._interrupted import read_interrupted_call
 from ._memory import SessionId
-from ._message import AgentMessage, own_output, with_text_output
+from ._message import NEW_MESSAGES, AgentMessage, own_output, with_text_output
+from ._override import backend_of
 from ._state import json_value, read_records, saved_fields
 from ._steer import Steering
 from ._stream import MESSAGE_FEED
@@ -91,7 +92,7 @@ class JournalSessions:
         inputs = {"messages": [_write(each) for each in messages], "options": dict(options)}
         async with self._opened(session_id) as session:
             node.session = session
-            session.learn_keys(*(each.backend for each in self._agent.named_agents().values()))
+            session.learn_keys(*map(backend_of, self._agent.named_agents().values()))
             inputs = session.without_keys(inputs)
             last = _interrupted(session)
             if last is not None:
@@ -227,19 +228,20 @@ class JournalSessions:
         `start` are the memories before it, if known.
         """
         agent, listener, codec = self._agent, MESSAGE_FEED.get(), _AnswerCodec(self._agent)
+        made: AgentMessage[Any] | None = None
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
         start, ended = agent.save_memories(session_id) if start is None else start, call.has_ended
         for each in agent.named_agents().values():
             each.memory.settle(session_id)
 
         async def work() -> AgentMessage[Any]:
-            nonlocal listener
+            nonlocal listener, made
             listener = None  # the call itself publishes its answer
             OUTER_SESSION.set(OuterSession(agent, session_id))
             record = None
             try:
                 node = AgentCall(agent, messages, session_id, options, steering)
-                answer = await run_in_tree(node)
+                answer = made = await run_in_tree(node)
                 record = json.loads(codec.encode(answer))
                 return answer
             finally:
@@ -258,6 +260,8 @@ class JournalSessions:
                     if changes != (call.stored_value or {}):
                         session.store_value(call, changes)
                 self._known[session_id] = _Known(session.rows, state)
+        if made is not None:
+            vars(answer)[NEW_MESSAGES] = vars(made)[NEW_MESSAGES]
         if listener is not None:
             listener.put(answer)
         return answer

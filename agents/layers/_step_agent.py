@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...backends import Backend
+from ...backends import Backend, as_backend
 from ...commander.kinds import checked
 from ...dispatch import FencedCode, Format
 from ...dispatch.formats import FencedCall
@@ -25,6 +25,7 @@ from ._instructions import Instructions
 from ._interrupted import InterruptedCall
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
+from ._override import A_BACKEND
 from ._parsers import parse_reply
 from ._stream import lend_voice
 
@@ -58,10 +59,10 @@ class StepAgent(Agent[ToolAction]):
 
     _reserved_names = ("user", "tools")
 
-    @checked(approve="a function that is asked, Approvals() or None")
+    @checked(backend=A_BACKEND, approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         instructions: Instructions | None = None,
         *,
         plugins: Iterable[AnyTool | Toolkit] = (),
@@ -103,6 +104,7 @@ class StepAgent(Agent[ToolAction]):
         self.executor.before_action(lambda _, sent, session: before.run(self, sent, session))
         self.executor.after_action(lambda _, given, session: after.run(self, given, session))
         check_formats(formats)
+        backend = as_backend(backend)
         formats = list(backend.formats if formats is None else formats)
         # A format with a branch only splits text, so these find no calls.
         if all(each.branch is not None for each in formats):
@@ -212,6 +214,11 @@ class StepAgent(Agent[ToolAction]):
     def has_own_memory(self) -> bool:
         """Whether the inner agent was given a memory."""
         return self.agent.has_own_memory
+
+    @property
+    def conversant(self) -> Agent[Any]:
+        """The inner agent."""
+        return self.agent
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""

@@ -27,6 +27,7 @@ from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, Session
 from ..layers._answer import answer, why_final
 from ..layers._memory import cut_middle
 from ..layers._message import TOOLS, copy_message
+from ..layers._override import A_BACKEND, require_backend
 from ..layers._parsers import parse_reply
 from ..layers._prompt import fill_template
 from ._modules import Module
@@ -173,12 +174,12 @@ class PromptedAgent(Agent[Any], Generic[S]):
 
     hands_off = False  # the transition chooses the next agent
 
-    @checked
+    @checked(backend=A_BACKEND)
     def __init__(
         self,
         name: str,
         prompt_engineer: PromptEngineer[S],
-        backend: Backend,
+        backend: Backend | str,
         *,
         modules: Iterable[Module] = (),
         description: str = "",
@@ -255,11 +256,11 @@ class PromptedAgent(Agent[Any], Generic[S]):
                     f"render_prompt of {self.name} must leave Messages in the history, not"
                     f" {history!r:.200}"
                 )
-        assert self.backend is not None
+        backend = require_backend(self)
         while True:
             request = [*history, *_as_read(calls.messages(session_id))]
             try:
-                reply = await answer(self, self.backend, request, session_id, options, calls)
+                reply = await answer(self, backend, request, session_id, options, calls)
                 break
             except ContextTooLong as error:
                 reply = calls.messages(session_id)
@@ -287,6 +288,10 @@ class PromptedAgent(Agent[Any], Generic[S]):
                 await require_awaitable(module.after(response, state), module, "after")
         state.histories[self.name] = history
         return reply.model_copy(update={"content": response})
+
+    @property
+    def conversant(self) -> None:
+        """None: the state has its history."""
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Reset the prompt engineer and the modules, which may store data outside of the state."""

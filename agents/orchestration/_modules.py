@@ -7,9 +7,11 @@ from inspect import isawaitable
 from typing import Any
 
 from ...backends import Backend
+from ...backends.override import replaced
 from ...commander.kinds import require_awaitable
 from ..layers._answer import Knowledge
 from ..layers._memory import ask_summary
+from ..layers._override import read_backend
 from ._state import State
 
 __all__ = ["ListMemory", "Module", "Retrieval", "RunningSummary"]
@@ -81,10 +83,10 @@ class RunningSummary(Module):
     """
 
     def __init__(
-        self, backend: Backend, name: str = "summary", *, prompt: str = SUMMARY_PROMPT
+        self, backend: Backend | str, name: str = "summary", *, prompt: str = SUMMARY_PROMPT
     ) -> None:
         super().__init__(name)
-        self.backend = backend
+        self.backend: Backend = read_backend(backend)
         self.prompt = prompt
 
     async def before(self, obs: str | None, state: State) -> None:
@@ -96,7 +98,7 @@ class RunningSummary(Module):
         memory = state.notes.get(self.name, "(nothing yet)")
         prompt = self.prompt.replace("{memory}", memory)
         step = f"It did: {state.response}\nIt saw: {obs}"
-        state.notes[self.name] = await ask_summary(self.backend, prompt, step)
+        state.notes[self.name] = await ask_summary(replaced(self.backend), prompt, step)
         state.kept[self.name] = {state.steps: ""}
 
 

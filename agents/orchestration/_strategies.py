@@ -119,7 +119,7 @@ class SingleActorEngineer(PromptEngineer[SingleAgentState]):
 
 
 def single_agent(
-    backend: Backend,
+    backend: Backend | str,
     task: str,
     *,
     max_steps: int | None = 20,
@@ -238,10 +238,10 @@ class ReflectorEngineer(PromptEngineer[ReflexionState]):
 
 
 def reflexion(
-    backend: Backend,
+    backend: Backend | str,
     task: str,
     *,
-    reflector: Backend | None = None,
+    reflector: Backend | str | None = None,
     evaluate: Callable[[ReflexionState], str | None] = find_repetition,
     max_reflections: int = 3,
     max_steps: int | None = 20,
@@ -376,11 +376,11 @@ class ExecutorEngineer(PlanningEngineer):
 
 
 def planner_reviewer_executor(
-    backend: Backend,
+    backend: Backend | str,
     task: str,
     *,
-    reviewer: Backend | None = None,
-    executor: Backend | None = None,
+    reviewer: Backend | str | None = None,
+    executor: Backend | str | None = None,
     max_steps: int | None = 30,
     max_errors: int = 3,
     max_rejects: int = 1,
@@ -411,7 +411,7 @@ def planner_reviewer_executor(
         return "executor" if state.planner.plan else None
 
     files = Prompts(prompts)
-    engineers: list[tuple[PlanningEngineer, Backend, Iterable[Module]]] = [
+    engineers: list[tuple[PlanningEngineer, Backend | str, Iterable[Module]]] = [
         (PlannerEngineer("planner", Plan, files), backend, ()),
         (ReviewerEngineer("reviewer", Review, files), reviewer or backend, ()),
         (ExecutorEngineer("executor", Move, files), executor or backend, modules),

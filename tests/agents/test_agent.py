@@ -410,7 +410,7 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "local"}, r"one that connect\(\.\.\.\) makes, or None, not 'local'$"),
+        ({"backend": 5}, r"connect\(\.\.\.\) makes, the name of a model or None, not 5$"),
         ({"memory": Memory}, r"create one, Memory\(\.\.\.\)$"),
         ({"aggregator": Aggregator}, r"create one, Aggregator\(\.\.\.\)$"),
         ({"output_format": StringParser}, r"create one, StringParser\(\.\.\.\)$"),
@@ -420,7 +420,7 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
 def test_what_an_agent_cannot_be_made_of_is_refused_when_it_is_made(
     given: dict[str, Any], said: str
 ) -> None:
-    """A model's name, a class or a bool as an argument is refused before the first call."""
+    """A number, a class or a bool as an argument is refused before the first call."""
     with pytest.raises(TypeError, match=said):
         Agent(**given)
 

@@ -46,7 +46,7 @@ async def test_every_block_of_the_pages_runs(
             if "backend" in names:
                 await names["backend"].aclose()
         assert (
-            server.requests[2].body.items()
+            server.requests[4].body.items()
             >= {
                 "temperature": 0,
                 "max_tokens": 50,
