@@ -61,7 +61,7 @@ class Fallback(Backend):
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
         if isinstance(backends, str):
-            raise ConfigurationError(f"Fallback needs a list of backends, not one: {backends!r}")
+            raise ConfigurationError("Fallback needs a list of backends, from connect(), or names")
         require(over, NUMBER | None, "over must be a number or None")
         if over is not None and not 0 < over <= 1:
             raise ConfigurationError(
