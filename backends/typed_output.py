@@ -6,6 +6,7 @@ Public for the package `handlers`, whose `respond` runs this policy with tools.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -121,7 +122,13 @@ class TypedOutput(Generic[T]):
                 raise ValueError("the reply is not complete")
             return cast("T", text)
         is_cut = message.finish_reason in STOPPED
-        return self.schema.parse(text, is_cut=is_cut, is_wrapped=self.is_wrapped)
+        try:
+            return self.schema.parse(text, is_cut=is_cut, is_wrapped=self.is_wrapped)
+        except ValueError:
+            if self.mode == "text" and text and not is_cut and not message.refusal:
+                with suppress(ValueError):
+                    return self.schema.read_bare(text)
+            raise
 
     def read(self, message: Message) -> OutputMessage[T]:
         """Return a reply with its value; raise `ValueError` with a text for the model."""

@@ -19,12 +19,16 @@ from ..messages import (
     Request,
     ToolCall,
     ToolCallDelta,
+    ToolSchema,
 )
 from ..tools import AnyTool, Decision, InvalidArguments, Tool, ToolResult
 from ._handler import handler
 from ._view import View
 
-__all__ = ["Output", "OutputValidator"]
+__all__ = ["TO_USER", "Output", "OutputValidator"]
+
+TO_USER = "to_user"
+"""The argument of a call whose text goes to the user."""
 
 T = TypeVar("T")
 
@@ -59,9 +63,13 @@ class Output:
         self._write = view.write
         self._final: AnyTool | None = None
         self.tools, self.view = tools, view
+        self.fork_tools: Sequence[ToolSchema] = tools
         if self._typed.tool is not None:
             self._final = FinalAnswer(self._typed, self._typed.tool)
             self.tools, self.view = [*tools, self._final], _WithoutFinal(view, self._final.name)
+            # Any key of the output may be called `to_user`: the fork must leave it there.
+            untouched: dict[str, Any] = {"properties": {TO_USER: {}}}
+            self.fork_tools = [*tools, OutputTool(self._final.name, untouched)]
         self.found: OutputMessage[Any] | None = None
         self.fault = ""
 

@@ -23,7 +23,7 @@ from ..tools import AnyTool, ToolResult, describe, with_narration
 from ..tools.toolkits import flatten
 from ._call_tools import call_tools
 from ._handler import Handler, HandlerFunction, handler
-from ._output import Output, OutputValidator
+from ._output import TO_USER, Output, OutputValidator
 from ._view import View, show
 
 __all__ = ["look_up", "respond"]
@@ -172,7 +172,8 @@ async def respond(
         request = write_as_text(output.prepare(request, last) if output else request, formats)
     stream = view.incoming(model.stream(request))
     given = tools if output is None else output.tools
-    reply = fork(node, stream, to_user="to_user", tools=given, formats=formats)
+    fork_tools = tools if output is None else output.fork_tools
+    reply = fork(node, stream, to_user=TO_USER, tools=fork_tools, formats=formats)
     write = view.write if output is None else output.watch(node, reply)
     node.call_handler(show(reply.text, write).at_done(lambda _: view.ended()))
     results = node.call_handler(

@@ -60,6 +60,7 @@ MAX_SCANS = 20
 """How many times the length of a reply may be scanned in search of JSON in it."""
 
 _FENCE = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
+_JSON_MARK = re.compile(r"[\[{`\"]|<think>")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
@@ -165,6 +166,16 @@ class OutputSchema(Generic[T]):
             return self._adapter.validate_json(to_json(value))
         except ValidationError as error:
             raise ValueError(faults_of(error)) from error
+
+    def read_bare(self, text: str) -> T:
+        """Return the value of text without JSON; raise `ValueError` if it is none.
+
+        A model that is asked for one of two words, or for a date, may omit the quotes.
+        """
+        text = text.strip()
+        if _JSON_MARK.search(text):
+            raise ValueError("the reply has JSON")
+        return self._adapter.validate_json(to_json(text))
 
     def parse_partial(self, text: str, *, is_wrapped: bool = False) -> T:
         """Return the value of incomplete JSON, with pydantic's partial mode.

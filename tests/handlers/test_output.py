@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -296,6 +296,62 @@ async def test_text_is_a_string_without_an_instruction() -> None:
     assert list(backend.requests[0].messages) == []
     with pytest.raises(ReplyTruncated):
         await ask(Message(role="assistant", content="He", finish_reason="length"), output_type=str)
+
+
+async def test_a_word_needs_no_quotes() -> None:
+    """Models that are asked for one of several words omit them. JSON that does not fit is wrong."""
+    kind: Any = Literal["Nile", "Loire"] | dict[str, int]
+
+    message, _ = await ask("Nile\n", output_type=kind)
+    assert message.output == "Nile"
+
+    for wrong in "Rhine", '{"Nile": "long"}':
+        with pytest.raises(OutputInvalid):
+            await ask(wrong, output_type=kind, output_retries=0)
+
+
+@pytest.mark.parametrize("mode", ["text", "tool"])
+def test_a_cancel_at_any_moment_leaves_a_valid_conversation(mode: OutputMode) -> None:
+    """Each call has its result, and no other node or stream is left."""
+    ended: set[int] = set()
+
+    async def main(steps: int) -> None:
+        def check(city: City) -> City:
+            if city.name == "Rome":
+                raise ModelRetry("not Rome")
+            return city
+
+        conversation = Conversation()
+        look_first = calling(call("look", place="Rome"))
+        answers = (answering(mode, f'{{"name": "{name}"}}') for name in ("Rome", "Paris"))
+        backend = ScriptedBackend(look_first, *answers, size=None)
+        async with Commander() as commander:
+            node: Any = respond(
+                backend,
+                conversation,
+                [look],
+                output_type=City,
+                output_mode=mode,
+                output_validators=[check],
+            )
+            commander.call_handler(node)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            node.cancel()
+        ended.add(len(conversation))
+        assert backend.opened == backend.closed
+        waiting: list[str | None] = []
+        for message in conversation:
+            if message.role == "tool":
+                waiting.remove(message.tool_call_id)
+            else:
+                assert waiting == []
+                waiting = [each.id for each in message.tool_calls]
+        assert waiting == []
+
+    for steps in range(0, 90, 2):
+        asyncio.run(main(steps))
+    assert {0, 2} < ended
 
 
 async def test_the_result_of_a_tool_that_ends_the_turn_is_the_output_if_it_fits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 import jsonschema
 import pytest
@@ -52,6 +52,7 @@ class Few(TypedDict):
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+KEYS = TEXT | st.just("to_user")
 NUMBERS = st.integers(-(2**53), 2**53)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 TREES = st.recursive(
@@ -94,7 +95,7 @@ def larger(kinds: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
 
     return st.one_of(
         kinds.map(lambda kind: (list[kind[0]], st.lists(kind[1], max_size=3))),
-        kinds.map(lambda kind: (dict[str, kind[0]], st.dictionaries(TEXT, kind[1], max_size=2))),
+        kinds.map(lambda kind: (dict[str, kind[0]], st.dictionaries(KEYS, kind[1], max_size=2))),
         kinds.map(lambda kind: (kind[0] | None, st.none() | kind[1])),
         st.tuples(kinds, kinds).map(lambda two: (two[0][0] | two[1][0], two[0][1] | two[1][1])),
         st.tuples(kinds, kinds).map(
@@ -106,6 +107,21 @@ def larger(kinds: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
 
 
 KINDS = st.recursive(st.sampled_from(LEAVES), larger, max_leaves=4)
+
+
+def require_closed(schema: Any) -> None:
+    """Check that each object in a strict schema requires all its keys, and allows no others."""
+    if isinstance(schema, dict):
+        fields = cast("dict[str, Any]", schema)
+        if fields.get("type") == "object":
+            assert fields["required"] == [*fields["properties"]]
+            assert fields["additionalProperties"] is False
+        assert "$ref" not in fields or len(fields) == 1
+        for each in fields.values():
+            require_closed(each)
+    elif isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            require_closed(each)
 
 
 def model_of(kind: Any, value: Any) -> Any:
@@ -129,6 +145,8 @@ def model_of(kind: Any, value: Any) -> Any:
         written = plain if is_plain else {"response": plain}
         if asked:
             jsonschema.validate(written, schema)
+            if asked["json_schema"].get("strict"):
+                require_closed(schema)
         content = json.dumps(written)
         return Message(role="assistant", content=content)
 

@@ -122,8 +122,9 @@ class Counting(OutputSchema[Any]):
 
 @pytest.mark.parametrize("size", [10, 1000])
 def test_reading_a_long_text_piece_by_piece_costs_its_length(size: int) -> None:
-    """All reads together process about the length of the text, in pieces of any size."""
-    text = json.dumps({"name": "a", "below": [{"name": "b" * 80} for _ in range(10_000)]})
+    """All reads of 1 MB in 100,000 pieces process about the length of the text."""
+    text = json.dumps({"name": "a", "below": [{"name": "b" * 90} for _ in range(10_000)]})
+    assert len(text) > 1_000_000
     schema = Counting(Branch)
     growing = GrowingOutput[Any](schema)
     reads = 0
