@@ -68,10 +68,10 @@ class TypedOutput(Generic[T]):
         self.schema = schema
         self.mode: OutputMode = _choose(backend, mode, bool(tools), writes_calls=writes_calls)
         # Any text is a `str`: the model needs no instruction, and the reply is the value.
-        self.is_text = schema.output_type is str and mode in (None, "text")
+        self.is_text: bool = schema.output_type is str and mode in (None, "text")
         if self.is_text:
             self.mode = "text"
-        self.is_wrapped = self.mode in ("schema", "tool")
+        self.is_wrapped: bool = self.mode in ("schema", "tool")
         self.tool: OutputTool | None = None
         if self.mode == "tool":
             name, number = FINAL_ANSWER, 2
