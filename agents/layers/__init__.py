@@ -16,7 +16,8 @@ Messages:
 - `_message`: `AgentMessage`; `_memory`: the memory of each session; `_state`: saved memories
 - `_prompt`: `@prompt`; `_instructions`: an agent's instructions, also as a function
 - `_aggregators`: from a memory to a request
-- `_parsers`: from a reply to a value; `_actions`: from a reply to a tool call written as text
+- `_output`: the type of an agent's output; `_parsers`: from a reply to a value
+- `_actions`: from a reply to a tool call written as text
 
 Around a call:
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    cast,
+    get_args,
+    overload,
+)
 
 from typing_extensions import TypeVar
 
@@ -17,13 +28,13 @@ from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require, require_awaitable
 from ...dispatch import Format
 from ...handlers import View
-from ...messages import Message, Part, Usage
+from ...messages import Message, OutputMode, OutputSchema, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approve, Tool, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
-from ._agent_stream import AgentStream, Growing, GrowingText
+from ._agent_stream import AgentStream
 from ._aggregators import Aggregator, System
 from ._answer import Knowledge, answer
 from ._as_tool import make_tool
@@ -51,6 +62,7 @@ from ._hooks import (
 from ._instructions import Instructions, check_instructions, read_instructions
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
 from ._message import AgentMessage, first_in_handoff, read_inputs, with_text_output
+from ._output import AgentOutput, check_format
 from ._override import BACKEND_OR_NONE, override_backend, read_backend, require_backend
 from ._parsers import Parser
 from ._state import mark_own, read_again, read_records, read_state
@@ -64,6 +76,7 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "describe_agent"]
 
 F = TypeVar("F", default=str)
+P = ParamSpec("P")
 
 QUOTED_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # would be ambiguous or unwritable in a path
 
@@ -94,7 +107,11 @@ class Agent(Generic[F]):
       question before it asks the model, and gives the model a tool to search on. The answer's
       `extra["citations"]` has the passages that the answer cites, as `[7]`.
     - `memory`, `aggregator`: the store of messages, and the way to make a request of them.
-    - `output_format`: a parser, which sets the answer's `output`.
+    - `output_type`: the type of the answer's `output`: a model, a dataclass, a `TypedDict`, a
+      union, a list, a `Literal`, or anything else that pydantic reads from JSON. Without it the
+      output is the text. An answer that does not fit is sent back to the model with the reason,
+      `output_retries` times. `output_mode` is the way to ask, by default the best of the backend.
+    - `output_format`: a `Parser` of your own instead, which makes the `output` of the text.
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's
       formats.
     - `hooks`: objects with some of the methods of `AgentHook`.
@@ -125,6 +142,58 @@ class Agent(Generic[F]):
     # Whether its calls can end with a handoff.
     hands_off: ClassVar[bool] = True
 
+    @overload
+    def __init__(
+        self,
+        backend: Backend | str | None = None,
+        instructions: Instructions | None = None,
+        *,
+        tools: Iterable[AnyTool | Toolkit] = (),
+        knowledge: Knowledge | None = None,
+        name: str | None = None,
+        description: str = "",
+        memory: Memory | None = None,
+        aggregator: Aggregator | None = None,
+        output_type: type[F] | OutputSchema[F] | None = None,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+        output_format: Parser[F] | None = None,
+        formats: Sequence[Format] | None = None,
+        hooks: Iterable[AgentHook | object] = (),
+        guards: Iterable[Guard] = (),
+        max_rounds: int = 10,
+        view: View | None = None,
+        approve: Approve | None = None,
+        journal: str | Journal | None = None,
+        **options: Any,
+    ) -> None: ...
+    # A type checker cannot infer the type from a union, a `Literal` and other special forms.
+    # Annotate the variable: `agent: Agent[City | Fault] = Agent(..., output_type=City | Fault)`.
+    @overload
+    def __init__(
+        self: Agent[Any],
+        backend: Backend | str | None = None,
+        instructions: Instructions | None = None,
+        *,
+        tools: Iterable[AnyTool | Toolkit] = (),
+        knowledge: Knowledge | None = None,
+        name: str | None = None,
+        description: str = "",
+        memory: Memory | None = None,
+        aggregator: Aggregator | None = None,
+        output_type: object,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+        formats: Sequence[Format] | None = None,
+        hooks: Iterable[AgentHook | object] = (),
+        guards: Iterable[Guard] = (),
+        max_rounds: int = 10,
+        view: View | None = None,
+        approve: Approve | None = None,
+        journal: str | Journal | None = None,
+        **options: Any,
+    ) -> None: ...
+
     @checked(backend=BACKEND_OR_NONE, approve="a function that is asked, Approvals() or None")
     def __init__(
         self,
@@ -137,7 +206,10 @@ class Agent(Generic[F]):
         description: str = "",
         memory: Memory | None = None,
         aggregator: Aggregator | None = None,
-        output_format: Parser[F] | None = None,
+        output_type: Any = None,
+        output_mode: OutputMode | None = None,
+        output_retries: int = 2,
+        output_format: Any = None,
         formats: Sequence[Format] | None = None,
         hooks: Iterable[AgentHook | object] = (),
         guards: Iterable[Guard] = (),
@@ -174,7 +246,14 @@ class Agent(Generic[F]):
         self._default_memory = Memory()
         self.memory: Memory = memory or self._default_memory
         self.aggregator: Aggregator = aggregator or Aggregator()
-        self.output_format = output_format
+        check_format(output_format, output_type)
+        self.output_format: Parser[F] | None = output_format
+        self._typed_output: AgentOutput[F] | None = None
+        if output_type is not None:
+            self._typed_output = AgentOutput(output_type, output_mode, output_retries)
+            self._typed_output.check(self.backend, self.tools, formats)
+        elif output_mode is not None:
+            raise ConfigurationError("output_mode= needs output_type=, the type of the output")
         check_handoffs(self, self.tools)
         self.formats = formats
         self.max_rounds = max_rounds
@@ -333,8 +412,7 @@ class Agent(Generic[F]):
             backend=backend,
             **options,
         )
-        growing = cast("Growing[F]", GrowingText()) if self.output_format is None else None
-        return AgentStream(call, parent, growing=growing, timeout=timeout, limits=limits)
+        return AgentStream(call, parent, timeout=timeout, limits=limits)
 
     def as_tool(
         self, name: str | None = None, description: str | None = None
@@ -398,6 +476,58 @@ class Agent(Generic[F]):
         `backend=` too: the innermost wins. The end of the block restores what was before.
         """
         return override_backend(self, read_backend(backend))
+
+    # --- output
+
+    @property
+    def output_type(self) -> Any:
+        """The type of the answer's `output`, None if it is the text or a parser's value."""
+        typed = self._typed_output
+        return None if typed is None else typed.schema.output_type
+
+    @property
+    def has_text_output(self) -> bool:
+        """Whether the answer's `output` is its text."""
+        typed = self._typed_output
+        return self.output_format is None and (typed is None or typed.is_text)
+
+    def typed_output(self) -> AgentOutput[F] | None:
+        """Return how the agent asks for typed output, None without `output_type`."""
+        return self._typed_output
+
+    @overload
+    def output_validator(
+        self, function: Callable[Concatenate[F, P], Coroutine[Any, Any, F]]
+    ) -> Callable[Concatenate[F, P], Coroutine[Any, Any, F]]: ...
+    @overload
+    def output_validator(
+        self, function: Callable[Concatenate[F, P], F]
+    ) -> Callable[Concatenate[F, P], F]: ...
+    def output_validator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Add a function that checks each answer's output, as a decorator.
+
+            @agent.output_validator
+            async def known(invoice: Invoice) -> Invoice:
+                if not await exists(invoice.customer):
+                    raise ModelRetry(f"There is no customer {invoice.customer!r}.")
+                return invoice
+
+        It is plain or async, takes the output, and returns it, perhaps changed. A second parameter
+        gets the `Context` of the call. After a `ModelRetry` the model reads the reason and answers
+        again; this counts as one of `output_retries`. Several run in their order. Raises
+        `ConfigurationError` for an agent that has a parser or does not ask a model itself.
+        """
+        is_team = self.backend is None and type(self).forward is not Agent.forward
+        if self.output_format is not None or is_team:
+            why = "has its own forward()" if is_team else "has output_format="
+            raise ConfigurationError(
+                f"{self.name} {why}, so no output validator runs for it. Add the validator to an"
+                " agent with output_type="
+            )
+        if self._typed_output is None:
+            self._typed_output = AgentOutput(str, None, 2)
+        self._typed_output.add_validator(function)
+        return function
 
     # --- hooks
 
@@ -520,20 +650,23 @@ class Agent(Generic[F]):
 
         With `strict` that is a `ConfigurationError`, else `output` becomes None.
         """
-        parser = self.output_format
+        parser, typed = self.output_format, self._typed_output
         is_own = self.name in (message.sender, first_in_handoff(message))
         if not is_own or message.type is not None:
             return True
         if message.output is None:
-            if parser is None and message.stream_state == "end":
+            if self.has_text_output and message.stream_state == "end":
                 message.model_fields_set.discard("output")
                 with_text_output(message)
             return True
-        if parser is None:
+        if parser is None and typed is None:
             return True
         status = message.extra.get("status")
         try:
-            message.output = read_again(parser, message.text, message.output, status)
+            if typed is not None:
+                message.output = typed.read_again(message.text, message.output, status)
+            elif parser is not None:
+                message.output = read_again(parser, message.text, message.output, status)
         except ValueError as error:
             if strict:
                 raise ConfigurationError(f"not a saved memory of {self.name}: {error}") from error

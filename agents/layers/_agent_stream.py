@@ -5,73 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, cast
 
 from ...commander import HandlerOptions, Node
 from ...commander.waiting import wait_shielded
+from ...messages import OutputSchema
+from ...messages.output import GrowingOutput, GrowingText
 from ._call import run_in_tree
 from ._message import AgentMessage
-from ._stream import MESSAGE_FEED, Feed, StreamedReply
+from ._stream import MESSAGE_FEED, Feed, OutputReader, StreamedReply
 
-__all__ = ["AgentStream", "Growing", "GrowingText", "MessageStream"]
+__all__ = ["AgentStream", "MessageStream"]
 
 F = TypeVar("F")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 
 Reading: TypeAlias = Literal["messages", "text", "output", "the answer"]
-
-
-class Growing(Protocol[T_co]):
-    """Reads a value while its text grows, as `messages.output.GrowingOutput` does."""
-
-    def add(self, piece: str) -> None:
-        """Append a piece of the text."""
-
-    def clear(self) -> None:
-        """Forget the text."""
-
-    def read(self) -> tuple[T_co] | None:
-        """Return the value so far in a tuple, None without a new one."""
-        ...
-
-
-class GrowingText:
-    """Reads text while it grows. All reads together copy a constant number of times its length."""
-
-    # As in `GrowingOutput`: a text of this length may be read at each piece, and each read of a
-    # longer text has about twice as much text as the last one.
-    _FREE_CHARS = 100_000
-    _READ_RATIO = 2
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._length = self._read_chars = 0
-        self._is_new = False
-
-    def add(self, piece: str) -> None:
-        """Append a piece."""
-        self._pieces.append(piece)
-        self._length += len(piece)
-        self._is_new = True
-
-    def clear(self) -> None:
-        """Forget the text."""
-        self._pieces.clear()
-        self._length = self._read_chars = 0
-        self._is_new = False
-
-    def read(self) -> tuple[str] | None:
-        """Return the text so far."""
-        allowed = self._FREE_CHARS + self._READ_RATIO * self._length
-        if not self._is_new or self._read_chars + self._length > allowed:
-            return None
-        self._is_new = False
-        self._read_chars += self._length
-        text = "".join(self._pieces)
-        self._pieces = [text]
-        return (text,)
 
 
 class _Running:
@@ -201,17 +151,6 @@ class AgentStream(MessageStream[AgentMessage[F]], Generic[F]):
     Iterating over the stream itself yields messages, as `Agent.stream` describes.
     """
 
-    def __init__(
-        self,
-        call: Node[AgentMessage[F]],
-        parent: Node[Any] | None = None,
-        *,
-        growing: Growing[F] | None = None,
-        **options: Unpack[HandlerOptions],
-    ) -> None:
-        super().__init__(call, parent, **options)
-        self._growing = growing
-
     def text(self) -> AsyncGenerator[str, None]:
         """Yield the new text of the agent's own replies, also of those before a tool call.
 
@@ -233,7 +172,7 @@ class AgentStream(MessageStream[AgentMessage[F]], Generic[F]):
         A value before the last has all required fields, but perhaps incomplete texts and lists, and
         no output validator has seen it. After a reply that cannot be used, the values begin again.
         """
-        self._claim("output", partial(_OutputFeed, self._call, self._growing))
+        self._claim("output", partial(_OutputFeed, self._call))
         return self._outputs()
 
     async def answer(self) -> AgentMessage[F]:
@@ -301,28 +240,45 @@ class _TextFeed(_Discarded):
 
 
 class _OutputFeed(_Discarded):
-    """Yields the growing value of the newest reply of one call, in a tuple."""
+    """Yields the growing output of the newest reply of one call, in a tuple."""
 
-    def __init__(self, voice: object, growing: Growing[Any] | None, outer: Feed | None) -> None:
+    def __init__(self, voice: object, outer: Feed | None) -> None:
         super().__init__(outer)
         self._voice = voice
-        self._growing = growing
+        self._growing: GrowingOutput[Any] | None = None
+        self._text: GrowingText | None = None  # of replies whose text is the output
         self._reply: StreamedReply | None = None
+
+    def output_reader(self, voice: object) -> OutputReader | None:
+        return self if voice is self._voice else super().output_reader(voice)
+
+    def begin_output(self, output: GrowingOutput[Any]) -> None:
+        self._growing = output
+
+    def output_grew(self) -> None:
+        self._wakeup.set()
+
+    def output_failed(self) -> None:
+        if self._growing is not None:
+            self._growing.clear()
 
     def grow(self, reply: StreamedReply, text: str) -> None:
         super().grow(reply, text)
-        if self._growing is None or reply.voice is not self._voice:
+        if reply.voice is not self._voice or not reply.is_output:
             return
+        if self._text is None:
+            self._text = GrowingText(OutputSchema[str](str))
         if reply is not self._reply:
             self._reply = reply
-            self._growing.clear()
-        self._growing.add(text)
+            self._text.clear()
+        self._growing = self._text
+        self._text.add(text)
         self._wakeup.set()
 
     def fail(self, reply: StreamedReply) -> None:
         super().fail(reply)
-        if self._growing is not None and reply is self._reply:
-            self._growing.clear()
+        if self._text is not None and reply is self._reply:
+            self._text.clear()
 
     async def __anext__(self) -> Any:
         while self._growing is None or (value := self._growing.read()) is None:

@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...backends import Backend
+from ...backends.typed_output import correction
 from ...commander.errors import BadResponse
 from ...commander.kinds import passes_with
 from ...dispatch.assembly import STOPPED
 from ...handlers import look_up, respond
-from ...messages import Conversation, Message
+from ...messages import Conversation, Message, OutputMessage
 from ...tools import AnyTool, ToolResult
 from ...tools.toolkits import flatten
 from ._call import run_in_tree
@@ -20,9 +21,10 @@ from ._guards import wait_for_gate
 from ._handoff import HANDED_VIEW, find_handoff, hand_over
 from ._memory import Memory, SessionId
 from ._message import AgentMessage, reply_message
+from ._output import NO_OUTPUT, without_answer_calls
 from ._parsers import parse_reply
 from ._steer import STEERING, Deliveries
-from ._stream import APPROVE, AgentView
+from ._stream import APPROVE, AgentView, make_view
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -34,8 +36,6 @@ __all__ = ["Knowledge", "answer", "why_final"]
 logger = logging.getLogger("anabranch.agents")
 
 F = TypeVar("F")
-
-UNUSABLE_ANSWER = "That answer cannot be used: {fault}\nAnswer again, correctly."
 
 
 @passes_with("as_tool", "an Index")
@@ -75,14 +75,14 @@ async def answer(
     handed = HANDED_VIEW.get()
     if shown is None and handed is not None and handed[0] is agent:
         shown, approve = handed[1], approve or APPROVE.get()
-    view = AgentView(agent.name, shown, approve, deliveries.deliver, offer)
+    view = make_view(agent, shown, approve, deliveries.deliver, offer)
     token = STEERING.set(None)  # messages to this call do not steer what its tools do
     try:
         if agent.knowledge_tool is not None:
             await wait_for_gate()  # the search is a call of a tool
             tool = agent.hooked(agent.knowledge_tool, session_id)
             has_searched = await run_in_tree(look_up(conversation, tool, view))
-        message, output = await _ask(agent, backend, conversation, session_id, view, options)
+        message, *output = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         new = conversation.messages[len(request) :]
         is_broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
@@ -107,8 +107,8 @@ async def answer(
     if message.finish_reason in STOPPED:
         status = message.finish_reason
     answered = reply_message(message, agent.name, status=status)
-    if agent.output_format is not None:
-        answered.output = output
+    if output and not (agent.has_text_output and output[0] == answered.content):
+        answered.output = output[0]
     if agent.knowledge is not None and agent.knowledge_tool is not None:
         name, passages = agent.knowledge_tool.name, conversation.messages
         found = [m.content or "" for m in passages if m.role == "tool" and m.name == name]
@@ -123,9 +123,9 @@ async def _ask(
     session_id: SessionId,
     view: AgentView,
     options: Mapping[str, Any],
-) -> tuple[Message, F]:
-    """Ask the model, again after a reply that the parser cannot use; return reply and value."""
-    parser = agent.output_format
+) -> tuple[Message] | tuple[Message, F]:
+    """Ask the model, again after a reply that cannot be used; return the reply and its value."""
+    parser, typed = agent.output_format, agent.typed_output()
     settings = {**(parser.options() if parser else {}), **agent.options, **options}
     retries = parser.retries if parser else 0
     while True:
@@ -140,16 +140,27 @@ async def _ask(
             view,
             max_rounds=agent.max_rounds,
             formats=agent.formats,
+            **({} if typed is None else typed.arguments()),
             **settings,
         )
-        message = await run_in_tree(exchange)
+        try:
+            message = await run_in_tree(exchange)
+        except NO_OUTPUT as error:
+            text = f"{agent.name} gave no output: {error}"
+            raise type(error)(text, message=error.message) from error
+        tools = agent.hooked_tools(session_id)
+        if message.tool_calls and find_handoff(tools, conversation.messages) is not None:
+            return (message,)
+        if isinstance(message, OutputMessage):
+            found = cast("OutputMessage[F]", message)
+            if not found.tool_calls:
+                return found, found.output
+            given = Message(role="assistant", content=found.output_text, reasoning=found.reasoning)
+            return given, found.output
         if message.tool_calls:
-            tools = agent.hooked_tools(session_id)
-            if find_handoff(tools, conversation.messages) is not None:
-                return message, cast("F", None)
             message = _result_of_turn(conversation, tools)
         if parser is None:
-            return message, cast("F", None)
+            return (message,)
         try:
             return message, parse_reply(parser, message.content or "", message.finish_reason)
         except ValueError as error:
@@ -161,7 +172,7 @@ async def _ask(
                 raise BadResponse(f"{agent.name} gave no usable answer: {fault}") from error
             retries -= 1
             view.break_off()
-            conversation.add(UNUSABLE_ANSWER.format(fault=error))
+            conversation.add(correction(str(error)))
 
 
 def _result_of_turn(conversation: Conversation, tools: Iterable[AnyTool]) -> Message:
@@ -199,6 +210,8 @@ def _remember_calls(
     """
     found: list[AgentMessage] = []
     rounds = 0
+    if agent.typed_output() is not None:
+        new = without_answer_calls(new, flatten(agent.tools))
     for message in new:
         if message.tool_calls:
             rounds += 1

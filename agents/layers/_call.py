@@ -291,7 +291,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             if first_in_handoff(reply) == agent.name:  # later requests read it as its own
                 reply = reply.model_copy(update={"sender": agent.name})
             answer = agent.memory.add(reply, session_id=session_id)[0]
-            if agent.output_format is None:
+            if agent.has_text_output:
                 with_text_output(answer)
         except BaseException:
             if agent.memory.retract(remembered, session_id) and earlier:
@@ -306,7 +306,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         answer.sender = sender
         answer = await after.run(agent, answer, session_id)
         answer = answer.model_copy(update={"usage": self.usage})
-        if agent.output_format is None:
+        if agent.has_text_output:
             with_text_output(answer)  # hooks may have changed the text
         vars(answer)[NEW_MESSAGES] = new
         self.publish(answer)

@@ -17,6 +17,7 @@ from ._as_tool import tool_name
 from ._call import AgentCall, run_in_tree
 from ._memory import CURRENT_CALLS, Memory, SessionId, TemporarySession, added_by
 from ._message import TOOLS, AgentMessage, copy_message
+from ._stream import lend_voice
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -119,7 +120,8 @@ def check_handoffs(agent: Agent[Any], tools: Iterable[AnyTool]) -> None:
 def _promise(agent: Agent[Any]) -> object:
     """Return all that determines the type of the agent's output."""
     parser = agent.output_format
-    return parser and (type(parser), parser.instruction(), parser.options())
+    reads = parser and (type(parser), parser.instruction(), parser.options())
+    return None if agent.has_text_output else agent.output_type, reads
 
 
 def find_handoff(tools: Iterable[AnyTool], new: Sequence[Message]) -> Handoff | None:
@@ -199,7 +201,8 @@ async def hand_over(
     left = HANDOFFS_LEFT.get()
     call._node_left = (agent.max_rounds if left is None else left) - 1
     try:
-        answer = await run_in_tree(call)
+        with lend_voice():
+            answer = await run_in_tree(call)
     finally:
         new = [each for each in call._node_new if (each.type, each.sender) != SUMMARY]
         memory.add(*(_renamed(each, other.name, agent.name) for each in new), session_id=session_id)

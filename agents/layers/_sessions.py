@@ -333,7 +333,7 @@ class _AnswerCodec:
         """Return the answer."""
         record: dict[str, Any] = json.loads(data)
         (answer,) = self._agent.restore([record])
-        has_text_output = "formatted" not in record and self._agent.output_format is None
+        has_text_output = "formatted" not in record and self._agent.has_text_output
         return with_text_output(answer) if has_text_output else answer
 
 
@@ -374,7 +374,7 @@ def _not_storable(name: str, message: AgentMessage) -> NotStorable:
     kinds = {name: type(value).__name__ for name, value in message}
     return NotStorable(
         f"a journal cannot store {name}: content ({kinds['content']}), output"
-        f" ({kinds['output']}) and extra must be JSON, or values of the agent's output_format"
+        f" ({kinds['output']}) and extra must be JSON, or values of the agent's output_type"
     )
 
 

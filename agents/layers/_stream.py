@@ -7,22 +7,29 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...handlers import View
 from ...messages import Delta, Message, Request, ToolCall
+from ...messages.output import GrowingOutput
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
 from ...tools.calls import NO_PERSON
 from ._guards import GATE, hold
 from ._message import AgentMessage, StreamState, copy_message
+
+if TYPE_CHECKING:
+    from ._agent import Agent
 
 __all__ = [
     "APPROVE",
     "MESSAGE_FEED",
     "AgentView",
     "Feed",
+    "OutputReader",
     "StreamedReply",
     "begin_voice",
     "lend_voice",
+    "make_view",
     "mute_voice",
 ]
 
@@ -77,8 +84,11 @@ class StreamedReply:
         receiver: str | None = None,
         text_before: str = "",
         voice: object | None = None,
+        *,
+        is_output: bool = False,
     ) -> None:
         self.voice = voice
+        self.is_output = is_output  # whether the text is the output of the agent
         self.sender = sender
         self.receiver = receiver
         self.text_before: str = text_before
@@ -108,6 +118,19 @@ class StreamedReply:
             extra={"delta": delta},
             stream_state=state,
         )
+
+
+class OutputReader(Protocol):
+    """Receives typed output of a call while it grows."""
+
+    def begin_output(self, output: GrowingOutput[Any]) -> None:
+        """Read another reply."""
+
+    def output_grew(self) -> None:
+        """See that the output has a new piece."""
+
+    def output_failed(self) -> None:
+        """Drop the output of a reply that cannot be used."""
 
 
 class Feed(AsyncIterator[AgentMessage]):
@@ -153,13 +176,17 @@ class Feed(AsyncIterator[AgentMessage]):
     def _grow_outer(self, reply: StreamedReply, text: str) -> None:
         if self._outer is not None:
             reply.outer = reply.outer or StreamedReply(
-                reply.sender, reply.receiver, voice=reply.voice
+                reply.sender, reply.receiver, voice=reply.voice, is_output=reply.is_output
             )
             self._outer.grow(reply.outer, text)
 
     def _fail_outer(self, reply: StreamedReply) -> None:
         if self._outer is not None and reply.outer is not None:
             self._outer.fail(reply.outer)
+
+    def output_reader(self, voice: object) -> OutputReader | None:
+        """Return the feed, of this or a reader further out, for the growing output of a call."""
+        return None if self._outer is None else self._outer.output_reader(voice)
 
     def end(self) -> None:
         """Let the reader end after the messages so far."""
@@ -202,6 +229,8 @@ class AgentView(View):
         approve: Approve | None,
         deliver: Callable[[Request], Awaitable[Sequence[Message]]],
         tools: Callable[[], Sequence[AnyTool]],
+        *,
+        has_text_output: bool = False,
     ) -> None:
         self._sender = sender
         self._deliver = deliver
@@ -211,11 +240,21 @@ class AgentView(View):
         self._feed = MESSAGE_FEED.get()
         self._gate = GATE.get()
         self._voice = _VOICE.get()
+        self._has_text_output = has_text_output
+        self._reader = _find_reader()
         self._reply = self._new_reply()
         self._over = False  # whether the next text belongs to another reply
 
     def _new_reply(self) -> StreamedReply:
-        return StreamedReply(self._sender, voice=self._voice)
+        return StreamedReply(self._sender, voice=self._voice, is_output=self._has_text_output)
+
+    def output_failed(self, reason: str) -> None:
+        """Publish that the last reply is not the answer."""
+        self.break_off()
+        if self._reader is not None:
+            self._reader.output_failed()
+        if isinstance(self._view, View):
+            self._view.output_failed(reason)
 
     async def heard(self, request: Request) -> Sequence[Message]:
         """Return the steering messages that this request delivers."""
@@ -289,3 +328,40 @@ class AgentView(View):
         if self._view is None:
             return NO_PERSON
         return await self._view.ask(call, tool)
+
+
+class _WatchingView(AgentView):
+    """Also publishes typed output while it grows."""
+
+    def output_begun(self, output: GrowingOutput[Any]) -> None:
+        """Publish that another reply begins."""
+        if self._reader is not None:
+            self._reader.begin_output(output)
+        if isinstance(self._view, View):
+            self._view.output_begun(output)
+
+    def output_grew(self) -> None:
+        """Publish that the output has a new piece."""
+        if self._reader is not None:
+            self._reader.output_grew()
+        if isinstance(self._view, View):
+            self._view.output_grew()
+
+
+def make_view(
+    agent: Agent[Any],
+    view: View | None,
+    approve: Approve | None,
+    deliver: Callable[[Request], Awaitable[Sequence[Message]]],
+    tools: Callable[[], Sequence[AnyTool]],
+) -> AgentView:
+    """Return the view for an exchange of an agent. It watches typed output only for a reader."""
+    is_watched = isinstance(view, View) and type(view).output_begun is not View.output_begun
+    kind = _WatchingView if is_watched or _find_reader() is not None else AgentView
+    text = agent.has_text_output
+    return kind(agent.name, view, approve, deliver, tools, has_text_output=text)
+
+
+def _find_reader() -> OutputReader | None:
+    feed, voice = MESSAGE_FEED.get(), _VOICE.get()
+    return None if feed is None or voice is None else feed.output_reader(voice)

@@ -31,8 +31,8 @@ from anabranch.agents import (
     Sequential,
     StepAgent,
 )
-from anabranch.agents.layers._agent_stream import GrowingText
-from anabranch.messages import Delta
+from anabranch.messages import Delta, OutputSchema
+from anabranch.messages.output import GrowingText
 from anabranch.testing import ScriptedBackend, pause, run_seeded
 
 
@@ -200,7 +200,7 @@ async def test_output_of_plain_text_is_the_text_so_far() -> None:
 
 def test_reading_growing_text_copies_a_constant_multiple_of_it() -> None:
     """Also in a hundred thousand pieces, read at each."""
-    growing, copied = GrowingText(), 0
+    growing, copied = GrowingText(OutputSchema[str](str)), 0
     for _ in range(100_000):
         growing.add("0123456789")
         if (found := growing.read()) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, Generic, TypeVar, assert_type
+from typing import Annotated, Any, Generic, Literal, TypeVar, assert_type
 
 from pydantic import BaseModel
 
@@ -297,6 +297,30 @@ async def asks(backend: Backend) -> None:
         async for weather in agent.stream("?").output():
             assert_type(weather, Weather)
         assert_type((await stream.answer()).output, Weather)
+    typed = Agent(backend, output_type=Weather)
+    assert_type(typed, Agent[Weather])
+    assert_type((await typed("?")).output, Weather)
+    assert_type(typed.run_sync("?").output, Weather)
+    assert_type((await typed.stream("?").answer()).output, Weather)
+    assert_type((await Agent(backend, output_type=list[Weather])("?")).output, list[Weather])
+    assert_type((await Agent(backend, output_type=OutputSchema[int](int))("?")).output, int)
+    union: Agent[Weather | Fault] = Agent(backend, output_type=Weather | Fault)
+    assert_type((await union("?")).output, Weather | Fault)
+    words: Agent[Literal["yes", "no"]] = Agent(backend, output_type=Literal["yes", "no"])
+    assert_type((await words("?")).output, Literal["yes", "no"])
+    bounded: Agent[int] = Agent(backend, output_type=Annotated[int, "bounded"])
+    assert_type((await bounded("?")).output, int)
+
+    @typed.output_validator
+    def mild(weather: Weather) -> Weather:
+        return weather
+
+    @typed.output_validator
+    async def known(weather: Weather, ctx: Context[str]) -> Weather:
+        return weather
+
+    assert_type(mild(Weather(degrees=1)), Weather)
+    assert_type(await known(Weather(degrees=1), Context("x")), Weather)
     either: JsonParser[Weather | Fault] = JsonParser(Weather | Fault, retries=1)
     assert_type((await Agent(backend, output_format=either)("?")).output, Weather | Fault)
     assert_type(JsonParser(Weather | None), JsonParser[Any])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabranch.agents import Agent
 from anabranch.commander import Commander, Node, Retry, run
 from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
@@ -72,3 +73,12 @@ async def body(node: Node[Any], commander: Commander) -> None:
     node.at_end("print")  # error: not callable
     node.result = 1  # error: read only
     Shout("hi").text = 1  # error: the wrong type
+    # agents
+    agent = Agent(output_type=int)
+    number = (await agent("?")).output.upper()  # error: it is an int
+    Agent(output_format=int)  # error: a type is an output_type
+    Agent(output_mode="json")  # error: no such mode
+
+    @agent.output_validator  # error: it takes another type
+    def check(output: str) -> str:
+        return output
