@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch import ConfigurationError, Message, ToolCall
 from anabranch.agents import prompt
 from anabranch.agents.layers import Prompt
 from anabranch.testing import ScriptedBackend
@@ -95,3 +96,17 @@ async def test_a_prompt_may_be_put_to_a_model():
     assert backend.requests[0].options == {"temperature": 0}
     assert await Agent("Ada").introduction.with_backend(backend)("glad") == "I am glad."
     assert backend.requests[1].messages[0].content == "You are Ada and glad."
+
+
+@pytest.mark.parametrize("mode", ["text", "tool"])
+async def test_a_prompt_may_ask_for_typed_output(mode: Any):
+    """It is asked again after an answer that does not fit."""
+    arguments = [{"response": "many"}, {"response": 3}]
+    calls = [ToolCall(id="c", name="final_answer", arguments=each) for each in arguments]
+    replies = [Message(role="assistant", tool_calls=[each]) for each in calls]
+    backend = ScriptedBackend(*(replies if mode == "tool" else ("many", "3")))
+    ask = greeting.with_backend(backend, output_type=int, output_mode=mode, temperature=0)
+    assert await ask("Ada", "French", "") == 3
+    assert backend.requests[0].options["temperature"] == 0
+    with pytest.raises(ConfigurationError, match="must be a type"):
+        greeting.with_backend(backend, output_type=lambda: 1)

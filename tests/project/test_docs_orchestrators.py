@@ -64,6 +64,7 @@ def test_there_is_a_table_for_each_of_the_four() -> None:
         "Byzer-Agent",
         "TinyAgentSmith",
         "OpenAI Agents SDK",
+        "Pydantic AI",
     ]
     assert all(len(here(part)) >= 12 for part in parts)
 

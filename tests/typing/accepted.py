@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from anabranch.agents import Agent, AgentMessage, AgentStream, JsonParser
+from anabranch.agents import Agent, AgentMessage, AgentStream, JsonParser, prompt
 from anabranch.backends import Backend
 from anabranch.commander import (
     Commander,
@@ -262,6 +262,11 @@ class Weather(BaseModel):
     degrees: int
 
 
+@prompt
+def greeting(name: str) -> None:
+    """Greet {name}."""
+
+
 class Fault(BaseModel):
     why: str
 
@@ -310,6 +315,10 @@ async def asks(backend: Backend) -> None:
     assert_type((await words("?")).output, Literal["yes", "no"])
     bounded: Agent[int] = Agent(backend, output_type=Annotated[int, "bounded"])
     assert_type((await bounded("?")).output, int)
+
+    ask = greeting.with_backend(backend, output_type=Weather)
+    assert_type(await ask("Ada"), Weather)
+    assert_type(await greeting.with_backend(backend)("Ada"), str)
 
     @typed.output_validator
     def mild(weather: Weather) -> Weather:
