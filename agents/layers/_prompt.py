@@ -10,12 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from ...backends import Backend
-<<<<<<< HEAD
 from ...backends.override import replaced
-from ...messages import Message, Request
-=======
 from ...messages import Message, OutputMode, OutputSchema, Request
->>>>>>> d2595dc7 (Let prompts ask for typed output; describe typed output of agents)
 from ...messages.options import check_options
 from ._override import read_backend
 
@@ -72,18 +68,8 @@ class Prompt(Generic[P]):
 
     @overload
     def with_backend(
-<<<<<<< HEAD
-        self, backend: Backend | str, **options: Any
-    ) -> Callable[P, Coroutine[Any, Any, str]]:
-        """Return an async function that sends the text to `backend` and returns the reply.
-
-        `options` have the wire's names. It raises the errors of `backend.complete`.
-        """
-        check_options(options, f"the prompt {self._function.__qualname__!r}")
-        own = read_backend(backend)
-=======
         self,
-        backend: Backend,
+        backend: Backend | str,
         *,
         output_type: None = None,
         **options: Any,
@@ -91,7 +77,7 @@ class Prompt(Generic[P]):
     @overload
     def with_backend(
         self,
-        backend: Backend,
+        backend: Backend | str,
         *,
         output_type: type[T] | OutputSchema[T],
         output_mode: OutputMode | None = None,
@@ -102,7 +88,7 @@ class Prompt(Generic[P]):
     @overload
     def with_backend(
         self,
-        backend: Backend,
+        backend: Backend | str,
         *,
         output_type: object,
         output_mode: OutputMode | None = None,
@@ -111,7 +97,7 @@ class Prompt(Generic[P]):
     ) -> Callable[P, Coroutine[Any, Any, Any]]: ...
     def with_backend(
         self,
-        backend: Backend,
+        backend: Backend | str,
         *,
         output_type: Any = None,
         output_mode: OutputMode | None = None,
@@ -122,7 +108,6 @@ class Prompt(Generic[P]):
 
             rate = rating.with_backend(backend, output_type=Rating)
             (await rate("What a film!")).stars
->>>>>>> d2595dc7 (Let prompts ask for typed output; describe typed output of agents)
 
         With `output_type` it returns a value of that type. This and the two other arguments are as
         in `backend.complete`. `options` have the wire's names. It raises the errors of
@@ -130,28 +115,22 @@ class Prompt(Generic[P]):
         """
         name = self._function.__qualname__
         check_options(options, f"the prompt {name!r}")
+        own = read_backend(backend)
         schema = None if output_type is None else OutputSchema[Any].of(output_type)
 
         async def ask(*args: P.args, **kwargs: P.kwargs) -> Any:
             question = Message(role="user", content=self(*args, **kwargs))
-<<<<<<< HEAD
-            logger.debug("%s asks: %s", self._function.__qualname__, question.content)
-            answer = await replaced(own).complete(Request((question,), (), options))
-            logger.debug("%s is answered: %s", self._function.__qualname__, answer)
-            return answer.content or ""
-=======
             logger.debug("%s asks: %s", name, question.content)
             request = Request((question,), (), options)
             if schema is None:
-                answer = await backend.complete(request)
+                answer = await replaced(own).complete(request)
                 logger.debug("%s is answered: %s", name, answer)
                 return answer.content or ""
-            typed = await backend.complete(
+            typed = await replaced(own).complete(
                 request, output_type=schema, output_mode=output_mode, output_retries=output_retries
             )
             logger.debug("%s is answered: %s", name, typed)
             return typed.output
->>>>>>> d2595dc7 (Let prompts ask for typed output; describe typed output of agents)
 
         return ask
 
