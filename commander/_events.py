@@ -493,12 +493,18 @@ def is_watched(node: NodeBase, *kinds: EventKind) -> bool:
     return any(each.kinds is None or not each.kinds.isdisjoint(kinds) for each in listeners)
 
 
-def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:
+def act_as(
+    node: NodeBase,
+    agent: str,
+    session_id: int | str | None = None,
+    answers_for: str | None = None,
+) -> None:
     """Set the agent whose work a node and all nodes below it do; see `Event.agent`.
 
-    The node must not have started.
+    With `answers_for` its text is a part of the answer of that agent. The node must not have
+    started.
     """
-    node._node_actor = Actor(agent, session_id)
+    node._node_actor = Actor(agent, session_id, answers_for)
     # `enter` skips the options of a node with these flags, and with them the actor.
     node._node_is_plain = node._node_has_defaults = False  # type: ignore[misc]
 

@@ -73,10 +73,14 @@ CURRENT: ContextVar[Node[Any] | None] = ContextVar("anabranch.current_node")
 
 
 class Actor(NamedTuple):
-    """The agent whose work a node does, and the session of the call, None if it named none."""
+    """The agent whose work a node does, and the session of the call, None if it named none.
+
+    `answers_for` is another agent, if this one gives the answer of that agent, as after a handoff.
+    """
 
     agent: str
     session_id: int | str | None = None
+    answers_for: str | None = None
 
 
 class NodeBase:

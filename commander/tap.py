@@ -26,6 +26,7 @@ __all__ = [
     "own_actor",
     "require_open",
     "run_identity_of",
+    "speaker_of",
     "type_name",
     "where_raised",
 ]
@@ -73,6 +74,12 @@ def own_actor(event: Event) -> Actor | None:
     """Return the actor whose work the node begins; None if a node above began it, or none did."""
     source = event.source
     return source.own_actor if isinstance(source, Record) else source.actor
+
+
+def speaker_of(event: Event) -> str | None:
+    """Return the agent whose answer has the text of an event: for most nodes `event.agent`."""
+    actor = event.source.actor
+    return None if actor is None else actor.answers_for or actor.agent
 
 
 def where_raised(error: BaseException) -> str:

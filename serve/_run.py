@@ -18,7 +18,7 @@ from ..agents.errors import InputRefused
 from ..agents.integration import APPROVE, MESSAGE_FEED, Feed, StreamedReply
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.context import set_context
-from ..commander.tap import Tap
+from ..commander.tap import Tap, speaker_of
 from ..messages import ToolCall, Usage
 from ..messages.text import RefusalText
 from ..store import JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
@@ -123,6 +123,7 @@ class Run(Node[None], internal=True):
         self._tap: Tap | None = None
         # The last node with text, and the fields of its entries.
         self._text_node = 0
+        self._is_aside = False  # whether the text of that node is no part of the answer
         self._text_fields: dict[str, Any] = {"agent": None}
         # The node of the answer's last reply, and its texts.
         self._reply_node = 0
@@ -278,7 +279,7 @@ class Run(Node[None], internal=True):
                 case "text":
                     self._add_text(event)
                 case "reasoning":
-                    if self.served.speaker in (None, event.agent):
+                    if self.served.speaker in (None, speaker_of(event)):
                         speech = f"{event.node_id}"
                         self._add("reasoning", text=event.data, speech=speech, agent=event.agent)
                 case "called":
@@ -300,7 +301,8 @@ class Run(Node[None], internal=True):
         if node != self._text_node:
             self._text_node = node
             self._text_fields = {"speech": str(node), "agent": event.agent}
-        if self.served.speaker not in (None, self._text_fields["agent"]):
+            self._is_aside = self.served.speaker not in (None, speaker_of(event))
+        if self._is_aside:
             self._add_inner_text(event)
             return
         if node != self._reply_node:
@@ -319,7 +321,8 @@ class Run(Node[None], internal=True):
 
     def _break_off(self, agent: str) -> None:
         """Log that an agent's last text broke off; a new attempt may follow."""
-        if self.served.speaker in (None, agent) and self._reply_node:
+        is_last = agent == self._text_fields["agent"] and not self._is_aside
+        if self._reply_node and (is_last or self.served.speaker in (None, agent)):
             self._reply_node = 0
             self._reply.clear()
             self._add("broken", agent=agent)

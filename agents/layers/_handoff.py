@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import TypeVar
 
-from ...commander import ToolError, act_as, actor_of, current_node
+from ...commander import ToolError, act_as, actor_of, parent_here
 from ...commander.errors import ConfigurationError
 from ...handlers import View
 from ...messages import Message
@@ -194,9 +194,10 @@ async def hand_over(
     session = TemporarySession()
     call: HandoffCall[F] = HandoffCall(other, received, session, {})
     call.at_done(lambda _: session.end())
-    actor = actor_of(current_node())
-    if actor is not None and actor.session_id is not None:
-        act_as(call, other.name, actor.session_id)
+    here = parent_here()
+    actor = None if here is None else actor_of(here)
+    if actor is not None:
+        act_as(call, other.name, actor.session_id, answers_for=actor.answers_for or actor.agent)
     call._node_history, call._node_since, call._node_view = history, since, view
     left = HANDOFFS_LEFT.get()
     call._node_left = (agent.max_rounds if left is None else left) - 1

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 from support.killed_executions import kill_everywhere
 from support.memory_journal import act
+from support.openai_client import serve_to_client
 
 from anabranch import Agent, Approvals, Commander, handoff, tool
 from anabranch.agents import (
@@ -404,3 +405,28 @@ def test_a_killed_run_hands_over_to_the_same_agent_and_repeats_no_effect() -> No
 
     first = kill_everywhere(lambda: HandsOver(ScriptedBackend(otherwise=answer)), seeds=(None, 1))
     assert first.result.startswith("billing Paid.")
+
+
+async def test_a_server_sends_the_text_of_both() -> None:
+    """The text of the other agent is a part of the answer; that of an agent as a tool is not."""
+    helper = Agent(ScriptedBackend(otherwise="aside"), name="helper", description="Helps.")
+    ask = Message(
+        role="assistant",
+        tool_calls=[ToolCall(id="1", name="helper", arguments={"request": "how?"})],
+    )
+    for stream in (False, True):
+        desk = Desk(calls("transfer_to_billing", text="One moment. "), billing=(ask, "Paid."))
+        desk.billing.tools.append(helper.as_tool())
+        async with serve_to_client(desk.front) as client:
+            asked: Any = [{"role": "user", "content": "My money!"}]
+            made: Any = await client.chat.completions.create(
+                model="front", messages=asked, stream=stream
+            )
+            if stream:
+                chunks = [each async for each in made]
+                text = "".join(
+                    each.choices[0].delta.content or "" for each in chunks if each.choices
+                )
+            else:
+                text = made.choices[0].message.content
+        assert text.split() == ["One", "moment.", "Paid."]
