@@ -25,7 +25,7 @@ PAGES = (
 TEXT = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 
 RIVER = text('{"name": "Nile", "length_km": 6650}')
-REPLIES = (*[text("Nile")] * 3, RIVER, text("Nile"))  # the fourth request is for typed output
+REPLIES = (*[text("Nile")] * 5, RIVER, text("Nile"))  # the sixth request is for typed output
 
 
 async def test_every_block_of_the_pages_runs(
