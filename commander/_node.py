@@ -260,8 +260,12 @@ class Node(NodeBase, Generic[T_co]):
         if not isinstance(job, NodeBase) or not job._node_is_queued:  # pyright: ignore
             require_kind(job, "a Job")
         above = self if parent is None else parent
-        # Without options a call with `**` would cost more than the two names.
-        enter_with(above, job, options) if options else enter(above, job)
+        if not options:  # a call with `**` would cost more than the two names
+            enter(above, job)
+        elif "context" in options:
+            enter_with(above, job, options)
+        else:
+            enter(above, job, **options)  # pyright: ignore[reportCallIssue]
         return job
 
     def call_handler(
@@ -278,7 +282,10 @@ class Node(NodeBase, Generic[T_co]):
         if options:
             if "priority" in options or "on" in options:
                 raise TypeError("a handler takes no priority= and on=: use a job")
-            enter_with(above, handler, options)
+            if "context" in options:
+                enter_with(above, handler, options)
+            else:
+                enter(above, handler, **options)  # pyright: ignore[reportCallIssue]
         else:
             enter(above, handler)
         return handler

@@ -150,8 +150,7 @@ async def _main(
     auto_exit: bool,
     kept: AbstractAsyncContextManager[durable.DurableRun] | None,
 ) -> T:
-    if context is not INHERITED:
-        set_context(commander, context)  # in this task
+    set_context(commander, context)  # in this task
     if kept is not None:
         async with kept as run, commander:
             await run.drive(commander, timeout=timeout)

@@ -70,6 +70,9 @@ class _Inherited:
     def __repr__(self) -> str:
         return "INHERITED"
 
+    def __reduce__(self) -> str:
+        return "INHERITED"  # copies and pickles are this very object
+
 
 INHERITED: Any = _Inherited()
 """The default of `context=`: the value of the calling code, if it has one. None is a value."""
@@ -136,9 +139,13 @@ def current_context(kind: type[Any] | None = None) -> Context[Any]:
 
 
 def set_context(node: Node[Any], value: object) -> None:
-    """Set the context of the running body of `node`, and so of all nodes that it puts."""
-    CONTEXT.set(value)
-    record_of(node).own_context = (value,)
+    """Set the context of the running body of `node`, and so of all nodes that it puts.
+
+    Does nothing for `INHERITED`.
+    """
+    if value is not INHERITED:
+        CONTEXT.set(value)
+        record_of(node).own_context = (value,)
 
 
 @contextmanager

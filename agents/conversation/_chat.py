@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ...commander import Node, SyncOptions, run
+from ...commander.context import INHERITED, set_context
 from ...commander.durable import scope_here
 from ...handlers import handler
 from ..layers import AgentMessage, SessionId
@@ -72,6 +73,7 @@ class ChatOptions(TypedDict, total=False):
     max_messages: int
     session_id: SessionId | None
     timeout: float | None
+    context: object
 
 
 @dataclass(slots=True)
@@ -99,7 +101,8 @@ class Chat(Node[ChatResult], internal=True):
     chat raises an unknown name, and the failure or timeout of a partner. A limit is a result with
     its `status`. `max_turns` limits the partner's answers. `max_messages` limits the messages of
     the outermost chat and of all conversations inside it. `timeout`, in seconds, holds for each
-    answer of the partner.
+    answer of the partner. `context` is a value that the tools, hooks and instructions of all
+    participants can read, see `Context`.
 
     A conversation belongs to a session, and so do all conversations inside it. Agents remember each
     session separately. The session is `session_id`, else that of the conversation around this one,
@@ -128,6 +131,7 @@ class Chat(Node[ChatResult], internal=True):
         session_id: SessionId | None = None,
         timeout: float | None = None,
         listener: Listener | None = None,
+        context: object = INHERITED,
     ) -> None:
         if name_of(recipient) == sender.name:
             raise ValueError(f"{sender.name} cannot talk to itself")
@@ -144,6 +148,7 @@ class Chat(Node[ChatResult], internal=True):
         self._session_id = session_id
         self._timeout = timeout
         self._listener = listener
+        self._node_context: object = context
         self._messages: list[AgentMessage] = []
 
     def run_sync(self, **options: Unpack[SyncOptions]) -> ChatResult:
@@ -158,6 +163,7 @@ class Chat(Node[ChatResult], internal=True):
 
     async def task(self) -> ChatResult:
         """Exchange messages. For the outermost chat, the limit of messages is an end."""
+        set_context(self, self._node_context)
         if self._node_progress is None or scope_here() is not None:
             self._node_progress, self._messages = _Progress(self._first), []
         session = current_session() or self._sender.identity

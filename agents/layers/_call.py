@@ -248,8 +248,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
 
     async def task(self) -> AgentMessage[F]:
         """Run the hooks, remember the messages, and let the agent answer."""
-        if self._node_context is not INHERITED:
-            set_context(self, self._node_context)
+        set_context(self, self._node_context)
         agent, session_id = self.agent, self.session_id
         is_temporary = isinstance(session_id, TemporarySession)  # of this call, or of a call above
         if is_temporary:
@@ -387,8 +386,7 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
 
     async def task(self) -> AgentMessage[F]:
         """Let the session make the call, unless a call in the session has made this one."""
-        if self._node_context is not INHERITED:
-            set_context(self, self._node_context)
+        set_context(self, self._node_context)
         above = OUTER_SESSION.get()
         if above is not None and above.agent is self.agent:
             return await super().task()

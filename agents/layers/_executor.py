@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Self, Unpack, cast
 
 from ...commander import ConfigurationError, ContextError, Node, NodeCancelled, SyncOptions, run
+from ...commander.context import INHERITED
 from ...commander.kinds import checked
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
@@ -126,10 +127,17 @@ class ToolExecutor:
 
     @names_sync_form("await executor(...); in a program without a loop use executor.run_sync(...)")
     async def __call__(
-        self, message: AgentMessage, *, session_id: SessionId | None = None
+        self,
+        message: AgentMessage,
+        *,
+        session_id: SessionId | None = None,
+        context: object = INHERITED,
     ) -> AgentMessage:
-        """Run the calls in `message` and return their results."""
-        return await run_in_tree(self.call(message, session_id=session_id))
+        """Run the calls in `message` and return their results.
+
+        `context` is a value that the tools and hooks can read, see `Context`.
+        """
+        return await run_in_tree(self.call(message, session_id=session_id), context=context)
 
     def run_sync(
         self,

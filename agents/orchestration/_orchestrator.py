@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.context import INHERITED, set_context
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked, require, require_awaitable
 from ...commander.waiting import observe as observe_end
@@ -182,8 +183,16 @@ class Orchestrator(Generic[S]):
         self._usage: dict[str, dict[str, Usage]] = {}
         self._busy = False
 
-    async def forward(self, obs: str | None = None, reward: float | None = None) -> Action:
+    async def forward(
+        self,
+        obs: str | None = None,
+        reward: float | None = None,
+        *,
+        context: object = INHERITED,
+    ) -> Action:
         """Let agents answer until the environment has to act, or the run is done.
+
+        `context` is a value that all code below can read, see `Context`.
 
         Inside a node it is a child of that, outside it runs under a new commander. Cancelling it
         cancels everything below, and waits for that. Raises `LimitReached`, `UnknownAgent` for an
@@ -197,16 +206,24 @@ class Orchestrator(Generic[S]):
         (`state.notes`), messages that other callers added to the memories, and tool calls that have
         run. The agent's model reads these calls and their results when it answers again.
         """
-        call = self.call(obs, reward)
+        call = self.call(obs, reward, context=context)
         try:
             return await run_in_tree(call)
         except asyncio.CancelledError:
             call.take_back()
             raise
 
-    def call(self, obs: str | None = None, reward: float | None = None) -> Orchestration[S]:
+    def call(
+        self,
+        obs: str | None = None,
+        reward: float | None = None,
+        *,
+        context: object = INHERITED,
+    ) -> Orchestration[S]:
         """Make the same call as a node that has not started."""
-        return Orchestration(self, obs, reward)
+        call = Orchestration(self, obs, reward)
+        call._node_context = context
+        return call
 
     async def over(self, environment: Environment) -> AsyncGenerator[EpisodeStep[Action], None]:
         """Run with an environment, from its `reset` to its end, and yield each step.
@@ -265,6 +282,8 @@ class Orchestrator(Generic[S]):
 class Orchestration(Node[Action], Generic[S], internal=True):
     """One `forward` of an orchestrator, as a node. Each answer is a child."""
 
+    _node_context: object = INHERITED
+
     def __init__(
         self, orchestrator: Orchestrator[S], obs: str | None, reward: float | None
     ) -> None:
@@ -277,6 +296,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
     async def task(self) -> Action:
         """Run to the next environment step."""
+        set_context(self, self._node_context)
         orchestrator, state = self._orchestrator, self._orchestrator.state
         if orchestrator._busy:
             raise RuntimeError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,16 @@ from anabranch import (
     current_context,
     tool,
 )
-from anabranch.agents import AgentMessage, StepAgent
+from anabranch.agents import (
+    AgentMessage,
+    ConversableAgent,
+    GroupChat,
+    Orchestrator,
+    State,
+    StepAgent,
+    UserProxyAgent,
+)
+from anabranch.commander.context import INHERITED
 from anabranch.messages import Message, Request, ToolCall
 from anabranch.testing import ScriptedBackend
 
@@ -237,3 +248,45 @@ async def test_the_programs_about_the_context_run(capsys: pytest.CaptureFixture[
     assert await space["ask"]("What did I order?", space["find_user"]("eve")) == "[]"
     (delete,) = programs("tools.md", "Read the context of the call")
     exec(compiled(delete), {"__name__": "docs"})
+
+
+# --- conversations, orchestrators, executors
+
+
+async def test_conversations_orchestrators_and_executors_take_a_context():
+    bob = ConversableAgent("bob", ScriptedBackend(otherwise=last_result), tools=[who])
+    user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+    for name in ("ada", "eve"):
+        result = await user.initiate_chat(bob, "who?", context=User(name))
+        assert result.text.startswith(f"{name} bob")
+    copied = pickle.loads(pickle.dumps(INHERITED))
+    assert copied is copy.deepcopy(INHERITED) is INHERITED
+
+    orchestrator = single(new_agent(who, name="one"))
+    assert (await orchestrator.forward("who?", context=User("ada"))).content.startswith("ada one")
+
+    message = AgentMessage(content="", sender="user", output=ToolCall(id="1", name="who"))
+    executor = ToolExecutor([who])
+    assert (await executor(message, context=User("ada"))).text == "ada  None"
+    answer = await asyncio.to_thread(executor.run_sync, message, context=User("ada"))
+    assert answer.text == "ada  None"
+
+
+def single(agent: Agent[Any]) -> Orchestrator[State]:
+    def transition(obs: str | None, state: State) -> str | None:
+        return agent.name if obs is not None else None
+
+    return Orchestrator([agent], transition, State())
+
+
+async def test_a_group_passes_the_context_on():
+    members = [
+        ConversableAgent(name, ScriptedBackend(otherwise=last_result), tools=[who])
+        for name in ("one", "two")
+    ]
+    group = GroupChat("group", members, max_turns=2)
+    user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+    seen: list[AgentMessage] = []
+    await user.send("who?", group, listener=seen.append, context=User("ada"))
+    texts = {each.text for each in seen if each.sender in ("one", "two") and each.text}
+    assert any(text.startswith("ada one") for text in texts)

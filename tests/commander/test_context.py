@@ -78,6 +78,7 @@ async def test_commander_run_and_both_puts_take_a_context():
         assert await commander.run(read(), context=2) == 2
         assert await commander.put_job(Read(), context=3) == 3
         assert await commander.call_handler(read(), context=4, timeout=10) == 4
+        assert await commander.start(Read(), context=5) == 5
         with pytest.raises(ContextError):
             await read()
 

@@ -445,3 +445,19 @@ async def contexts(commander: Commander, agent: Agent, user: User) -> None:
     commander.put_job(Shout("hi"), context=user)
     commander.put_job_threadsafe(Shout("hi"), context=user)
     run(Shout("hi"), context=user)
+    assert_type(await commander.start(Shout("hi"), context=user), str)
+
+
+def of_context(ctx: Context[User]) -> str:
+    return ctx.value.name
+
+
+async def later_of_context(ctx: Context[User]) -> str:
+    return ctx.value.name
+
+
+def instructions(backend: Backend) -> None:
+    assert_type(Agent(backend, of_context), Agent[str])
+    assert_type(Agent(backend, instructions=later_of_context), Agent[str])
+    assert_type(Agent(backend, lambda ctx: f"Help {ctx.value.name}."), Agent[str])
+    assert_type(Agent(backend, lambda: "Be brief."), Agent[str])
