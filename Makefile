@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts prose messages api clean
+.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts prose messages api everyday clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ messages: $(VENV)/dev.stamp  ## print the texts that users see, and store them f
 
 api: $(VENV)/dev.stamp  ## print what is new in the public API, and store it for the test
 	PYTHONPATH=tests $(BIN)/python -m support.public_api
+
+everyday: $(VENV)/dev.stamp  ## write docs/everyday.md, with the environments of test-clients
+	PYTHONPATH=tests $(BIN)/python -m support.everyday
 
 clean:  ## remove the virtual environments and all that was built
 	rm -rf $(VENV) .venv-* build dist *.egg-info .*_cache .hypothesis
