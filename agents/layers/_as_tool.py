@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ...commander.errors import ConfigurationError
-from ...tools import Illustrated, Tool
+from ...tools import Illustrated, Tool, result_text
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -52,7 +52,9 @@ def make_tool(
             request: The task or the question, with everything that is needed to answer it.
         """
         answer = await agent(request)
-        text = answer.text
+        # Validators may have changed the output, so that it differs from the reply.
+        is_typed = agent.output_type is not None and not agent.has_text_output
+        text = result_text(answer.output) if is_typed else answer.text
         return Illustrated(text, answer.parts) if answer.parts else text
 
     made = Tool[[str], Coroutine[Any, Any, str]](

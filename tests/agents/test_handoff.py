@@ -430,3 +430,20 @@ async def test_a_server_sends_the_text_of_both() -> None:
             else:
                 text = made.choices[0].message.content
         assert text.split() == ["One", "moment.", "Paid."]
+
+
+async def test_agents_with_output_types_hand_over() -> None:
+    """The output of the other agent is that of the turn. As a tool it is JSON."""
+    city = Agent(ScriptedBackend('{"name": "Rome"}'), name="city", output_type=City)
+    front = Agent(
+        ScriptedBackend(calls("transfer_to_city")),
+        name="front",
+        tools=[handoff(city)],
+        output_type=City,
+    )
+    assert (await front("Where?", session_id=1)).output == City(name="Rome")
+    with pytest.raises(ConfigurationError, match="own output type"):
+        Agent(name="front", tools=[handoff(city)], output_type=Land)
+    city.backend = ScriptedBackend('{"name": "Rome"}')
+    city.output_validator(lambda output: City(name=output.name.upper()))
+    assert await city.as_tool("city", "Knows it.").run({"request": "?"}) == '{"name":"ROME"}'
