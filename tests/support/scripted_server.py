@@ -68,6 +68,9 @@ class Reply:
         return cls([body], status, names, "application/json")
 
 
+Scripted: TypeAlias = Reply | Callable[[dict[str, Any]], Reply]
+
+
 def text(*pieces: str, usage: tuple[int, int] = (5, 7)) -> Reply:
     """Return a reply with text in these pieces."""
     spent = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
@@ -111,6 +114,7 @@ class Received:
 class ScriptedServer:
     """A server that sends its scripted replies in order, and repeats the last one.
 
+    A function in the place of a reply makes the reply for the body of each request.
     With `embeds` it answers requests for embeddings without using the script. It lists `models`,
     or refuses to list them for None.
 
@@ -118,7 +122,7 @@ class ScriptedServer:
     before the end of its reply sets `gone`.
     """
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: Scripted) -> None:
         self.requests: list[Received] = []
         self.asked = asyncio.Event()
         self.gone = asyncio.Event()
@@ -128,7 +132,7 @@ class ScriptedServer:
         self.embeds = False
         self.models: list[Any] | None = None
 
-    def script(self, *replies: Reply) -> None:
+    def script(self, *replies: Scripted) -> None:
         """Replace the replies."""
         self._replies = deque(replies)
 
@@ -158,6 +162,7 @@ class ScriptedServer:
             reply = vectors(*body["input"])
         else:
             reply = self._replies.popleft() if len(self._replies) > 1 else self._replies[0]
+            reply = reply if isinstance(reply, Reply) else reply(body)
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         response.content_type = reply.content_type
         await response.prepare(request)
