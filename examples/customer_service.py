@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request
@@ -39,15 +40,27 @@ class Ticket(BaseModel):
     is_urgent: bool
 
 
+@dataclass
+class Customer:
+    name: str
+    refunded: int = 0  # cents
+
+
+customers: dict[str, Customer] = {}
+
+
+def load_customer(name: str) -> Customer:
+    """Return a customer. A real application reads them from its database."""
+    return customers.setdefault(name, Customer(name))
+
+
 @tool(approve=True)
-def refund(order: str, cents: int, ctx: Context[dict[str, int]]) -> str:
+def refund(order: str, cents: int, ctx: Context[Customer]) -> str:
     """Pay money back to the customer."""
-    user = str(ctx.session_id)
-    ctx.value[user] = ctx.value.get(user, 0) + cents
-    return f"{cents} cents of order {order} are on their way to {user}"
+    ctx.value.refunded += cents
+    return f"{cents} cents of order {order} are on their way to {ctx.value.name}"
 
 
-refunds: dict[str, int] = {}
 approvals = Approvals(timeout=3600)
 clerk = Agent(
     MODEL, "You serve a shop's customers.", tools=[refund], approve=approvals, journal="service.db"
@@ -58,7 +71,7 @@ sorter = Agent(MODEL, "Sort the message of a customer.", output_type=Ticket)
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncGenerator[dict[str, Any]]:
     async with Commander() as commander:
-        await clerk.resume_interrupted(parent=commander, context=refunds)
+        await clerk.resume_interrupted(parent=commander, context=load_customer)
         yield {"commander": commander}
 
 
@@ -70,7 +83,7 @@ async def chat(user: str, question: Question, request: Request) -> StreamingResp
     stream = clerk.stream(
         question.text,
         session_id=user,
-        context=refunds,
+        context=load_customer(user),
         parent=request.state.commander,
         limits=Limits(budget=20_000),
     )

@@ -16,6 +16,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ from anabranch import (
     Approvals,
     Backend,
     Commander,
+    Context,
     Handler,
     connect,
     handler,
@@ -81,10 +83,22 @@ find("form").onsubmit = event => {
 """
 
 
+@dataclass
+class Customer:
+    """The context of the calls of one user."""
+
+    name: str
+
+
+async def load_customer(name: str) -> Customer:
+    """Return a customer. A real application reads them from its database."""
+    return Customer(name)
+
+
 @tool(approve=True, effect="keyed")
-async def refund(order: str, euros: int) -> str:
-    """Refund an order."""
-    return f"refunded {euros} euros for order {order}"
+async def refund(order: str, euros: int, ctx: Context[Customer]) -> str:
+    """Refund an order of the customer."""
+    return f"refunded {euros} euros for order {order} to {ctx.value.name}"
 
 
 class Desk:
@@ -105,7 +119,7 @@ class Desk:
 
     async def resume(self) -> None:
         """Resume the calls that the end of the last process has interrupted."""
-        calls = await self.agent.resume_interrupted(parent=self.commander)
+        calls = await self.agent.resume_interrupted(parent=self.commander, context=load_customer)
         for user, call in calls.items():
             self.start(str(user), call)
 
@@ -127,7 +141,8 @@ class Desk:
 
     async def answer(self, user: str, question: str) -> None:
         """Answer a question, and show the text while it grows."""
-        async with self.agent.stream(question, session_id=user) as stream:
+        customer = await load_customer(user)
+        async with self.agent.stream(question, session_id=user, context=customer) as stream:
             async for text in stream.text():
                 self.publish(user, text)
 

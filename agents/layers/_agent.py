@@ -717,7 +717,10 @@ class Agent(Generic[F]):
         return await self._journaled().find_interrupted(session_id)
 
     async def resume_interrupted(
-        self, *, parent: Node[Any] | None = None, context: object = INHERITED
+        self,
+        *,
+        parent: Node[Any] | None = None,
+        context: Callable[[Any], object] | None = None,
     ) -> dict[SessionId, AgentCall[F]]:
         """Resume the interrupted calls of all sessions, and return them by session.
 
@@ -725,12 +728,16 @@ class Agent(Generic[F]):
                 await agent.resume_interrupted(parent=commander)  # when the application starts
                 print(approvals.pending)
 
+        `context` is a function, plain or async, from a session's id to the context of its call:
+        `context=lambda session_id: load_user(session_id)`. It is called for all sessions before any
+        call starts. Without it, the calls have the context of `parent`.
+
         If `approve` is an `Approvals`, it returns when the questions that were open in the journal
         wait in `pending` again. The calls go on as children of `parent`, by default of the current
         node. Each is that of its first execution: recorded parts are replayed, and a new call in
-        its session waits for it. `context` is for all of them. It leaves out sessions that another
-        process uses. It reads the entries of all sessions that were not cancelled. Raises
-        `ConfigurationError` without a journal or a tree.
+        its session waits for it. It leaves out sessions that another process uses. It reads the
+        entries of all sessions that were not cancelled. Raises what `context` raises, and
+        `ConfigurationError` without a journal or a tree, or if `context` is no function.
         """
         self._journaled()
         from ._resume import resume_interrupted

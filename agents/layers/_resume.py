@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeVar
 
 from ...commander import Node, parent_here
+from ...commander.context import INHERITED
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe
 from ...store import Journal, RunBusy, RunView
@@ -28,9 +30,15 @@ OVER = ("cancelled", "completed", "failed")
 
 
 async def resume_interrupted(
-    agent: Agent[F], parent: Node[Any] | None, context: object
+    agent: Agent[F], parent: Node[Any] | None, context: Callable[[Any], object] | None
 ) -> dict[SessionId, AgentCall[F]]:
     """Start the interrupted calls below `parent`, and wait until their questions wait again."""
+    if context is not None and not callable(context):
+        raise ConfigurationError(
+            "the context= of resume_interrupted() must be a function of the session's id, as all"
+            f" sessions would share a value, not {type(context).__name__}. Write"
+            " context=lambda session_id: load_user(session_id)"
+        )
     parent = parent_here() if parent is None else parent
     if parent is None:
         raise ConfigurationError(
@@ -52,10 +60,13 @@ async def resume_interrupted(
                 continue  # another process is in the session, and resumes it or not
             if found is None:
                 continue
+            value: Any = INHERITED if context is None else context(session_id)
+            if isawaitable(value):
+                value = await value
             messages, options = found
             questions[session_id] = len(await journal.approvals(run.run_id))
             calls[session_id] = agent.call(
-                *messages, session_id=session_id, context=context, **options
+                *messages, session_id=session_id, context=value, **options
             )
     for call in calls.values():
         parent.call_handler(call)

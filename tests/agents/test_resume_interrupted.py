@@ -64,6 +64,53 @@ async def test_the_questions_of_a_killed_process_wait_again(path: str) -> None:
         assert [each.text for each in await agent.recall("ann")][::2] == ["1", "paid 1"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_each_resumed_call_has_the_context_of_its_own_session(
+    path: str, is_async: bool
+) -> None:
+    """The function gets the id of each session, once; it may be async."""
+    loaded: list[Any] = []
+
+    def load(session_id: int | str) -> str:
+        loaded.append(session_id)
+        return f"the user {session_id!r}"
+
+    async def load_later(session_id: int | str) -> str:
+        return load(session_id)
+
+    async with Journal(path) as journal:
+        agent, approvals = killed.make_agent(journal)
+        async with Commander() as commander:
+            calls = await agent.resume_interrupted(
+                parent=commander, context=load_later if is_async else load
+            )
+            for question in approvals.pending:
+                question.approve()
+            assert sorted(map(str, loaded)) == ["7", "8", "ann"]
+            for session_id, call in calls.items():
+                for paid in (await call).text.split(", "):
+                    assert paid.endswith(f"to the user {session_id!r}")
+
+
+async def test_one_context_for_all_sessions_is_refused(path: str) -> None:
+    """The error names the function that is needed, and not the value. No call has started."""
+
+    def fail(session_id: object) -> None:
+        raise LookupError(session_id)
+
+    async with Journal(path) as journal:
+        agent, approvals = killed.make_agent(journal)
+        async with Commander() as commander:
+            wrong: Any = {"password": "hunter2"}
+            with pytest.raises(ConfigurationError, match=r"lambda session_id: load_user") as caught:
+                await agent.resume_interrupted(parent=commander, context=wrong)
+            assert "hunter2" not in str(caught.value)
+            with pytest.raises(LookupError):
+                await agent.resume_interrupted(parent=commander, context=fail)
+            assert not commander.children
+        assert not approvals.pending
+
+
 async def test_a_second_restart_asks_once_more(path: str) -> None:
     """Closing the tree and the journal keeps the questions, and each waits only once."""
     for _ in range(2):

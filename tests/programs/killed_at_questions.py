@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from anabranch import Agent, Approvals, Message, ToolCall, tool
+from anabranch import Agent, Approvals, Context, Message, ToolCall, tool
 from anabranch.messages import Request
 from anabranch.store import Journal
 from anabranch.testing import ScriptedBackend
@@ -17,9 +17,9 @@ SESSIONS = {"ann": 1, 7: 2, "8": 1}
 
 
 @tool(approve=True, effect="keyed")
-async def pay(amount: int) -> str:
+async def pay(amount: int, ctx: Context[str] | None = None) -> str:
     """Pay an amount."""
-    return f"paid {amount}"
+    return f"paid {amount}" if ctx is None else f"paid {amount} to {ctx.value}"
 
 
 def reply(request: Request) -> Message:
