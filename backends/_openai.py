@@ -63,7 +63,7 @@ class OpenAIBackend(WireBackend):
         key = as_secret(api_key) or as_secret(os.environ.get(host.key_variable))
         if key is None:
             raise ConfigurationError(
-                f"{host.name}: no key. Set {host.key_variable}, or pass api_key= "
+                f"{host.name}: no key. Set {host.key_variable} "
                 "(any text for a server that needs none)."
             )
         if load:  # now, because it takes a second that no reply should wait for

@@ -163,6 +163,12 @@ def connect(
         meant = with_scheme(asked) or (asked.replace(prefix, close[0], 1) if close else None)
         if meant is not None:
             hint = f": did you mean {meant!r}?"
+        elif "/" in asked and ":" not in asked:
+            vendor, _, rest = asked.partition("/")
+            example = (
+                f"did you mean '{vendor}:{rest}'?" if vendor in known else "use PROVIDER:MODEL."
+            )
+            hint = f": {example}"
         elif asked and ":" not in asked:
             example = f"{'local' if asked.endswith('.gguf') else 'openai'}:{asked}"
             hint = f": put the provider before it, such as {example!r}."

@@ -71,6 +71,11 @@ class TypedOutput(Generic[T]):
         self.is_text: bool = schema.output_type is str and mode in (None, "text")
         if self.is_text:
             self.mode = "text"
+        # Whether the server is unknown, so that the error suggests another mode.
+        is_unknown = mode is None and not self.is_text and "schema" in backend.output_modes
+        self._suggests_schema: bool = (
+            is_unknown and self.mode == "text" and not (tools and writes_calls)
+        )
         self.is_wrapped: bool = self.mode in ("schema", "tool")
         self.tool: OutputTool | None = None
         if self.mode == "tool":
@@ -161,6 +166,12 @@ class TypedOutput(Generic[T]):
             return None
         name = self.schema.name
         what = f"the reply is not a valid {name}: {fault}. The reply was {words!r}"
+        if self.is_text:
+            return OutputInvalid(what, message=message)
+        advice = " (output_mode=)"
+        if self._suggests_schema:
+            advice = "; if the server takes JSON schemas, pass output_mode='schema'"
+        what += f", in mode {self.mode!r}{advice}"
         return OutputInvalid(what, message=message)
 
     def growing(self) -> GrowingOutput[T]:

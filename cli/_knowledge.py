@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..backends import connect
 from ..commander import ConfigurationError
 from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
 from ._exit import FAILED, AsJson, Debug, report_errors
 from ._output import allow_unencodable, format_count, one_line, print_error, print_json, print_line
+from ._user_code import connect_named
 
 __all__ = ["EmbedderOption", "knowledge", "open_index"]
 
@@ -66,7 +66,7 @@ async def open_index(
     async with AsyncExitStack() as stack:
         embedder = None
         if embed is not None:
-            embedder = (await stack.enter_async_context(connect(embed))).embed
+            embedder = (await stack.enter_async_context(connect_named(embed))).embed
         index = Index(file, embed=embedder, size=size, overlap=size // 10)
         missing = "://" not in file and not await asyncio.to_thread(os.path.exists, file)
         if missing and not new:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..backends import connect
 from ..commander import ConfigurationError
 from ._exit import FAILED, USAGE, Debug, report_errors
 from ._output import LegibleLog, one_line
-from ._user_code import import_named
+from ._user_code import connect_named, import_named
 
 __all__ = ["serve_things"]
 
@@ -104,5 +103,5 @@ def _find(thing: str) -> Any:
     """Return the model or the object that the user names."""
     module, _, _ = thing.partition(":")
     if module in ("local", "openai", "mistral", "groq", "vllm", "ray") or "://" in thing:
-        return {thing: connect(thing)}
+        return {thing: connect_named(thing)}
     return import_named(thing, thing)

@@ -8,13 +8,28 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import ConfigurationError
 
-__all__ = ["import_module_named", "import_named", "load_codec", "open_live"]
+if TYPE_CHECKING:
+    from ..backends import Backend
+
+__all__ = ["connect_named", "import_module_named", "import_named", "load_codec", "open_live"]
 
 CODEC_VARIABLE = "ANABRANCH_CODEC"
+
+
+def connect_named(spec: str) -> Backend:
+    """Return the backend of a name; raise `ConfigurationError` for an address without a model."""
+    from ..backends import connect  # here, because most commands need no model
+
+    if spec.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            "an address does not name its model. Write openai:MODEL, and set OPENAI_BASE_URL to the"
+            " address"
+        )
+    return connect(spec)
 
 
 def import_module_named(module: str, label: str) -> Any:

@@ -20,7 +20,8 @@ from ._policy import Policy, check_timeout
 from ._record import Record, record_of
 from ._report import is_a
 from .context import INHERITED, set_context
-from .private import running_loop, silence_unfinished
+from .kinds import require_no_loop
+from .private import silence_unfinished
 from .thread import at_cancel
 from .waiting import outcome
 
@@ -71,10 +72,7 @@ def run(
     completed. Raises `RuntimeError` inside a running loop.
     """
     check_timeout(timeout)
-    if running_loop() is not None:
-        raise RuntimeError(
-            "run cannot be called inside a running event loop: use 'async with Commander()'"
-        )
+    require_no_loop("run", "'async with Commander()'")
     if not isinstance(job, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
         require_kind(job, "a job or a handler")
     kept = None

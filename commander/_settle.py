@@ -44,8 +44,8 @@ async def settle(
 
     Raises `ValueError` for fewer awaitables than `at_least`, or an `at_once` below 1; `TypeError`
     for an argument that cannot be awaited, such as a list, and for a `retry` or a `timeout` of
-    something that cannot have it; `LookupError` outside of a tree, `RuntimeError` for a node of
-    another loop. In these cases no node has started.
+    something that cannot have it; `LookupError` outside of a tree: open a `Commander`, or use a
+    job; `RuntimeError` for a node of another loop. In these cases no node has started.
     """
     if not 0 <= at_least <= len(awaitables):
         raise ValueError(f"at_least must be 0 to {len(awaitables)}, not {at_least!r}")
@@ -61,7 +61,13 @@ async def settle(
                 f"settle cannot retry {each!r:.200}, which runs only once. Pass a node, such as a"
                 " job or agent.call(...)"
             )
-    parent = current_node()
+    try:
+        parent = current_node()
+    except LookupError:
+        raise LookupError(
+            "settle needs a tree, and this code does not run in one: put it into a job, or into"
+            " 'async with Commander():'"
+        ) from None
     nodes = [each if isinstance(each, Node) else _Awaited(each) for each in awaitables]
     options: HandlerOptions = {"claim": True}
     if retry is not None:

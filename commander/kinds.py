@@ -2,6 +2,7 @@
 
 `@checked` reads a function's annotations. `require` is for checks that annotations cannot express,
 such as the items of a list, and for hot paths. `require_awaitable` checks methods of users.
+`require_no_loop` checks the place of a blocking call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import (
     overload,
 )
 
+from .private import running_loop
+
 if TYPE_CHECKING:
     from ._record import NodeBase
 
@@ -35,6 +38,7 @@ __all__ = [
     "passes_with",
     "require",
     "require_awaitable",
+    "require_no_loop",
 ]
 
 FUNCTION: Any = Callable
@@ -236,3 +240,9 @@ def name_plain_body(node: NodeBase, error: TypeError) -> TypeError:
 
 def _text(owner: object, method: str) -> str:
     return f"{type(owner).__name__}.{method} is not async: write 'async def {method}'"
+
+
+def require_no_loop(name: str, instead: str) -> None:
+    """Raise `RuntimeError` if a loop runs in this thread, which the function `name` would block."""
+    if running_loop() is not None:
+        raise RuntimeError(f"{name} cannot be called inside a running event loop: use {instead}")

@@ -25,7 +25,10 @@ OTHER_OPTIONS: Mapping[str, str] = {
     "llm_config": "backend",
     "max_new_tokens": "max_tokens",
     "max_turn": "max_rounds",
+    "max_turns": "max_rounds",
     "meta_prompt": "instructions",
+    "response_model": "output_type",
+    "result_type": "output_type",
     "retrieval": "knowledge",
     "stop_words": "stop",
     "system": "instructions",  # also of earlier versions
@@ -37,6 +40,11 @@ OTHER_OPTIONS: Mapping[str, str] = {
 
 OPTION_ADVICE: Mapping[str, str] = {
     "code_execution_config": "code runs in a tool: tools=[PythonKernel()]",
+    "deps_type": (
+        "a call takes context=, and functions with a parameter of type Context[...] read it"
+    ),
+    "model": "the first argument of an agent is the model's name; a call takes backend=",
+    "model_settings": "options of the model are arguments, such as temperature=0",
     "model_type": "connect('openai:MODEL') names the model",
     # Options of a node, which people pass to an agent or its call.
     "limits": "limits of a call are an option of run_sync, stream, run and call_handler",

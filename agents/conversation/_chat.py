@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from ...commander import Node, SyncOptions, run
 from ...commander.context import INHERITED, set_context
 from ...commander.durable import scope_here
+from ...commander.kinds import require_no_loop
 from ...handlers import handler
 from ..layers import AgentMessage, SessionId
 from ..layers._agent_stream import MessageStream
@@ -159,6 +160,7 @@ class Chat(Node[ChatResult], internal=True):
         `options` are `timeout=`, `limits=` and `context=`, as in `run`. They hold for the complete
         conversation.
         """
+        require_no_loop("run_sync", "await alice.initiate_chat(bob, ...)")
         return run(self, **options)
 
     async def task(self) -> ChatResult:

@@ -25,7 +25,7 @@ from ...backends import Backend, as_backend
 from ...commander import Node, NodeLimits, run
 from ...commander.context import INHERITED
 from ...commander.errors import ConfigurationError
-from ...commander.kinds import checked, require, require_awaitable
+from ...commander.kinds import checked, require, require_awaitable, require_no_loop
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message, OutputMode, OutputSchema, Part, Usage
@@ -322,6 +322,11 @@ class Agent(Generic[F]):
             takes = ["session_id", "context", "history", "backend"]
             takes += parameters_of(type(self).forward)
             check_options(options, f"a call of {self.name!r}", takes=takes)
+        if session_id == "":
+            raise ConfigurationError(
+                "session_id must not be empty, because all users without a name would share that"
+                " session. Leave it out for a call without a session"
+            )
         nameless = session_id is None and not self.has_own_memory
         kind: type[AgentCall[F]] = AgentCall
         if self.journal is not None and not (nameless and OUTER_SESSION.get() is not None):
@@ -360,8 +365,10 @@ class Agent(Generic[F]):
 
             print(agent.run_sync("Hello", timeout=60).text)
 
-        `timeout`, in seconds, and `limits` hold for the call and all below it, as in `run`.
+        `timeout`, in seconds, and `limits` hold for the call and all below it, as in `run`. Raises
+        `RuntimeError` inside a running loop.
         """
+        require_no_loop("run_sync", "await agent(...)")
         call = self.call(
             *messages,
             session_id=session_id,

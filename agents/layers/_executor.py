@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack, cast
 
 from ...commander import ConfigurationError, ContextError, Node, NodeCancelled, SyncOptions, run
 from ...commander.context import INHERITED
-from ...commander.kinds import checked
+from ...commander.kinds import checked, require_no_loop
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
 from ...tools.calls import NO_PERSON, CallNode, start_call
@@ -150,6 +150,7 @@ class ToolExecutor:
 
         `options` are `timeout=`, `limits=` and `context=`, as in `run`.
         """
+        require_no_loop("run_sync", "await executor(...)")
         return run(self.call(message, session_id=session_id), **options)
 
     def call(self, message: AgentMessage, *, session_id: SessionId | None = None) -> ExecutorCall:

@@ -1,6 +1,7 @@
 """An agent's call: its request, its memory, its answer and its end."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -22,11 +23,12 @@ from anabranch import (
     NodeCancelled,
     Retry,
     ToolCall,
+    ToolExecutor,
     connect,
     current_node,
     tool,
 )
-from anabranch.agents import Aggregator, GroupChat, StringParser
+from anabranch.agents import Aggregator, Chat, ConversableAgent, GroupChat, StringParser
 from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
 from anabranch.dispatch import ReAct
@@ -97,6 +99,36 @@ async def test_outside_a_tree_it_has_a_commander_of_its_own_and_leaves_nothing()
 
     assert (await agent("Is it so?")).content == "yes"
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: Agent(ScriptedBackend()).run_sync("Hello"), r"await agent\(\.\.\.\)"),
+        (
+            lambda: ToolExecutor([]).run_sync(AgentMessage(content="Hello")),
+            r"await executor\(\.\.\.\)",
+        ),
+        (
+            lambda: Chat(ConversableAgent("a"), ConversableAgent("b"), "Hello").run_sync(),
+            r"await alice\.initiate_chat\(bob, \.\.\.\)",
+        ),
+    ],
+)
+async def test_run_sync_in_a_loop_says_what_to_await(
+    call: Callable[[], object], instead: str
+) -> None:
+    """It would block the loop."""
+    with pytest.raises(
+        RuntimeError, match=rf"run_sync cannot be called inside a .*: use {instead}"
+    ):
+        call()
+
+
+def test_an_empty_session_id_is_refused() -> None:
+    """A request without a user's name must not read the messages of another."""
+    with pytest.raises(ConfigurationError, match="session_id must not be empty"):
+        Agent(ScriptedBackend("one")).run_sync("a", session_id="")
 
 
 def test_run_sync_needs_no_loop() -> None:

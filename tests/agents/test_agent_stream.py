@@ -63,7 +63,7 @@ async def test_text_is_that_of_the_agent_s_own_replies() -> None:
 
 
 class Editor(Agent):
-    """Asks another agent, and answers with a text of its own."""
+    """Asks another agent, and answers with another text."""
 
     def __init__(self, writer: Agent[Any]) -> None:
         super().__init__(name="editor")
@@ -105,7 +105,7 @@ async def test_an_agent_of_steps_streams_all_its_replies() -> None:
 
 
 async def test_the_text_of_a_conversation_in_forward_is_not_the_agent_s() -> None:
-    """The partner's replies are those of no call of an agent."""
+    """The partner's replies belong to no call of an agent."""
 
     class Layer(Agent):
         async def forward(self, *messages: Any, **options: Any) -> str:
@@ -237,7 +237,7 @@ async def test_answer_may_wait_while_another_task_reads() -> None:
 
 
 async def test_a_stream_has_one_reader() -> None:
-    """A second reading is an error that says what to do; the first goes on."""
+    """A second reading is an error with advice; the first continues."""
     stream = talker("The answer.").stream("?")
     texts = stream.text()
     for read in (stream.text, stream.output, lambda: anext(stream)):
@@ -263,7 +263,7 @@ async def test_a_stream_has_one_reader() -> None:
 
 
 async def test_it_begins_with_the_first_read() -> None:
-    """A stream that nobody reads asks no model, and a closed one neither."""
+    """An unread stream asks no model, and neither does a closed one."""
     backend = ScriptedBackend("x")
     agent = Agent(backend)
     unread = agent.stream("?")

@@ -36,6 +36,12 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ollama:11434", "did you mean 'http://ollama:11434/v1'"),
         ("//models.example/v1?key=sk-0123456789", "did you mean 'https://models.example/v1'"),
         ("gpt-5", "unknown model 'gpt-5': put the provider before it, such as 'openai:gpt-5'."),
+        (
+            "openai/gpt-5-mini",
+            "unknown model 'openai/gpt-5-mini': did you mean 'openai:gpt-5-mini'?",
+        ),
+        ("groq/llama/3", "did you mean 'groq:llama/3'?"),
+        ("nobody/large", "unknown model 'nobody/large': use PROVIDER:MODEL."),
         ("model.gguf", "such as 'local:model.gguf'."),
         ("gpt-5-mini", "local, openai, mistral, groq, vllm"),
         ("", "Known are"),

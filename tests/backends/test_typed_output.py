@@ -55,6 +55,30 @@ async def test_errors_are_those_of_respond() -> None:
     assert len(backend.requests) == 4
 
 
+@pytest.mark.parametrize(
+    ("modes", "chosen", "end"),
+    [
+        (
+            ["text", "tool", "schema"],
+            None,
+            "in mode 'text'; if the server takes JSON schemas, pass output_mode='schema'",
+        ),
+        (["text", "tool", "schema"], "schema", "in mode 'schema' (output_mode=)"),
+        (["schema", "tool"], None, "in mode 'schema' (output_mode=)"),
+        (["tool", "text"], None, "in mode 'tool' (output_mode=)"),
+        (["text"], None, "in mode 'text' (output_mode=)"),
+    ],
+)
+async def test_an_invalid_output_names_the_mode(
+    modes: list[OutputMode], chosen: OutputMode | None, end: str
+) -> None:
+    """For an unknown server the error suggests the mode that most servers support."""
+    backend = ScriptedBackend("Rome?", output_modes=modes)
+    with pytest.raises(OutputInvalid) as caught:
+        await backend.complete(QUESTION, output_type=City, output_mode=chosen, output_retries=0)
+    assert str(caught.value).endswith(f"The reply was 'Rome?', {end}")
+
+
 async def test_complete_with_a_type_runs_no_tools() -> None:
     """`respond` does."""
     request = Request([], [ScriptedTool()])

@@ -124,6 +124,7 @@ WRONG = [
     (["search", "x", "-k", "0"], 2, "Invalid value for '-k'"),
     (["remove", "nobody", "-i", "words.db"], 2, "unknown document 'nobody'"),
     (["add", "docs", "--embed", "nobody:x"], 2, "unknown model 'nobody"),
+    (["add", "docs", "--embed", "http://localhost:1/v1"], 2, "Write openai:MODEL, and set OPENAI_"),
     (["add", "docs", "--size", "3"], 2, "Invalid value for '--size'"),
 ]
 

@@ -39,7 +39,7 @@ def last(body: dict[str, Any]) -> str:
 
 
 class Feeds:
-    """Thirty feeds, of which some do not exist; counts how often each is read."""
+    """Thirty feeds; some do not exist. Counts how often each is read."""
 
     def __init__(self, missing: set[int]) -> None:
         self.missing = missing
@@ -79,7 +79,7 @@ async def report(
 
 
 async def test_a_killed_report_continues_and_repeats_nothing(tmp_path: Path) -> None:
-    """Only what was under way at the kill is read or asked for again."""
+    """Only reads and requests that the kill interrupted are repeated."""
     feeds, app = Feeds(missing={4, 9}), web.Application()
     app.router.add_get("/{number}", feeds.answer)
     async with (
